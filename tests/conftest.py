@@ -1,0 +1,158 @@
+"""What every test can ask of the machine.
+
+A test names the parts it needs, `@pytest.mark.requires("root", "strace")`, or calls the `require` fixture.
+A missing part skips the test and says why; with HOLDFAST_REQUIRE=all (CI) it fails instead, so that a
+machine that lost a tool cannot turn the proofs off unnoticed. A Python module is asked for as
+"module:torch".
+"""
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+# --- parts of the machine: each probe returns None, or the reason why the part is missing ---
+
+
+def _command(*names: str) -> str | None:
+    # mkfs and others live where an ordinary user's PATH does not look.
+    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    missing = [name for name in names if shutil.which(name, path=path) is None]
+    return f"no {', '.join(missing)} on this machine" if missing else None
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else "needs root"
+
+
+def _output(error: subprocess.CalledProcessError) -> str:
+    return f"{error.cmd[0]}: {(error.stderr or b'').decode(errors='replace').strip() or error.returncode}"
+
+
+def _strace() -> str | None:
+    # Present is not enough: containers often forbid ptrace.
+    if reason := _command("strace"):
+        return reason
+    try:
+        subprocess.run(["strace", "-o", "/dev/null", "true"], check=True, capture_output=True, timeout=30)
+    except subprocess.CalledProcessError as error:
+        return f"strace cannot trace here ({_output(error)})"
+    return None
+
+
+def _faketime() -> str | None:
+    return _command("faketime")
+
+
+def _mount(options: list[str], source: str) -> str | None:
+    with tempfile.TemporaryDirectory() as target:
+        try:
+            subprocess.run(["mount", *options, source, target], check=True, capture_output=True, timeout=30)
+        except subprocess.CalledProcessError as error:
+            return f"cannot mount ({_output(error)})"
+        subprocess.run(["umount", target], check=True, capture_output=True, timeout=30)
+    return None
+
+
+def _tmpfs() -> str | None:
+    return _root() or _mount(["-t", "tmpfs", "-o", "size=64k"], "tmpfs")
+
+
+def _loop_mount(kind: str, size_mib: int) -> str | None:
+    if reason := _root() or _command(f"mkfs.{kind}", "losetup"):
+        return reason
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder, "image")
+        with image.open("wb") as file:
+            file.truncate(size_mib << 20)
+        try:
+            subprocess.run([f"mkfs.{kind}", "-q", str(image)], check=True, capture_output=True, timeout=60)
+        except subprocess.CalledProcessError as error:
+            return f"cannot make a file system ({_output(error)})"
+        return _mount(["-t", kind, "-o", "loop"], str(image))
+
+
+def _ext4() -> str | None:
+    return _loop_mount("ext4", 8)
+
+
+def _xfs() -> str | None:
+    return _command("xfs_io") or _loop_mount("xfs", 300)  # mkfs.xfs refuses less
+
+
+def _power_cut() -> str | None:
+    """xfs_io's shutdown is the power switch; it serves ext4 too."""
+    return _command("xfs_io") or _ext4()
+
+
+_PROBES: dict[str, Callable[[], str | None]] = {
+    "ext4": _ext4,
+    "faketime": _faketime,
+    "power_cut": _power_cut,
+    "root": _root,
+    "strace": _strace,
+    "tmpfs": _tmpfs,
+    "xfs": _xfs,
+}
+
+
+@functools.cache
+def missing(name: str) -> str | None:
+    """Why `name` is not available here; None when it is."""
+    kind, _, module = name.partition(":")
+    if kind == "module":
+        return None if importlib.util.find_spec(module) else f"Python module {module} is not installed"
+    return _PROBES[name]()
+
+
+def require(*names: str) -> None:
+    """Skip the calling test, or fail it under HOLDFAST_REQUIRE=all, unless all parts are there."""
+    for name in names:
+        if reason := missing(name):
+            if os.environ.get("HOLDFAST_REQUIRE") == "all":
+                pytest.fail(f"required part {name!r} is missing: {reason}", pytrace=False)
+            pytest.skip(f"{name}: {reason}")
+
+
+@pytest.fixture(name="require", scope="session")
+def _require() -> Callable[..., None]:
+    return require
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("requires"):
+        require(*marker.args)
+
+
+@pytest.fixture(autouse=True)
+def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test must never open the store of whoever runs it."""
+    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+        if name not in {"HOLDFAST_REQUIRE", "HOLDFAST_HYPOTHESIS_PROFILE"}:
+            monkeypatch.delenv(name)
+
+
+# --- hypothesis ---
+# No deadline anywhere: a sync on a busy disk takes as long as it takes.
+
+_slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "dev", max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=_slow
+)
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=150, print_blob=True)
+settings.register_profile(
+    "torture",
+    settings.get_profile("dev"),
+    max_examples=5_000,
+    stateful_step_count=100,
+    phases=[Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
+    print_blob=True,
+)
+settings.load_profile(os.environ.get("HOLDFAST_HYPOTHESIS_PROFILE", "dev"))
