@@ -1,0 +1,86 @@
+"""Holdfast: one checkpoint system, from a Python dict to a running container.
+
+    import holdfast
+
+    with holdfast.open("my-store") as store:
+        store.save("training", "epoch 3", {"epoch": 3, "weights": weights})
+        state = store.restore("training")
+
+The words, used the same way everywhere:
+
+    job          a name you choose; owns an ordered history of checkpoints
+    checkpoint   one immutable state of a job, with ID, sequence number, step, level, tags, metadata
+    manifest     the encoded state plus references to chunks; chunks are named by SHA-256 and stored once
+    lease        the right to write a job, with a token that is checked in the write's transaction
+
+    your state ── codec ── chunks ── packs (bytes)          durable first
+                     └──── manifest ── index (what exists)  then committed, then acknowledged
+
+What is promised (docs/design.md): an acknowledged save survives kill -9 and power loss; a load returns exactly what
+was saved, verified, or raises Corrupted; loading never executes code.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .codec import register
+from .errors import (
+    CheckpointError,
+    Conflict,
+    Corrupted,
+    InvalidName,
+    LeaseHeld,
+    LeaseLost,
+    NoSpace,
+    NotAStore,
+    NotFound,
+    ReadOnly,
+    StorageError,
+    UnsupportedFormat,
+    UnsupportedType,
+    Validation,
+)
+from .manager import CheckpointManager
+from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease
+from .retention import RetentionPolicy
+
+__version__ = "0.1.0"
+
+
+def open(  # noqa: A001 - the name users expect: holdfast.open()
+    url: str | os.PathLike[str] | None = None, *, namespace: str = "default", create: bool = True
+) -> CheckpointManager:
+    """Open a store: a directory (made if new), "file:directory" or "memory:".
+
+    None means $HOLDFAST_STORE, else ./.holdfast. With create=False a missing store is NotFound.
+    """
+    return CheckpointManager(url, namespace=namespace, create=create)
+
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointLevel",
+    "CheckpointManager",
+    "CheckpointStatus",
+    "Conflict",
+    "Corrupted",
+    "Event",
+    "InvalidName",
+    "Job",
+    "Lease",
+    "LeaseHeld",
+    "LeaseLost",
+    "NoSpace",
+    "NotAStore",
+    "NotFound",
+    "ReadOnly",
+    "RetentionPolicy",
+    "StorageError",
+    "UnsupportedFormat",
+    "UnsupportedType",
+    "Validation",
+    "open",
+    "register",
+]

@@ -1,0 +1,329 @@
+"""From streams of bytes to chunks and back: cut, compare, digest, compress, place; read, verify, put together.
+
+Writing, per chunk (the order is measured, docs/benchmarks.md): BLAKE3 → equal to the chunk at the same place of an
+earlier checkpoint? then that one is reused → SHA-256 → known to the index? then that one is reused → zstd where a
+sample shrinks → a pack, or the index row itself when all that is new is small.
+Reading verifies every chunk by BLAKE3 before its bytes reach anyone (I2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import zstandard
+from blake3 import blake3
+
+from .errors import Corrupted, NotFound
+from .manifest import ZERO, Entry, decompress
+from .ports import Blobs, BlobWriter, Buffer, Chunk, Encoding
+
+CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
+TASK_BYTES = 2 << 20  # what a worker takes at once: one look-up and one compression test for all of it
+INLINE_BYTES = 64 * 1024  # new data of one save up to this lives in index rows: one commit, one sync (I1)
+BUNDLE_BYTES = 1 << 20  # small chunks are written together
+WORKERS = 6
+
+_local = threading.local()
+
+
+class Source(Protocol):
+    """Bytes that come in pieces, such as a file: each piece becomes one chunk. May be read again after a failure."""
+
+    size_bytes: int
+
+    def pieces(self) -> Iterator[Buffer]: ...
+
+
+def cut(data: memoryview, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
+    """`data` in pieces of `size`, without copying."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def cut_by_content(data: Buffer, average: int) -> Iterator[memoryview]:
+    """Pieces whose borders follow the content, so that an insertion changes only the pieces around it."""
+    from pyfastcdc import FastCDC
+
+    view = memoryview(data)
+    if len(view) <= average // 4:
+        yield view
+        return
+    for piece in FastCDC(avg_size=average, min_size=average // 4, max_size=average * 4).cut_buf(view):
+        yield view[piece.offset : piece.offset + piece.length]
+
+
+@lru_cache(maxsize=16)
+def _zeros_fast(size: int) -> bytes:
+    return blake3(bytes(size)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What writing the streams of one save came to."""
+
+    new: list[Chunk]
+    reused: list[bytes]
+    stored_bytes: int
+
+
+class ChunkWriter:
+    """The chunks of one save. Add streams, then finish; abort on any failure."""
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        locate: Callable[[Sequence[bytes]], dict[bytes, Chunk]],
+        pool: Callable[[], Executor],
+        *,
+        previous: Sequence[Sequence[Entry]] = (),
+        distrusted: frozenset[bytes] = frozenset(),
+        size_hint: int = 0,
+    ) -> None:
+        self._blobs = blobs
+        self._locate = locate
+        self._pool = pool
+        self._previous = previous
+        self._distrusted = distrusted  # chunks the index said are gone: write them even if it seems to know them
+        self._size_hint = size_hint
+        self._lock = threading.Lock()
+        self._claimed: set[bytes] = set()
+        self._reused: set[bytes] = set()
+        self._placed: list[Chunk] = []
+        self._waiting: list[tuple[bytes, int, Encoding, bytes]] = []  # small chunks: digest, size, encoding, stored
+        self._waiting_bytes = 0
+        self._writer: BlobWriter | None = None
+        self._in_flight: list[Future[None]] = []
+        self._streams = 0
+
+    def add(self, pieces: Iterable[Buffer], *, size_bytes: int) -> list[Entry]:
+        """Write one stream; its entries are complete after `finish`."""
+        earlier = self._previous[self._streams] if self._streams < len(self._previous) else ()
+        self._streams += 1
+        entries: list[Entry] = []
+        if size_bytes <= CHUNK_BYTES:
+            for piece in pieces:
+                entries.append(_PENDING)
+                self._work(entries, len(entries) - 1, [memoryview(piece)], earlier)
+            return entries
+        task: list[memoryview] = []
+        task_bytes = 0
+        for piece in pieces:
+            task.append(memoryview(piece))
+            task_bytes += len(piece)
+            if task_bytes >= TASK_BYTES:
+                self._submit(entries, task, earlier)
+                task, task_bytes = [], 0
+        if task:
+            self._submit(entries, task, earlier)
+        return entries
+
+    def _submit(self, entries: list[Entry], task: list[memoryview], earlier: Sequence[Entry]) -> None:
+        start = len(entries)
+        entries.extend([_PENDING] * len(task))
+        while len(self._in_flight) > WORKERS:  # bounds what sources with pieces of their own keep in memory
+            self._in_flight.pop(0).result()
+        self._in_flight.append(self._pool().submit(self._work, entries, start, task, earlier))
+
+    def _work(self, entries: list[Entry], start: int, task: list[memoryview], earlier: Sequence[Entry]) -> None:
+        fresh: dict[bytes, memoryview] = {}
+        for slot, piece in enumerate(task, start):
+            size = len(piece)
+            fast = blake3(piece).digest()
+            if slot < len(earlier) and (old := earlier[slot]).fast == fast and old.size_bytes == size:
+                if old.is_zero or old.digest not in self._distrusted:
+                    entries[slot] = old
+                    if not old.is_zero:
+                        self._reused.add(old.digest)
+                    continue
+            if size >= 4096 and fast == _zeros_fast(size):
+                entries[slot] = Entry(size, ZERO, fast)
+                continue
+            digest = hashlib.sha256(piece).digest()
+            entries[slot] = Entry(size, digest, fast)
+            fresh[digest] = piece
+        if fresh:
+            known = self._locate(list(fresh))
+            with self._lock:
+                for digest in known:
+                    if digest not in self._distrusted:
+                        self._reused.add(digest)
+                        del fresh[digest]
+                for digest in self._claimed & fresh.keys():
+                    del fresh[digest]
+                self._claimed |= fresh.keys()
+            if fresh:
+                shrinks = _shrinks(next(iter(fresh.values())))
+                for digest, piece in fresh.items():
+                    self._place(digest, piece, try_zstd=shrinks)
+
+    def _place(self, digest: bytes, piece: memoryview, *, try_zstd: bool) -> None:
+        encoding, stored = Encoding.RAW, piece
+        if try_zstd:
+            squeezed = _compressor().compress(piece)
+            if len(squeezed) < 0.9 * len(piece):
+                encoding, stored = Encoding.ZSTD, memoryview(squeezed)
+        if len(stored) >= INLINE_BYTES:
+            pack, offset = self._open_writer().append(stored)
+            self._placed.append(Chunk(digest, len(piece), len(stored), encoding, pack, offset))
+            return
+        with self._lock:
+            self._waiting.append((digest, len(piece), encoding, bytes(stored)))
+            self._waiting_bytes += len(stored)
+            if self._waiting_bytes < BUNDLE_BYTES:
+                return
+            bundle, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        self._write_bundle(bundle)
+
+    def _write_bundle(self, bundle: list[tuple[bytes, int, Encoding, bytes]]) -> None:
+        pack, offset = self._open_writer().append(b"".join(stored for *_, stored in bundle))
+        for digest, size, encoding, stored in bundle:
+            self._placed.append(Chunk(digest, size, len(stored), encoding, pack, offset))
+            offset += len(stored)
+
+    def _open_writer(self) -> BlobWriter:
+        with self._lock:
+            if self._writer is None:
+                self._writer = self._blobs.writer(self._size_hint)
+            return self._writer
+
+    def drain(self) -> None:
+        """Wait for every stream added so far; their entries are complete afterwards."""
+        pending, self._in_flight = self._in_flight, []
+        for future in pending:
+            future.result()
+
+    def finish(self, describe: Callable[[list[Chunk]], bytes]) -> Written:
+        """Make all of it durable (I1). `describe(chunks)` is written behind them, so that packs explain themselves.
+
+        What is small enough needs no pack: its bytes go to the index with the commit.
+        """
+        self.drain()
+        if self._writer is None and self._waiting_bytes <= INLINE_BYTES:
+            self._placed += [Chunk(d, n, len(s), e, data=s) for d, n, e, s in self._waiting]
+        else:
+            if self._waiting:
+                self._write_bundle(self._waiting)
+            writer = self._open_writer()
+            writer.append(describe(self._placed))
+            writer.commit()
+        self._placed.sort(key=lambda chunk: chunk.digest)
+        new = self._placed
+        return Written(new, sorted(self._reused - self._claimed), sum(c.stored_bytes for c in new))
+
+    def abort(self) -> None:
+        for future in self._in_flight:
+            future.cancel()
+        for future in self._in_flight:
+            if not future.cancelled():
+                future.exception()
+        if self._writer is not None:
+            self._writer.abort()
+
+
+_PENDING = Entry(0, ZERO, ZERO)
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    found: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if found is None:
+        found = _local.compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
+    return found
+
+
+def _shrinks(piece: memoryview) -> bool:
+    """Whether three samples of 16 KiB shrink by more than a tenth; small pieces are simply tried."""
+    size = len(piece)
+    if size <= INLINE_BYTES:
+        return size >= 256
+    sample = b"".join(piece[at : at + 16384] for at in (size // 6, size // 2, size - size // 6))
+    return len(_compressor().compress(sample)) < 0.9 * len(sample)
+
+
+class ChunkReader:
+    """Reads chunks of one store, verified, into memory the caller provides."""
+
+    def __init__(
+        self, blobs: Blobs, locate: Callable[[Sequence[bytes]], dict[bytes, Chunk]], pool: Callable[[], Executor]
+    ) -> None:
+        self._blobs = blobs
+        self._locate = locate
+        self._pool = pool
+
+    def read(self, wanted: Sequence[tuple[Entry, memoryview]], *, of: str) -> None:
+        """Fill each target with the chunk of its entry, in parallel, every one verified (I2)."""
+        places = self._locate(list({e.digest for e, _ in wanted if not e.is_zero}))
+        if len(wanted) <= 2:
+            self._read_some(wanted, places, of)
+            return
+        size = max(1, min(8, len(wanted) // WORKERS))
+        tasks = [wanted[i : i + size] for i in range(0, len(wanted), size)]
+        futures = [self._pool().submit(self._read_some, task, places, of) for task in tasks]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+            for future in futures:  # nobody may write into the targets once this has returned
+                if not future.cancelled():
+                    future.exception()
+
+    def _read_some(self, task: Sequence[tuple[Entry, memoryview]], places: dict[bytes, Chunk], of: str) -> None:
+        for entry, target in task:
+            self._read_one(entry, target, places.get(entry.digest), of)
+
+    def _read_one(self, entry: Entry, target: memoryview, place: Chunk | None, of: str) -> None:
+        if entry.is_zero:
+            target[:] = bytes(len(target))
+            return
+        try:
+            self._fill(entry, target, place, of)
+        except NotFound as error:
+            # gc may have moved the chunk to another pack since it was looked up; ask once more.
+            moved = self._locate([entry.digest]).get(entry.digest)
+            if moved is None or moved == place:
+                raise _damaged(entry, of, str(error)) from error
+            self._fill(entry, target, moved, of)
+        if blake3(target).digest() != entry.fast:
+            raise _damaged(entry, of, "its bytes do not match its digest")
+
+    def _fill(self, entry: Entry, target: memoryview, place: Chunk | None, of: str) -> None:
+        if place is None:
+            raise NotFound("the index does not know it")
+        if place.encoding is Encoding.RAW and place.data is None:
+            if place.stored_bytes != len(target):
+                raise _damaged(entry, of, "its length in the index is wrong")
+            self._blobs.read_into(place.pack, place.offset, target)
+            return
+        stored: Buffer | None = place.data
+        if stored is None:
+            stored = memoryview(bytearray(place.stored_bytes))
+            self._blobs.read_into(place.pack, place.offset, stored)
+        plain = decompress(stored, len(target)) if place.encoding is Encoding.ZSTD else stored
+        if len(plain) != len(target):
+            raise _damaged(entry, of, "its length is wrong")
+        target[:] = plain
+
+
+def _damaged(entry: Entry, of: str, why: str) -> Corrupted:
+    return Corrupted(
+        f"chunk {entry.digest.hex()[:16]}… of {of} is damaged: {why}",
+        hint="run holdfast check; restore an earlier checkpoint or another copy of the store",
+    )
+
+
+def allocate(size_bytes: int) -> memoryview:
+    """Memory for a loaded buffer. Large ones are page-aligned and ask for huge pages: faults cost most of a load."""
+    if size_bytes < 2 << 20:
+        return memoryview(bytearray(size_bytes))
+    region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(region)

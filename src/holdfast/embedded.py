@@ -1,0 +1,152 @@
+"""The embedded store: one directory with SQLite for the index and packs for the bytes.
+
+    <store>/holdfast-store     what this is: format version and store ID; written last, so that a store is whole
+    <store>/lock               held while the store is made or rebuilt
+    <store>/index.sqlite       the source of truth
+    <store>/packs/             chunk bytes
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .blobs.packs import PackBlobs
+from .errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, storage_error
+from .index.sqlite import SqliteIndex
+from .ports import FORMAT_VERSION
+
+MARKER = "holdfast-store"
+INDEX = "index.sqlite"
+PACKS = "packs"
+
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "ncpfs", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs")
+_MARKER = re.compile(rb"Holdfast store\nformat: (\d{1,9})\nid: ([0-9a-f]{32})\n")
+
+
+def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[SqliteIndex, PackBlobs]:
+    """The index and blobs of the store in `path`, which is made if it does not exist or is empty."""
+    path = path.expanduser().absolute()
+    try:
+        if not (path / MARKER).is_file():
+            if not create:
+                raise NotFound(f"there is no store at {path}", hint="check --store or $HOLDFAST_STORE")
+            _refuse_foreign(path)
+            path.mkdir(parents=True, exist_ok=True)
+            _refuse_network(path)
+            with locked(path):
+                if not (path / MARKER).is_file():
+                    _create(path)
+        else:
+            _refuse_network(path)
+        store_id = read_marker(path)
+    except OSError as error:
+        if isinstance(error, StorageError | NotFound):
+            raise
+        raise storage_error("open the store", str(path), error) from error
+    index = SqliteIndex(str(path / INDEX), namespace=namespace)
+    if index.store_id != store_id:
+        index.close()
+        raise Corrupted(
+            f"{path / INDEX} belongs to another store than {path / MARKER} says",
+            hint="two stores were mixed in one directory: put the right index.sqlite back, or run holdfast check --repair",
+        )
+    return index, PackBlobs(str(path / PACKS))
+
+
+def read_marker(path: Path) -> str:
+    """The ID of the store in `path`; a newer format is refused (I8)."""
+    text = (path / MARKER).read_bytes()[:1024]
+    found = _MARKER.fullmatch(text)
+    if found is None:
+        raise Corrupted(f"{path / MARKER} is damaged", hint="run holdfast check --repair")
+    version = int(found[1])
+    if version > FORMAT_VERSION:
+        raise UnsupportedFormat(
+            f"the store at {path} has format {version}, this Holdfast knows up to {FORMAT_VERSION}",
+            hint="upgrade Holdfast (pip install -U holdfast)",
+        )
+    return found[2].decode()
+
+
+def write_marker(path: Path, store_id: str) -> None:
+    """Say that `path` is a whole store. Atomic: the name appears with its content, durably, or not at all (I1)."""
+    draft = path / (MARKER + ".new")
+    with open(draft, "wb") as file:
+        file.write(f"Holdfast store\nformat: {FORMAT_VERSION}\nid: {store_id}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path / MARKER)
+    sync_directory(path)
+
+
+def sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from making or rebuilding this store meanwhile. The kernel drops it with the process."""
+    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _create(path: Path) -> None:
+    (path / PACKS).mkdir(exist_ok=True)
+    index = SqliteIndex(str(path / INDEX), namespace="default")
+    store_id = index.store_id
+    index.close()
+    sync_directory(path)
+    write_marker(path, store_id)
+    sync_directory(path.parent)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """A directory with other things in it is left alone. What an interrupted creation left behind is ours."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
+    ours = {MARKER + ".new", "lock", PACKS, INDEX, INDEX + "-wal", INDEX + "-shm", INDEX + "-journal"}
+    foreign = sorted(set(os.listdir(path)) - ours)
+    if foreign:
+        raise NotAStore(
+            f"{path} is not a Holdfast store and holds other files ({foreign[0]}, …)",
+            hint="give an empty or new directory",
+        )
+
+
+def _refuse_network(path: Path) -> None:
+    kind = _file_system(path)
+    if kind.startswith(_NETWORK_FILE_SYSTEMS):
+        raise NotAStore(
+            f"{path} is on a network file system ({kind}), where SQLite's locks cannot be trusted",
+            hint="use a local disk, or a store for many machines (postgresql://…)",
+        )
+
+
+def _file_system(path: Path) -> str:
+    """The file system type `path` is on; "" where the system does not tell."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == wanted:
+            return after.split()[0]
+    return ""

@@ -1,0 +1,156 @@
+"""Every error a user can meet: what failed, on which object, why, and what to do next.
+
+    CheckpointError                                         code            HTTP  exit
+    ├── NotFound       (FileNotFoundError, LookupError)     not_found        404     4
+    ├── Validation     (ValueError)                         invalid          422     3
+    │   ├── InvalidName                                     invalid_name     422     3
+    │   └── UnsupportedType (TypeError)                     unsupported_type 422     3
+    ├── Conflict                                            conflict         409     5
+    │   ├── LeaseHeld      someone else may write           lease_held       409     5
+    │   └── LeaseLost      our right to write is gone       lease_lost       409     5
+    ├── Corrupted      (ValueError)                         corrupted        400     6
+    └── StorageError   (OSError)                            storage          503     7
+        ├── NotAStore                                       not_a_store      503     7
+        ├── ReadOnly       (PermissionError)                read_only        503     7
+        ├── NoSpace                                         no_space         507     7
+        └── UnsupportedFormat                               unsupported_format 503   8
+
+Each class carries its row of that table; the service and the command line read it from there.
+`str(error)` is the message followed by the hint. Errors are raised, never logged and forgotten.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import ClassVar
+
+
+class CheckpointError(Exception):
+    """Root of all Holdfast errors. `hint` is the next step for the user."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.__dict__))
+
+
+def _rebuild(kind: type[CheckpointError], message: str, hint: str, state: dict[str, object]) -> CheckpointError:
+    error = kind(message, hint=hint)
+    error.__dict__.update(state)
+    return error
+
+
+class NotFound(CheckpointError, FileNotFoundError, LookupError):
+    """No such checkpoint, job, or path inside a state."""
+
+    code = "not_found"
+    http_status = 404
+    exit_code = 4
+
+
+class Validation(CheckpointError, ValueError):
+    """The input is wrong; nothing was changed."""
+
+    code = "invalid"
+    http_status = 422
+    exit_code = 3
+
+
+class InvalidName(Validation):
+    """A job, namespace, tag or checkpoint ID outside the grammar."""
+
+    code = "invalid_name"
+
+
+class UnsupportedType(Validation, TypeError):
+    """The state holds something the codec does not know; `path` says where."""
+
+    code = "unsupported_type"
+
+    def __init__(self, message: str, *, hint: str = "", path: str = "state") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class Conflict(CheckpointError):
+    """Another write got there first, or the request contradicts what is stored."""
+
+    code = "conflict"
+    http_status = 409
+    exit_code = 5
+
+
+class LeaseHeld(Conflict):
+    """Somebody else holds the right to write this job (I5)."""
+
+    code = "lease_held"
+
+
+class LeaseLost(Conflict):
+    """The lease given is no longer the current one; the write was refused (I5)."""
+
+    code = "lease_lost"
+
+
+class Corrupted(CheckpointError, ValueError):
+    """Stored bytes do not match their digest or cannot be what they claim to be (I2)."""
+
+    code = "corrupted"
+    http_status = 400
+    exit_code = 6
+
+
+class StorageError(CheckpointError, OSError):
+    """The disk, the file system or the database refused; nothing was acknowledged."""
+
+    code = "storage"
+    http_status = 503
+    exit_code = 7
+
+
+class NotAStore(StorageError):
+    """The place given holds something else than a Holdfast store."""
+
+    code = "not_a_store"
+
+
+class ReadOnly(StorageError, PermissionError):
+    """The store may not be written."""
+
+    code = "read_only"
+
+
+class NoSpace(StorageError):
+    """The disk is full, or a quota is reached."""
+
+    code = "no_space"
+    http_status = 507
+
+
+class UnsupportedFormat(StorageError):
+    """The store was written by a newer Holdfast (I8)."""
+
+    code = "unsupported_format"
+    exit_code = 8
+
+
+def storage_error(action: str, where: str, cause: OSError) -> StorageError:
+    """The typed error for an operating-system error met while doing `action` on `where`."""
+    reason = os.strerror(cause.errno) if cause.errno else str(cause)
+    message = f"cannot {action} {where}: {reason}"
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(message, hint="free some space (holdfast cleanup, holdfast gc), then run it again")
+    if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ReadOnly(message, hint="check the owner and mode of the directory and that its disk is mounted read-write")
+    return StorageError(message, hint="see the system log for the device; run holdfast check before relying on this store")

@@ -1,0 +1,108 @@
+"""Giving back the space of what nobody names any more, beside writers and readers in other processes (I3).
+
+    1. index:  delete chunk rows no manifest names, in one transaction; a save that wanted to reuse one of them
+               gets ChunksGone and writes it again
+    2. packs:  those little used are rewritten: live chunks go to a new pack, durable before the index points there
+    3. packs:  those no row names are deleted, each asked about once more while its writer is locked out
+
+A crash between any two of these leaves garbage for the next gc, never a missing chunk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .errors import Corrupted, NotFound
+from .manifest import decompress
+from .ports import Chunk, Encoding
+from .store import Store
+
+COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What one gc did, in numbers."""
+
+    chunks_removed: int
+    packs_removed: int
+    packs_rewritten: int
+    bytes_freed: int
+    packs_kept: int
+    bytes_kept: int
+    damaged: tuple[str, ...] = ()  # packs left alone because a chunk in them does not verify
+
+
+def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
+    """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
+    chunks_removed, _ = store.index.sweep(store.references)
+    rewritten, damaged = _compact(store)
+    used = {use.pack for use in store.index.packs()}
+    removed = kept = bytes_freed = bytes_kept = 0
+    present = list(store.blobs.packs())
+    for done, (pack, size) in enumerate(present, 1):
+        if pack not in used and store.blobs.remove(pack, lambda name=pack: not store.index.is_pack_used(name)):
+            removed += 1
+            bytes_freed += size
+        else:
+            kept += 1
+            bytes_kept += size
+        if progress:
+            progress(done, len(present))
+    report = GcReport(chunks_removed, removed, rewritten, bytes_freed, kept, bytes_kept, tuple(damaged))
+    if removed or chunks_removed:
+        detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
+        store.index.append_event("gc", actor=actor, detail=detail)
+    return report
+
+
+def _compact(store: Store) -> tuple[int, list[str]]:
+    sizes = dict(store.blobs.packs())
+    rewritten, damaged = 0, []
+    for use in store.index.packs():
+        size = sizes.get(use.pack)
+        if size is None or use.live_bytes >= COMPACT_BELOW * size:
+            continue
+        try:
+            rewritten += _rewrite(store, use.pack)
+        except (Corrupted, NotFound):
+            damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
+    return rewritten, damaged
+
+
+def _rewrite(store: Store, pack: str) -> bool:
+    """Move the live chunks of a pack to a new one. The old pack's file goes when no row names it any more."""
+    live = list(store.index.chunks_of(pack))
+    writer = store.blobs.writer(sum(c.stored_bytes for c in live))
+    moved: list[Chunk] = []
+    try:
+        for chunk in live:
+            stored = read_verified(store, chunk)
+            new_pack, offset = writer.append(stored)
+            if new_pack == pack:
+                writer.abort()  # the pack is our own current one and still growing
+                return False
+            moved.append(replace(chunk, pack=new_pack, offset=offset))
+        writer.commit()
+    except BaseException:
+        writer.abort()
+        raise
+    store.index.relocate(moved, from_pack=pack)
+    return True
+
+
+def read_verified(store: Store, chunk: Chunk) -> bytes:
+    """The stored bytes of a chunk, proved against its digest."""
+    if chunk.data is not None:
+        stored = chunk.data
+    else:
+        buffer = bytearray(chunk.stored_bytes)
+        store.blobs.read_into(chunk.pack, chunk.offset, memoryview(buffer))
+        stored = bytes(buffer)
+    plain = decompress(stored, chunk.size_bytes) if chunk.encoding is Encoding.ZSTD else stored
+    if len(plain) != chunk.size_bytes or hashlib.sha256(plain).digest() != chunk.digest:
+        where = f"at {chunk.offset} of pack {chunk.pack}" if chunk.pack else "in the index"
+        raise Corrupted(f"chunk {chunk.digest.hex()[:16]}… {where} does not match its digest", hint="run holdfast check")
+    return stored

@@ -1,0 +1,497 @@
+"""CheckpointManager: the object users hold. Parses what they give, then asks the store."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import codec, lease
+from .errors import Conflict, NotFound, Validation
+from .model import (
+    Checkpoint,
+    CheckpointId,
+    CheckpointLevel,
+    CheckpointStatus,
+    Lease,
+    parse_choice,
+    parse_name,
+    parse_step,
+    parse_tags,
+)
+from .ports import Checkpoints, Events, Jobs, NewCheckpoint
+from .retention import Plan, RetentionPolicy
+from .staging import BackgroundSaves, PendingSave
+from .store import Request, Store, copy_record
+
+if TYPE_CHECKING:
+    from .diff import Diff
+    from .gc import GcReport
+    from .verify import VerifyReport
+
+MAX_METADATA_BYTES = 64 * 1024
+
+Progress = Callable[[int, int], None]  # (done, total), in the unit the operation names
+
+
+class CheckpointManager:
+    """Saves states under jobs and brings them back.
+
+    Thread-safe; several processes may use one store; a fork may go on using it in parent and child; from asyncio,
+    `manager.aio` has the same methods as coroutines. Use as a context manager, or close() when done.
+    """
+
+    def __init__(
+        self,
+        storage_path: str | os.PathLike[str] | None = None,
+        storage_dir: str | os.PathLike[str] | None = None,
+        *,
+        namespace: str = "default",
+        create: bool = True,
+    ) -> None:
+        chosen = storage_path if storage_path is not None else storage_dir
+        self.url = os.fspath(chosen) if chosen is not None else os.environ.get("HOLDFAST_STORE") or ".holdfast"
+        self.namespace = parse_name("namespace", namespace)
+        self._store = _open_store(self.url, self.namespace, create=create)
+        self.actor = f"{_user()}@{socket.gethostname()}"
+        self.counters: Counter[str] = Counter()
+        self._background = BackgroundSaves()
+        self._watchers: list[Callable[[str, Checkpoint], None]] = []
+        self._policies: dict[str, RetentionPolicy | None] = {}
+        self._closed = threading.Event()
+        _open_managers.add(self)
+
+    # Saving
+
+    def save(
+        self,
+        job_id: str,
+        step_name: str,
+        state: object,
+        *,
+        level: CheckpointLevel | str = CheckpointLevel.STEP,
+        parent: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        pin: bool = False,
+        lease: Lease | None = None,
+        idempotency_key: str | None = None,
+        schema_version: str = "1.0",
+    ) -> CheckpointId:
+        """Make `state` durable as the next checkpoint of `job_id` and return its ID.
+
+        When this returns, the checkpoint survives kill -9 and power loss (I1). When it raises, nothing was stored
+        that anyone can see. The same `idempotency_key` again returns the first ID instead of saving twice.
+        """
+        request = _request(
+            job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
+        )
+        self._background.raise_unseen()
+        return self._commit(request, codec.encode(state))
+
+    def save_async(self, job_id: str, step_name: str, state: object, **options: Any) -> PendingSave[CheckpointId]:
+        """Copy `state` now, commit it in the background; options are those of `save`.
+
+        The state may be changed as soon as this returns. Durable when `.result()` returns the ID. Saves commit in
+        the order given. A failure that nobody asked for is raised by the next save and by close().
+        """
+        request = _request(job_id, step_name, **options)
+        self._background.raise_unseen()
+        return self._background.submit(codec.encode(state), lambda staged: self._commit(request, staged))
+
+    def _commit(self, request: Request, encoded: codec.Encoded) -> CheckpointId:
+        self._check_open()
+        checkpoint = self._store.save(request, encoded, actor=self.actor)
+        self.counters["saves"] += 1
+        self.counters["saved_bytes"] += checkpoint.size_bytes
+        self.counters["stored_bytes"] += checkpoint.stored_bytes
+        for watcher in self._watchers:
+            watcher("save", checkpoint)
+        self._retain(checkpoint)
+        return checkpoint.id
+
+    # Finding
+
+    def list(
+        self,
+        job_id: str,
+        *,
+        level: CheckpointLevel | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        limit: int | None = None,
+        before: str | int | None = None,
+        after: str | int | None = None,
+    ) -> Checkpoints:
+        """Checkpoints of a job, oldest first, without their states; [] for an unknown job.
+
+        `limit` keeps the newest ones; page backwards with `before=` the first of the last page (its ID or seq).
+        `metadata` filters by JSON paths, such as {"model.name": "small"}.
+        """
+        return self._store.index.list(
+            parse_name("job", job_id),
+            level=None if level is None else parse_choice(CheckpointLevel, level),
+            tags=parse_tags(tags) or None,
+            metadata=metadata,
+            limit=_parse_limit(limit),
+            before=self._seq_of(before),
+            after=self._seq_of(after),
+        )
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        """The checkpoint without its state; NotFound if there is none."""
+        return self._store.index.get(parse_name("checkpoint ID", checkpoint_id))
+
+    def exists(self, checkpoint_id: str) -> bool:
+        try:
+            self.get(checkpoint_id)
+        except NotFound:
+            return False
+        return True
+
+    def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
+        """Jobs by name; page with `after=` the last name."""
+        return self._store.index.jobs(prefix, _parse_limit(limit), after or "")
+
+    # Loading
+
+    def load(
+        self, checkpoint_id: str, *, only: str | Sequence[str] | None = None, into: object = None
+    ) -> object:
+        """The state of a checkpoint, verified (I2).
+
+        `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
+        `into` is a state of the same shape whose arrays are filled in place.
+        """
+        checkpoint, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
+        return self._load(checkpoint, packed, only=only, into=into)
+
+    def load_latest(
+        self, job_id: str, *, level: CheckpointLevel | str | None = None
+    ) -> tuple[Checkpoint, object] | None:
+        """The newest checkpoint of a job and its state; None when there is none yet."""
+        wanted = None if level is None else parse_choice(CheckpointLevel, level)
+        found = self._store.index.latest(parse_name("job", job_id), wanted)
+        return None if found is None else (found[0], self._load(*found))
+
+    def restore(self, job_id: str, checkpoint_id: str | None = None) -> object:
+        """The state of a job's checkpoint, the newest by default; NotFound (a FileNotFoundError) when missing."""
+        if checkpoint_id is None:
+            found = self.load_latest(job_id)
+            if found is None:
+                raise NotFound(f"job {job_id} has no checkpoint", hint="holdfast jobs shows which jobs exist")
+            return found[1]
+        self._in_job(job_id, checkpoint_id)
+        return self.load(checkpoint_id)
+
+    def resume_from(self, checkpoint_id: str, job_id: str | None = None) -> tuple[Checkpoint, object]:
+        """Branch: make this state the newest of its job, or of `job_id`, with `checkpoint_id` as parent.
+
+        Returns the new checkpoint and the state. Nothing is copied: both share their chunks.
+        """
+        source, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
+        state = self._load(source, packed)
+        record = self._copy_of(source, packed, job_id or source.job)
+        branch = replace(record, parent=source.id, created_us=time.time_ns() // 1000)
+        return self._store.commit_shared(branch, actor=self.actor), state
+
+    def outline(self, checkpoint_id: str) -> object:
+        """The state with arrays and buffers summarised, not read: for showing, comparing, browsing."""
+        checkpoint, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
+        manifest = self._store.open(checkpoint, packed)
+        return codec.outline(self._store.tree(checkpoint, manifest))
+
+    def _load(
+        self, checkpoint: Checkpoint, packed: bytes, *, only: str | Sequence[str] | None = None, into: object = None
+    ) -> object:
+        self._check_open()
+        patterns = [only] if isinstance(only, str) else only
+        if patterns is not None and into is not None:
+            raise Validation("only= and into= exclude each other", hint="give a smaller state to into= instead")
+        state = self._store.load(checkpoint, packed, only=patterns, into=into)
+        self.counters["loads"] += 1
+        self.counters["loaded_bytes"] += checkpoint.size_bytes
+        return state
+
+    # Changing
+
+    def delete(self, job_id: str, checkpoint_id: str) -> bool:
+        """Remove a checkpoint; False when there is none. Its bytes go with the next gc. A pinned one is a Conflict."""
+        try:
+            self._in_job(job_id, checkpoint_id)
+        except NotFound:
+            if self.exists(checkpoint_id):
+                raise
+            return False
+        return bool(self._store.index.delete([checkpoint_id], actor=self.actor))
+
+    def pin(self, checkpoint_id: str, pinned: bool = True) -> Checkpoint:
+        """Keep a checkpoint from every cleanup and delete, or let go of it again."""
+        return self._store.index.update(parse_name("checkpoint ID", checkpoint_id), is_pinned=pinned, actor=self.actor)
+
+    def tag(self, checkpoint_id: str, **tags: str | None) -> Checkpoint:
+        """Set tags; None removes one."""
+        parse_tags({name: value for name, value in tags.items() if value is not None})
+        for name in tags:
+            parse_name("tag", name)
+        return self._store.index.update(parse_name("checkpoint ID", checkpoint_id), tags=tags, actor=self.actor)
+
+    def set_status(self, checkpoint_id: str, status: CheckpointStatus | str) -> Checkpoint:
+        """Mark a checkpoint as archived, or as corrupted so that `latest` passes it over."""
+        wanted = parse_choice(CheckpointStatus, status)
+        return self._store.index.update(parse_name("checkpoint ID", checkpoint_id), status=wanted, actor=self.actor)
+
+    def copy(self, job: str, new_job: str) -> Checkpoints:
+        """Copy a job's history to a new name, sharing every byte. Safe to repeat after an interruption."""
+        parse_name("job", new_job)
+        if job == new_job:
+            raise Conflict(f"job {job} cannot be copied onto itself", hint="choose another name")
+        if not (history := self.list(job)):
+            raise NotFound(f"job {job} has no checkpoint", hint="holdfast jobs shows which jobs exist")
+        renamed: dict[str, CheckpointId] = {}
+        copies: Checkpoints = []
+        for source in history:
+            record = self._copy_of(*self._store.index.read(source.id), new_job)
+            parent = renamed.get(source.parent or "", source.parent)
+            record = replace(record, parent=parent, idempotency_key=f"copy:{source.id}")
+            copies.append(self._store.commit_shared(record, actor=self.actor))
+            renamed[source.id] = copies[-1].id
+        return copies
+
+    def _copy_of(self, source: Checkpoint, packed: bytes, job: str) -> NewCheckpoint:
+        return copy_record(source, packed, parse_name("job", job), references=self._store.references(packed))
+
+    # Retention
+
+    def cleanup(self, job_id: str, keep_last: int = 10) -> int:
+        """Delete all but the newest `keep_last` checkpoints of a job; pinned ones stay. Returns how many went."""
+        if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
+            raise Validation(f"keep_last={keep_last!r}", hint="keep at least 1")
+        plan = self.apply(RetentionPolicy(keep_last=keep_last), job=job_id, dry_run=False)
+        return len(plan.delete)
+
+    def apply(
+        self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True, progress: Progress | None = None
+    ) -> Plan:
+        """What `policy` would delete, in one job or in all; with dry_run=False, done."""
+        from .retention import execute, plan
+
+        made = plan(self._store.index, policy, job=None if job is None else parse_name("job", job))
+        return made if dry_run else execute(self._store.index, made, actor=self.actor, progress=progress)
+
+    def set_retention(self, job_id: str, policy: RetentionPolicy | None) -> None:
+        """Apply `policy` to a job by itself, after its saves; None ends that."""
+        text = None if policy is None else policy.to_json()
+        self._store.index.set_retention(parse_name("job", job_id), text, actor=self.actor)
+        self._policies[job_id] = policy
+
+    def _retain(self, saved: Checkpoint) -> None:
+        """Apply the job's own policy, as last read: at every 16th save, because another process may have set it."""
+        job = saved.job
+        if saved.seq % 16 == 0:
+            found = self._store.index.job(job)
+            self._policies[job] = RetentionPolicy.from_json(found.retention) if found and found.retention else None
+        policy = self._policies.get(job)
+        if policy is not None:
+            self.apply(policy, job=job, dry_run=False)
+
+    # Caring for the store
+
+    def diff(self, a: str, b: str) -> Diff:
+        """What changed from checkpoint `a` to checkpoint `b`, by path."""
+        from .diff import diff
+
+        return diff(self._store, self._store.index.read(a), self._store.index.read(b))
+
+    def verify(self, job: str | None = None, deep: bool = True, *, progress: Progress | None = None) -> VerifyReport:
+        """Check digests of everything (deep), or that everything named exists (quick). See `holdfast check`."""
+        from .verify import verify
+
+        return verify(self._store, job=job, deep=deep, actor=self.actor, progress=progress)
+
+    def gc(self, *, progress: Progress | None = None) -> GcReport:
+        """Give back the space of deleted checkpoints. Safe beside writers and readers, in other processes too (I3)."""
+        from .gc import collect
+
+        return collect(self._store, actor=self.actor, progress=progress)
+
+    def stats(self, job: str | None = None) -> Mapping[str, int]:
+        """Numbers of the store, or of one job."""
+        from .verify import stats
+
+        return stats(self._store, None if job is None else parse_name("job", job))
+
+    # Leases, events
+
+    def lease(self, job_id: str, ttl_s: float = 30.0) -> AbstractContextManager[Lease]:
+        """`with manager.lease(job) as lease: manager.save(…, lease=lease)`; LeaseHeld when somebody has it (I5)."""
+        return lease.hold(self._store.index, parse_name("job", job_id), ttl_s=ttl_s)
+
+    def events(self, after: int = 0, limit: int = 100) -> Events:
+        """The append-only log of all changes, by every process."""
+        return self._store.index.events(after, _parse_limit(limit) or 100)
+
+    def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
+        """Call `callback("save", checkpoint)` in the saving thread after each save of this object."""
+        self._watchers.append(callback)
+
+    # Life
+
+    @property
+    def aio(self) -> AsyncView:
+        """The same methods as coroutines: `await manager.aio.save(…)`. The event loop is never blocked."""
+        return AsyncView(self)
+
+    def close(self) -> None:
+        """Finish background saves and let go of the store. Raises what a save_async failed with unseen."""
+        if self._closed.is_set():
+            return
+        try:
+            self._background.close()
+        finally:
+            self._closed.set()
+            self._store.close()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self.url!r}, namespace={self.namespace!r})"
+
+    def _after_fork(self) -> None:
+        """In a forked child: threads and locks of the parent are of no use here. The adapters see to themselves."""
+        self._background = BackgroundSaves()
+        self._store.after_fork()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise Conflict(f"{self!r} is closed", hint="open it again with holdfast.open()")
+
+    def _in_job(self, job_id: str, checkpoint_id: str) -> Checkpoint:
+        checkpoint = self.get(checkpoint_id)
+        if checkpoint.job != parse_name("job", job_id):
+            raise NotFound(
+                f"checkpoint {checkpoint_id} not found in job {job_id}",
+                hint=f"it belongs to job {checkpoint.job}",
+            )
+        return checkpoint
+
+    def _seq_of(self, where: str | int | None) -> int | None:
+        return self.get(where).seq if isinstance(where, str) else where
+
+
+class AsyncView:
+    """Every method of a manager as a coroutine that runs in a worker thread."""
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._manager, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await asyncio.to_thread(method, *args, **kwargs)
+
+        return call
+
+
+def _request(
+    job_id: str,
+    step_name: str,
+    level: CheckpointLevel | str = CheckpointLevel.STEP,
+    parent: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    metadata: Mapping[str, object] | None = None,
+    pin: bool = False,
+    lease: Lease | None = None,
+    idempotency_key: str | None = None,
+    schema_version: str = "1.0",
+) -> Request:
+    """What the user asked for, every part parsed; raises before anything is touched."""
+    if lease is not None and lease.job != job_id:
+        raise Validation(f"the lease is for job {lease.job}, not {job_id}", hint="take a lease of the job you write")
+    if idempotency_key is not None and not 1 <= len(idempotency_key) <= 256:
+        raise Validation("an idempotency key has 1 to 256 characters", hint="use a short stable string, such as a UUID")
+    return Request(
+        job=parse_name("job", job_id),
+        step=parse_step(step_name),
+        level=parse_choice(CheckpointLevel, level),
+        parent=None if parent is None else CheckpointId(parse_name("checkpoint ID", parent)),
+        tags=parse_tags(tags),
+        metadata_json="{}" if not metadata else _metadata_json(metadata),
+        is_pinned=pin,
+        schema_version=schema_version,
+        lease=lease,
+        idempotency_key=idempotency_key,
+    )
+
+
+def _metadata_json(metadata: Mapping[str, object]) -> str:
+    try:
+        text = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Validation(f"metadata is not plain JSON: {error}", hint="put it into the state instead") from error
+    if not all(isinstance(key, str) for key in metadata):
+        raise Validation("metadata has a key that is not text", hint="use text keys")
+    if size > MAX_METADATA_BYTES:
+        raise Validation(
+            f"metadata takes {size:,} bytes, at most {MAX_METADATA_BYTES:,} fit", hint="put it into the state instead"
+        )
+    return text
+
+
+def _parse_limit(limit: int | None) -> int | None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise Validation(f"limit={limit!r}", hint="use a whole number from 1 on, or none")
+    return limit
+
+
+def _open_store(url: str, namespace: str, *, create: bool) -> Store:
+    """The store behind a URL. What an adapter needs is imported only when its URL is used."""
+    scheme, colon, rest = url.partition(":")
+    if url == "memory:":
+        from .blobs.memory import MemoryBlobs
+        from .index.sqlite import SqliteIndex
+
+        return Store(SqliteIndex(None, namespace=namespace), MemoryBlobs())
+    if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
+        raise Validation(f"no store speaks {scheme}:", hint='use a directory, "file:directory" or "memory:"')
+    path = rest if colon and scheme == "file" else url
+    if not path or "\0" in path:
+        raise Validation(f"{url!r} names no directory", hint='use a directory, "file:directory" or "memory:"')
+    from .embedded import open_embedded
+
+    return Store(*open_embedded(Path(path), namespace=namespace, create=create))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+_open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for manager in list(_open_managers):
+        manager._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

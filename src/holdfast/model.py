@@ -1,0 +1,192 @@
+"""The values everything else speaks of: checkpoints, jobs, leases, events, and the grammar of names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import NewType, TypeVar
+
+from .errors import InvalidName, Validation
+
+CheckpointId = NewType("CheckpointId", str)
+
+MAX_STEP_CHARACTERS = 1024
+MAX_TAGS = 64
+MAX_TAG_VALUE_CHARACTERS = 1024
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
+_NOT_SLUG = re.compile(r"[^A-Za-z0-9._:@+-]+")
+
+
+class CheckpointLevel(StrEnum):
+    PIPELINE = "pipeline"
+    STAGE = "stage"
+    STEP = "step"
+    SUBSTEP = "substep"
+
+
+class CheckpointStatus(StrEnum):
+    """Integrity, not progress. `created`: durable, digests recorded. `valid`: read back and verified since."""
+
+    CREATED = "created"
+    VALID = "valid"
+    CORRUPTED = "corrupted"
+    ARCHIVED = "archived"
+
+
+_E = TypeVar("_E", bound=StrEnum)
+
+
+def parse_choice(kind: type[_E], value: str) -> _E:
+    """The member of `kind` for a member or its string value."""
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(kind)
+        raise Validation(f"{value!r} is not a {kind.__name__}", hint=f"use one of: {allowed}") from None
+
+
+def parse_name(what: str, text: str) -> str:
+    """`text` if it is a valid name (job, namespace, tag, ID); nothing else ever reaches an index or a path."""
+    if not isinstance(text, str) or _NAME.fullmatch(text) is None:
+        shown = repr(text) if len(repr(text)) <= 80 else repr(text)[:77] + "…"
+        raise InvalidName(
+            f"{shown} is not a valid {what}",
+            hint="use 1 to 128 characters of A-Z a-z 0-9 . _ : @ + - that start with a letter or digit",
+        )
+    return text
+
+
+def parse_step(text: str) -> str:
+    """A step name may be any text of 1 to 1,024 characters that UTF-8 can hold."""
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_STEP_CHARACTERS or not _is_utf8(text):
+        raise InvalidName(
+            f"a step name must be text of 1 to {MAX_STEP_CHARACTERS:,} characters, got "
+            + (f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__),
+            hint="shorten it, and put details into metadata=",
+        )
+    return text
+
+
+def parse_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """Tag names follow the grammar of names; values are short text."""
+    if not tags:
+        return {}
+    if len(tags) > MAX_TAGS:
+        raise Validation(f"{len(tags)} tags given", hint=f"use at most {MAX_TAGS}; larger data belongs into metadata=")
+    for name, value in tags.items():
+        parse_name("tag", name)
+        if not isinstance(value, str) or len(value) > MAX_TAG_VALUE_CHARACTERS or not _is_utf8(value):
+            raise Validation(
+                f"the value of tag {name!r} must be text of at most {MAX_TAG_VALUE_CHARACTERS} characters",
+                hint="convert it with str(), or put it into metadata=",
+            )
+    return dict(tags)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def new_checkpoint_id(step: str, created_us: int) -> CheckpointId:
+    """`<step-slug>_<epoch s>_<8 hex>`. Uniqueness is the index's to enforce; order never comes from it (I4)."""
+    slug = _NOT_SLUG.sub("-", step)[:100].strip("-._:@+") or "step"
+    return CheckpointId(f"{slug}_{created_us // 1_000_000}_{os.urandom(4).hex()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One immutable checkpoint, without its state. Only tags, pin and status may change after the save."""
+
+    id: CheckpointId
+    job: str
+    seq: int
+    step: str
+    level: CheckpointLevel
+    parent: CheckpointId | None
+    created_at: datetime
+    status: CheckpointStatus
+    size_bytes: int  # of the state as encoded
+    stored_bytes: int  # what this save added to the store
+    digest: str  # SHA-256 of the manifest, hex: the root of everything it names
+    codec: str
+    schema_version: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    is_pinned: bool = False
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    # The names the jobs system used (docs/coming-from.md).
+    @property
+    def checkpoint_id(self) -> str:
+        return self.id
+
+    @property
+    def job_id(self) -> str:
+        return self.job
+
+    @property
+    def step_name(self) -> str:
+        return self.step
+
+    @property
+    def timestamp(self) -> str:
+        return self.created_at.isoformat()
+
+    @property
+    def workflow_version(self) -> str:
+        return self.schema_version
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as the index counts it; reading it never scans the job's history (I6)."""
+
+    name: str
+    checkpoints: int
+    last_seq: int
+    size_bytes: int
+    stored_bytes: int
+    created_at: datetime
+    updated_at: datetime
+    retention: str | None = None  # JSON of the RetentionPolicy applied after saves
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write a job. `token` grows with every acquisition and is checked in the write's transaction."""
+
+    job: str
+    token: int
+    holder: str
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of the append-only log: feed for watchers and audit trail at once.
+
+    `chain` is SHA-256 over the previous entry's chain and this entry, so that a changed or removed entry shows.
+    """
+
+    id: int
+    at: datetime
+    actor: str
+    action: str  # save, delete, tag, pin, lease, release, status, retention, gc, repair, …
+    job: str | None
+    checkpoint: str | None
+    detail: str  # JSON
+    chain: str
+
+
+def to_datetime(microseconds: int) -> datetime:
+    """UTC datetime of integer microseconds since the epoch, the form the indexes keep."""
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)

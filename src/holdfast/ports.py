@@ -1,0 +1,293 @@
+"""The two ports. Everything that is kept goes through them; nothing else is pluggable.
+
+    Index   what exists: jobs, checkpoints, manifests, where each chunk is, leases, events.
+            Every method is one transaction. It alone decides what is acknowledged.
+    Blobs   the bytes: immutable packs of chunks. A pack no index row names is garbage.
+
+A save is: append chunks to packs → `BlobWriter.commit` (durable) → `Index.commit` (durable) → acknowledge (I1).
+Deleting goes the other way round: index rows first, bytes later, by gc (I3).
+
+All methods are safe to call from several threads. Adapters raise only `errors.*`.
+The suites in `holdfast.testing` state these contracts as tests; an adapter is right when it passes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from .model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, Lease
+
+Buffer = bytes | bytearray | memoryview
+
+# Names for what Index answers, because inside it `list` is a method.
+Checkpoints = list[Checkpoint]
+CheckpointIds = list[CheckpointId]
+Jobs = list[Job]
+Events = list[Event]
+Problems = list[str]
+
+FORMAT_VERSION = 1  # of the store as a whole (I8)
+
+
+class Encoding(IntEnum):
+    """How a chunk's stored bytes relate to its plain bytes."""
+
+    RAW = 0
+    ZSTD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where the bytes of one chunk are: at `offset` in `pack`, or in the index row itself (`data`)."""
+
+    digest: bytes  # SHA-256 of the plain bytes: 32 bytes
+    size_bytes: int  # plain
+    stored_bytes: int
+    encoding: Encoding
+    pack: str = ""  # "" when inline
+    offset: int = 0
+    data: bytes | None = None  # the stored bytes when inline
+
+
+@dataclass(frozen=True, slots=True)
+class NewCheckpoint:
+    """All one save writes to the index."""
+
+    id: CheckpointId
+    job: str
+    step: str
+    level: CheckpointLevel
+    created_us: int
+    size_bytes: int
+    stored_bytes: int
+    digest: bytes  # SHA-256 of `manifest`
+    codec: str
+    schema_version: str
+    manifest: bytes
+    parent: CheckpointId | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    is_pinned: bool = False
+    metadata_json: str = "{}"
+    has_chunks: bool = False  # the manifest names chunks; gc reads only such manifests
+    new_chunks: Sequence[Chunk] = ()  # durable in their packs already, or inline
+    reused_chunks: Sequence[bytes] = ()  # digests that must still exist when this commits
+    lease_token: int | None = None
+    idempotency_key: str | None = None
+    request_digest: bytes = b""  # what an idempotency key must match
+    seq: int | None = None  # given only when rebuilding an index; else the next of the job
+    status: CheckpointStatus = CheckpointStatus.CREATED
+
+
+class ChunksGone(Exception):
+    """Raised by `Index.commit`: gc removed chunks the save wanted to reuse. The store writes them and commits again."""
+
+    def __init__(self, digests: Sequence[bytes]) -> None:
+        super().__init__(f"{len(digests)} chunks are gone")
+        self.digests = digests
+
+
+class IdTaken(Exception):
+    """Raised by `Index.commit`: the ID exists. The store draws another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackUse:
+    """How much of a pack the index still names."""
+
+    pack: str
+    live_chunks: int
+    live_bytes: int
+
+
+class Index(Protocol):
+    """What exists. One namespace per object; several objects, threads and processes may share the store behind it."""
+
+    store_id: str
+
+    def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
+        """Insert all of `records` or none, durably, in one transaction, and append their events.
+
+        In that transaction: allocate each `seq` (I4); check leases (I5): a record whose job is leased needs the
+        current token, else LeaseHeld / LeaseLost; check that reused chunks exist, else ChunksGone; a known
+        idempotency key with the same request digest answers the first checkpoint instead of inserting, with
+        another digest it is a Conflict; an unknown parent is NotFound; a used ID is IdTaken.
+        New chunks that exist already keep their first location. Concurrent callers may share one sync.
+        """
+        ...
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        """The checkpoint, or NotFound."""
+        ...
+
+    def read(self, checkpoint_id: str) -> tuple[Checkpoint, bytes]:
+        """The checkpoint and its manifest, or NotFound."""
+        ...
+
+    def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
+        """The checkpoint with the highest sequence number that is not corrupted, and its manifest."""
+        ...
+
+    def list(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Checkpoints:
+        """Checkpoints of a job, oldest first; [] for an unknown job. Manifests are not read.
+
+        With `limit`, the newest `limit` below sequence number `before`; with `after`, the oldest above it.
+        `metadata` maps JSON paths ("loss", "model.name") to values; paths and values are bound, never spliced.
+        """
+        ...
+
+    def job(self, name: str) -> Job | None: ...
+
+    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
+        """Jobs by name, from `after` (exclusive) on."""
+        ...
+
+    def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
+        """Where these chunks are; unknown ones are left out. Any number, in bounded statements."""
+        ...
+
+    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
+        """Remove these checkpoints in one transaction; answers those that existed. A pinned one is a Conflict."""
+        ...
+
+    def update(
+        self,
+        checkpoint_id: str,
+        *,
+        actor: str,
+        is_pinned: bool | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        status: CheckpointStatus | None = None,
+    ) -> Checkpoint:
+        """Change what may change. Tags are merged; a value of None removes the tag."""
+        ...
+
+    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, *, actor: str) -> None:
+        """Set the status of those that still exist, in one transaction, with one event."""
+        ...
+
+    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
+        """The policy to apply after saves of this job. Creates the job row if there is none."""
+        ...
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        """A new lease with a higher token than any before, or LeaseHeld while another one runs.
+
+        Time is the index's own (boot clock, database clock), never the caller's wall clock (I4).
+        """
+        ...
+
+    def renew_lease(self, lease: Lease) -> None:
+        """Extend by its ttl, or LeaseLost when it was released or taken over."""
+        ...
+
+    def release_lease(self, lease: Lease) -> None:
+        """Give it back; a lost one is ignored, because its job belongs to somebody else now."""
+        ...
+
+    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None: ...
+
+    def events(self, after: int = 0, limit: int = 100) -> Events:
+        """Events with an ID above `after`, in order. IDs grow; an event is visible when its change is."""
+        ...
+
+    def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
+        """(row, checkpoint, manifest) of every checkpoint above row `after`, for gc and verify. Bounded memory."""
+        ...
+
+    def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+        """Delete every chunk row that no manifest names; answers (chunks, stored bytes) removed.
+
+        `references(manifest)` yields digests. Marking runs beside writers; the last part (manifests committed
+        meanwhile, then the deletion) is one write transaction, so that a save either has its reused chunks
+        found or gets ChunksGone (I3).
+        """
+        ...
+
+    def packs(self) -> Sequence[PackUse]:
+        """Packs that chunk rows name, in any namespace."""
+        ...
+
+    def chunks_of(self, pack: str) -> Sequence[Chunk]:
+        """The chunks in one pack, by offset."""
+        ...
+
+    def is_pack_used(self, pack: str) -> bool:
+        """Whether any chunk row, of any namespace, names this pack, seen in the newest state of the index."""
+        ...
+
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
+        """Point chunk rows that still are in `from_pack` to their new places (compaction); answers how many."""
+        ...
+
+    def totals(self) -> Mapping[str, int]:
+        """jobs, checkpoints, size_bytes, stored_bytes, chunks, chunk_bytes, inline_bytes of this namespace."""
+        ...
+
+    def integrity_problems(self) -> Problems:
+        """What the index finds wrong with itself (SQLite's integrity check, counters, event chain); [] when well."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class BlobWriter(Protocol):
+    """What one save writes. Used by several threads; commit or abort is called once, by one."""
+
+    def append(self, data: Buffer) -> tuple[str, int]:
+        """Store `data` and answer (pack, offset). The caller may reuse `data` as soon as this returns."""
+        ...
+
+    def commit(self) -> None:
+        """Return only when everything appended, and the names of its packs, survive power loss (I1).
+
+        A failed sync is not tried again on the same file (I9): the packs are given up and StorageError is raised.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Give up; what was appended becomes garbage."""
+        ...
+
+
+class Blobs(Protocol):
+    """The bytes. Packs are immutable once committed; offsets below a commit never change."""
+
+    def writer(self, size_hint: int) -> BlobWriter: ...
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        """Fill `target`; a missing pack is NotFound, a short one Corrupted."""
+        ...
+
+    def packs(self) -> Iterator[tuple[str, int]]:
+        """(name, size in bytes) of every pack, finished or not."""
+        ...
+
+    def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
+        """Delete a pack if no writer may still add to it and `is_garbage()`, asked while writers are kept out.
+
+        Answers whether it was deleted. A missing pack is not an error: removal is repeated after crashes (I3).
+        """
+        ...
+
+    def scan(self, pack: str, magic: bytes) -> Iterator[int]:
+        """Offsets in a pack at which an append beginning with `magic` may lie, for rebuilding an index."""
+        ...
+
+    def file_of(self, pack: str) -> str | None:
+        """A local file that can be mapped, for adapters that have one."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,122 @@
+"""save_async: copy the state now, make it durable in the background, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+from .chunks import allocate
+from .codec import Encoded
+
+T = TypeVar("T")
+
+IN_FLIGHT = 2  # saves staged at once; a further one waits, so that memory stays bounded
+
+
+class PendingSave(Future[T]):
+    """The future of a save_async. An error nobody asked for comes up at the next save and at close."""
+
+    was_seen = False
+
+    def result(self, timeout: float | None = None) -> T:
+        self.was_seen = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.was_seen = True
+        return super().exception(timeout)
+
+
+class BackgroundSaves:
+    """One thread that commits staged states in the order they were given."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[PendingSave[object], Callable[[], object], memoryview | None] | None] = SimpleQueue()
+        self._slots = threading.Semaphore(IN_FLIGHT)
+        self._lock = threading.Lock()
+        self._arenas: list[memoryview] = []
+        self._failed: list[PendingSave[object]] = []
+        self._thread: threading.Thread | None = None
+
+    def submit(self, encoded: Encoded, commit: Callable[[Encoded], T]) -> PendingSave[T]:
+        """Copy the buffers of `encoded`, then `commit` the copy later. Returns once the state may be changed again."""
+        self._slots.acquire()
+        try:
+            staged, arena = self._stage(encoded)
+        except BaseException:
+            self._slots.release()
+            raise
+        future: PendingSave[T] = PendingSave()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
+                self._thread.start()
+        self._jobs.put((future, lambda: commit(staged), arena))  # type: ignore[arg-type]
+        return future
+
+    def _stage(self, encoded: Encoded) -> tuple[Encoded, memoryview | None]:
+        views = [b for b in encoded.buffers if isinstance(b, memoryview)]
+        total = sum(map(len, views))
+        if not total:
+            return encoded, None
+        arena = self._take(total)
+        buffers: list[object] = []
+        at = 0
+        for buffer in encoded.buffers:
+            if isinstance(buffer, memoryview):
+                copy = arena[at : at + len(buffer)]
+                copy[:] = buffer
+                at += len(buffer)
+                buffers.append(copy)
+            else:
+                buffers.append(buffer)
+        return Encoded(encoded.tree, buffers), arena
+
+    def _take(self, size: int) -> memoryview:
+        """An arena of at least `size`. Kept between saves: touching fresh memory costs more than the copy."""
+        with self._lock:
+            fitting = [a for a in self._arenas if len(a) >= size]
+            if fitting:
+                best = min(fitting, key=len)
+                self._arenas.remove(best)
+                return best
+            self._arenas.clear()
+        return allocate(size)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, commit, arena = job
+            try:
+                future.set_result(commit())
+            except BaseException as error:  # handed to the caller through the future
+                with self._lock:
+                    self._failed.append(future)
+                future.set_exception(error)
+            finally:
+                if arena is not None:
+                    with self._lock:
+                        self._arenas.append(arena)
+                self._slots.release()
+
+    def raise_unseen(self) -> None:
+        """Raise the first failure that nobody has looked at yet."""
+        if not self._failed:
+            return
+        with self._lock:
+            failed, self._failed = self._failed, []
+        for future in failed:
+            if not future.was_seen and (error := future.exception()) is not None:
+                raise error
+
+    def close(self) -> None:
+        """Wait for everything staged, then raise what failed unseen."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            thread.join()
+        self._arenas.clear()
+        self.raise_unseen()

@@ -1,0 +1,462 @@
+"""The commit protocol: how a state becomes a durable checkpoint, and comes back verified.
+
+    save   encode → chunk → digest → compress → packs durable → index commit → acknowledge           (I1)
+    load   index row → manifest digest → chunks, each verified → decode, data only                   (I2, I7)
+
+Between any two of these steps a crash leaves at most packs that no index row names; gc removes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import ormsgpack
+
+from . import codec
+from .chunks import (
+    CHUNK_BYTES,
+    INLINE_BYTES,
+    WORKERS,
+    ChunkReader,
+    ChunkWriter,
+    Source,
+    Written,
+    allocate,
+    cut,
+    cut_by_content,
+)
+from .errors import Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
+from .manifest import (
+    SPILL_OVER_BYTES,
+    Entry,
+    Manifest,
+    Span,
+    pack_manifest,
+    pack_root,
+    parse_manifest,
+    root_of,
+)
+from .model import Checkpoint, CheckpointId, CheckpointLevel, Lease, new_checkpoint_id
+from .ports import Blobs, Buffer, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
+
+SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
+TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
+RECORD_MAGIC = b"HFREC1\n\0"
+_RECORD_HEAD = struct.Struct("<8sI32s")  # magic, payload length, SHA-256 of the payload
+_MAX_ATTEMPTS = 8
+_RECENT_JOBS = 8
+_RECENT_ENTRIES = 65536
+
+_NOTHING = Written([], [], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a save was asked to record, names parsed already."""
+
+    job: str
+    step: str
+    level: CheckpointLevel = CheckpointLevel.STEP
+    parent: CheckpointId | None = None
+    tags: dict[str, str] | None = None
+    metadata_json: str = "{}"
+    is_pinned: bool = False
+    schema_version: str = "1.0"
+    lease: Lease | None = None
+    idempotency_key: str | None = None
+    checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
+    created_us: int | None = None
+
+
+class Store:
+    """An index, blobs, and the order in which they are written. Thread-safe; survives fork."""
+
+    def __init__(self, index: Index, blobs: Blobs) -> None:
+        self.index = index
+        self.blobs = blobs
+        self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self.reader = ChunkReader(blobs, index.locate, self.pool)
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Workers for large states; made when first needed."""
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="holdfast")
+            return self._workers
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
+        self._lock = threading.Lock()
+        self._workers = None
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.shutdown(wait=True)
+            self._workers = None
+        self.blobs.close()
+        self.index.close()
+
+    # Saving
+
+    def save(self, request: Request, encoded: codec.Encoded, *, actor: str) -> Checkpoint:
+        """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
+        distrusted: frozenset[bytes] = frozenset()
+        sync_failed = False
+        for _ in range(_MAX_ATTEMPTS):
+            created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
+            checkpoint_id = request.checkpoint_id or new_checkpoint_id(request.step, created_us)
+            try:
+                record, streams = self._write(request, encoded, checkpoint_id, created_us, distrusted)
+                (checkpoint,) = self.index.commit((record,), actor=actor)
+            except ChunksGone as gone:
+                distrusted = distrusted | frozenset(gone.digests)
+            except IdTaken:
+                if request.checkpoint_id:
+                    raise Conflict(
+                        f"checkpoint {checkpoint_id} exists already", hint="choose another ID, or none"
+                    ) from None
+            except (NoSpace, ReadOnly):
+                raise
+            except StorageError:
+                if sync_failed:
+                    raise
+                sync_failed = True  # I9: once more, from memory, into new packs
+            else:
+                if streams:
+                    self._remember(request.job, streams)
+                return checkpoint
+        raise Conflict(
+            f"job {request.job}: gc kept removing chunks this save wanted to reuse",
+            hint="run it again when holdfast gc has ended",
+        )
+
+    def commit_shared(self, record: NewCheckpoint, *, actor: str) -> Checkpoint:
+        """Commit a record whose chunks all exist already: a branch or a copy."""
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                (checkpoint,) = self.index.commit((record,), actor=actor)
+            except IdTaken:
+                record = replace(record, id=new_checkpoint_id(record.step, record.created_us))
+            except ChunksGone as gone:
+                raise NotFound(
+                    f"the checkpoint to copy to job {record.job} was deleted meanwhile", hint="choose another one"
+                ) from gone
+            else:
+                return checkpoint
+        raise Conflict(f"no free ID for a checkpoint of job {record.job}", hint="run it again")
+
+    def _write(
+        self,
+        request: Request,
+        encoded: codec.Encoded,
+        checkpoint_id: CheckpointId,
+        created_us: int,
+        distrusted: frozenset[bytes],
+    ) -> tuple[NewCheckpoint, list[list[Entry]]]:
+        tree = encoded.tree
+        if not encoded.buffers and len(tree) <= INLINE_BYTES:
+            packed = pack_manifest(Manifest(tree))
+            return _record(request, checkpoint_id, created_us, len(tree), packed, len(packed), _NOTHING), []
+
+        size_bytes = len(tree) + sum(_size(b) for b in encoded.buffers)
+        writer = ChunkWriter(
+            self.blobs,
+            self.index.locate,
+            self.pool,
+            previous=self._previous_streams(request.job) if size_bytes > CHUNK_BYTES else (),
+            distrusted=distrusted,
+            size_hint=size_bytes,
+        )
+        try:
+            manifest = _add_streams(writer, encoded)
+            writer.drain()
+            packed = pack_manifest(manifest)
+            if len(packed) > SPILL_OVER_BYTES:
+                table = writer.add(cut_by_content(packed, 4 * TREE_CHUNK_BYTES), size_bytes=len(packed))
+                writer.drain()
+                packed = pack_root(len(packed), table)
+            record = _record(request, checkpoint_id, created_us, size_bytes, packed, len(packed), _NOTHING)
+            written = writer.finish(lambda placed: pack_record(record, placed))
+        except BaseException:
+            writer.abort()
+            raise
+        record = replace(
+            record,
+            stored_bytes=len(packed) + written.stored_bytes,
+            has_chunks=True,
+            new_chunks=written.new,
+            reused_chunks=written.reused,
+        )
+        return record, manifest.streams
+
+    def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
+        """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""
+        with self._lock:
+            known = self._recent.get(job)
+        if known is not None:
+            return known
+        found = self.index.latest(job)
+        if found is None:
+            return ()
+        try:
+            return self.parse(found[1], of=found[0].id).streams
+        except Corrupted:
+            return ()  # a damaged predecessor must not stop a save; it only costs the comparison
+
+    def _remember(self, job: str, streams: list[list[Entry]]) -> None:
+        if sum(map(len, streams)) > _RECENT_ENTRIES:
+            return
+        with self._lock:
+            self._recent[job] = streams
+            self._recent.move_to_end(job)
+            while len(self._recent) > _RECENT_JOBS:
+                self._recent.popitem(last=False)
+
+    # Loading
+
+    def parse(self, packed: bytes, *, of: str) -> Manifest:
+        """The manifest of index bytes, spilled ones read from their chunks."""
+
+        def read_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
+            data = allocate(size_bytes)
+            self.reader.read(_place(entries, data), of=of)
+            return bytes(data)
+
+        return parse_manifest(packed, read_spilled)
+
+    def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
+        """The verified manifest of a checkpoint row."""
+        if hashlib.sha256(packed).hexdigest() != checkpoint.digest:
+            raise Corrupted(
+                f"the manifest of checkpoint {checkpoint.id} does not match its digest",
+                hint="run holdfast check; restore an earlier checkpoint",
+            )
+        return self.parse(packed, of=checkpoint.id)
+
+    def tree(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
+        if manifest.tree is not None:
+            return manifest.tree
+        entries = manifest.streams[manifest.tree_stream]
+        data = allocate(sum(e.size_bytes for e in entries))
+        self.reader.read(_place(entries, data), of=checkpoint.id)
+        return bytes(data)
+
+    def load(
+        self, checkpoint: Checkpoint, packed: bytes, *, only: Sequence[str] | None = None, into: object = None
+    ) -> object:
+        """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
+        manifest = self.open(checkpoint, packed)
+        tree = self.tree(checkpoint, manifest)
+        if only is not None:
+            return codec.decode(tree, lambda n: self.read_buffers(checkpoint, manifest, [n])[n], only=only)
+        targets = codec.buffer_targets(tree, into) if into is not None else {}
+        ready = self.read_buffers(checkpoint, manifest, range(len(manifest.buffers)), targets)
+        return codec.decode(tree, ready.__getitem__, into=into)
+
+    def read_buffers(
+        self,
+        checkpoint: Checkpoint,
+        manifest: Manifest,
+        ordinals: Iterable[int],
+        targets: dict[int, memoryview] | None = None,
+    ) -> dict[int, memoryview]:
+        """Buffers by ordinal, in the targets given or in fresh memory."""
+        ready: dict[int, memoryview] = {}
+        wanted: list[tuple[Entry, memoryview]] = []
+        shared: dict[tuple[int, int], memoryview] = {}  # chunks that hold several buffers: (stream, offset)
+        copies: list[tuple[memoryview, memoryview]] = []
+        starts: dict[int, list[int]] = {}
+        for n in ordinals:
+            if not 0 <= n < len(manifest.buffers):
+                raise Corrupted(f"checkpoint {checkpoint.id} has no buffer {n}", hint="run holdfast check")
+            span = manifest.buffers[n]
+            target = (targets or {}).get(n)
+            if target is None:
+                target = allocate(span.size_bytes)
+            ready[n] = target
+            if span.stream not in starts:
+                starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
+            for entry, at in _entries_at(manifest.streams[span.stream], starts[span.stream], span):
+                inside = at - span.offset  # where the chunk begins, seen from the buffer
+                if inside >= 0 and inside + entry.size_bytes <= span.size_bytes:
+                    wanted.append((entry, target[inside : inside + entry.size_bytes]))
+                    continue
+                scratch = shared.get((span.stream, at))
+                if scratch is None:
+                    scratch = shared[span.stream, at] = allocate(entry.size_bytes)
+                    wanted.append((entry, scratch))
+                start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
+                copies.append((target[start:stop], scratch[start - inside : stop - inside]))
+        self.reader.read(wanted, of=checkpoint.id)
+        for into, source in copies:
+            into[:] = source
+        return ready
+
+    def references(self, packed: bytes) -> Iterable[bytes]:
+        """Every chunk an index manifest names, those of a spilled manifest included (for gc and copies)."""
+        root = root_of(packed)
+        if root is not None:
+            yield from (e.digest for e in root[1] if not e.is_zero)
+        yield from self.parse(packed, of="a checkpoint").digests()
+
+
+def _size(buffer: memoryview | Source) -> int:
+    return len(buffer) if isinstance(buffer, memoryview) else buffer.size_bytes
+
+
+def _add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
+    """Large buffers first, so that their streams keep their place from save to save; then small ones; then the tree."""
+    spans: list[Span | None] = [None] * len(encoded.buffers)
+    streams: list[list[Entry]] = []
+    small: list[tuple[int, memoryview]] = []
+    for n, buffer in enumerate(encoded.buffers):
+        size = _size(buffer)
+        if isinstance(buffer, memoryview):
+            if size < SMALL_BUFFER_BYTES:
+                small.append((n, buffer))
+                continue
+            pieces: Iterable[Buffer] = cut(buffer)
+        else:
+            pieces = buffer.pieces()
+        spans[n] = Span(len(streams), 0, size)
+        streams.append(writer.add(pieces, size_bytes=size))
+    if small:
+        offset = 0
+        for n, view in small:
+            spans[n] = Span(len(streams), offset, len(view))
+            offset += len(view)
+        streams.append(writer.add(_bundles([view for _, view in small]), size_bytes=offset))
+    tree: bytes | None = encoded.tree
+    tree_stream = -1
+    if len(encoded.tree) > INLINE_BYTES:
+        tree, tree_stream = None, len(streams)
+        streams.append(writer.add(cut_by_content(encoded.tree, TREE_CHUNK_BYTES), size_bytes=len(encoded.tree)))
+    return Manifest(tree, tree_stream, [span for span in spans if span is not None], streams)
+
+
+def _bundles(views: list[memoryview]) -> Iterable[bytes]:
+    """Small buffers joined to pieces of up to a chunk."""
+    waiting: list[memoryview] = []
+    size = 0
+    for view in views:
+        if waiting and size + len(view) > CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        waiting.append(view)
+        size += len(view)
+    yield b"".join(waiting)
+
+
+def _place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memoryview]]:
+    placed, offset = [], 0
+    for entry in entries:
+        placed.append((entry, data[offset : offset + entry.size_bytes]))
+        offset += entry.size_bytes
+    return placed
+
+
+def _entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable[tuple[Entry, int]]:
+    """The entries of a stream that a span touches, with their offsets."""
+    stop = span.offset + span.size_bytes
+    for i in range(bisect_right(starts, span.offset) - 1, len(entries)):
+        if starts[i] >= stop:
+            return
+        yield entries[i], starts[i]
+
+
+def _record(
+    request: Request,
+    checkpoint_id: CheckpointId,
+    created_us: int,
+    size_bytes: int,
+    packed: bytes,
+    stored_bytes: int,
+    written: Written,
+) -> NewCheckpoint:
+    digest = hashlib.sha256(packed).digest()
+    key = request.idempotency_key
+    return NewCheckpoint(
+        id=checkpoint_id,
+        job=request.job,
+        step=request.step,
+        level=request.level,
+        created_us=created_us,
+        size_bytes=size_bytes,
+        stored_bytes=stored_bytes,
+        digest=digest,
+        codec=codec.CODEC,
+        schema_version=request.schema_version,
+        manifest=packed,
+        parent=request.parent,
+        tags=request.tags or {},
+        is_pinned=request.is_pinned,
+        metadata_json=request.metadata_json,
+        new_chunks=written.new,
+        reused_chunks=written.reused,
+        lease_token=request.lease.token if request.lease else None,
+        idempotency_key=key,
+        request_digest=hashlib.sha256(digest + f"{request.level}\0{request.step}".encode()).digest() if key else b"",
+    )
+
+
+def copy_record(source: Checkpoint, packed: bytes, job: str, *, references: Iterable[bytes]) -> NewCheckpoint:
+    """The record of a checkpoint with the same state under `job`; it shares all chunks with `source`."""
+    created_us = round(source.created_at.timestamp() * 1_000_000)
+    digest = bytes.fromhex(source.digest)
+    shared = sorted(set(references))
+    return NewCheckpoint(
+        id=new_checkpoint_id(source.step, created_us),
+        job=job,
+        step=source.step,
+        level=source.level,
+        created_us=created_us,
+        size_bytes=source.size_bytes,
+        stored_bytes=len(packed),
+        digest=digest,
+        codec=source.codec,
+        schema_version=source.schema_version,
+        manifest=packed,
+        parent=source.parent,
+        tags=source.tags,
+        is_pinned=source.is_pinned,
+        metadata_json=json.dumps(dict(source.metadata)),
+        has_chunks=bool(shared),
+        reused_chunks=shared,
+        request_digest=digest,
+    )
+
+
+def pack_record(record: NewCheckpoint, placed: Sequence[Chunk]) -> bytes:
+    """What a pack says of the save that wrote it, so that an index can be rebuilt from packs (docs/format.md)."""
+    payload = ormsgpack.packb(
+        {
+            "id": record.id,
+            "job": record.job,
+            "step": record.step,
+            "level": str(record.level),
+            "created_us": record.created_us,
+            "size_bytes": record.size_bytes,
+            "digest": record.digest,
+            "codec": record.codec,
+            "schema_version": record.schema_version,
+            "manifest": record.manifest,
+            "parent": record.parent,
+            "tags": dict(record.tags),
+            "pinned": record.is_pinned,
+            "metadata": record.metadata_json,
+            "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
+        }
+    )
+    return _RECORD_HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload

@@ -1,0 +1,195 @@
+"""Checking a store: that everything named exists and, deep, that every byte is what was saved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from .errors import CheckpointError, Corrupted, NotFound
+from .gc import read_verified
+from .model import Checkpoint, CheckpointStatus
+from .ports import Chunk
+from .store import Store
+
+Progress = Callable[[int, int], None]
+
+_MARK_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: with what, how, and what to do about it."""
+
+    subject: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    checkpoints: int
+    chunks: int
+    bytes_read: int
+    problems: tuple[Problem, ...]
+    corrupted: tuple[str, ...]  # IDs of checkpoints that cannot be loaded
+    unused_packs: int
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.problems
+
+
+def verify(
+    store: Store, *, job: str | None, deep: bool, actor: str, progress: Progress | None = None
+) -> VerifyReport:
+    """Check one job, or everything. Checkpoints found damaged are marked so, and verified ones as valid.
+
+    Quick: manifests match their digests, every chunk they name is in the index, and its pack is long enough.
+    Deep: every chunk is read and proved against its SHA-256 too. `progress(done, total)` counts stored bytes.
+    """
+    problems = [Problem("index", text, "run holdfast check --repair") for text in store.index.integrity_problems()]
+    wanted = _digests_of(store, job) if job is not None else None
+    bad, chunks, bytes_read, damage = _check_chunks(store, wanted, deep=deep, progress=progress)
+    problems += damage
+
+    count = 0
+    corrupted: list[str] = []
+    sound: list[str] = []
+    for checkpoint, packed in _manifests(store, job):
+        count += 1
+        why = _damage(store, checkpoint, packed, bad)
+        if why is None:
+            if deep and checkpoint.status in (CheckpointStatus.CREATED, CheckpointStatus.CORRUPTED):
+                sound.append(checkpoint.id)
+        else:
+            problems.append(
+                Problem(f"checkpoint {checkpoint.id} of job {checkpoint.job}", why, "restore an earlier one or another copy")
+            )
+            corrupted.append(checkpoint.id)
+        if len(sound) >= _MARK_AT_ONCE:
+            store.index.mark(sound, CheckpointStatus.VALID, actor=actor)
+            sound = []
+    store.index.mark(sound, CheckpointStatus.VALID, actor=actor)
+    store.index.mark(corrupted, CheckpointStatus.CORRUPTED, actor=actor)
+    used = {use.pack for use in store.index.packs()}
+    unused = sum(1 for pack, _ in store.blobs.packs() if pack not in used)
+    return VerifyReport(count, chunks, bytes_read, tuple(problems), tuple(corrupted), unused)
+
+
+def _manifests(store: Store, job: str | None) -> Iterable[tuple[Checkpoint, bytes]]:
+    if job is None:
+        for _, checkpoint, packed in store.index.manifests(with_chunks=False):
+            yield checkpoint, packed
+        return
+    for checkpoint in store.index.list(job):
+        try:
+            yield store.index.read(checkpoint.id)
+        except NotFound:
+            continue  # deleted meanwhile
+
+
+def _digests_of(store: Store, job: str) -> set[bytes]:
+    found: set[bytes] = set()
+    for _, packed in _manifests(store, job):
+        try:
+            found.update(store.references(packed))
+        except Corrupted:
+            continue  # named with its checkpoint below
+    return found
+
+
+def _check_chunks(
+    store: Store, wanted: set[bytes] | None, *, deep: bool, progress: Progress | None
+) -> tuple[set[bytes], int, int, list[Problem]]:
+    """Chunks that are damaged or lie in missing packs; how many were looked at; how many bytes were read."""
+    bad: set[bytes] = set()
+    problems: list[Problem] = []
+    sizes = dict(store.blobs.packs())
+    uses = list(store.index.packs())
+    total = sum(use.live_bytes for use in uses)
+    chunks = done = bytes_read = 0
+    for use in uses:
+        rows = [c for c in store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
+        chunks += len(rows)
+        size = sizes.get(use.pack)
+        if size is None and rows:
+            # gc may have moved its chunks since it was listed; then nothing names it any more
+            rows = [c for c in store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
+            if rows:
+                problems.append(Problem(f"pack {use.pack}", "is missing", "put the file back from a copy of the store"))
+                bad.update(c.digest for c in rows)
+        elif deep:
+            for chunk, damage in _read_all(store, rows):
+                bytes_read += chunk.stored_bytes
+                if damage:
+                    bad.add(chunk.digest)
+                    problems.append(Problem(f"pack {use.pack}", damage, "put the file back from a copy of the store"))
+        else:
+            bad.update(c.digest for c in rows if size is not None and c.offset + c.stored_bytes > size)
+        done += use.live_bytes
+        if progress:
+            progress(done, total)
+    return bad, chunks, bytes_read, problems
+
+
+def _read_all(store: Store, rows: list[Chunk]) -> Iterable[tuple[Chunk, str]]:
+    """Read chunks in parallel; answers each with "" or what is wrong with it."""
+    waiting: list[tuple[Chunk, Future[str]]] = []
+    for chunk in rows:
+        waiting.append((chunk, store.pool().submit(_prove, store, chunk)))
+        if len(waiting) > 16:
+            first, future = waiting.pop(0)
+            yield first, future.result()
+    for chunk, future in waiting:
+        yield chunk, future.result()
+
+
+def _prove(store: Store, chunk: Chunk) -> str:
+    try:
+        read_verified(store, chunk)
+    except NotFound:
+        now = store.index.locate([chunk.digest]).get(chunk.digest)
+        if now is None or now.pack == chunk.pack:
+            return f"chunk {chunk.digest.hex()[:16]}… cannot be read"
+        return _prove(store, now)  # moved by gc meanwhile
+    except CheckpointError as error:
+        return error.message
+    return ""
+
+
+def _damage(store: Store, checkpoint: Checkpoint, packed: bytes, bad: set[bytes]) -> str | None:
+    """Why a checkpoint cannot be loaded, or None."""
+    if hashlib.sha256(packed).hexdigest() != checkpoint.digest:
+        return "its manifest does not match its digest"
+    try:
+        digests = set(store.references(packed))
+    except CheckpointError as error:
+        return error.message
+    if broken := digests & bad:
+        return f"{len(broken)} of its {len(digests)} chunks are damaged or missing"
+    located = store.index.locate(sorted(digests))
+    missing = len(digests) - len(located)
+    if missing:
+        return f"{missing} of its {len(digests)} chunks are not in the index"
+    for chunk in located.values():
+        if chunk.data is not None and _prove(store, chunk):
+            return f"chunk {chunk.digest.hex()[:16]}… in the index is damaged"
+    return None
+
+
+def stats(store: Store, job: str | None = None) -> Mapping[str, int]:
+    """Numbers of a job, or of the store: what was saved, what it takes, what gc could give back at most."""
+    if job is not None:
+        found = store.index.job(job)
+        if found is None:
+            raise NotFound(f"job {job} not found", hint="holdfast jobs shows which jobs exist")
+        return {
+            "checkpoints": found.checkpoints,
+            "last_seq": found.last_seq,
+            "size_bytes": found.size_bytes,
+            "stored_bytes": found.stored_bytes,
+        }
+    packs = list(store.blobs.packs())
+    return {**store.index.totals(), "packs": len(packs), "pack_bytes": sum(size for _, size in packs)}
