@@ -48,7 +48,7 @@ from .retention import RetentionPolicy
 __version__ = "0.1.0"
 
 
-def open(  # noqa: A001 - the name users expect: holdfast.open()
+def open(
     url: str | os.PathLike[str] | None = None, *, namespace: str = "default", create: bool = True
 ) -> CheckpointManager:
     """Open a store: a directory (made if new), "file:directory" or "memory:".

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import zstandard
 from blake3 import blake3
@@ -31,14 +30,6 @@ BUNDLE_BYTES = 1 << 20  # small chunks are written together
 WORKERS = 6
 
 _local = threading.local()
-
-
-class Source(Protocol):
-    """Bytes that come in pieces, such as a file: each piece becomes one chunk. May be read again after a failure."""
-
-    size_bytes: int
-
-    def pieces(self) -> Iterator[Buffer]: ...
 
 
 def cut(data: memoryview, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
@@ -136,12 +127,12 @@ class ChunkWriter:
         for slot, piece in enumerate(task, start):
             size = len(piece)
             fast = blake3(piece).digest()
-            if slot < len(earlier) and (old := earlier[slot]).fast == fast and old.size_bytes == size:
-                if old.is_zero or old.digest not in self._distrusted:
-                    entries[slot] = old
-                    if not old.is_zero:
-                        self._reused.add(old.digest)
-                    continue
+            old = earlier[slot] if slot < len(earlier) else _PENDING
+            if old.fast == fast and old.size_bytes == size and old.digest not in self._distrusted:
+                entries[slot] = old
+                if not old.is_zero:
+                    self._reused.add(old.digest)
+                continue
             if size >= 4096 and fast == _zeros_fast(size):
                 entries[slot] = Entry(size, ZERO, fast)
                 continue
@@ -250,7 +241,10 @@ class ChunkReader:
     """Reads chunks of one store, verified, into memory the caller provides."""
 
     def __init__(
-        self, blobs: Blobs, locate: Callable[[Sequence[bytes]], dict[bytes, Chunk]], pool: Callable[[], Executor]
+        self,
+        blobs: Blobs,
+        locate: Callable[[Sequence[bytes]], dict[bytes, Chunk]],
+        pool: Callable[[], Executor],
     ) -> None:
         self._blobs = blobs
         self._locate = locate

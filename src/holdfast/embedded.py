@@ -1,9 +1,9 @@
 """The embedded store: one directory with SQLite for the index and packs for the bytes.
 
-    <store>/holdfast-store     what this is: format version and store ID; written last, so that a store is whole
-    <store>/lock               held while the store is made or rebuilt
-    <store>/index.sqlite       the source of truth
-    <store>/packs/             chunk bytes
+<store>/holdfast-store     what this is: format version and store ID; written last, so that a store is whole
+<store>/lock               held while the store is made or rebuilt
+<store>/index.sqlite       the source of truth
+<store>/packs/             chunk bytes
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ MARKER = "holdfast-store"
 INDEX = "index.sqlite"
 PACKS = "packs"
 
-_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "ncpfs", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs")
+_NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "ncpfs",
+    "afs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "fuse.sshfs",
+    "fuse.s3fs",
+)
 _MARKER = re.compile(rb"Holdfast store\nformat: (\d{1,9})\nid: ([0-9a-f]{32})\n")
 
 
@@ -53,7 +65,7 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
         index.close()
         raise Corrupted(
             f"{path / INDEX} belongs to another store than {path / MARKER} says",
-            hint="two stores were mixed in one directory: put the right index.sqlite back, or run holdfast check --repair",
+            hint="two stores were mixed: put the right index.sqlite back, or run holdfast check --repair",
         )
     return index, PackBlobs(str(path / PACKS))
 

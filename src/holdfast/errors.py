@@ -152,5 +152,9 @@ def storage_error(action: str, where: str, cause: OSError) -> StorageError:
     if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(message, hint="free some space (holdfast cleanup, holdfast gc), then run it again")
     if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return ReadOnly(message, hint="check the owner and mode of the directory and that its disk is mounted read-write")
-    return StorageError(message, hint="see the system log for the device; run holdfast check before relying on this store")
+        return ReadOnly(
+            message, hint="check the owner and mode of the directory and that its disk is mounted read-write"
+        )
+    return StorageError(
+        message, hint="see the system log for the device; run holdfast check before relying on this store"
+    )

@@ -104,5 +104,7 @@ def read_verified(store: Store, chunk: Chunk) -> bytes:
     plain = decompress(stored, chunk.size_bytes) if chunk.encoding is Encoding.ZSTD else stored
     if len(plain) != chunk.size_bytes or hashlib.sha256(plain).digest() != chunk.digest:
         where = f"at {chunk.offset} of pack {chunk.pack}" if chunk.pack else "in the index"
-        raise Corrupted(f"chunk {chunk.digest.hex()[:16]}… {where} does not match its digest", hint="run holdfast check")
+        raise Corrupted(
+            f"chunk {chunk.digest.hex()[:16]}… {where} does not match its digest", hint="run holdfast check"
+        )
     return stored

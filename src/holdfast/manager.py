@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import json
 import os
 import socket
 import threading
@@ -14,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from . import codec, lease
 from .errors import Conflict, NotFound, Validation
@@ -27,20 +25,19 @@ from .model import (
     Lease,
     parse_choice,
     parse_name,
-    parse_step,
     parse_tags,
 )
+from .opening import open_store
 from .ports import Checkpoints, Events, Jobs, NewCheckpoint
+from .records import copy_record
+from .request import Request, parse_request
 from .retention import Plan, RetentionPolicy
 from .staging import BackgroundSaves, PendingSave
-from .store import Request, Store, copy_record
 
 if TYPE_CHECKING:
     from .diff import Diff
     from .gc import GcReport
     from .verify import VerifyReport
-
-MAX_METADATA_BYTES = 64 * 1024
 
 Progress = Callable[[int, int], None]  # (done, total), in the unit the operation names
 
@@ -63,7 +60,7 @@ class CheckpointManager:
         chosen = storage_path if storage_path is not None else storage_dir
         self.url = os.fspath(chosen) if chosen is not None else os.environ.get("HOLDFAST_STORE") or ".holdfast"
         self.namespace = parse_name("namespace", namespace)
-        self._store = _open_store(self.url, self.namespace, create=create)
+        self._store = open_store(self.url, self.namespace, create=create)
         self.actor = f"{_user()}@{socket.gethostname()}"
         self.counters: Counter[str] = Counter()
         self._background = BackgroundSaves()
@@ -94,7 +91,7 @@ class CheckpointManager:
         When this returns, the checkpoint survives kill -9 and power loss (I1). When it raises, nothing was stored
         that anyone can see. The same `idempotency_key` again returns the first ID instead of saving twice.
         """
-        request = _request(
+        request = parse_request(
             job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
         )
         self._background.raise_unseen()
@@ -106,7 +103,7 @@ class CheckpointManager:
         The state may be changed as soon as this returns. Durable when `.result()` returns the ID. Saves commit in
         the order given. A failure that nobody asked for is raised by the next save and by close().
         """
-        request = _request(job_id, step_name, **options)
+        request = parse_request(job_id, step_name, **options)
         self._background.raise_unseen()
         return self._background.submit(codec.encode(state), lambda staged: self._commit(request, staged))
 
@@ -166,9 +163,7 @@ class CheckpointManager:
 
     # Loading
 
-    def load(
-        self, checkpoint_id: str, *, only: str | Sequence[str] | None = None, into: object = None
-    ) -> object:
+    def load(self, checkpoint_id: str, *, only: str | Sequence[str] | None = None, into: object = None) -> object:
         """The state of a checkpoint, verified (I2).
 
         `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
@@ -213,7 +208,12 @@ class CheckpointManager:
         return codec.outline(self._store.tree(checkpoint, manifest))
 
     def _load(
-        self, checkpoint: Checkpoint, packed: bytes, *, only: str | Sequence[str] | None = None, into: object = None
+        self,
+        checkpoint: Checkpoint,
+        packed: bytes,
+        *,
+        only: str | Sequence[str] | None = None,
+        into: object = None,
     ) -> object:
         self._check_open()
         patterns = [only] if isinstance(only, str) else only
@@ -282,7 +282,12 @@ class CheckpointManager:
         return len(plan.delete)
 
     def apply(
-        self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True, progress: Progress | None = None
+        self,
+        policy: RetentionPolicy,
+        *,
+        job: str | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
     ) -> Plan:
         """What `policy` would delete, in one job or in all; with dry_run=False, done."""
         from .retention import execute, plan
@@ -363,7 +368,7 @@ class CheckpointManager:
             self._closed.set()
             self._store.close()
 
-    def __enter__(self) -> CheckpointManager:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -409,74 +414,10 @@ class AsyncView:
         return call
 
 
-def _request(
-    job_id: str,
-    step_name: str,
-    level: CheckpointLevel | str = CheckpointLevel.STEP,
-    parent: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    metadata: Mapping[str, object] | None = None,
-    pin: bool = False,
-    lease: Lease | None = None,
-    idempotency_key: str | None = None,
-    schema_version: str = "1.0",
-) -> Request:
-    """What the user asked for, every part parsed; raises before anything is touched."""
-    if lease is not None and lease.job != job_id:
-        raise Validation(f"the lease is for job {lease.job}, not {job_id}", hint="take a lease of the job you write")
-    if idempotency_key is not None and not 1 <= len(idempotency_key) <= 256:
-        raise Validation("an idempotency key has 1 to 256 characters", hint="use a short stable string, such as a UUID")
-    return Request(
-        job=parse_name("job", job_id),
-        step=parse_step(step_name),
-        level=parse_choice(CheckpointLevel, level),
-        parent=None if parent is None else CheckpointId(parse_name("checkpoint ID", parent)),
-        tags=parse_tags(tags),
-        metadata_json="{}" if not metadata else _metadata_json(metadata),
-        is_pinned=pin,
-        schema_version=schema_version,
-        lease=lease,
-        idempotency_key=idempotency_key,
-    )
-
-
-def _metadata_json(metadata: Mapping[str, object]) -> str:
-    try:
-        text = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise Validation(f"metadata is not plain JSON: {error}", hint="put it into the state instead") from error
-    if not all(isinstance(key, str) for key in metadata):
-        raise Validation("metadata has a key that is not text", hint="use text keys")
-    if size > MAX_METADATA_BYTES:
-        raise Validation(
-            f"metadata takes {size:,} bytes, at most {MAX_METADATA_BYTES:,} fit", hint="put it into the state instead"
-        )
-    return text
-
-
 def _parse_limit(limit: int | None) -> int | None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise Validation(f"limit={limit!r}", hint="use a whole number from 1 on, or none")
     return limit
-
-
-def _open_store(url: str, namespace: str, *, create: bool) -> Store:
-    """The store behind a URL. What an adapter needs is imported only when its URL is used."""
-    scheme, colon, rest = url.partition(":")
-    if url == "memory:":
-        from .blobs.memory import MemoryBlobs
-        from .index.sqlite import SqliteIndex
-
-        return Store(SqliteIndex(None, namespace=namespace), MemoryBlobs())
-    if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
-        raise Validation(f"no store speaks {scheme}:", hint='use a directory, "file:directory" or "memory:"')
-    path = rest if colon and scheme == "file" else url
-    if not path or "\0" in path:
-        raise Validation(f"{url!r} names no directory", hint='use a directory, "file:directory" or "memory:"')
-    from .embedded import open_embedded
-
-    return Store(*open_embedded(Path(path), namespace=namespace, create=create))
 
 
 def _user() -> str:

@@ -28,7 +28,7 @@ SPILL_OVER_BYTES = 256 * 1024  # a larger manifest moves into chunks, so that in
 ZERO = bytes(32)
 
 _ENTRY = struct.Struct("<I32s32s")
-_SPAN = struct.Struct("<IQQ")
+_SPAN = struct.Struct("<IQQ?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a buffer lies: `size_bytes` from `offset` of a stream."""
+    """Where a buffer lies: `size_bytes` from `offset` of a stream. A lazy one stays in the store until asked for."""
 
     stream: int
     offset: int
     size_bytes: int
+    is_lazy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def pack_manifest(manifest: Manifest) -> bytes:
             if len(squeezed) < 0.9 * len(tree):
                 return b"\x02" + squeezed
         return b"\x01" + tree
-    spans = b"".join(_SPAN.pack(s.stream, s.offset, s.size_bytes) for s in manifest.buffers)
+    spans = b"".join(_SPAN.pack(s.stream, s.offset, s.size_bytes, s.is_lazy) for s in manifest.buffers)
     tables = [pack_table(stream) for stream in manifest.streams]
     return b"\x03" + ormsgpack.packb([tree, manifest.tree_stream, spans, tables])
 
@@ -139,7 +140,9 @@ def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
     try:
         declared = zstandard.frame_content_size(data)
         if not 0 <= declared <= limit:
-            raise Corrupted(f"compressed data claims {declared:,} bytes, at most {limit:,} fit", hint="run holdfast check")
+            raise Corrupted(
+                f"compressed data claims {declared:,} bytes, at most {limit:,} fit", hint="run holdfast check"
+            )
         plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise Corrupted(f"compressed data is damaged: {error}", hint="run holdfast check") from error

@@ -106,6 +106,7 @@ class Index(Protocol):
     """What exists. One namespace per object; several objects, threads and processes may share the store behind it."""
 
     store_id: str
+    namespace: str
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
         """Insert all of `records` or none, durably, in one transaction, and append their events.

@@ -34,7 +34,9 @@ class BackgroundSaves:
     """One thread that commits staged states in the order they were given."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[PendingSave[object], Callable[[], object], memoryview | None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[PendingSave[object], Callable[[], object], memoryview | None] | None] = (
+            SimpleQueue()
+        )
         self._slots = threading.Semaphore(IN_FLIGHT)
         self._lock = threading.Lock()
         self._arenas: list[memoryview] = []
@@ -91,7 +93,7 @@ class BackgroundSaves:
             future, commit, arena = job
             try:
                 future.set_result(commit())
-            except BaseException as error:  # handed to the caller through the future
+            except BaseException as error:  # noqa: BLE001 - handed to the caller through the future
                 with self._lock:
                     self._failed.append(future)
                 future.set_exception(error)

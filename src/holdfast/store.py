@@ -9,18 +9,14 @@ Between any two of these steps a crash leaves at most packs that no index row na
 from __future__ import annotations
 
 import hashlib
-import json
-import struct
 import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-
-import ormsgpack
 
 from . import codec
 from .chunks import (
@@ -29,8 +25,6 @@ from .chunks import (
     WORKERS,
     ChunkReader,
     ChunkWriter,
-    Source,
-    Written,
     allocate,
     cut,
     cut_by_content,
@@ -46,36 +40,16 @@ from .manifest import (
     parse_manifest,
     root_of,
 )
-from .model import Checkpoint, CheckpointId, CheckpointLevel, Lease, new_checkpoint_id
-from .ports import Blobs, Buffer, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
+from .model import Checkpoint, CheckpointId, new_checkpoint_id
+from .ports import Blobs, Buffer, ChunksGone, IdTaken, Index, NewCheckpoint
+from .records import new_record, pack_record
+from .request import Request
 
 SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
 TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
-RECORD_MAGIC = b"HFREC1\n\0"
-_RECORD_HEAD = struct.Struct("<8sI32s")  # magic, payload length, SHA-256 of the payload
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
-
-_NOTHING = Written([], [], 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a save was asked to record, names parsed already."""
-
-    job: str
-    step: str
-    level: CheckpointLevel = CheckpointLevel.STEP
-    parent: CheckpointId | None = None
-    tags: dict[str, str] | None = None
-    metadata_json: str = "{}"
-    is_pinned: bool = False
-    schema_version: str = "1.0"
-    lease: Lease | None = None
-    idempotency_key: str | None = None
-    checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
-    created_us: int | None = None
 
 
 class Store:
@@ -151,7 +125,8 @@ class Store:
                 record = replace(record, id=new_checkpoint_id(record.step, record.created_us))
             except ChunksGone as gone:
                 raise NotFound(
-                    f"the checkpoint to copy to job {record.job} was deleted meanwhile", hint="choose another one"
+                    f"the checkpoint to copy to job {record.job} was deleted meanwhile",
+                    hint="choose another one",
                 ) from gone
             else:
                 return checkpoint
@@ -168,7 +143,7 @@ class Store:
         tree = encoded.tree
         if not encoded.buffers and len(tree) <= INLINE_BYTES:
             packed = pack_manifest(Manifest(tree))
-            return _record(request, checkpoint_id, created_us, len(tree), packed, len(packed), _NOTHING), []
+            return new_record(request, checkpoint_id, created_us, len(tree), packed), []
 
         size_bytes = len(tree) + sum(_size(b) for b in encoded.buffers)
         writer = ChunkWriter(
@@ -187,8 +162,8 @@ class Store:
                 table = writer.add(cut_by_content(packed, 4 * TREE_CHUNK_BYTES), size_bytes=len(packed))
                 writer.drain()
                 packed = pack_root(len(packed), table)
-            record = _record(request, checkpoint_id, created_us, size_bytes, packed, len(packed), _NOTHING)
-            written = writer.finish(lambda placed: pack_record(record, placed))
+            record = new_record(request, checkpoint_id, created_us, size_bytes, packed)
+            written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
         except BaseException:
             writer.abort()
             raise
@@ -312,7 +287,7 @@ class Store:
         yield from self.parse(packed, of="a checkpoint").digests()
 
 
-def _size(buffer: memoryview | Source) -> int:
+def _size(buffer: codec.Source) -> int:
     return len(buffer) if isinstance(buffer, memoryview) else buffer.size_bytes
 
 
@@ -374,89 +349,3 @@ def _entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable
         if starts[i] >= stop:
             return
         yield entries[i], starts[i]
-
-
-def _record(
-    request: Request,
-    checkpoint_id: CheckpointId,
-    created_us: int,
-    size_bytes: int,
-    packed: bytes,
-    stored_bytes: int,
-    written: Written,
-) -> NewCheckpoint:
-    digest = hashlib.sha256(packed).digest()
-    key = request.idempotency_key
-    return NewCheckpoint(
-        id=checkpoint_id,
-        job=request.job,
-        step=request.step,
-        level=request.level,
-        created_us=created_us,
-        size_bytes=size_bytes,
-        stored_bytes=stored_bytes,
-        digest=digest,
-        codec=codec.CODEC,
-        schema_version=request.schema_version,
-        manifest=packed,
-        parent=request.parent,
-        tags=request.tags or {},
-        is_pinned=request.is_pinned,
-        metadata_json=request.metadata_json,
-        new_chunks=written.new,
-        reused_chunks=written.reused,
-        lease_token=request.lease.token if request.lease else None,
-        idempotency_key=key,
-        request_digest=hashlib.sha256(digest + f"{request.level}\0{request.step}".encode()).digest() if key else b"",
-    )
-
-
-def copy_record(source: Checkpoint, packed: bytes, job: str, *, references: Iterable[bytes]) -> NewCheckpoint:
-    """The record of a checkpoint with the same state under `job`; it shares all chunks with `source`."""
-    created_us = round(source.created_at.timestamp() * 1_000_000)
-    digest = bytes.fromhex(source.digest)
-    shared = sorted(set(references))
-    return NewCheckpoint(
-        id=new_checkpoint_id(source.step, created_us),
-        job=job,
-        step=source.step,
-        level=source.level,
-        created_us=created_us,
-        size_bytes=source.size_bytes,
-        stored_bytes=len(packed),
-        digest=digest,
-        codec=source.codec,
-        schema_version=source.schema_version,
-        manifest=packed,
-        parent=source.parent,
-        tags=source.tags,
-        is_pinned=source.is_pinned,
-        metadata_json=json.dumps(dict(source.metadata)),
-        has_chunks=bool(shared),
-        reused_chunks=shared,
-        request_digest=digest,
-    )
-
-
-def pack_record(record: NewCheckpoint, placed: Sequence[Chunk]) -> bytes:
-    """What a pack says of the save that wrote it, so that an index can be rebuilt from packs (docs/format.md)."""
-    payload = ormsgpack.packb(
-        {
-            "id": record.id,
-            "job": record.job,
-            "step": record.step,
-            "level": str(record.level),
-            "created_us": record.created_us,
-            "size_bytes": record.size_bytes,
-            "digest": record.digest,
-            "codec": record.codec,
-            "schema_version": record.schema_version,
-            "manifest": record.manifest,
-            "parent": record.parent,
-            "tags": dict(record.tags),
-            "pinned": record.is_pinned,
-            "metadata": record.metadata_json,
-            "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
-        }
-    )
-    return _RECORD_HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload

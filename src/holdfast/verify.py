@@ -41,9 +41,7 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(
-    store: Store, *, job: str | None, deep: bool, actor: str, progress: Progress | None = None
-) -> VerifyReport:
+def verify(store: Store, *, job: str | None, deep: bool, actor: str, progress: Progress | None = None) -> VerifyReport:
     """Check one job, or everything. Checkpoints found damaged are marked so, and verified ones as valid.
 
     Quick: manifests match their digests, every chunk they name is in the index, and its pack is long enough.
@@ -65,7 +63,11 @@ def verify(
                 sound.append(checkpoint.id)
         else:
             problems.append(
-                Problem(f"checkpoint {checkpoint.id} of job {checkpoint.job}", why, "restore an earlier one or another copy")
+                Problem(
+                    f"checkpoint {checkpoint.id} of job {checkpoint.job}",
+                    why,
+                    "restore an earlier one or another copy",
+                )
             )
             corrupted.append(checkpoint.id)
         if len(sound) >= _MARK_AT_ONCE:

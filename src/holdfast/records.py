@@ -1,0 +1,102 @@
+"""Index records of saves, and the copy of them in packs, from which a lost index is rebuilt (docs/format.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Sequence
+
+import ormsgpack
+
+from . import codec
+from .model import Checkpoint, CheckpointId, new_checkpoint_id
+from .ports import Chunk, NewCheckpoint
+from .request import Request
+
+RECORD_MAGIC = b"HFREC1\n\0"
+_HEAD = struct.Struct("<8sI32s")  # magic, payload length, SHA-256 of the payload
+
+
+def new_record(
+    request: Request,
+    checkpoint_id: CheckpointId,
+    created_us: int,
+    size_bytes: int,
+    packed: bytes,
+) -> NewCheckpoint:
+    """The index record of a save whose chunks are still to be added."""
+    digest = hashlib.sha256(packed).digest()
+    key = request.idempotency_key
+    return NewCheckpoint(
+        id=checkpoint_id,
+        job=request.job,
+        step=request.step,
+        level=request.level,
+        created_us=created_us,
+        size_bytes=size_bytes,
+        stored_bytes=len(packed),
+        digest=digest,
+        codec=codec.CODEC,
+        schema_version=request.schema_version,
+        manifest=packed,
+        parent=request.parent,
+        tags=request.tags or {},
+        is_pinned=request.is_pinned,
+        metadata_json=request.metadata_json,
+        lease_token=request.lease.token if request.lease else None,
+        idempotency_key=key,
+        request_digest=hashlib.sha256(digest + f"{request.level}\0{request.step}".encode()).digest() if key else b"",
+    )
+
+
+def copy_record(source: Checkpoint, packed: bytes, job: str, *, references: Iterable[bytes]) -> NewCheckpoint:
+    """The record of a checkpoint with the same state under `job`; it shares all chunks with `source`."""
+    created_us = round(source.created_at.timestamp() * 1_000_000)
+    digest = bytes.fromhex(source.digest)
+    shared = sorted(set(references))
+    return NewCheckpoint(
+        id=new_checkpoint_id(source.step, created_us),
+        job=job,
+        step=source.step,
+        level=source.level,
+        created_us=created_us,
+        size_bytes=source.size_bytes,
+        stored_bytes=len(packed),
+        digest=digest,
+        codec=source.codec,
+        schema_version=source.schema_version,
+        manifest=packed,
+        parent=source.parent,
+        tags=source.tags,
+        is_pinned=source.is_pinned,
+        metadata_json=json.dumps(dict(source.metadata)),
+        has_chunks=bool(shared),
+        reused_chunks=shared,
+        request_digest=digest,
+    )
+
+
+def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk]) -> bytes:
+    """What a pack says of the save that wrote it, so that an index can be rebuilt from packs (docs/format.md)."""
+    payload = ormsgpack.packb(
+        {
+            "namespace": namespace,
+            "id": record.id,
+            "job": record.job,
+            "step": record.step,
+            "level": str(record.level),
+            "created_us": record.created_us,
+            "size_bytes": record.size_bytes,
+            "digest": record.digest,
+            "codec": record.codec,
+            "schema_version": record.schema_version,
+            "manifest": record.manifest,
+            "parent": record.parent,
+            "tags": dict(record.tags),
+            "pinned": record.is_pinned,
+            "metadata": record.metadata_json,
+            "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
+        }
+    )
+    return _HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload
