@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from .errors import Corrupted, NotFound
 from .manifest import decompress
@@ -43,7 +44,7 @@ def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | 
     removed = kept = bytes_freed = bytes_kept = 0
     present = list(store.blobs.packs())
     for done, (pack, size) in enumerate(present, 1):
-        if pack not in used and store.blobs.remove(pack, lambda name=pack: not store.index.is_pack_used(name)):
+        if pack not in used and store.blobs.remove(pack, partial(_is_garbage, store, pack)):
             removed += 1
             bytes_freed += size
         else:
@@ -56,6 +57,10 @@ def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | 
         detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
         store.index.append_event("gc", actor=actor, detail=detail)
     return report
+
+
+def _is_garbage(store: Store, pack: str) -> bool:
+    return not store.index.is_pack_used(pack)
 
 
 def _compact(store: Store) -> tuple[int, list[str]]:

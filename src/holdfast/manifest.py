@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import ormsgpack
@@ -151,15 +152,10 @@ def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
     return plain
 
 
-class _corrupted_as:
+@contextmanager
+def _corrupted_as(part: str) -> Iterator[None]:
     """Any error while taking a manifest apart means that its bytes are not a manifest."""
-
-    def __init__(self, part: str) -> None:
-        self.part = part
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError | TypeError | IndexError | struct.error):
-            raise Corrupted(f"the manifest's {self.part} is damaged: {error}", hint="run holdfast check") from error
+    try:
+        yield
+    except (ValueError, TypeError, IndexError, struct.error) as error:
+        raise Corrupted(f"the manifest's {part} is damaged: {error}", hint="run holdfast check") from error
