@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import zstandard
 from blake3 import blake3
@@ -30,6 +31,29 @@ BUNDLE_BYTES = 1 << 20  # small chunks are written together
 WORKERS = 6
 
 _local = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A piece that the worker storing it reads; while the store has the chunk `known`, nobody does."""
+
+    size_bytes: int
+    read: Callable[[], Buffer]
+    known: Entry | None = None
+
+
+@runtime_checkable
+class RecallingSource(Protocol):
+    """A source that can tell from an earlier state of the job that some of its pieces are stored already."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def recall(self, earlier: Iterable[tuple[object, Callable[[int], StoredStream]]]) -> None:
+        """Called before `pieces`. Earlier states, newest first: the outline, and a way to open a buffer of it."""
+        ...
+
+    def pieces(self) -> Iterator[Buffer | Deferred]: ...
 
 
 def cut(data: memoryview, size: int = CHUNK_BYTES) -> Iterator[memoryview]:
@@ -93,45 +117,59 @@ class ChunkWriter:
         self._in_flight: list[Future[None]] = []
         self._streams = 0
 
-    def add(self, pieces: Iterable[Buffer], *, size_bytes: int) -> list[Entry]:
+    def add(self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int) -> list[Entry]:
         """Write one stream; its entries are complete after `finish`."""
         earlier = self._previous[self._streams] if self._streams < len(self._previous) else ()
         self._streams += 1
         entries: list[Entry] = []
-        if size_bytes <= CHUNK_BYTES:
-            for piece in pieces:
-                entries.append(_PENDING)
-                self._work(entries, len(entries) - 1, [memoryview(piece)], earlier)
-            return entries
-        task: list[memoryview] = []
+        task: _Task = []
         task_bytes = 0
         for piece in pieces:
-            task.append(memoryview(piece))
-            task_bytes += len(piece)
-            if task_bytes >= TASK_BYTES:
+            if isinstance(piece, Deferred):
+                if piece.known is not None and self._reuse(piece.known):
+                    entries.append(piece.known)
+                    continue
+                task_bytes += piece.size_bytes
+            else:
+                piece = memoryview(piece)
+                task_bytes += len(piece)
+            task.append((len(entries), piece))
+            entries.append(_PENDING)
+            if size_bytes <= CHUNK_BYTES:
+                self._work(entries, task, earlier)
+            elif task_bytes >= TASK_BYTES:
                 self._submit(entries, task, earlier)
-                task, task_bytes = [], 0
+            else:
+                continue
+            task, task_bytes = [], 0
         if task:
             self._submit(entries, task, earlier)
         return entries
 
-    def _submit(self, entries: list[Entry], task: list[memoryview], earlier: Sequence[Entry]) -> None:
-        start = len(entries)
-        entries.extend([_PENDING] * len(task))
+    def _reuse(self, old: Entry) -> bool:
+        """Whether a chunk of an earlier checkpoint may stand for a piece; the commit checks that it exists."""
+        if old.is_zero:
+            return True
+        if old.digest in self._distrusted:
+            return False
+        self._reused.add(old.digest)
+        return True
+
+    def _submit(self, entries: list[Entry], task: _Task, earlier: Sequence[Entry]) -> None:
         while len(self._in_flight) > WORKERS:  # bounds what sources with pieces of their own keep in memory
             self._in_flight.pop(0).result()
-        self._in_flight.append(self._pool().submit(self._work, entries, start, task, earlier))
+        self._in_flight.append(self._pool().submit(self._work, entries, task, earlier))
 
-    def _work(self, entries: list[Entry], start: int, task: list[memoryview], earlier: Sequence[Entry]) -> None:
+    def _work(self, entries: list[Entry], task: _Task, earlier: Sequence[Entry]) -> None:
         fresh: dict[bytes, memoryview] = {}
-        for slot, piece in enumerate(task, start):
+        for slot, piece in task:
+            if isinstance(piece, Deferred):
+                piece = memoryview(piece.read())
             size = len(piece)
             fast = blake3(piece).digest()
             old = earlier[slot] if slot < len(earlier) else _PENDING
-            if old.fast == fast and old.size_bytes == size and old.digest not in self._distrusted:
+            if old.fast == fast and old.size_bytes == size and self._reuse(old):
                 entries[slot] = old
-                if not old.is_zero:
-                    self._reused.add(old.digest)
                 continue
             if size >= 4096 and fast == _zeros_fast(size):
                 entries[slot] = Entry(size, ZERO, fast)
@@ -219,6 +257,7 @@ class ChunkWriter:
 
 
 _PENDING = Entry(0, ZERO, ZERO)
+_Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
 
 
 def _compressor() -> zstandard.ZstdCompressor:
@@ -304,6 +343,16 @@ class ChunkReader:
         if len(plain) != len(target):
             raise _damaged(entry, of, "its length is wrong")
         target[:] = plain
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStream:
+    """What a source comes back as: chunks still in the store, in order; `reader` verifies each (I2)."""
+
+    entries: Sequence[Entry]
+    size_bytes: int
+    reader: ChunkReader
+    of: str
 
 
 def _damaged(entry: Entry, of: str, why: str) -> Corrupted:

@@ -13,9 +13,10 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 from . import codec
@@ -25,6 +26,9 @@ from .chunks import (
     WORKERS,
     ChunkReader,
     ChunkWriter,
+    Deferred,
+    RecallingSource,
+    StoredStream,
     allocate,
     cut,
     cut_by_content,
@@ -50,6 +54,7 @@ TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small 
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
+_RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
 
 class Store:
@@ -155,6 +160,9 @@ class Store:
             size_hint=size_bytes,
         )
         try:
+            for buffer in encoded.buffers:
+                if isinstance(buffer, RecallingSource):
+                    buffer.recall(self._earlier_states(request.job))
             manifest = _add_streams(writer, encoded)
             writer.drain()
             packed = pack_manifest(manifest)
@@ -189,6 +197,17 @@ class Store:
             return self.parse(found[1], of=found[0].id).streams
         except Corrupted:
             return ()  # a damaged predecessor must not stop a save; it only costs the comparison
+
+    def _earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
+        """Outlines of the job's newest checkpoints, each with a way to open its lazy buffers."""
+        for checkpoint in reversed(self.index.list(job, limit=_RECALLED_STATES)):
+            try:
+                checkpoint, packed = self.index.read(checkpoint.id)
+                manifest = self.open(checkpoint, packed)
+                outline = codec.outline(self.tree(checkpoint, manifest))
+            except (Corrupted, NotFound):
+                continue  # damaged or deleted: costs the comparison, not the save
+            yield outline, partial(self._stream, checkpoint, manifest)
 
     def _remember(self, job: str, streams: list[list[Entry]]) -> None:
         if sum(map(len, streams)) > _RECENT_ENTRIES:
@@ -246,9 +265,9 @@ class Store:
         manifest: Manifest,
         ordinals: Iterable[int],
         targets: dict[int, memoryview] | None = None,
-    ) -> dict[int, memoryview]:
-        """Buffers by ordinal, in the targets given or in fresh memory."""
-        ready: dict[int, memoryview] = {}
+    ) -> dict[int, memoryview | StoredStream]:
+        """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store."""
+        ready: dict[int, memoryview | StoredStream] = {}
         wanted: list[tuple[Entry, memoryview]] = []
         shared: dict[tuple[int, int], memoryview] = {}  # chunks that hold several buffers: (stream, offset)
         copies: list[tuple[memoryview, memoryview]] = []
@@ -257,6 +276,9 @@ class Store:
             if not 0 <= n < len(manifest.buffers):
                 raise Corrupted(f"checkpoint {checkpoint.id} has no buffer {n}", hint="run holdfast check")
             span = manifest.buffers[n]
+            if span.is_lazy:
+                ready[n] = self._stream(checkpoint, manifest, n)
+                continue
             target = (targets or {}).get(n)
             if target is None:
                 target = allocate(span.size_bytes)
@@ -278,6 +300,10 @@ class Store:
         for into, source in copies:
             into[:] = source
         return ready
+
+    def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
+        span = manifest.buffers[ordinal]
+        return StoredStream(manifest.streams[span.stream], span.size_bytes, self.reader, checkpoint.id)
 
     def references(self, packed: bytes) -> Iterable[bytes]:
         """Every chunk an index manifest names, those of a spilled manifest included (for gc and copies)."""
@@ -302,10 +328,10 @@ def _add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
             if size < SMALL_BUFFER_BYTES:
                 small.append((n, buffer))
                 continue
-            pieces: Iterable[Buffer] = cut(buffer)
+            pieces: Iterable[Buffer | Deferred] = cut(buffer)
         else:
             pieces = buffer.pieces()
-        spans[n] = Span(len(streams), 0, size)
+        spans[n] = Span(len(streams), 0, size, is_lazy=not isinstance(buffer, memoryview))
         streams.append(writer.add(pieces, size_bytes=size))
     if small:
         offset = 0
