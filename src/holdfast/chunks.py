@@ -255,6 +255,11 @@ class ChunkWriter:
         if self._writer is not None:
             self._writer.abort()
 
+    def release(self) -> None:
+        """The index has named the chunks, or never will: gc may judge their packs (I3)."""
+        if self._writer is not None:
+            self._writer.release()
+
 
 _PENDING = Entry(0, ZERO, ZERO)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece

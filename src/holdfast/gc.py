@@ -91,10 +91,11 @@ def _rewrite(store: Store, pack: str) -> bool:
                 return False
             moved.append(replace(chunk, pack=new_pack, offset=offset))
         writer.commit()
+        store.index.relocate(moved, from_pack=pack)
     except BaseException:
         writer.abort()
         raise
-    store.index.relocate(moved, from_pack=pack)
+    writer.release()
     return True
 
 

@@ -245,7 +245,7 @@ class Index(Protocol):
 
 
 class BlobWriter(Protocol):
-    """What one save writes. Used by several threads; commit or abort is called once, by one."""
+    """What one save writes. Used by several threads; then one of them calls commit or abort, and release at last."""
 
     def append(self, data: Buffer) -> tuple[str, int]:
         """Store `data` and answer (pack, offset). The caller may reuse `data` as soon as this returns."""
@@ -259,7 +259,14 @@ class BlobWriter(Protocol):
         ...
 
     def abort(self) -> None:
-        """Give up; what was appended becomes garbage."""
+        """Give up; what was appended becomes garbage. Includes release."""
+        ...
+
+    def release(self) -> None:
+        """Let gc judge the packs again: the index has committed what names the chunks, or never will.
+
+        Until then they are kept from `Blobs.remove`, in every process (I3). May be called again.
+        """
         ...
 
 

@@ -92,13 +92,12 @@ class Store:
     def save(self, request: Request, encoded: codec.Encoded, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         distrusted: frozenset[bytes] = frozenset()
-        sync_failed = False
+        has_failed = False
+        created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
+        checkpoint_id = request.checkpoint_id or new_checkpoint_id(request.step, created_us)
         for _ in range(_MAX_ATTEMPTS):
-            created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
-            checkpoint_id = request.checkpoint_id or new_checkpoint_id(request.step, created_us)
             try:
-                record, streams = self._write(request, encoded, checkpoint_id, created_us, distrusted)
-                (checkpoint,) = self.index.commit((record,), actor=actor)
+                return self._save_once(request, encoded, checkpoint_id, created_us, distrusted, actor)
             except ChunksGone as gone:
                 distrusted = distrusted | frozenset(gone.digests)
             except IdTaken:
@@ -106,20 +105,73 @@ class Store:
                     raise Conflict(
                         f"checkpoint {checkpoint_id} exists already", hint="choose another ID, or none"
                     ) from None
+                checkpoint_id = new_checkpoint_id(request.step, created_us)
             except (NoSpace, ReadOnly):
                 raise
             except StorageError:
-                if sync_failed:
+                if has_failed:
                     raise
-                sync_failed = True  # I9: once more, from memory, into new packs
-            else:
-                if streams:
-                    self._remember(request.job, streams)
-                return checkpoint
+                has_failed = True  # I9: once more, from memory, into new packs
         raise Conflict(
             f"job {request.job}: gc kept removing chunks this save wanted to reuse",
             hint="run it again when holdfast gc has ended",
         )
+
+    def _save_once(
+        self,
+        request: Request,
+        encoded: codec.Encoded,
+        checkpoint_id: CheckpointId,
+        created_us: int,
+        distrusted: frozenset[bytes],
+        actor: str,
+    ) -> Checkpoint:
+        tree = encoded.tree
+        if not encoded.buffers and len(tree) <= INLINE_BYTES:
+            packed = pack_manifest(Manifest(tree))
+            record = new_record(request, checkpoint_id, created_us, len(tree), packed)
+            return self.index.commit((record,), actor=actor)[0]
+
+        size_bytes = len(tree) + sum(_size(b) for b in encoded.buffers)
+        writer = ChunkWriter(
+            self.blobs,
+            self.index.locate,
+            self.pool,
+            previous=self._previous_streams(request.job) if size_bytes > CHUNK_BYTES else (),
+            distrusted=distrusted,
+            size_hint=size_bytes,
+        )
+        try:
+            manifest, packed = self._write_streams(writer, request.job, encoded)
+            record = new_record(request, checkpoint_id, created_us, size_bytes, packed)
+            written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
+            record = replace(
+                record,
+                stored_bytes=len(packed) + written.stored_bytes,
+                has_chunks=True,
+                new_chunks=written.new,
+                reused_chunks=written.reused,
+            )
+            checkpoint = self.index.commit((record,), actor=actor)[0]
+        except BaseException:
+            writer.abort()
+            raise
+        writer.release()
+        self._remember(request.job, manifest.streams)
+        return checkpoint
+
+    def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
+        for buffer in encoded.buffers:
+            if isinstance(buffer, RecallingSource):
+                buffer.recall(self._earlier_states(job))
+        manifest = _add_streams(writer, encoded)
+        writer.drain()
+        packed = pack_manifest(manifest)
+        if len(packed) > SPILL_OVER_BYTES:
+            table = writer.add(cut_by_content(packed, 4 * TREE_CHUNK_BYTES), size_bytes=len(packed))
+            writer.drain()
+            packed = pack_root(len(packed), table)
+        return manifest, packed
 
     def commit_shared(self, record: NewCheckpoint, *, actor: str) -> Checkpoint:
         """Commit a record whose chunks all exist already: a branch or a copy."""
@@ -136,53 +188,6 @@ class Store:
             else:
                 return checkpoint
         raise Conflict(f"no free ID for a checkpoint of job {record.job}", hint="run it again")
-
-    def _write(
-        self,
-        request: Request,
-        encoded: codec.Encoded,
-        checkpoint_id: CheckpointId,
-        created_us: int,
-        distrusted: frozenset[bytes],
-    ) -> tuple[NewCheckpoint, list[list[Entry]]]:
-        tree = encoded.tree
-        if not encoded.buffers and len(tree) <= INLINE_BYTES:
-            packed = pack_manifest(Manifest(tree))
-            return new_record(request, checkpoint_id, created_us, len(tree), packed), []
-
-        size_bytes = len(tree) + sum(_size(b) for b in encoded.buffers)
-        writer = ChunkWriter(
-            self.blobs,
-            self.index.locate,
-            self.pool,
-            previous=self._previous_streams(request.job) if size_bytes > CHUNK_BYTES else (),
-            distrusted=distrusted,
-            size_hint=size_bytes,
-        )
-        try:
-            for buffer in encoded.buffers:
-                if isinstance(buffer, RecallingSource):
-                    buffer.recall(self._earlier_states(request.job))
-            manifest = _add_streams(writer, encoded)
-            writer.drain()
-            packed = pack_manifest(manifest)
-            if len(packed) > SPILL_OVER_BYTES:
-                table = writer.add(cut_by_content(packed, 4 * TREE_CHUNK_BYTES), size_bytes=len(packed))
-                writer.drain()
-                packed = pack_root(len(packed), table)
-            record = new_record(request, checkpoint_id, created_us, size_bytes, packed)
-            written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
-        except BaseException:
-            writer.abort()
-            raise
-        record = replace(
-            record,
-            stored_bytes=len(packed) + written.stored_bytes,
-            has_chunks=True,
-            new_chunks=written.new,
-            reused_chunks=written.reused,
-        )
-        return record, manifest.streams
 
     def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
         """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""
