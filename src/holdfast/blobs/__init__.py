@@ -1,0 +1,1 @@
+"""Where the bytes are: adapters of `holdfast.ports.Blobs`, and wrappers around them."""

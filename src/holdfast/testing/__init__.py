@@ -1,0 +1,12 @@
+"""What is needed to prove an adapter right: suites that state the contracts of the ports as tests.
+
+A suite is a class to derive from. It needs pytest, and one method that opens the adapter:
+
+    from holdfast.testing.blobs_suite import BlobsSuite
+
+    class TestMyBlobs(BlobsSuite):
+        def open_blobs(self, where):
+            return MyBlobs(where)
+
+Faults to put between a store and its ports are in `holdfast.blobs.faulty`.
+"""

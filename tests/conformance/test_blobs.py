@@ -1,0 +1,56 @@
+"""Every adapter of `ports.Blobs` keeps the port's contract."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.blobs.faulty import FaultyBlobs, Plan
+from holdfast.blobs.memory import MemoryBlobs
+from holdfast.blobs.packs import PackBlobs
+from holdfast.ports import Blobs
+from holdfast.testing.blobs_suite import BlobsSuite
+
+
+class TestPackBlobs(BlobsSuite):
+    def open_blobs(self, where: Path) -> Blobs:
+        return PackBlobs(str(where / "packs"))
+
+
+class TestPackBlobsThroughThePageCache(BlobsSuite):
+    def open_blobs(self, where: Path) -> Blobs:
+        return PackBlobs(str(where / "packs"), direct=False)
+
+
+class TestPackBlobsThatRollOften(BlobsSuite):
+    def open_blobs(self, where: Path) -> Blobs:
+        return PackBlobs(str(where / "packs"), roll_bytes=100_000)
+
+
+class TestPackBlobsOnTmpfs(BlobsSuite):
+    @pytest.fixture
+    def tmp_path(self) -> Iterator[Path]:
+        if not Path("/dev/shm").is_dir():
+            pytest.skip("no /dev/shm")
+        folder = tempfile.mkdtemp(dir="/dev/shm")
+        yield Path(folder)
+        shutil.rmtree(folder)
+
+    def open_blobs(self, where: Path) -> Blobs:
+        return PackBlobs(str(where / "packs"))
+
+
+class TestMemoryBlobs(BlobsSuite):
+    @pytest.fixture(autouse=True)
+    def _storage(self) -> None:
+        self.storage = MemoryBlobs()  # what one object holds is all there is
+
+    def open_blobs(self, where: Path) -> Blobs:
+        return self.storage
+
+
+class TestFaultyBlobsWithoutFaults(BlobsSuite):
+    def open_blobs(self, where: Path) -> Blobs:
+        return FaultyBlobs(PackBlobs(str(where / "packs")), Plan())
