@@ -1,0 +1,192 @@
+"""What an outline shows of arrays, tables and registered types, without their libraries and classes.
+
+Also the grammar of stored dtypes, which is checked here before numpy sees one: numpy's own parser would take
+an "O", and with it memory full of pointers, from a hostile tree.
+
+    dtype   "<f4"  "|b1"  ">U12"  "<M8[25s]"  "<q" (C's long long)  "O" (items are in the tree)
+            {"base": dtype, "shape": [length…]}
+            {"fields": [[name, title or nil, offset, dtype], …], "itemsize": n, "aligned": bool}
+            {"string": coerce}                                 numpy's StringDType, items are in the tree
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from .kinds import BufferSummary, DecodeContext, Tag, TypeSummary, leaf_outlines, structure_outlines
+from .plain import buffer_fields, distinct
+
+_DTYPE = re.compile(
+    r"[<>|](?:(b)1|([iu])([1248])|([qQ])|(f)(2|4|8|12|16)|(c)(8|16|24|32)|([SUV])(\d{1,9})"
+    r"|([mM])8(?:\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as)\])?)"
+)
+
+
+def dtype_size(dtype: object) -> int:
+    """Bytes per element of a stored dtype that has a memory layout; ValueError for anything else."""
+    if isinstance(dtype, str) and (match := _DTYPE.fullmatch(dtype)):
+        kind, *size = [part for part in match.groups() if part is not None]
+        if kind in "qQmM":
+            return 8
+        return int(size[0]) * (4 if kind == "U" else 1) if size else 1
+    if isinstance(dtype, dict):
+        if dtype.keys() == {"base", "shape"}:
+            return dtype_size(dtype["base"]) * math.prod(shape_of(dtype["shape"]))
+        if dtype.keys() == {"fields", "itemsize", "aligned"}:
+            for _name, _title, _offset, inner in dtype["fields"]:
+                dtype_size(inner)
+            return shape_of([dtype["itemsize"]])[0]
+    raise ValueError(f"{dtype!r} is not a dtype")
+
+
+def dtype_text(dtype: Any) -> str:
+    """A dtype for people."""
+    if isinstance(dtype, str):
+        return {"O": "object"}.get(dtype, dtype)
+    if "base" in dtype:
+        return f"{dtype_text(dtype['base'])}{dtype['shape']}"
+    if "string" in dtype:
+        return "string"
+    return "{" + ", ".join(f"{name}: {dtype_text(inner)}" for name, _, _, inner in dtype["fields"]) + "}"
+
+
+def shape_of(lengths: object) -> tuple[int, ...]:
+    """A shape as stored, checked to be one."""
+    if type(lengths) is not list or any(type(length) is not int or length < 0 for length in lengths):
+        raise ValueError(f"{lengths!r} is not a shape")
+    return tuple(lengths)
+
+
+def array_parts(values: Any) -> tuple[Any, tuple[int, ...], Literal["C", "F"], Any, int]:
+    """dtype, shape, order, reference and size of a stored array, checked against each other."""
+    dtype, lengths, order, reference = values
+    shape = shape_of(lengths)
+    if order not in ("C", "F"):
+        raise ValueError(f"{order!r} is not an order")
+    return dtype, shape, order, reference, dtype_size(dtype) * math.prod(shape)
+
+
+def _array(payload: bytes, ctx: DecodeContext) -> BufferSummary:
+    dtype, shape, _, reference, size_bytes = array_parts(ctx.unpack(payload))
+    return BufferSummary("ndarray", dtype_text(dtype), shape, size_bytes, **buffer_fields(reference))
+
+
+def _object_array(head: Sequence[Any], items: list[Any]) -> TypeSummary:
+    dtype, lengths, _ = head
+    return TypeSummary("numpy.ndarray", 1, {"dtype": dtype_text(dtype), "shape": shape_of(lengths), "items": items})
+
+
+def _scalar(payload: bytes, ctx: DecodeContext) -> BufferSummary | TypeSummary:
+    dtype, data = ctx.unpack(payload)
+    if dtype in ("U", "S"):
+        return TypeSummary("numpy.str_" if dtype == "U" else "numpy.bytes_", 1, {"value": data})
+    size_bytes = dtype_size(dtype)
+    return BufferSummary("numpy scalar", dtype_text(dtype), (), size_bytes, **buffer_fields(data))
+
+
+def _dtype(payload: bytes, ctx: DecodeContext) -> TypeSummary:
+    return TypeSummary("numpy.dtype", 1, {"value": dtype_text(ctx.unpack(payload)[0])})
+
+
+# Bytes per element of the torch dtypes that can be saved, by their names in torch.
+TORCH_DTYPES = {
+    "bool": 1,
+    **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+
+
+def tensor_parts(values: Any) -> tuple[str, str, tuple[int, ...], bool, Any, int]:
+    """Class, dtype, shape, requires_grad, reference and size of a stored tensor, checked against each other."""
+    cls, dtype, lengths, requires_grad, reference = values
+    if cls not in ("Tensor", "Parameter") or dtype not in TORCH_DTYPES or type(requires_grad) is not bool:
+        raise ValueError(f"{cls!r} of {dtype!r} is not a tensor")
+    shape = shape_of(lengths)
+    return cls, dtype, shape, requires_grad, reference, TORCH_DTYPES[dtype] * math.prod(shape)
+
+
+def _tensor(payload: bytes, ctx: DecodeContext) -> BufferSummary:
+    _, dtype, shape, _, reference, size_bytes = tensor_parts(ctx.unpack(payload))
+    return BufferSummary("tensor", dtype, shape, size_bytes, **buffer_fields(reference))
+
+
+def _torch_value(payload: bytes, ctx: DecodeContext) -> TypeSummary:
+    cls, value = ctx.unpack(payload)
+    return TypeSummary(f"torch.{cls}", 1, {"value": value})
+
+
+def table_parts(values: Any) -> tuple[str, dict[str, Any], int, Any]:
+    """Class, what else is known of it, size and reference of a table stored as Arrow IPC."""
+    cls, about, size_bytes, reference = values
+    if type(cls) is not str or type(about) is not dict:
+        raise ValueError("not a table")
+    return cls, about, shape_of([size_bytes])[0], reference
+
+
+def _table(package: str) -> Any:
+    def outline(payload: bytes, ctx: DecodeContext) -> BufferSummary:
+        cls, about, size_bytes, reference = table_parts(ctx.unpack(payload))
+        columns, shape = about.get("columns"), shape_of(about.get("shape"))
+        return BufferSummary(f"{package}.{cls}", str(columns), shape, size_bytes, **buffer_fields(reference))
+
+    return outline
+
+
+def _pandas(head: Sequence[Any], pairs: list[Any]) -> TypeSummary:
+    return TypeSummary(f"pandas.{head[0]}", 1, distinct(pairs))
+
+
+def _pandas_scalar(payload: bytes, ctx: DecodeContext) -> TypeSummary:
+    cls, *values = ctx.unpack(payload)
+    return TypeSummary(f"pandas.{cls}", 1, {"value": values})
+
+
+def _fields(head: Sequence[Any], pairs: list[Any]) -> TypeSummary:
+    name, version, more = head
+    fields = distinct(pairs)
+    if isinstance(more, dict) and isinstance(more.get("extra"), dict):
+        fields |= more["extra"]
+    return _summary(name, version, fields)
+
+
+def _value(head: Sequence[Any], items: list[Any]) -> TypeSummary:
+    name, version, value = head
+    return _summary(name, version, {"value": value})
+
+
+def _summary(name: object, version: object, fields: dict[str, Any]) -> TypeSummary:
+    if type(name) is not str or type(version) is not int:
+        raise ValueError("no name and version")
+    return TypeSummary(name, version, fields)
+
+
+leaf_outlines |= {
+    Tag.NDARRAY: _array,
+    Tag.NUMPY_SCALAR: _scalar,
+    Tag.NUMPY_DTYPE: _dtype,
+    Tag.TENSOR: _tensor,
+    Tag.TORCH_VALUE: _torch_value,
+    Tag.PANDAS_SCALAR: _pandas_scalar,
+    Tag.POLARS: _table("polars"),
+    Tag.ARROW: _table("pyarrow"),
+}
+structure_outlines |= {
+    Tag.OBJECT_ARRAY: _object_array,
+    Tag.PANDAS: _pandas,
+    Tag.FIELDS: _fields,
+    Tag.VALUE: _value,
+}
