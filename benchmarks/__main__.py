@@ -1,0 +1,69 @@
+"""python -m benchmarks store [row …] [--quick] [--json FILE]"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from . import arrays, history, memory, small_saves, startup, trees
+from .harness import Bench, Missing, Row, log, table, write_json
+
+Rows = dict[str, Callable[[Bench], list[Row]]]
+
+STORE: Rows = {
+    "small-saves": small_saves.run,
+    "full-save": arrays.full_save,
+    "changed-save": arrays.changed_save,
+    "load": arrays.load,
+    "async-stall": arrays.async_stall,
+    "tree": trees.run,
+    "history": history.run,
+    "memory": memory.run,
+    "startup": startup.run,
+}
+SUITES = {"store": STORE}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench", description="Measure Holdfast against its peers.")
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {', '.join(STORE)}")
+    parser.add_argument("--quick", action="store_true", help="an eighth of the size, fewer rounds: for a first look")
+    parser.add_argument("--rounds", type=int, help="rounds of each comparison (7; 3 when quick)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(".dev"), help="where to work: the disk that is measured (.dev)"
+    )
+    options = parser.parse_args()
+    suite = SUITES[options.suite]
+    if unknown := set(options.rows) - suite.keys():
+        parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(suite)}")
+
+    options.dir.mkdir(exist_ok=True)
+    workspace = Path(tempfile.mkdtemp(prefix="bench-", dir=options.dir)).absolute()
+    bench = Bench(workspace, quick=options.quick, rounds=options.rounds or (3 if options.quick else 7))
+    started = time.perf_counter()
+    rows: list[Row] = []
+    try:
+        for name in options.rows or suite:
+            log(f"{name} …")
+            try:
+                rows += suite[name](bench)
+            except Missing as missing:
+                rows.append(Row(name, skipped=str(missing)))
+    finally:
+        shutil.rmtree(workspace, ignore_errors=True)
+    log(f"{time.perf_counter() - started:.0f} s")
+    print(table(rows))
+    if options.json:
+        write_json(options.json, rows, quick=options.quick)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Large states: 1 GiB of random float32 in 16 arrays, as the weights of a model would be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import holdfast
+
+from . import peers
+from .harness import Bench, Missing, Row, disk_bytes, drop_cache, fill_cache, interleave, log, mib, timed
+from .state import State
+
+HISTORY = 10
+
+
+@contextmanager
+def fresh_store(bench: Bench, name: str) -> Iterator[holdfast.CheckpointManager]:
+    with holdfast.open(bench.fresh(name) / "store") as manager:
+        yield manager
+
+
+def full_save(bench: Bench) -> list[Row]:
+    """A first save of everything, into a new store."""
+    state = State(bench.state_bytes)
+    raw, archive = bench.workspace / "raw", bench.workspace / "state.pt"
+
+    def ours() -> float:
+        state.change_all()
+        with fresh_store(bench, "full") as manager:
+            return timed(lambda: manager.save("train", "epoch", state.arrays))
+
+    def torch() -> float:
+        state.change_all()
+        archive.unlink(missing_ok=True)
+        return timed(lambda: peers.torch_save(state.tensors, archive))
+
+    def disk() -> float:
+        raw.unlink(missing_ok=True)
+        peers.reserve(raw, state.size_bytes)
+        return timed(lambda: peers.write_direct(raw, state.views))
+
+    sides = {"holdfast": ours, "disk": disk}
+    missing = _add(sides, "torch", torch, peers.torch)
+    samples = interleave(bench.rounds, sides)
+    work = f"{mib(state.size_bytes)} of arrays, full save"
+    return [
+        Row(work, samples["holdfast"], "torch.save + fsync", samples["torch"], target=1.4, best=True)
+        if not missing
+        else Row(work, skipped=missing),
+        Row(work, samples["holdfast"], "O_DIRECT, no work", samples["disk"], target=0.85),
+    ]
+
+
+def changed_save(bench: Bench) -> list[Row]:
+    """The same state again with 5 % of its 1 MiB extents changed, and what ten such checkpoints take on disk."""
+    state = State(bench.state_bytes)
+    files = bench.fresh("files")
+    archive = bench.workspace / "state.pt"
+    state.write_files(files)
+    sizes: list[int] = []
+    with fresh_store(bench, "changed") as manager:
+        manager.save("train", "epoch", state.arrays)
+        sizes.append(disk_bytes(bench.workspace / "changed"))
+
+        def ours() -> float:
+            state.change_some()
+            cost = timed(lambda: manager.save("train", "epoch", state.arrays))
+            sizes.append(disk_bytes(bench.workspace / "changed"))
+            state.write_files(files)
+            return cost
+
+        sides: dict[str, Callable[[], float]] = {"holdfast": ours}
+        missing = {
+            "torch": _add(sides, "torch", lambda: timed(lambda: peers.torch_save(state.tensors, archive)), peers.torch)
+        }
+        for name, peer in (("restic", peers.Restic), ("borg", peers.Borg)):
+            try:
+                repository = peer(bench.fresh(name))
+            except Missing as reason:
+                missing[name] = str(reason)
+                continue
+            repository.backup(files)
+            sides[name] = lambda repository=repository: timed(lambda: repository.backup(files))
+        samples = interleave(bench.rounds, sides)
+        while len(sizes) < HISTORY:
+            ours()
+    rows = []
+    for name, title, target, best in (
+        ("torch", "torch.save + fsync", 4.5, True),
+        ("restic", "restic", 12.0, False),
+        ("borg", "borg", 7.0, False),
+    ):
+        work = "same, 5 % changed"
+        if name in samples:
+            rows.append(Row(work, samples["holdfast"], title, samples[name], target=target, best=best))
+        else:
+            rows.append(Row(work, skipped=missing[name]))
+    one, ten = float(sizes[0]), float(sizes[HISTORY - 1])
+    rows.append(Row("ten of them on disk", [ten], "one", [one], target=1.9, kind="share", show=mib))
+    return rows
+
+
+def load(bench: Bench) -> list[Row]:
+    """Verified loads against torch.load, which does not verify; files out of the page cache, then in it."""
+    torch = peers.torch()
+    state = State(bench.state_bytes)
+    archive = bench.workspace / "state.pt"
+    peers.torch_save(state.tensors, archive)
+    store = bench.workspace / "load"
+    rows = []
+    with fresh_store(bench, "load") as manager:
+        saved = manager.save("train", "epoch", state.arrays)
+        for cache, prepare in (("cold", drop_cache), ("warm", fill_cache)):
+
+            def ours(into: object, prepare: Callable[[Path], None] = prepare) -> float:
+                prepare(store)
+                return timed(lambda: manager.load(saved, into=into))
+
+            def theirs(prepare: Callable[[Path], None] = prepare) -> float:
+                prepare(archive)
+                return timed(lambda: torch.load(archive))
+
+            log(f"  {cache}")
+            samples = interleave(
+                bench.rounds,
+                {"existing": lambda: ours(state.arrays), "torch": theirs, "fresh": lambda: ours(None)},
+            )
+            for name, target in (("existing", 1.2), ("fresh", 0.7)):
+                where = "into existing arrays" if name == "existing" else "into fresh memory"
+                rows.append(
+                    Row(f"verified load {where}, {cache}", samples[name], "torch.load", samples["torch"], target)
+                )
+    return rows
+
+
+def async_stall(bench: Bench) -> list[Row]:
+    """How long the caller waits until it may change the state again."""
+    peers.torch()
+    state = State(bench.state_bytes)
+    archive = bench.workspace / "state.pt"
+    first: list[float] = []
+
+    def stall(manager: holdfast.CheckpointManager) -> float:
+        state.change_all()
+        start = time.perf_counter()
+        pending = manager.save_async("train", "epoch", state.arrays)
+        cost = time.perf_counter() - start
+        pending.result()
+        return cost
+
+    def ours() -> float:
+        with fresh_store(bench, "async") as manager:
+            first.append(stall(manager))
+            return stall(manager)
+
+    def torch() -> float:
+        archive.unlink(missing_ok=True)
+        return timed(lambda: peers.torch_save(state.tensors, archive))
+
+    samples = interleave(bench.rounds, {"holdfast": ours, "torch": torch})
+    rows = []
+    for name, stalls in (("first", first), ("steady", samples["holdfast"])):
+        rows.append(
+            Row(f"save_async stall, {name}", stalls, "torch.save + fsync", samples["torch"], 0.125, "share", best=True)
+        )
+    return rows
+
+
+def _add(
+    sides: dict[str, Callable[[], float]], name: str, side: Callable[[], float], need: Callable[[], object]
+) -> str:
+    """Add a side whose peer may be missing; answers why it is."""
+    try:
+        need()
+    except Missing as reason:
+        return str(reason)
+    sides[name] = side
+    return ""

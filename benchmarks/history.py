@@ -1,0 +1,66 @@
+"""Whether a long history costs anything: the same operations in a store of 10³ and in one of 10⁶ checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import holdfast
+from holdfast.store import copy_record
+
+from .harness import Bench, Row, log, milliseconds, timed
+
+SMALL = 1_000
+LARGE = 1_000_000
+OTHER_JOBS = 1_000
+BATCH = 5_000
+TARGET = 1.5
+
+
+def run(bench: Bench) -> list[Row]:
+    large = LARGE // 10 if bench.quick else LARGE
+    stores = [_filled(bench, "history-small", SMALL), _filled(bench, "history-large", large)]
+    operations: dict[str, Callable[[holdfast.CheckpointManager], object]] = {
+        "list 50": lambda store: store.list("job", limit=50),
+        "latest": lambda store: store.load_latest("job"),
+        "save": lambda store: store.save("job", "step", _state()),
+    }
+    rows = []
+    for name, operation in operations.items():
+        samples: tuple[list[float], list[float]] = ([], [])
+        for _ in range(100 * bench.rounds):
+            for store, costs in zip(stores, samples, strict=True):
+                costs.append(timed(partial(operation, store)))
+        work = f"{name} at {large:,} checkpoints"
+        rows.append(Row(work, samples[1], f"at {SMALL:,}", samples[0], TARGET, "share", milliseconds))
+    for store in stores:
+        store.close()
+    return rows
+
+
+def _state() -> dict[str, bytes]:
+    return {"payload": os.urandom(1024)}
+
+
+def _filled(bench: Bench, name: str, count: int) -> holdfast.CheckpointManager:
+    """A store where one job has half of all checkpoints and many jobs share the rest; written in large transactions."""
+    store = holdfast.open(bench.fresh(name) / "store")
+    index = store._store.index
+    first = store.save("job", "step", _state())
+    template = copy_record(*index.read(first), "job", references=())
+    others = min(OTHER_JOBS, count // 100)
+    for start in range(1, count, BATCH):
+        records = [
+            replace(
+                template,
+                id=f"step_{1_700_000_000 + n}_{n:08x}",
+                job="job" if n % 2 else f"other-{n // 2 % others:04}",
+                created_us=template.created_us + n,
+            )
+            for n in range(start, min(start + BATCH, count))
+        ]
+        index.commit(records, actor="benchmark")
+    log(f"  {count:,} checkpoints")
+    return store

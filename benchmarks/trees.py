@@ -1,0 +1,80 @@
+"""A directory with 20,000 small files and 2 GiB of large ones: the first backup of it, and one with nothing changed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+import holdfast
+
+from . import peers
+from .harness import GIB, Bench, Missing, Row, interleave, log, timed
+
+SMALL_FILES = 20_000
+LARGE_FILES = 8
+WORDS = ["state", "step", "epoch", "loss", "tile", "weight", "result", "error", "retry", "cache", "value", "chunk"]
+
+
+def run(bench: Bench) -> list[Row]:
+    if not hasattr(holdfast, "Tree"):
+        raise Missing("holdfast.Tree does not exist yet")
+    small, large_bytes = (SMALL_FILES // 8, GIB // 4) if bench.quick else (SMALL_FILES, 2 * GIB)
+    source = bench.fresh("tree-source")
+    write_tree(source, small, large_bytes)
+    log(f"  {small:,} small files, {large_bytes >> 20:,} MiB of large ones")
+    again: dict[str, list[float]] = {"holdfast": [], "restic": []}
+
+    def ours() -> float:
+        with holdfast.open(bench.fresh("tree") / "store") as manager:
+
+            def save() -> object:
+                return manager.save("backup", "tree", {"tree": holdfast.Tree(source)})
+
+            cost = timed(save)
+            again["holdfast"].append(timed(save))
+            return cost
+
+    def restic() -> float:
+        repository = peers.Restic(bench.fresh("restic"))
+        cost = timed(lambda: repository.backup(source))
+        again["restic"].append(timed(lambda: repository.backup(source)))
+        return cost
+
+    def tar() -> float:
+        archive = bench.fresh("tar") / "tree.tar.zst"
+        return timed(lambda: peers.tar_zstd(source, archive))
+
+    sides = {"holdfast": ours}
+    missing: dict[str, str] = {}
+    for name, side, command in (("restic", restic, "restic"), ("tar", tar, "zstd")):
+        try:
+            peers.need(command)
+            sides[name] = side
+        except Missing as reason:
+            missing[name] = str(reason)
+    samples = interleave(max(3, bench.rounds // 2), sides)
+    work = f"{small:,} small files + {large_bytes / GIB:g} GiB"
+    rows = []
+    for name, title, target in (("restic", "restic", 4.0), ("tar", "tar + zstd -1 -T0 + fsync", 1.7)):
+        if name in samples:
+            rows.append(Row(work, samples["holdfast"], title, samples[name], target, best=name == "tar"))
+        else:
+            rows.append(Row(work, skipped=missing[name]))
+    if again["restic"]:
+        rows.append(Row("same tree, nothing changed", again["holdfast"], "restic", again["restic"]))
+    return rows
+
+
+def write_tree(root: Path, small_files: int, large_bytes: int) -> None:
+    """Text-like small files of 0.5 to 16 KB in directories of 100; large files of random bytes."""
+    draw = random.Random(7)
+    for n in range(small_files):
+        folder = root / f"d{n // 100:04}"
+        folder.mkdir(exist_ok=True)
+        text = " ".join(draw.choices(WORDS, k=draw.randint(80, 2500)))
+        (folder / f"f{n:05}.txt").write_text(f"{n} {text}")
+    numbers = np.random.default_rng(7)
+    for n in range(LARGE_FILES):
+        (root / f"large{n}.bin").write_bytes(numbers.bytes(large_bytes // LARGE_FILES))
