@@ -163,14 +163,22 @@ class CheckpointManager:
 
     # Loading
 
-    def load(self, checkpoint_id: str, *, only: str | Sequence[str] | None = None, into: object = None) -> object:
+    def load(
+        self,
+        checkpoint_id: str,
+        *,
+        only: str | Sequence[str] | None = None,
+        into: object = None,
+        mapped: bool = False,
+    ) -> object:
         """The state of a checkpoint, verified (I2).
 
         `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
         `into` is a state of the same shape whose arrays are filled in place.
+        `mapped` gives read-only arrays over the store's files: no memory of their own where chunks are uncompressed.
         """
         checkpoint, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
-        return self._load(checkpoint, packed, only=only, into=into)
+        return self._load(checkpoint, packed, only=only, into=into, mapped=mapped)
 
     def load_latest(
         self, job_id: str, *, level: CheckpointLevel | str | None = None
@@ -214,12 +222,13 @@ class CheckpointManager:
         *,
         only: str | Sequence[str] | None = None,
         into: object = None,
+        mapped: bool = False,
     ) -> object:
         self._check_open()
         patterns = [only] if isinstance(only, str) else only
-        if patterns is not None and into is not None:
-            raise Validation("only= and into= exclude each other", hint="give a smaller state to into= instead")
-        state = self._store.load(checkpoint, packed, only=patterns, into=into)
+        if into is not None and (patterns is not None or mapped):
+            raise Validation("into= excludes only= and mapped=", hint="give a smaller state to into= instead")
+        state = self._store.load(checkpoint, packed, only=patterns, into=into, mapped=mapped)
         self.counters["loads"] += 1
         self.counters["loaded_bytes"] += checkpoint.size_bytes
         return state

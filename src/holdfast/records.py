@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 import ormsgpack
 
 from . import codec
-from .model import Checkpoint, CheckpointId, new_checkpoint_id
-from .ports import Chunk, NewCheckpoint
+from .model import Checkpoint, CheckpointId, CheckpointLevel, new_checkpoint_id
+from .ports import Buffer, Chunk, Encoding, NewCheckpoint
 from .request import Request
 
 RECORD_MAGIC = b"HFREC1\n\0"
@@ -100,3 +100,39 @@ def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk]) 
         }
     )
     return _HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload
+
+
+def unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | None:
+    """(namespace, record, chunks) of bytes that begin with a record; None when they do not verify."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, size, digest = _HEAD.unpack_from(data)
+    payload = bytes(memoryview(data)[_HEAD.size : _HEAD.size + size])
+    if magic != RECORD_MAGIC or len(payload) != size or hashlib.sha256(payload).digest() != digest:
+        return None
+    fields = ormsgpack.unpackb(payload)
+    chunks = [Chunk(d, n, s, Encoding(e), pack, offset) for d, n, s, e, pack, offset in fields["chunks"]]
+    record = NewCheckpoint(
+        id=CheckpointId(fields["id"]),
+        job=fields["job"],
+        step=fields["step"],
+        level=CheckpointLevel(fields["level"]),
+        created_us=fields["created_us"],
+        size_bytes=fields["size_bytes"],
+        stored_bytes=len(fields["manifest"]) + sum(c.stored_bytes for c in chunks),
+        digest=fields["digest"],
+        codec=fields["codec"],
+        schema_version=fields["schema_version"],
+        manifest=fields["manifest"],
+        parent=fields["parent"],
+        tags=fields["tags"],
+        is_pinned=fields["pinned"],
+        metadata_json=fields["metadata"],
+        has_chunks=True,
+    )
+    return fields["namespace"], record, chunks
+
+
+def record_size(head: Buffer) -> int:
+    """How many bytes a record takes whose first bytes are given."""
+    return _HEAD.size + int(_HEAD.unpack_from(head)[1])

@@ -253,11 +253,19 @@ class Store:
         return bytes(data)
 
     def load(
-        self, checkpoint: Checkpoint, packed: bytes, *, only: Sequence[str] | None = None, into: object = None
+        self,
+        checkpoint: Checkpoint,
+        packed: bytes,
+        *,
+        only: Sequence[str] | None = None,
+        into: object = None,
+        mapped: bool = False,
     ) -> object:
         """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
         manifest = self.open(checkpoint, packed)
         tree = self.tree(checkpoint, manifest)
+        if mapped:
+            return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest), only=only)
         if only is not None:
             return codec.decode(tree, lambda n: self.read_buffers(checkpoint, manifest, [n])[n], only=only)
         targets = codec.buffer_targets(tree, into) if into is not None else {}
@@ -305,6 +313,16 @@ class Store:
         for into, source in copies:
             into[:] = source
         return ready
+
+    def _map_buffer(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> memoryview | StoredStream:
+        """A large buffer over the packs; small ones, which share their chunks, are read as usual."""
+        span = manifest.buffers[ordinal] if 0 <= ordinal < len(manifest.buffers) else None
+        if span is None or span.is_lazy or span.size_bytes < SMALL_BUFFER_BYTES:
+            return self.read_buffers(checkpoint, manifest, [ordinal])[ordinal]
+        try:
+            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
+        except NotFound:
+            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)  # gc moved a chunk: look again
 
     def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
         span = manifest.buffers[ordinal]
