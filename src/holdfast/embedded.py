@@ -121,8 +121,20 @@ def _create(path: Path) -> None:
     store_id = index.store_id
     index.close()
     sync_directory(path)
+    _sync_names(path)
     write_marker(path, store_id)
-    sync_directory(path.parent)
+
+
+def _sync_names(path: Path) -> None:
+    """Make the names that lead to `path` durable, up to its mount point: any may be new, by us or by who died here."""
+    device = os.stat(path).st_dev
+    for parent in path.parents:
+        if os.stat(parent).st_dev != device:
+            return
+        try:
+            sync_directory(parent)
+        except PermissionError:
+            return  # nobody who may not read it has made it
 
 
 def _refuse_foreign(path: Path) -> None:
