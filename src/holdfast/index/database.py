@@ -1,0 +1,105 @@
+"""Opening index.sqlite, and saying in our own errors what SQLite says in its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+
+from holdfast.errors import CheckpointError, Corrupted, NoSpace, ReadOnly, StorageError, UnsupportedFormat
+
+APPLICATION_ID = 0x486F6C64  # "Hold"
+
+_MIGRATION = re.compile(r"(\d{3})\.sql")
+
+
+def migrations() -> list[tuple[int, str]]:
+    """(version, SQL) of every schema step, in order."""
+    found = [(m[1], f) for f in files(__package__).joinpath("sql").iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+    return sorted((int(version), file.read_text()) for version, file in found)
+
+
+def connect(path: str | None, busy_timeout_s: float) -> sqlite3.Connection:
+    """A connection that syncs at every commit (I1). Transactions are begun and ended by hand."""
+    connection = sqlite3.connect(
+        path or ":memory:", isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
+    )
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Bring the schema to the newest version, in one transaction; refuse a newer one and foreign databases (I8)."""
+    steps = migrations()
+    newest = steps[-1][0]
+    if _version(connection, path) == newest:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        have = _version(connection, path)  # another process may have been faster
+        if have > newest:
+            raise UnsupportedFormat(
+                f"{path} has index format {have}, this Holdfast knows up to {newest}",
+                hint="upgrade Holdfast (pip install -U holdfast)",
+            )
+        for version, text in steps:
+            if version > have:
+                for statement in _statements(text):
+                    connection.execute(statement)
+        if have == 0:
+            connection.execute("INSERT INTO meta VALUES ('store_id', ?)", (os.urandom(16).hex(),))
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={newest}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _version(connection: sqlite3.Connection, path: str) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+    if application != APPLICATION_ID and not (version == 0 and empty):
+        raise Corrupted(f"{path} is a database, but not of Holdfast", hint="put the right index.sqlite back")
+    return version
+
+
+def _statements(text: str) -> Iterator[str]:
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """SQLite's errors leave as ours; no raw one escapes an adapter."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise typed(error, path) from error
+
+
+def typed(error: BaseException, path: str) -> BaseException:
+    """The CheckpointError for an error of SQLite; any other error as it is."""
+    if isinstance(error, CheckpointError) or not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    text = f"{path}: {error}"
+    if code == sqlite3.SQLITE_FULL:
+        return NoSpace(text, hint="free some space (holdfast cleanup, holdfast gc), then run it again")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return ReadOnly(text, hint="check the owner and mode of the directory and that its disk is mounted read-write")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StorageError(text, hint="another process has been writing for very long; try again, or stop it")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corrupted(text, hint="run holdfast check --repair")
+    return StorageError(text, hint="see the system log for the device; run holdfast check before relying on this store")

@@ -1,0 +1,73 @@
+"""Group commit: operations that wait at the same time share one transaction and one sync.
+
+Whoever finds nobody writing leads: runs all that is queued in one transaction, passes the lead to the first of those
+who came meanwhile, and wakes the others with their results. No thread of its own, no timer: a lone writer pays nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Waiting(Generic[T]):
+    """One operation on its way through a commit."""
+
+    __slots__ = ("error", "is_done", "is_leader", "operation", "result", "wake")
+
+    def __init__(self, operation: Callable[[], T]) -> None:
+        self.operation = operation
+        self.result: T
+        self.error: BaseException | None = None
+        self.is_done = False
+        self.is_leader = False
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class GroupCommit:
+    """`run_batch` runs operations in one transaction and sets each one's result or error; it raises nothing."""
+
+    def __init__(self, run_batch: Callable[[Sequence[Waiting[Any]]], None]) -> None:
+        self._run_batch = run_batch
+        self._queue: deque[Waiting[Any]] = deque()
+        self._lead = threading.Lock()  # held while anybody leads; it passes on with the lead
+
+    def run(self, operation: Callable[[], T]) -> T:
+        """The operation's result once its transaction is durable; else its error, or that of the commit."""
+        mine = Waiting(operation)
+        self._queue.append(mine)  # before asking for the lead: whoever holds it looks here before letting go
+        if self._lead.acquire(blocking=False):
+            mine.is_leader = True
+        else:
+            mine.wake.acquire()
+        if mine.is_leader:
+            batch: list[Waiting[Any]] = []
+            if not mine.is_done:  # else the leader before us ran it
+                while self._queue:
+                    batch.append(self._queue.popleft())
+                self._run_batch(batch)
+                for each in batch:
+                    each.is_done = True
+            self._pass_on()  # first, so that the next transaction is under way while the others wake up
+            for other in batch:
+                if other is not mine:
+                    other.wake.release()
+        if mine.error is not None:
+            raise mine.error
+        return mine.result
+
+    def _pass_on(self) -> None:
+        while True:
+            if self._queue:
+                heir = self._queue[0]
+                heir.is_leader = True
+                heir.wake.release()
+                return
+            self._lead.release()
+            if not self._queue or not self._lead.acquire(blocking=False):
+                return

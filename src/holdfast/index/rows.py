@@ -1,0 +1,85 @@
+"""Between rows and values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.errors import Validation
+from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, to_datetime
+from holdfast.ports import Chunk, Encoding
+
+SEQ_BITS = 32
+
+CHECKPOINT = (
+    "row, id, step, level, parent, created_us, status, size_bytes, stored_bytes, digest, codec, schema_version, "
+    "tags, is_pinned, metadata"
+)
+CHUNK = "digest, size_bytes, stored_bytes, encoding, (SELECT name FROM pack WHERE no = pack_no), offset, data"
+JOB = "name, checkpoints, last_seq, size_bytes, stored_bytes, created_us, updated_us, retention"
+EVENT = "id, at_us, actor, action, job, checkpoint, detail, chain"
+
+Row = tuple[Any, ...]
+
+
+def checkpoint_of(job: str, row: Row) -> Checkpoint:
+    number, id_, step, level, parent, created_us, status, size, stored, digest, codec, version, tags, pinned, meta = (
+        row[:15]
+    )
+    return Checkpoint(
+        CheckpointId(id_),
+        job,
+        number & (1 << SEQ_BITS) - 1,
+        step,
+        CheckpointLevel(level),
+        parent,
+        to_datetime(created_us),
+        CheckpointStatus(status),
+        size,
+        stored,
+        digest.hex(),
+        codec,
+        version,
+        json.loads(tags) if tags else {},
+        bool(pinned),
+        json.loads(meta) if meta else {},
+    )
+
+
+def chunk_of(row: Row) -> Chunk:
+    digest, size, stored, encoding, pack, offset, data = row
+    return Chunk(digest, size, stored, Encoding(encoding), pack or "", offset, data)
+
+
+def job_of(row: Row) -> Job:
+    name, checkpoints, last_seq, size, stored, created_us, updated_us, retention = row
+    return Job(name, checkpoints, last_seq, size, stored, to_datetime(created_us), to_datetime(updated_us), retention)
+
+
+def event_of(row: Row) -> Event:
+    number, at_us, actor, action, job, checkpoint, detail, chain = row
+    return Event(number, to_datetime(at_us), actor, action, job, checkpoint, detail, chain.hex())
+
+
+def metadata_filter(metadata: Mapping[str, object]) -> tuple[list[str], list[object]]:
+    """Conditions and parameters for {"a.b": value}: the path and the value are bound, types are compared too."""
+    conditions: list[str] = []
+    parameters: list[object] = []
+    for path, value in metadata.items():
+        parts = path.split(".")
+        if not all(parts) or '"' in path or "\0" in path:
+            raise Validation(f"{path!r} is not a metadata path", hint='use names joined by dots, such as "model.name"')
+        bound = "$" + "".join(f'."{part}"' for part in parts)
+        if value is None or isinstance(value, bool):
+            conditions.append("json_type(metadata, ?) = ?")
+            parameters += [bound, "null" if value is None else str(value).lower()]
+            continue
+        kinds = "('text')" if isinstance(value, str) else "('integer', 'real')"
+        if not isinstance(value, str | int | float):
+            raise Validation(
+                f"metadata can't be filtered by a {type(value).__name__}", hint="use text, numbers, booleans or None"
+            )
+        conditions.append(f"json_type(metadata, ?) IN {kinds} AND json_extract(metadata, ?) = ?")
+        parameters += [bound, bound, value]
+    return conditions, parameters

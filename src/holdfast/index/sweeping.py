@@ -1,0 +1,82 @@
+"""gc's part of the index, and the index's check of itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+
+from holdfast.model import Checkpoint
+
+from .rows import SEQ_BITS
+from .writes import chain_of
+
+Manifests = Callable[[], Iterator[tuple[int, Checkpoint, bytes]]]
+
+
+def sweep(
+    db: sqlite3.Connection, ns_no: int, manifests: Manifests, references: Callable[[bytes], Iterable[bytes]]
+) -> tuple[int, int]:
+    """Delete the chunk rows that no manifest names (I3).
+
+    Marks go to a temporary table, in a file of SQLite's own, so that memory stays bounded. Writers go on meanwhile;
+    what they commit is found through their events, inside the transaction that deletes.
+    """
+    db.execute("CREATE TEMP TABLE mark (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+    try:
+        seen = db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
+        for _, _, manifest in manifests():
+            _mark(db, references(manifest))
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            late = db.execute(
+                "SELECT manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
+                "WHERE event.id > ? AND action = 'save' AND ns_no = ? AND has_chunks",
+                (seen, ns_no),
+            )
+            for (manifest,) in late.fetchall():
+                _mark(db, references(manifest))
+            unnamed = "ns_no = ? AND digest NOT IN (SELECT digest FROM mark)"
+            count, size = db.execute(
+                f"SELECT count(*), coalesce(sum(stored_bytes), 0) FROM chunk WHERE {unnamed}",
+                (ns_no,),
+            ).fetchone()
+            db.execute(f"DELETE FROM chunk WHERE {unnamed}", (ns_no,))
+            db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+    finally:
+        db.execute("DROP TABLE IF EXISTS temp.mark")
+    return int(count), int(size)
+
+
+def _mark(db: sqlite3.Connection, digests: Iterable[bytes]) -> None:
+    db.executemany("INSERT OR IGNORE INTO temp.mark VALUES (?)", ((digest,) for digest in digests))
+
+
+def integrity_problems(db: sqlite3.Connection) -> list[str]:
+    """What SQLite finds wrong with the file, jobs whose counters are off, breaks in the chain of events."""
+    problems = [f"SQLite: {text}" for (text,) in db.execute("PRAGMA quick_check(20)") if text != "ok"]
+    if problems:
+        return problems
+    counted = (
+        f"SELECT row >> {SEQ_BITS} AS no, count(*) AS n, sum(size_bytes) AS size, sum(stored_bytes) AS stored, "
+        f"max(row & {(1 << SEQ_BITS) - 1}) AS last FROM checkpoint GROUP BY 1"
+    )
+    wrong = db.execute(
+        f"SELECT name FROM job LEFT JOIN ({counted}) USING (no) WHERE checkpoints != coalesce(n, 0) "
+        "OR job.size_bytes != coalesce(size, 0) OR job.stored_bytes != coalesce(stored, 0) "
+        "OR last_seq < coalesce(last, 0)"
+    )
+    problems += [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
+    chain, expected = bytes(32), 1
+    for number, *entry, stored in db.execute(
+        "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM event ORDER BY id"
+    ):
+        chain = chain_of(chain, number, *entry)
+        if number != expected or chain != stored:
+            problems.append(f"the event log was altered at entry {expected}")
+            break
+        expected += 1
+    return problems

@@ -1,0 +1,378 @@
+"""What happens inside write transactions. Every function runs in one that is open, and checks before it changes.
+
+An operation that refuses has changed nothing, so that the others in its group commit are not disturbed; only a commit
+of several records needs a savepoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound
+from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
+from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
+
+from .rows import CHECKPOINT, SEQ_BITS, Row, checkpoint_of
+
+BATCH = 500  # parameters in one statement
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def boot_clock() -> tuple[str, float]:
+    """(which boot, seconds since): a clock nobody sets (I4)."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot_id = file.read().strip()
+    except OSError:
+        boot_id = ""
+    return boot_id, time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class Writes:
+    """The write operations of one namespace on one connection."""
+
+    def __init__(self, connection: sqlite3.Connection, ns_no: int) -> None:
+        self._db = connection
+        self._ns = ns_no
+        self._head: tuple[int, bytes] | None = None  # newest event, read once per transaction
+
+    def begin(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        self._head = None
+
+    # Events
+
+    def event(
+        self, action: str, actor: str, job: str | None = None, checkpoint: str | None = None, detail: str = "{}"
+    ) -> None:
+        if self._head is None:
+            found = self._db.execute("SELECT id, chain FROM event ORDER BY id DESC LIMIT 1").fetchone()
+            self._head = found or (0, bytes(32))
+        number, chain = self._head[0] + 1, self._head[1]
+        at_us = now_us()
+        chain = chain_of(chain, number, at_us, self._ns, actor, action, job, checkpoint, detail)
+        self._db.execute(
+            "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (number, at_us, self._ns, actor, action, job, checkpoint, detail, chain),
+        )
+        self._head = (number, chain)
+
+    # Checkpoints
+
+    def commit(self, records: Sequence[NewCheckpoint], actor: str) -> list[Checkpoint]:
+        if len(records) == 1:
+            return [self._insert(records[0], actor)]
+        self._db.execute("SAVEPOINT several")
+        try:
+            saved = [self._insert(record, actor) for record in records]
+        except BaseException:
+            self._db.execute("ROLLBACK TO several")
+            self._head = None
+            raise
+        finally:
+            self._db.execute("RELEASE several")
+        return saved
+
+    def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
+        db = self._db
+        job = db.execute(
+            "SELECT no, last_seq, token, holder, boot_id, until_s, is_live FROM job LEFT JOIN lease ON job_no = no "
+            "WHERE ns_no = ? AND name = ?",
+            (self._ns, new.job),
+        ).fetchone()
+        ends_lease = self._check_lease(new, job[2:] if job else None)
+        if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
+            return first
+        self._check_references(new)
+        created_us = new.created_us
+        if job is None:
+            seq = new.seq or 1
+            job_no = db.execute(
+                "INSERT INTO job VALUES (NULL, ?, ?, ?, 1, ?, ?, ?, ?, NULL)",
+                (self._ns, new.job, seq, new.size_bytes, new.stored_bytes, created_us, created_us),
+            ).lastrowid
+            assert job_no is not None
+        else:
+            job_no, last_seq = job[:2]
+            seq = new.seq or last_seq + 1
+            db.execute(
+                "UPDATE job SET last_seq = max(last_seq, ?), checkpoints = checkpoints + 1, "
+                "size_bytes = size_bytes + ?, stored_bytes = stored_bytes + ?, updated_us = ? WHERE no = ?",
+                (seq, new.size_bytes, new.stored_bytes, created_us, job_no),
+            )
+            if ends_lease:
+                db.execute("UPDATE lease SET is_live = 0 WHERE job_no = ?", (job_no,))
+        row = job_no << SEQ_BITS | seq
+        if new.new_chunks:
+            self._insert_chunks(new.new_chunks)
+        tags = json.dumps(dict(new.tags)) if new.tags else None
+        metadata = None if new.metadata_json == "{}" else new.metadata_json
+        fields = (
+            row, new.id, new.step, str(new.level), new.parent, created_us, str(new.status), new.size_bytes,
+            new.stored_bytes, new.digest, new.codec, new.schema_version, tags, int(new.is_pinned), metadata,
+        )  # fmt: skip
+        db.execute(
+            "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*fields, int(new.has_chunks), new.manifest),
+        )
+        if new.tags:
+            self._insert_tags(job_no, row, new.tags)
+        if new.idempotency_key is not None:
+            db.execute(
+                "INSERT INTO idempotency VALUES (?, ?, ?, ?)", (job_no, new.idempotency_key, row, new.request_digest)
+            )
+        self.event("save", actor, new.job, new.id)
+        return Checkpoint(
+            new.id, new.job, seq, new.step, new.level, new.parent, to_datetime(created_us), new.status,
+            new.size_bytes, new.stored_bytes, new.digest.hex(), new.codec, new.schema_version, new.tags,
+            new.is_pinned, json.loads(metadata) if metadata else {},
+        )  # fmt: skip
+
+    def _check_lease(self, new: NewCheckpoint, lease: tuple[int, str, str, float, int] | None) -> bool:
+        """Refuse a write without the right to it (I5); answers whether it ends an expired lease."""
+        is_live = lease is not None and lease[0] is not None and lease[4]
+        if new.lease_token is not None:
+            if lease is None or not is_live or lease[0] != new.lease_token:
+                raise lost(new.job)
+            return False
+        if lease is None or not is_live:
+            return False
+        if left_s := _left(lease[2], lease[3]):
+            raise held(new.job, lease[1], left_s)
+        return True
+
+    def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
+        found = self._db.execute(
+            f"SELECT {CHECKPOINT}, request_digest FROM idempotency JOIN checkpoint USING (row) "
+            "WHERE job_no = ? AND key = ?",
+            (job_no, new.idempotency_key),
+        ).fetchone()
+        if found is None:
+            return None
+        if found[15] != new.request_digest:
+            raise Conflict(
+                f"idempotency key {new.idempotency_key!r} of job {new.job} was used for another state",
+                hint=f"it belongs to checkpoint {found[1]}; use a new key for a new state",
+            )
+        return checkpoint_of(new.job, found)
+
+    def _check_references(self, new: NewCheckpoint) -> None:
+        db = self._db
+        if db.execute("SELECT 1 FROM checkpoint WHERE id = ?", (new.id,)).fetchone():
+            raise IdTaken
+        if new.parent is not None:
+            parent = db.execute(
+                "SELECT 1 FROM checkpoint JOIN job ON no = row >> 32 WHERE id = ? AND ns_no = ?", (new.parent, self._ns)
+            )
+            if not parent.fetchone():
+                raise NotFound(f"parent {new.parent} not found", hint="give the ID of an existing checkpoint, or none")
+        if new.reused_chunks:
+            there = {digest for digest, *_ in self.find_chunks("digest", new.reused_chunks)}
+            if gone := [digest for digest in new.reused_chunks if digest not in there]:
+                raise ChunksGone(gone)
+
+    def find_chunks(self, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:
+        return find_chunks(self._db, self._ns, columns, digests)
+
+    def _insert_chunks(self, chunks: Sequence[Chunk]) -> None:
+        packs: dict[str, int | None] = {"": None}
+        for name in {chunk.pack for chunk in chunks} - {""}:
+            self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (name,))
+            packs[name] = self._db.execute("SELECT no FROM pack WHERE name = ?", (name,)).fetchone()[0]
+        self._db.executemany(
+            "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
+                for c in chunks
+            ],
+        )
+
+    def _insert_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
+        self._db.executemany("INSERT INTO tag VALUES (?, ?, ?, ?)", [(job_no, n, v, row) for n, v in tags.items()])
+
+    def delete(self, checkpoint_ids: Sequence[str], even_pinned: bool, actor: str) -> list[CheckpointId]:
+        found = [row for i in dict.fromkeys(checkpoint_ids) if (row := self._find(i)) is not None]
+        for row in found:
+            if row[13] and not even_pinned:
+                raise Conflict(f"checkpoint {row[1]} is pinned", hint="unpin it first: holdfast pin --off ID")
+        for row in found:
+            number, job_no, job = row[0], row[0] >> SEQ_BITS, row[15]
+            self._db.execute("DELETE FROM checkpoint WHERE row = ?", (number,))
+            self._db.execute("DELETE FROM idempotency WHERE row = ?", (number,))
+            if row[12]:
+                self._drop_tags(job_no, number, json.loads(row[12]))
+            self._db.execute(
+                "UPDATE job SET checkpoints = checkpoints - 1, size_bytes = size_bytes - ?, "
+                "stored_bytes = stored_bytes - ? WHERE no = ?",
+                (row[7], row[8], job_no),
+            )
+            self.event("delete", actor, job, row[1])
+        return [row[1] for row in found]
+
+    def _find(self, checkpoint_id: str) -> Row | None:
+        found: Row | None = self._db.execute(
+            f"SELECT {_OF_CHECKPOINT}, job.name FROM checkpoint c JOIN job ON no = row >> 32 "
+            "WHERE id = ? AND ns_no = ?",
+            (checkpoint_id, self._ns),
+        ).fetchone()
+        return found
+
+    def _drop_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
+        self._db.executemany(
+            "DELETE FROM tag WHERE job_no = ? AND name = ? AND value = ? AND row = ?",
+            [(job_no, name, value, row) for name, value in tags.items()],
+        )
+
+    def update(
+        self,
+        checkpoint_id: str,
+        is_pinned: bool | None,
+        tags: Mapping[str, str | None] | None,
+        status: CheckpointStatus | None,
+        actor: str,
+    ) -> Checkpoint:
+        row = self._find(checkpoint_id)
+        if row is None:
+            raise missing(checkpoint_id)
+        number, job = row[0], row[15]
+        job_no = number >> SEQ_BITS
+        old = checkpoint_of(job, row)
+        if is_pinned is not None:
+            self._db.execute("UPDATE checkpoint SET is_pinned = ? WHERE row = ?", (int(is_pinned), number))
+            self.event("pin" if is_pinned else "unpin", actor, old.job, old.id)
+        if tags:
+            now = {k: v for k, v in {**old.tags, **tags}.items() if v is not None}
+            self._drop_tags(job_no, number, old.tags)
+            self._insert_tags(job_no, number, now)
+            self._db.execute("UPDATE checkpoint SET tags = ? WHERE row = ?", (json.dumps(now) if now else None, number))
+            self.event("tag", actor, old.job, old.id, json.dumps(dict(tags)))
+        if status is not None:
+            self._db.execute("UPDATE checkpoint SET status = ? WHERE row = ?", (str(status), number))
+            self.event("status", actor, old.job, old.id, json.dumps({"status": str(status)}))
+        changed = self._find(checkpoint_id)
+        assert changed is not None
+        return checkpoint_of(old.job, changed)
+
+    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, actor: str) -> None:
+        self._db.executemany(
+            "UPDATE checkpoint SET status = ? WHERE id = ? AND (SELECT ns_no FROM job WHERE no = row >> 32) = ?",
+            [(str(status), checkpoint_id, self._ns) for checkpoint_id in checkpoint_ids],
+        )
+        detail = json.dumps({"status": str(status), "checkpoints": len(checkpoint_ids)})
+        self.event("status", actor, detail=detail)
+
+    def job_no(self, name: str) -> int:
+        """The number of a job, which is made if there is none."""
+        now = now_us()
+        self._db.execute(
+            "INSERT OR IGNORE INTO job VALUES (NULL, ?, ?, 0, 0, 0, 0, ?, ?, NULL)", (self._ns, name, now, now)
+        )
+        return int(self._db.execute("SELECT no FROM job WHERE ns_no = ? AND name = ?", (self._ns, name)).fetchone()[0])
+
+    def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
+        self._db.execute("UPDATE job SET retention = ? WHERE no = ?", (policy_json, self.job_no(job)))
+        self.event("retention", actor, job, detail=policy_json or "null")
+
+    # Leases
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        found = self._lease(job)
+        if found and found[4] and (left_s := _left(found[2], found[3])):
+            raise held(job, found[1], left_s)
+        token = (found[0] if found else 0) + 1
+        boot_id, clock_s = boot_clock()
+        self._db.execute(
+            "INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, 1)",
+            (self.job_no(job), token, holder, boot_id, clock_s + ttl_s),
+        )
+        self.event("lease", holder, job, detail=json.dumps({"token": token}))
+        return Lease(job, token, holder, ttl_s)
+
+    def renew_lease(self, lease: Lease) -> None:
+        found = self._lease(lease.job)
+        if not found or found[0] != lease.token or not found[4]:
+            raise lost(lease.job)
+        boot_id, clock_s = boot_clock()
+        self._db.execute(
+            "UPDATE lease SET boot_id = ?, until_s = ? WHERE job_no = ?",
+            (boot_id, clock_s + lease.ttl_s, self.job_no(lease.job)),
+        )
+
+    def release_lease(self, lease: Lease) -> None:
+        found = self._lease(lease.job)
+        if found and found[0] == lease.token and found[4]:
+            self._db.execute("UPDATE lease SET is_live = 0 WHERE job_no = ?", (self.job_no(lease.job),))
+            self.event("release", lease.holder, lease.job, detail=json.dumps({"token": lease.token}))
+
+    def _lease(self, job: str) -> tuple[int, str, str, float, int] | None:
+        found: tuple[int, str, str, float, int] | None = self._db.execute(
+            "SELECT token, holder, boot_id, until_s, is_live FROM lease JOIN job ON no = job_no "
+            "WHERE ns_no = ? AND name = ?",
+            (self._ns, job),
+        ).fetchone()
+        return found
+
+    # Chunks
+
+    def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
+        old = self._db.execute("SELECT no FROM pack WHERE name = ?", (from_pack,)).fetchone()
+        if old is None:
+            return 0
+        moved = 0
+        for chunk in chunks:
+            self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (chunk.pack,))
+            moved += self._db.execute(
+                "UPDATE chunk SET pack_no = (SELECT no FROM pack WHERE name = ?), offset = ? "
+                "WHERE ns_no = ? AND digest = ? AND pack_no = ?",
+                (chunk.pack, chunk.offset, self._ns, chunk.digest, old[0]),
+            ).rowcount
+        return moved
+
+
+_OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in CHECKPOINT.split(","))
+
+
+def chain_of(chain: bytes, *entry: object) -> bytes:
+    """The chain value of an event behind one with `chain`."""
+    return hashlib.sha256(chain + json.dumps(entry, ensure_ascii=False).encode()).digest()
+
+
+def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:
+    """Chunk rows by digest, in statements of bounded size."""
+    for start in range(0, len(digests), BATCH):
+        some = digests[start : start + BATCH]
+        marks = "?" if len(some) == 1 else ",".join("?" * len(some))
+        yield from db.execute(
+            f"SELECT {columns} FROM chunk WHERE ns_no = ? AND digest IN ({marks})",
+            (ns_no, *some),
+        )
+
+
+def missing(checkpoint_id: str) -> NotFound:
+    return NotFound(f"checkpoint {checkpoint_id} not found", hint="holdfast list JOB shows what exists")
+
+
+def held(job: str, holder: str, left_s: float) -> LeaseHeld:
+    return LeaseHeld(
+        f"job {job} is leased by {holder} for another {left_s:.0f} s",
+        hint="wait until it ends, or stop that process; a lease ends by itself when its holder is gone",
+    )
+
+
+def lost(job: str) -> LeaseLost:
+    return LeaseLost(
+        f"the lease of job {job} is no longer ours", hint="somebody else took the job over: stop, or take a new lease"
+    )
+
+
+def _left(boot_id: str, until_s: float) -> float:
+    """Seconds a lease still runs; 0 when it has ended, as it has when the machine was started anew."""
+    now_boot, clock_s = boot_clock()
+    return max(0.0, until_s - clock_s) if boot_id == now_boot else 0.0
