@@ -12,6 +12,8 @@ import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+import ormsgpack
+
 from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
 from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
@@ -341,7 +343,7 @@ _OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in CHECKPOINT.split(",")
 
 def chain_of(chain: bytes, *entry: object) -> bytes:
     """The chain value of an event behind one with `chain`."""
-    return hashlib.sha256(chain + json.dumps(entry, ensure_ascii=False).encode()).digest()
+    return hashlib.sha256(chain + ormsgpack.packb(entry)).digest()
 
 
 def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:
