@@ -1,0 +1,112 @@
+"""`holdfast check`, `gc`, `stats`: the health of a store, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from .naming import JobName
+from .progress import progress
+from .session import Session, emit, store_command
+from .tables import print_facts
+from .text import count_of, safe, size, style
+
+if TYPE_CHECKING:
+    from holdfast.verify import VerifyReport
+
+
+@store_command(
+    "check",
+    json_keys='{"ok": bool, "deep": bool, "checkpoints", "chunks", "bytes_read", "unused_packs", '
+    '"problems": [{subject, what, fix}], "corrupted": [IDs]}. Exit code 6 when something is wrong.',
+)
+@click.argument("job", required=False, type=JobName())
+@click.option("--quick", is_flag=True, help="Only that everything named exists; do not read the bytes.")
+@click.option("--repair", is_flag=True, help="Mend what can be mended: rebuild the index from packs and manifests.")
+def check_command(session: Session, job: str | None, quick: bool, repair: bool) -> None:
+    """Read everything stored, of JOB or of the whole store, and prove it against its digests.
+
+    Checkpoints that cannot be loaded are marked corrupted, so that restoring passes them over.
+    """
+    with session.open() as manager, progress("checking", unit="bytes") as report:
+        found = manager.verify(job, deep=not quick, progress=report)
+    if session.as_json:
+        emit({"ok": found.is_ok, "deep": not quick, **asdict(found)})
+    else:
+        _print_check(found, is_deep=not quick)
+    if not found.is_ok:
+        from holdfast.errors import Corrupted
+
+        click.get_current_context().exit(Corrupted.exit_code)
+
+
+def _print_check(found: VerifyReport, *, is_deep: bool) -> None:
+    for problem in found.problems:
+        click.echo(f"{style('✗', 'bad')} {safe(problem.subject)}: {safe(problem.what)}")
+        click.echo(style(f"  → {safe(problem.fix)}", "dim"))
+    read = f", {size(found.bytes_read)} read" if is_deep else ""
+    counted = f"{count_of(found.checkpoints, 'checkpoint')}, {count_of(found.chunks, 'chunk')}{read}"
+    if found.is_ok:
+        click.echo(f"{style('✓', 'good')} all is well: {counted}")
+    else:
+        bad = count_of(len(found.corrupted), "checkpoint")
+        click.echo(f"{count_of(len(found.problems), 'problem')}, {bad} cannot be loaded ({counted})")
+    if found.unused_packs:
+        click.echo(style(f"{count_of(found.unused_packs, 'pack')} nobody uses: holdfast gc removes them", "dim"))
+
+
+@store_command(
+    "gc",
+    json_keys='{"chunks_removed", "packs_removed", "packs_rewritten", "bytes_freed", "packs_kept", "bytes_kept", '
+    '"damaged": [packs]}',
+)
+def gc_command(session: Session) -> None:
+    """Give back the space of deleted checkpoints. Safe while others save and load."""
+    with session.open() as manager, progress("collecting", unit="packs") as report:
+        found = manager.gc(progress=report)
+    if session.as_json:
+        emit(asdict(found))
+        return
+    click.echo(
+        f"{style(size(found.bytes_freed), 'name')} freed: {count_of(found.chunks_removed, 'chunk')} and "
+        f"{count_of(found.packs_removed, 'pack')} removed, {found.packs_rewritten:,} rewritten"
+    )
+    click.echo(style(f"{size(found.bytes_kept)} in {count_of(found.packs_kept, 'pack')} stay", "dim"))
+    for pack in found.damaged:
+        click.echo(f"{style('✗', 'bad')} pack {safe(pack)} is damaged and was left alone: run holdfast check")
+
+
+_LABELS = {
+    "jobs": "jobs",
+    "checkpoints": "checkpoints",
+    "last_seq": "saved so far",
+    "size_bytes": "size of all states",
+    "stored_bytes": "added to the store",
+    "chunks": "chunks",
+    "chunk_bytes": "in chunks",
+    "inline_bytes": "in the index",
+    "packs": "packs",
+    "pack_bytes": "in packs",
+}
+
+
+@store_command("stats", json_keys="the numbers by name; those that end in _bytes are bytes.")
+@click.argument("job", required=False, type=JobName())
+def stats_command(session: Session, job: str | None) -> None:
+    """Show numbers of the store, or of JOB."""
+    with session.open() as manager:
+        numbers = dict(manager.stats(job))
+        where = manager.url
+    if session.as_json:
+        emit(numbers)
+        return
+    facts = [
+        (_LABELS.get(name, name.replace("_", " ")), size(number) if name.endswith("_bytes") else f"{number:,}")
+        for name, number in numbers.items()
+    ]
+    stored = numbers.get("stored_bytes", 0)
+    if stored and numbers.get("size_bytes", 0) > stored:
+        facts.append(("saved by sharing and compression", f"{numbers['size_bytes'] / stored:.1f} ×"))
+    print_facts([("job" if job else "store", job or where), *facts])

@@ -1,0 +1,30 @@
+"""`holdfast completion SHELL`: the script that teaches a shell to complete commands, options, jobs and IDs."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+_WHERE = {
+    "bash": 'eval "$(holdfast completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(holdfast completion zsh)" in ~/.zshrc, below compinit',
+    "fish": "holdfast completion fish > ~/.config/fish/completions/holdfast.fish",
+}
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(list(_WHERE)))
+def completion_command(shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    \b
+    bash  eval "$(holdfast completion bash)"    in ~/.bashrc
+    zsh   eval "$(holdfast completion zsh)"     in ~/.zshrc, below compinit
+    fish  holdfast completion fish > ~/.config/fish/completions/holdfast.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None  # nosec B101 - click knows these three
+    from .app import cli
+
+    template = kind(cli, {}, "holdfast", "_HOLDFAST_COMPLETE")
+    click.echo(template.source_template % template.source_vars())

@@ -1,0 +1,161 @@
+"""`holdfast diff`: what changed from one checkpoint to another, by path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .naming import REF_HELP, Ref, find
+from .session import Session, emit, store_command
+from .tables import Column, print_table
+from .text import age, clip, count_of, safe, size, style, terminal_width, width_of
+
+if TYPE_CHECKING:
+    from holdfast.diff import Change, Diff
+    from holdfast.files import TreeChange
+    from holdfast.manager import CheckpointManager
+    from holdfast.model import Checkpoint
+
+_SIGNS = {"added": ("+", "good"), "removed": ("-", "bad"), "changed": ("~", "warn"), "type_changed": ("~", "warn")}
+_LINE_LOOKS = {"+": "good", "-": "bad", "@": "type"}
+
+
+@store_command(
+    "diff",
+    note=f"OLD and NEW are: {REF_HELP}",
+    json_keys='{"same": bool, "old", "new": IDs, "added", "removed", "changed": counts, "bytes_changed", '
+    '"shared_bytes", "changes": [{path, kind, old, new, old_bytes, new_bytes, detail, elements, elements_changed, '
+    'bytes_changed, max_abs_difference, files: of trees}], "left_out": changes that are counted but not listed}',
+)
+@click.argument("old", type=Ref())
+@click.argument("new", type=Ref())
+def diff_command(session: Session, old: str, new: str) -> None:
+    """Show what changed from OLD to NEW, by path inside the state.
+
+    Arrays that are equal are not read; of others it shows how many elements changed, and by how much.
+    """
+    with session.open() as manager:
+        before, after = find(manager, old), find(manager, new)
+        found = manager.diff(before.id, after.id)
+        inside = {change.path: _changed_files(manager, before, after, change) for change in found.changes}
+    if session.as_json:
+        changes = [
+            {**change.to_json(), "files": [_file_json(each) for each in inside[change.path]]}
+            if inside[change.path]
+            else change.to_json()
+            for change in found.changes
+        ]
+        emit({"same": found.is_empty, **found.to_json(), "changes": changes})
+        return
+    _print_sides(before, after)
+    width = terminal_width()
+    names = max((min(width_of(safe(change.path or "state")), 36) for change in found.changes), default=0)
+    for change in found.changes:
+        _print_change(change, names, width)
+        for each in inside[change.path]:
+            _print_file(change.path, each, width)
+    if found.left_out:
+        click.echo(style(f"… {count_of(found.left_out, 'more change')}", "dim"))
+    _print_total(found)
+
+
+def _changed_files(
+    manager: CheckpointManager, before: Checkpoint, after: Checkpoint, change: Change
+) -> list[TreeChange]:
+    """What changed inside a tree of files that is in both states."""
+    from holdfast.files import FilesSummary, diff_trees
+
+    from .states import open_state
+
+    sides = (change.old, change.new)
+    if not all(isinstance(side, FilesSummary) and side.kind == "Tree" for side in sides):
+        return []
+    old, new = (open_state(manager, each.id).files_at(change.path) for each in (before, after))
+    return diff_trees(old, new, exact=True)
+
+
+def _file_json(change: TreeChange) -> dict[str, object]:
+    from .entries import entry_json
+
+    return {
+        "path": change.path.encode("utf-8", "backslashreplace").decode(),
+        "what": change.what,
+        "fields": list(change.fields),
+        "old": None if change.old is None else entry_json(change.old),
+        "new": None if change.new is None else entry_json(change.new),
+    }
+
+
+def _print_file(tree: str, change: TreeChange, width: int | None) -> None:
+    sign, look = _SIGNS[change.what]
+    sizes = [size(entry.size_bytes) for entry in (change.old, change.new) if entry is not None]
+    what = f"{', '.join(change.fields)}, " if change.fields else ""
+    line = safe(f"  {sign} {tree}/{change.path}" if tree else f"  {sign} {change.path}")
+    detail = f"  {what}{' → '.join(dict.fromkeys(sizes))}"
+    if width is not None:
+        line = clip(line, max(20, width - len(detail)))
+    click.echo(style(line, look) + style(detail, "dim"))
+
+
+def _print_sides(before: Checkpoint, after: Checkpoint) -> None:
+    print_table(
+        (
+            Column("", look="dim", is_whole=True),
+            Column("#", ">", "dim", is_whole=True),
+            Column("ID", look="id", is_whole=True),
+            Column("STEP", drop=2, least=8),
+            Column("AGE", ">", is_whole=True, drop=1),
+        ),
+        [
+            (side, str(each.seq), each.id, each.step, age(each.created_at))
+            for side, each in (("old", before), ("new", after))
+        ],
+    )
+    click.echo()
+
+
+def _print_change(change: Change, names: int, width: int | None) -> None:
+    from holdfast.diff import ArrayDelta, TextDelta
+
+    sign, look = _SIGNS[str(change.kind)]
+    path = safe(change.path or "state")
+    head = f"{sign} {path}" + " " * (names - width_of(path))
+    if isinstance(change.detail, TextDelta):
+        click.echo(style(head.rstrip(), look))
+        for line in str(change.detail).split("\n"):
+            text = safe(line)
+            click.echo("    " + style(text if width is None else clip(text, width - 4), _LINE_LOOKS.get(line[:1], "")))
+        return
+    if isinstance(change.detail, ArrayDelta):
+        detail = f"{_value(change.new)} · {change.detail}"
+    elif str(change.kind) == "added":
+        detail = _value(change.new)
+    elif str(change.kind) == "removed":
+        detail = _value(change.old)
+    else:
+        detail = f"{_value(change.old)} → {_value(change.new)}"
+        if change.detail and str(change.kind) != "type_changed":
+            detail += f" ({change.detail})"
+    detail = safe(detail)
+    if width is None or width_of(head) + 2 + width_of(detail) <= width:
+        click.echo(f"{style(head, look)}  {detail}")
+        return
+    click.echo(style(clip(head.rstrip(), width), look))
+    click.echo(f"    {clip(detail, width - 4)}")
+
+
+def _value(value: object) -> str:
+    from .tree import describe
+
+    return describe(value)[0]
+
+
+def _print_total(found: Diff) -> None:
+    if found.is_empty:
+        click.echo("the states are the same")
+        return
+    counts = f"{found.changed:,} changed, {found.added:,} added, {found.removed:,} removed"
+    arrays = f"{size(found.bytes_changed)} of arrays changed, {size(found.shared_bytes)} the same"
+    has_arrays = found.bytes_changed or found.shared_bytes
+    click.echo(style(f"\n{counts}" + (f" · {arrays}" if has_arrays else ""), "dim"))

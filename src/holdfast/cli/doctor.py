@@ -1,0 +1,229 @@
+"""`holdfast doctor`: what this machine and this store give, each finding with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from .session import Session, emit, store_command
+from .text import age, count_of, pad, pieces, safe, size, style, terminal_width
+
+_MARKS = {"ok": ("✓", "good"), "note": ("·", "dim"), "warn": ("!", "warn"), "bad": ("✗", "bad")}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `status` is ok, note, warn or bad; `fix` says what to do, if anything."""
+
+    subject: str
+    status: str
+    what: str
+    fix: str = ""
+
+
+@store_command(
+    "doctor",
+    json_keys='{"ok": bool, "store": …, "findings": [{subject, status: ok|note|warn|bad, what, fix}]}. '
+    "Exit code 7 when a finding is bad.",
+)
+def doctor_command(session: Session) -> None:
+    """Look at Python, SQLite, the disk under the store, its speed, the clocks and the store itself.
+
+    Writes and removes a small test file beside the store's files; changes nothing else.
+    """
+    where = _location(session)
+    findings = [*_machine(), *_disk(where), *_store(session, where)]
+    is_ok = all(finding.status != "bad" for finding in findings)
+    if session.as_json:
+        emit({"ok": is_ok, "store": str(where), "findings": [asdict(finding) for finding in findings]})
+    else:
+        click.echo(f"{style('store', 'dim')}  {safe(str(where))}\n")
+        for finding in findings:
+            _print(finding)
+    if not is_ok:
+        from holdfast.errors import StorageError
+
+        click.get_current_context().exit(StorageError.exit_code)
+
+
+def _print(finding: Finding) -> None:
+    mark, look = _MARKS[finding.status]
+    indent = 16
+    room = (terminal_width() or 10_000) - indent
+    first, *more = pieces(safe(finding.what), room)
+    click.echo(f"{style(mark, look)} {pad(finding.subject, indent - 2)}{first}")
+    if finding.fix:
+        lines = list(pieces(safe(finding.fix), room - 2))
+        more += [f"→ {lines[0]}", *(f"  {line}" for line in lines[1:])]
+    for line in more:
+        click.echo(" " * indent + style(line, "dim"))
+
+
+def _location(session: Session) -> Path:
+    """The directory of the store, whether it exists or not."""
+    url = session.store or os.environ.get("HOLDFAST_STORE") or ".holdfast"
+    return Path(url.removeprefix("file:")).expanduser().absolute()
+
+
+# --- the machine ---
+
+
+def _machine() -> Iterator[Finding]:
+    from importlib.metadata import version
+    from importlib.util import find_spec
+
+    packages = ("holdfast", "blake3", "ormsgpack", "zstandard")
+    yield Finding("holdfast", "ok", ", ".join(f"{name} {version(name)}" for name in packages))
+    yield Finding("python", "ok", f"{platform.python_implementation()} {platform.python_version()}")
+    import sqlite3
+
+    found = tuple(map(int, sqlite3.sqlite_version.split(".")))
+    yield Finding(
+        "sqlite",
+        "ok" if found >= (3, 37) else "bad",
+        sqlite3.sqlite_version,
+        "" if found >= (3, 37) else "3.37 or newer is needed: use a newer Python",
+    )
+    known = [name for name in ("numpy", "torch", "pandas", "polars", "pyarrow") if find_spec(name)]
+    yield Finding("libraries", "note", f"states may hold values of {', '.join(known)}" if known else "no array library")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("machine", "ok", f"{sys.platform}, {count_of(cores, 'core')}, {size(memory)} memory")
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if largest != resource.RLIM_INFINITY:
+        yield Finding("limits", "warn", f"no file may grow beyond {size(largest)}", "raise it: ulimit -f unlimited")
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < 256:
+        yield Finding("limits", "warn", f"only {files} files may be open at once", "raise it: ulimit -n 1024")
+
+
+# --- the disk ---
+
+
+def _disk(where: Path) -> Iterator[Finding]:
+    from .disk import measure_direct, measure_sync, mount_of
+
+    place = where
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    mount = mount_of(place)
+    yield _file_system(mount.kind, mount.point, mount.options)
+    yield from _space(place)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        yield Finding(
+            "writing", "bad", f"{place} may not be written", "check its owner and mode, and how it is mounted"
+        )
+        return
+    try:
+        latencies, skew_s = measure_sync(place)
+        middle, worst = latencies[len(latencies) // 2], latencies[-1]
+        yield Finding(
+            "sync",
+            "ok" if middle < 0.02 else "warn",
+            f"4 KiB written and synced in {middle * 1000:.2f} ms (slowest of {len(latencies)}: {worst * 1000:.1f} ms)",
+            "" if middle < 0.02 else "every save waits this long: a local SSD is 10 to 100 times faster",
+        )
+        rate, is_direct = measure_direct(place)
+        yield Finding(
+            "throughput",
+            "ok" if is_direct else "note",
+            f"{size(round(rate))}/s durably, " + ("O_DIRECT works" if is_direct else "O_DIRECT is not supported here"),
+            "" if is_direct else "large states are written through the page cache, which takes more CPU time",
+        )
+    except OSError as error:
+        yield Finding("writing", "bad", f"a test file could not be written: {error}", "free space? quota? disk errors?")
+        return
+    if abs(skew_s) > 2:
+        what = f"the file system's clock is {skew_s:+.1f} s from this machine's"
+        yield Finding("clocks", "warn", what, "set both by NTP; order in the store does not depend on it")
+
+
+def _file_system(kind: str, point: str, options: tuple[str, ...]) -> Finding:
+    what = f"{kind or 'unknown'} at {point}"
+    if kind in ("tmpfs", "ramfs"):
+        return Finding("file system", "warn", what, "it is memory: the store is gone after a reboot")
+    if kind.startswith(("nfs", "cifs", "smb", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs")):
+        return Finding("file system", "bad", what, "locks cannot be trusted over a network: use a local disk")
+    if {"nobarrier", "barrier=0"} & set(options):
+        return Finding(
+            "file system",
+            "warn",
+            f"{what}, mounted without barriers",
+            "a power cut can lose saves: mount it with barriers",
+        )
+    if "ro" in options:
+        return Finding("file system", "bad", f"{what}, mounted read-only", "mount it read-write")
+    if kind == "overlay":
+        return Finding(
+            "file system", "note", what, "the layer of a container: use a volume to keep the store beyond it"
+        )
+    return Finding("file system", "ok", what)
+
+
+def _space(place: Path) -> Iterator[Finding]:
+    room = os.statvfs(place)
+    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    is_short = free < 1 << 30 or free < total * 0.03
+    yield Finding(
+        "free space",
+        "warn" if is_short else "ok",
+        f"{size(free)} of {size(total)}",
+        "holdfast cleanup and holdfast gc give some back" if is_short else "",
+    )
+    if room.f_files and room.f_favail < 1000:
+        yield Finding("free space", "warn", f"only {room.f_favail} files more can be made", "remove files nobody needs")
+
+
+# --- the store ---
+
+
+def _store(session: Session, where: Path) -> Iterator[Finding]:
+    from datetime import UTC, datetime
+
+    from holdfast.errors import CheckpointError, NotFound
+    from holdfast.ports import FORMAT_VERSION
+
+    started = time.perf_counter()
+    try:
+        with session.open() as manager:
+            opened_ms = (time.perf_counter() - started) * 1000
+            numbers = manager.stats()
+            newest = max((job.updated_at for job in manager.jobs(limit=1000)), default=None)
+    except NotFound:
+        yield Finding(
+            "store", "note", "there is none yet", "the first holdfast save, or holdfast.open() in Python, makes it"
+        )
+        return
+    except CheckpointError as error:
+        yield Finding("store", "bad", error.message, error.hint)
+        return
+    content = f"{count_of(numbers['jobs'], 'job')}, {count_of(numbers['checkpoints'], 'checkpoint')}"
+    yield Finding("store", "ok", f"format {FORMAT_VERSION}, {content}, opened in {opened_ms:.0f} ms")
+    yield from _files(where)
+    if newest is not None and newest > datetime.now(UTC):
+        what = f"the newest save is {age(newest)} ({newest.isoformat()})"
+        yield Finding(
+            "clocks", "warn", what, "this machine's clock was set back, or another's is ahead; order is not affected"
+        )
+    else:
+        yield Finding("clocks", "ok", f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, after every save")
+
+
+def _files(where: Path) -> Iterator[Finding]:
+    state = where.stat()
+    if state.st_mode & 0o007:
+        yield Finding("permissions", "note", "other users of this machine can read the store", f"chmod o= {where}")
+    if state.st_uid != os.geteuid() and os.geteuid() != 0:
+        yield Finding("permissions", "warn", f"the store belongs to user {state.st_uid}", "run as that user")
+    waiting = where / "index.sqlite-wal"
+    if waiting.exists() and waiting.stat().st_size > 256 << 20:
+        what = f"the write-ahead log has grown to {size(waiting.stat().st_size)}"
+        yield Finding("index", "warn", what, "a reader has been open for long: end it, the next save shrinks the log")

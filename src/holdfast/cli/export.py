@@ -1,0 +1,210 @@
+"""`holdfast export`: checkpoints as plain files that explain themselves and need no Holdfast to be read."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from holdfast.codec import BufferSummary
+from holdfast.errors import Validation
+from holdfast.files import FilesSummary, Tree
+
+from .naming import REF_HELP, Ref, find, job_named
+from .npy import npy_header
+from .output import checkpoint_json
+from .placing import place_file, placed_directory
+from .progress import Report, progress
+from .restore import MAX_INLINE_BYTES
+from .session import Session, emit, store_command
+from .states import StoredState, files_in, open_state, to_view, with_content
+from .text import count_of, safe, size, style
+
+if TYPE_CHECKING:
+    from holdfast.manager import CheckpointManager
+    from holdfast.model import Checkpoint
+
+FORMAT = "holdfast-export-1"
+README = """\
+Checkpoints exported by Holdfast. Nothing but a JSON reader is needed to use them.
+
+checkpoints.json   all checkpoints of this export, oldest first: id, job, seq, step, level, created_at, tags, …
+NNNNNN/state.json  the state of the checkpoint with sequence number NNNNNN
+NNNNNN/N.npy       its arrays: numpy.load("N.npy")
+NNNNNN/N.arrow     its tables of polars and pyarrow (Arrow IPC)
+NNNNNN/N.bin       other byte strings, and files
+NNNNNN/N           trees of files
+
+In state.json, what JSON has no words for is an object with a "$type", for example:
+  {"$type": "ndarray", "dtype": "<f4", "shape": [2, 3], "size_bytes": 24, "file": "0.npy"}
+  {"$type": "bytes", "size_bytes": 3, "base64": "YWJj"}           short ones; long ones have a "file"
+  {"$type": "tuple", "items": [...]}                              set, frozenset, deque alike
+  {"$type": "dict", "items": [[key, value], ...]}                 keys that are not text
+  {"$type": "float", "value": "nan"}                              inf, datetime, Decimal, UUID, paths alike
+  {"$type": "myapp.Model", "version": 2, "fields": {...}}         types of an application or a library
+
+A state without such objects comes back with:   holdfast save JOB STEP NNNNNN/state.json
+"""
+
+Parts = Iterable[bytes | memoryview]
+
+
+class Sink:
+    """Where an export goes: names and contents of files."""
+
+    files = 0
+    size_bytes = 0
+
+    def add(self, name: str, parts: Parts) -> None:
+        raise NotImplementedError
+
+    def add_tree(self, name: str, tree: Tree) -> None:
+        raise Validation("this job holds trees of files, which only go into a directory", hint="use --format dir")
+
+
+class DirectorySink(Sink):
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def add(self, name: str, parts: Parts) -> None:
+        (self._root / name).parent.mkdir(exist_ok=True)
+        with open(self._root / name, "xb") as file:
+            for part in parts:
+                self.size_bytes += file.write(part)
+        self.files += 1
+
+    def add_tree(self, name: str, tree: Tree) -> None:
+        (self._root / name).parent.mkdir(exist_ok=True)
+        tree.write_to(self._root / name)
+        self.files += sum(entry.kind != "directory" for entry in tree.entries)
+        self.size_bytes += tree.size_bytes
+
+
+class ZipSink(Sink):
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+
+    def add(self, name: str, parts: Parts) -> None:
+        with self._archive.open(name, "w", force_zip64=True) as file:
+            for part in parts:
+                file.write(part)
+        self.files += 1
+
+
+@store_command(
+    "export",
+    note=f"JOB|ID is: {REF_HELP} A JOB alone means all of its checkpoints.",
+    json_keys='{"to", "format", "checkpoints": [IDs], "files", "bytes"}',
+)
+@click.argument("ref", metavar="JOB|ID", type=Ref())
+@click.argument("dest", type=click.Path())
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "zip", "dir"]),
+    help="One JSON file, a zip file, or a directory.  [default: by the name of DEST]",
+)
+@click.option("--force", is_flag=True, help="Replace what is at DEST.")
+def export_command(session: Session, ref: str, dest: str, form: str | None, force: bool) -> None:
+    """Write all checkpoints of JOB, or the one ID, to DEST as plain JSON, with arrays as .npy files beside it.
+
+    DEST is written whole or not at all. The format json puts arrays into the document, as base64.
+    """
+    target = Path(dest)
+    chosen = form or {".json": "json", ".zip": "zip"}.get(target.suffix.lower(), "dir")
+    with session.open() as manager, progress("exporting", unit="bytes") as report:
+        checkpoints = _wanted(manager, ref)
+        if chosen == "json":
+            text = json.dumps(_document(manager, checkpoints), indent=2).encode() + b"\n"
+            files, size_bytes = 1, place_file(target, lambda file: file.write(text), force=force)
+        elif chosen == "zip":
+            files, size_bytes = _to_zip(manager, checkpoints, target, force, report)
+        else:
+            with placed_directory(target, force=force) as draft:
+                sink = DirectorySink(draft)
+                _write_all(manager, checkpoints, sink, report)
+            files, size_bytes = sink.files, sink.size_bytes
+    if session.as_json:
+        ids = [c.id for c in checkpoints]
+        emit({"to": dest, "format": chosen, "checkpoints": ids, "files": files, "bytes": size_bytes})
+    else:
+        what = f"{count_of(len(checkpoints), 'checkpoint')} → {style(safe(dest), 'name')}"
+        click.echo(f"{what}  ({chosen}, {count_of(files, 'file')}, {size(size_bytes)})", err=True)
+
+
+def _wanted(manager: CheckpointManager, ref: str) -> list[Checkpoint]:
+    """All checkpoints of a job that can be loaded, or the one that is named."""
+    if not {"~", "#"} & set(ref) and not manager.exists(ref) and job_named(manager, ref):
+        return [c for c in manager.list(ref) if c.status != "corrupted"]
+    return [find(manager, ref)]
+
+
+def _document(manager: CheckpointManager, checkpoints: list[Checkpoint]) -> dict[str, object]:
+    exported = []
+    for checkpoint in checkpoints:
+        state = open_state(manager, checkpoint.id)
+        view = to_view(state.outline, with_content(state, MAX_INLINE_BYTES))
+        exported.append({**checkpoint_json(checkpoint), "state": view})
+    return {"format": FORMAT, "checkpoints": exported}
+
+
+def _write_all(manager: CheckpointManager, checkpoints: list[Checkpoint], sink: Sink, report: Report | None) -> None:
+    sink.add("README.txt", [README.encode()])
+    listed = {"format": FORMAT, "checkpoints": [checkpoint_json(c) for c in checkpoints]}
+    sink.add("checkpoints.json", [json.dumps(listed, indent=2).encode(), b"\n"])
+    total = sum(c.size_bytes for c in checkpoints)
+    done = 0
+    for checkpoint in checkpoints:
+        folder = f"{checkpoint.seq:06}"
+        state = open_state(manager, checkpoint.id)
+        view = to_view(state.outline, _as_files(state, folder, sink))
+        sink.add(f"{folder}/state.json", [json.dumps(view, indent=2).encode(), b"\n"])
+        done += checkpoint.size_bytes
+        if report:
+            report(done, total)
+
+
+def _as_files(state: StoredState, folder: str, sink: Sink) -> Callable[[BufferSummary], Mapping[str, object]]:
+    """Writes each array, byte string, file and tree; nothing a user typed becomes part of its name."""
+    count = 0
+    paths = {id(summary): path for path, summary in files_in(state.outline)}
+
+    def as_file(summary: BufferSummary) -> Mapping[str, object]:
+        nonlocal count
+        name = str(count)
+        count += 1
+        if isinstance(summary, FilesSummary):
+            files = state.files_at(paths[id(summary)])
+            if isinstance(files, Tree):
+                sink.add_tree(f"{folder}/{name}", files)
+                return {"file": name}
+            name += ".bin"
+            sink.add(f"{folder}/{name}", files.stream())
+            return {"name": files.entry.path, "file": name}
+        header = npy_header(summary)
+        is_table = summary.kind.startswith(("polars.", "pyarrow."))
+        name += ".npy" if header else ".arrow" if is_table else ".bin"
+        sink.add(f"{folder}/{name}", [header or b"", state.bytes_of(summary)])
+        return {"file": name}
+
+    return as_file
+
+
+def _to_zip(
+    manager: CheckpointManager, checkpoints: list[Checkpoint], target: Path, force: bool, report: Report | None
+) -> tuple[int, int]:
+    files = 0
+
+    def write(out: BinaryIO) -> None:
+        nonlocal files
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            sink = ZipSink(archive)
+            _write_all(manager, checkpoints, sink, report)
+            files = sink.files
+
+    size_bytes = place_file(target, write, force=force)
+    return files, size_bytes

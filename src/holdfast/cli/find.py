@@ -1,0 +1,102 @@
+"""`holdfast jobs` and `holdfast list`: what is there."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from .naming import JobName
+from .output import checkpoint_json, job_json, print_checkpoints, print_jobs
+from .pairs import parse_json_pairs, parse_pairs
+from .session import Number, Session, emit, store_command
+from .text import count_of, size, style
+
+LEVELS = click.Choice(["pipeline", "stage", "step", "substep"])
+
+
+@store_command(
+    "jobs",
+    json_keys='{"jobs": [{name, checkpoints, last_seq, size_bytes, stored_bytes, created_at, updated_at, retention}]}',
+)
+@click.argument("prefix", default="", type=JobName())
+@click.option("--limit", type=Number(1), help="At most this many.")
+@click.option("--after", metavar="JOB", help="Go on behind this name (the last one of the page before).")
+def jobs_command(session: Session, prefix: str, limit: int | None, after: str | None) -> None:
+    """List the jobs whose names begin with PREFIX."""
+    with session.open() as manager:
+        jobs = manager.jobs(prefix, limit, after)
+    if session.as_json:
+        emit({"jobs": [job_json(job) for job in jobs]})
+    elif jobs:
+        print_jobs(jobs)
+    else:
+        click.echo("no jobs" + (f" that begin with {prefix}" if prefix else " yet"), err=True)
+
+
+@store_command(
+    "list",
+    json_keys='{"job": …, "checkpoints": [{id, job, seq, step, level, parent, created_at, status, '
+    "size_bytes, stored_bytes, digest, codec, schema_version, tags, pinned, metadata}]}",
+)
+@click.argument("job", type=JobName())
+@click.option("--level", type=LEVELS, help="Only checkpoints of this level.")
+@click.option("--tag", "tags", metavar="K=V", multiple=True, help="Only those with this tag; repeatable.")
+@click.option(
+    "--metadata",
+    metavar="PATH=JSON",
+    multiple=True,
+    help='Only those whose metadata has this value: model.name="small", epoch=3; repeatable.',
+)
+@click.option("--limit", type=Number(1), help="The newest so many.  [default: 50 on a terminal, else all]")
+@click.option("--before", metavar="ID|#", help="Only those older than this one: to page backwards.")
+def list_command(
+    session: Session,
+    job: str,
+    level: str | None,
+    tags: tuple[str, ...],
+    metadata: tuple[str, ...],
+    limit: int | None,
+    before: str | None,
+) -> None:
+    """List the checkpoints of JOB, oldest first.
+
+    SIZE is the state, ADDED what it took on disk beyond what was stored already.
+    """
+    wanted_tags = parse_pairs("--tag", tags)
+    wanted = parse_json_pairs("--metadata", metadata)
+    is_shortened = limit is None and sys.stdout.isatty() and not session.as_json
+    with session.open() as manager:
+        found = manager.list(
+            job,
+            level=level,
+            tags=wanted_tags,
+            metadata=wanted,
+            limit=51 if is_shortened else limit,
+            before=_position(before),
+        )
+        if not found and not (level or tags or metadata or before):
+            from holdfast.errors import NotFound
+
+            raise NotFound(f"job {job} has no checkpoint", hint="holdfast jobs lists the jobs")
+    if session.as_json:
+        emit({"job": job, "checkpoints": [checkpoint_json(c) for c in found]})
+        return
+    if not found:
+        click.echo("no checkpoint fits", err=True)
+        return
+    has_more = is_shortened and len(found) > 50
+    shown = found[-50:] if has_more else found
+    print_checkpoints(shown)
+    if sys.stdout.isatty():
+        total = f"{count_of(len(shown), 'checkpoint')}, {size(sum(c.size_bytes for c in shown))}"
+        more = f"; older ones: --before {shown[0].seq}, or --limit" if has_more else ""
+        click.echo(style(f"{total}{more}", "dim"))
+
+
+def _position(text: str | None) -> str | int | None:
+    """`--before` takes an ID, or a number with or without #."""
+    if text is None:
+        return None
+    digits = text.removeprefix("#")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 16 else text

@@ -1,0 +1,119 @@
+"""Putting files and directories where the user wants them: whole or not at all, and nothing overwritten by accident."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast.errors import Conflict, NotFound, storage_error
+
+
+def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool) -> int:
+    """Write a file durably under another name, then give it its own. Answers its size in bytes."""
+    _refuse_existing(target, force)
+    with _os_errors("write", target):
+        handle, draft = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+                size_bytes = file.tell()
+            os.chmod(draft, 0o666 & ~_umask())
+            _give_name(Path(draft), target, force)
+        except BaseException:
+            _forget(Path(draft))
+            raise
+        _sync_directory(target.parent)
+    return size_bytes
+
+
+@contextmanager
+def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
+    """A new directory to fill, beside `target`; it becomes `target` when the block ends well."""
+    _refuse_existing(target, force)
+    with _os_errors("write", target):
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.absolute().parent))
+        try:
+            os.chmod(draft, 0o777 & ~_umask())
+            yield draft
+            if target.exists():
+                aside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.absolute().parent))
+                os.rename(target, aside / "old")
+                os.rename(draft, target)
+                shutil.rmtree(aside)
+            else:
+                os.rename(draft, target)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        _sync_directory(target.absolute().parent)
+
+
+def read_bytes(path: str) -> bytes:
+    with _os_errors("read", Path(path)):
+        return Path(path).read_bytes()
+
+
+def _refuse_existing(target: Path, force: bool) -> None:
+    if not force and os.path.lexists(target):
+        raise Conflict(f"{target} exists already", hint="choose another name, or --force to replace it")
+
+
+def _give_name(draft: Path, target: Path, force: bool) -> None:
+    if force:
+        os.replace(draft, target)
+        return
+    try:
+        os.link(draft, target)  # unlike rename, it fails if somebody made the target meanwhile
+    except FileExistsError:
+        raise Conflict(f"{target} exists already", hint="choose another name, or --force to replace it") from None
+    except OSError:  # a file system without hard links
+        os.replace(draft, target)
+        return
+    draft.unlink()
+
+
+def _forget(draft: Path) -> None:
+    try:
+        draft.unlink()
+    except OSError:
+        pass
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _os_errors(action: str, path: Path) -> Iterator[None]:
+    """Errors of the operating system as ours, with the path in them; ours pass unchanged."""
+    from holdfast.errors import CheckpointError
+
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        what = path if action == "read" else path.parent
+        raise NotFound(f"there is no {what}", hint="check the path") from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise storage_error(action, str(path), error) from error

@@ -1,0 +1,152 @@
+"""`holdfast restore`: a state, or a part of it, back on stdout, in a file, or as a directory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from holdfast.codec import BufferSummary
+from holdfast.errors import NotFound, Validation
+from holdfast.files import File, FilesSummary, Tree
+
+from .naming import JobName, Ref, find
+from .npy import npy_header
+from .output import checkpoint_json
+from .placing import place_file
+from .progress import progress
+from .session import Session, emit, store_command, to_json, write_all
+from .states import StoredState, inside, open_state, split_at_tree, to_view, with_content
+from .text import safe, size, style
+
+if TYPE_CHECKING:
+    from holdfast.manager import CheckpointManager
+    from holdfast.model import Checkpoint
+
+MAX_INLINE_BYTES = 64 << 20  # of arrays that may go into one JSON document
+
+
+@store_command(
+    "restore",
+    json_keys='{"checkpoint": as in list, "path", "state"}; with --to, {"checkpoint", "path", "to", "format", '
+    '"bytes"}.',
+)
+@click.argument("job", type=JobName())
+@click.argument("ref", metavar="[ID]", required=False, type=Ref())
+@click.option("--to", metavar="FILE|DIR|-", help="Where to.  [default: -, which is stdout]")
+@click.option("--path", metavar="A/B", help="Only this part of the state.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "raw", "npy"]),
+    help="JSON, the bytes as they are, or an array as .npy.  [default: what fits]",
+)
+@click.option("--force", is_flag=True, help="Replace what is at the destination.")
+def restore_command(
+    session: Session, job: str, ref: str | None, to: str | None, path: str | None, form: str | None, force: bool
+) -> None:
+    """Bring back the newest state of JOB, or that of ID, verified on the way.
+
+    JSON goes to stdout or a file; byte strings and files as they are; arrays as .npy; trees of files to a
+    directory. All are written whole or not at all. What JSON cannot say is written as {"$type": …}.
+    """
+    target = None if to in (None, "-") else Path(str(to))
+    with session.open() as manager:
+        state = open_state(manager, _chosen(manager, job, ref).id)
+        part, place, rest = split_at_tree(state.outline, path or "")
+        chosen = form or _fitting(part, rest)
+        if session.as_json and target is None:
+            view = to_view(inside(state.outline, path or ""), with_content(state, MAX_INLINE_BYTES))
+            emit({"checkpoint": checkpoint_json(state.checkpoint), "path": path or "", "state": view})
+            return
+        if isinstance(part, FilesSummary) and chosen in ("raw", "tree"):
+            size_bytes = _restore_files(state.files_at(place), rest, target, force=force)
+        else:
+            write = _writer(state, inside(state.outline, path or ""), chosen)
+            size_bytes = _put(write, target, force=force, is_text=chosen == "json")
+    if target is None:
+        return
+    if session.as_json:
+        where = {"path": path or "", "to": str(target), "format": chosen, "bytes": size_bytes}
+        emit({"checkpoint": checkpoint_json(state.checkpoint), **where})
+    else:
+        done = f"{style(state.checkpoint.id, 'id')} → {safe(str(target))}  ({chosen}, {size(size_bytes)})"
+        click.echo(done, err=True)
+
+
+def _chosen(manager: CheckpointManager, job: str, ref: str | None) -> Checkpoint:
+    if ref is None:
+        return find(manager, job)
+    found = find(manager, ref)
+    if found.job != job:
+        raise NotFound(f"checkpoint {found.id} not found in job {job}", hint=f"it belongs to job {found.job}")
+    return found
+
+
+def _fitting(part: object, rest: str) -> str:
+    """The format a part is restored in when none is asked for."""
+    if isinstance(part, FilesSummary):
+        return "tree" if part.kind == "Tree" and not rest else "raw"
+    if isinstance(part, bytes):
+        return "raw"
+    if isinstance(part, BufferSummary) and part.kind != "numpy scalar":
+        return "npy" if npy_header(part) else "raw"
+    return "json"
+
+
+def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force: bool) -> int:
+    """A tree to a directory; a file, or one inside a tree, to a file or stdout. Answers its size."""
+    if isinstance(files, Tree) and not rest:
+        if target is None:
+            raise Validation("a tree of files needs a directory", hint="give --to DIR, or --path to one of its files")
+        with progress("restoring", unit="bytes") as report:
+            files.write_to(target, overwrite=force, progress=report)
+        return files.size_bytes
+    if isinstance(files, File) and target is not None:
+        with progress("restoring", unit="bytes") as report:
+            files.write_to(target, overwrite=force, progress=report)
+        return files.size_bytes
+    pieces = files.stream(rest) if isinstance(files, Tree) else files.stream()
+
+    def write(out: BinaryIO) -> None:
+        out.writelines(pieces)
+
+    return _put(write, target, force=force, is_text=False)
+
+
+def _writer(state: StoredState, part: object, form: str) -> Callable[[BinaryIO], object]:
+    """What writes the part; everything that may fail for another reason than the disk has been done before."""
+    if form == "json":
+        view = to_view(part, with_content(state, MAX_INLINE_BYTES))
+        return lambda file: write_all(file, to_json(view).encode() + b"\n")
+    if isinstance(part, bytes) and form == "raw":
+        return lambda file: write_all(file, part)
+    if not isinstance(part, BufferSummary):
+        raise Validation(
+            f"a {type(part).__name__} cannot be restored as {form}",
+            hint="name an array or a byte string with --path, or use --format json",
+        )
+    header = npy_header(part) if form == "npy" else b""
+    if header is None:
+        raise Validation(f"a {part.kind} of {part.dtype} has no form in .npy files", hint="use --format raw")
+    data = state.bytes_of(part)
+
+    def write(file: BinaryIO) -> None:
+        write_all(file, header)
+        write_all(file, data)
+
+    return write
+
+
+def _put(write: Callable[[BinaryIO], object], target: Path | None, *, force: bool, is_text: bool) -> int:
+    if target is not None:
+        return place_file(target, write, force=force)
+    if not is_text and sys.stdout.isatty():
+        raise Validation("this is binary data, and stdout is a terminal", hint="give --to FILE, or --format json")
+    sys.stdout.flush()
+    write(sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    return 0

@@ -1,0 +1,108 @@
+"""What every command shares: --store, --namespace, --json; opening the store; naming checkpoints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from .text import UNSAFE
+
+if TYPE_CHECKING:
+    from holdfast.manager import CheckpointManager
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Where a command works and how it answers."""
+
+    store: str | None
+    namespace: str
+    as_json: bool
+
+    def open(self, *, create: bool = False) -> CheckpointManager:
+        """The store. Only commands that save may create one; for others a missing store is NotFound."""
+        from holdfast.manager import CheckpointManager
+
+        return CheckpointManager(self.store, namespace=self.namespace, create=create)
+
+
+def emit(document: object, *, indent: int | None = 2) -> None:
+    """One JSON document on stdout, harmless on a terminal."""
+    sys.stdout.flush()
+    write_all(sys.stdout.buffer, to_json(document, indent=indent).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def write_all(out: BinaryIO, data: bytes | memoryview) -> None:
+    """Write every byte. Where Python runs unbuffered, stdout is a raw file, which may take only a part at once."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[out.write(rest[: 16 << 20]) :]
+
+
+def to_json(document: object, *, indent: int | None = 2) -> str:
+    is_utf8 = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    text = json.dumps(document, indent=indent, ensure_ascii=not is_utf8, allow_nan=False)
+    return UNSAFE.sub(_json_escape, text) if is_utf8 or "\x7f" in text else text
+
+
+def _json_escape(found: Any) -> str:
+    # The line breaks json.dumps itself puts in are the only control characters outside strings.
+    return "\n" if found[0] == "\n" else json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f")
+
+
+def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A click command with the shared options; the function gets a Session first.
+
+    Its docstring is the help, `note` the last paragraph of it, `json_keys` says what --json answers.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        own: list[click.Parameter] = function.__dict__.pop("__click_params__", [])  # the last decorator comes first
+
+        def call(store: str | None, namespace: str | None, as_json: bool, **rest: Any) -> None:
+            given = click.get_current_context().obj or {}  # the same options before the command
+            session = Session(
+                store=store or given.get("store"),
+                namespace=namespace or given.get("namespace") or "default",
+                as_json=as_json or bool(given.get("as_json")),
+            )
+            function(session, **rest)
+
+        params = [*reversed(own), *shared_options()]
+        text = "\n\n".join(filter(None, (cleandoc(function.__doc__ or ""), note)))
+        return click.Command(name, callback=call, params=params, help=text, epilog=f"JSON: {json_keys}")
+
+    return decorate
+
+
+def shared_options() -> list[click.Parameter]:
+    return [
+        click.Option(["--store"], metavar="DIR", help="The store.  [default: $HOLDFAST_STORE, else ./.holdfast]"),
+        click.Option(["--namespace"], metavar="NAME", help="The tenant whose jobs are meant.  [default: default]"),
+        click.Option(["--json", "as_json"], is_flag=True, help="Answer with one JSON document."),
+    ]
+
+
+class Number(click.ParamType[int]):
+    """A whole number from `least` on."""
+
+    name = "n"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.least - 1
+        if not self.least <= number < 1 << 63:
+            self.fail(f"{value!r} is not a whole number from {self.least} on", param, ctx)
+        return number

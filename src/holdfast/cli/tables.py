@@ -1,0 +1,105 @@
+"""Tables and lists of facts that fit the terminal. IDs are never cut: other columns give way, or the row breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import click
+
+from .text import clip, pad, pieces, safe, style, terminal_width, width_of
+
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`drop`: the higher, the sooner it goes when room is short; 0 stays. `is_whole`: never cut."""
+
+    title: str
+    align: str = "<"
+    look: str = ""
+    drop: int = 0
+    least: int = 6
+    is_whole: bool = False
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under their titles; cells are made harmless here. Columns without any content are left out."""
+    cells = [[safe(cell) for cell in row] for row in rows]
+    for line in layout(columns, cells, terminal_width()):
+        click.echo(line)
+
+
+def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    shown = [n for n in range(len(columns)) if any(row[n] for row in rows)]
+    if not shown:
+        return
+    natural = {n: max(width_of(columns[n].title), *(width_of(row[n]) for row in rows)) for n in shown}
+    if width is None:
+        yield from _lines(columns, rows, natural)
+        return
+    while True:
+        fitted = _fit(columns, {n: natural[n] for n in shown}, width)
+        if fitted is not None:
+            yield from _lines(columns, rows, fitted)
+            return
+        droppable = [n for n in shown if columns[n].drop]
+        if not droppable:
+            yield from _broken(columns, rows, shown, width)
+            return
+        shown.remove(max(droppable, key=lambda n: columns[n].drop))
+
+
+def _fit(columns: Sequence[Column], widths: dict[int, int], width: int) -> dict[int, int] | None:
+    """Widths that fit, the widest columns that may be cut narrowed first; None when nothing helps."""
+    excess = sum(widths.values()) + _GAP * (len(widths) - 1) - width
+    while excess > 0:
+        elastic = [n for n, w in widths.items() if not columns[n].is_whole and w > columns[n].least]
+        if not elastic:
+            return None
+        widest = max(elastic, key=lambda n: widths[n])
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
+def _lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: dict[int, int]) -> Iterator[str]:
+    gap = " " * _GAP
+    yield gap.join(style(pad(columns[n].title, w, columns[n].align), "head") for n, w in widths.items()).rstrip()
+    last = list(widths)[-1]
+    for row in rows:
+        shown = []
+        for n, w in widths.items():
+            text = clip(row[n], w)
+            if n != last or columns[n].align == ">":
+                text = pad(text, w, columns[n].align)
+            shown.append(style(text, columns[n].look))
+        yield gap.join(shown).rstrip()
+
+
+def _broken(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], width: int
+) -> Iterator[str]:
+    """For IDs wider than the terminal: the ID on lines of its own, the rest of the row below it."""
+    widest = max((n for n in shown if columns[n].is_whole), key=lambda n: max(width_of(row[n]) for row in rows))
+    for row in rows:
+        for start in range(0, len(row[widest]), width):
+            yield style(row[widest][start : start + width], columns[widest].look)
+        rest = [row[n] for n in shown if n != widest and row[n]]
+        yield "  " + clip("  ".join(rest), width - 2)
+
+
+def print_facts(facts: Iterable[tuple[str, str]], *, look: str = "dim") -> None:
+    """`label  value` lines with the values aligned and wrapped; empty values are left out."""
+    for line in facts_layout([(label, safe(value)) for label, value in facts if value], terminal_width(), look):
+        click.echo(line)
+
+
+def facts_layout(facts: Sequence[tuple[str, str]], width: int | None, look: str = "dim") -> Iterator[str]:
+    indent = max((width_of(label) for label, _ in facts), default=0) + _GAP
+    for label, value in facts:
+        lines = list(pieces(value, width - indent)) if width else [value]
+        yield style(pad(label, indent), look) + lines[0]
+        for line in lines[1:]:
+            yield " " * indent + line

@@ -1,0 +1,155 @@
+"""Text for people: what users stored made harmless, sizes, ages, and widths as a terminal counts them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from shutil import get_terminal_size
+from typing import TypedDict
+
+import click
+
+# What a terminal may act on or hide: controls (C0, DEL, C1), formatting and bidi marks, separators, surrogates.
+UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180e"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\uffff"
+    "\U000e0000-\U000e0fff]"
+)
+
+
+class _Look(TypedDict, total=False):
+    fg: str
+    bold: bool
+    dim: bool
+
+
+_LOOKS: Mapping[str, _Look] = {
+    "head": {"bold": True},
+    "id": {"fg": "cyan"},
+    "name": {"bold": True},
+    "dim": {"dim": True},
+    "good": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "bad": {"fg": "red", "bold": True},
+    "value": {"fg": "green"},
+    "type": {"fg": "magenta"},
+}
+
+
+def style(text: str, look: str) -> str:
+    """`text` in one of our few looks; `click.echo` takes the colours out again where no terminal is."""
+    return click.style(text, **_LOOKS[look]) if look and text else text
+
+
+def safe(text: str) -> str:
+    """`text` with everything a terminal could act on written out: one line, no control characters.
+
+    Names, metadata and states come from anyone; whatever of them is printed goes through here.
+    """
+    return UNSAFE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return _NAMED.get(found[0]) or (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    )
+
+
+_NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def width_of(text: str) -> int:
+    """Columns `text` takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(_cell(character) for character in text)
+
+
+def _cell(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def clip(text: str, width: int) -> str:
+    """`text` in at most `width` columns, an ellipsis for what is left out."""
+    if width_of(text) <= width:
+        return text
+    kept: list[str] = []
+    room = width - 1
+    for character in text:
+        room -= _cell(character)
+        if room < 0:
+            break
+        kept.append(character)
+    return "".join(kept).rstrip() + "…"
+
+
+def pad(text: str, width: int, align: str = "<") -> str:
+    fill = " " * max(0, width - width_of(text))
+    return fill + text if align == ">" else text + fill
+
+
+def pieces(text: str, width: int) -> Iterator[str]:
+    """`text` in lines of at most `width` columns, broken at spaces where there are any."""
+    line = ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if width_of(joined) <= width:
+            line = joined
+            continue
+        if line:
+            yield line
+        while width_of(word) > width:
+            cut = len(clip(word, width + 1)) - 1 or 1
+            yield word[:cut]
+            word = word[cut:]
+        line = word
+    if line:
+        yield line
+
+
+def size(count: int) -> str:
+    """A number of bytes: 999 B, 1.5 KiB, 12 GiB."""
+    if count < 1024:
+        return f"{count} B"
+    amount = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        amount /= 1024
+        if amount < 9.95:
+            return f"{amount:.1f} {unit}"
+        if amount < 1023.5:
+            return f"{amount:.0f} {unit}"
+    return f"{amount:,.0f} PiB"
+
+
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def age(moment: datetime, now: datetime | None = None) -> str:
+    """How long ago; a date for what is older than two months."""
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    if seconds < -1:
+        return "in the future"
+    for limit, unit_s, unit in ((1, 1, ""), (60, 1, "s"), (3600, 60, "min"), (48 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // unit_s)} {unit} ago" if unit else "now"
+    if seconds < 60 * 86400:
+        return f"{int(seconds // 86400)} days ago"
+    return f"{moment:%Y-%m-%d}"
+
+
+def exactly(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal on stdout; None where there is none, and lines may be as long as they are."""
+    if not sys.stdout.isatty():
+        return None
+    return max(40, get_terminal_size((80, 24)).columns)

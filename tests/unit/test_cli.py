@@ -1,0 +1,104 @@
+"""The commands, through click's runner: what they answer, refuse and leave behind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import holdfast
+from holdfast import CheckpointManager
+from holdfast.cli import cli
+from holdfast.cli.app import MODULES
+
+Run = Callable[..., Result]
+
+CHECKPOINT_KEYS = {
+    "id", "job", "seq", "step", "level", "parent", "created_at", "status", "size_bytes", "stored_bytes",
+    "digest", "codec", "schema_version", "tags", "pinned", "metadata",
+}  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the store of the test will be; not made yet."""
+    place = tmp_path / "store"
+    monkeypatch.setenv("HOLDFAST_STORE", str(place))
+    monkeypatch.chdir(tmp_path)
+    return place
+
+
+@pytest.fixture
+def run(store: Path) -> Run:
+    def call(*words: str, data: str | bytes = "", code: int = 0) -> Result:
+        result = CliRunner().invoke(cli, list(words), input=data)
+        assert result.exit_code == code, f"{words}: {result.exit_code}\n{result.output}\n{result.exception!r}"
+        return result
+
+    return call
+
+
+@pytest.fixture
+def manager(store: Path) -> Any:
+    with CheckpointManager(store) as opened:
+        yield opened
+
+
+def answer(result: Result) -> Any:
+    """The JSON document on stdout; nothing else may be there, and nothing on stderr."""
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def save(run: Run, step: str, state: object, job: str = "train", *words: str) -> str:
+    return run("save", job, step, *words, data=json.dumps(state)).stdout.strip()
+
+
+# --- help ---
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_command_explains_itself(run: Run, name: str) -> None:
+    shown = run(name, "--help").stdout
+    assert shown.startswith(f"Usage: holdfast {name}")
+    if name != "completion":
+        for option in ("--store", "--namespace", "--json"):
+            assert option in shown
+        assert "JSON:" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_help_lists_every_command_in_sections(run: Run) -> None:
+    shown = run("--help").stdout
+    for name in MODULES:
+        assert f"\n  {name} " in shown
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == f"holdfast {holdfast.__version__}\n"
+
+
+# --- completion ---
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(run: Run, shell: str) -> None:
+    assert "_HOLDFAST_COMPLETE" in run("completion", shell).stdout
+
+
+def test_completion_knows_jobs_and_ids(run: Run) -> None:
+    from click.shell_completion import ShellComplete
+
+    saved = save(run, "one", 1, "training")
+
+    def completions(words: list[str], incomplete: str) -> list[str]:
+        complete = ShellComplete(cli, {}, "holdfast", "_HOLDFAST_COMPLETE")
+        return [item.value for item in complete.get_completions(words, incomplete)]
+
+    assert completions([], "re") == ["restore"]
+    assert completions(["list"], "tr") == ["training"]
+    assert completions(["restore", "training"], "one") == [saved]
+    assert completions(["show"], "tr") == ["training"]
+    assert completions(["list", "--store", "/nowhere"], "") == []

@@ -1,0 +1,105 @@
+"""What the command line refuses, and how it says so."""
+
+# ruff: noqa: F811 - tests take the fixtures imported below by their names
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import holdfast
+from holdfast import CheckpointManager
+from holdfast.cli import cli
+from tests.unit.test_cli import Run, answer, run, save, store  # noqa: F401 - fixtures
+
+READS = [
+    ("list", "x"), ("jobs",), ("show", "x"), ("restore", "x"), ("delete", "x", "y"), ("diff", "x", "y"),
+    ("cleanup", "x", "--keep-last", "1"), ("tag", "x", "a=b"), ("pin", "x"), ("copy", "x", "y"),
+    ("export", "x", "out"), ("check",), ("gc",), ("stats",), ("events",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READS, ids=lambda words: words[0])
+def test_only_saving_makes_a_store(run: Run, store: Path, words: tuple[str, ...]) -> None:
+    result = run(*words, code=4)
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: there is no store at ")
+    failure = json.loads(run(*words, "--json", code=4).stderr)
+    assert failure.keys() == {"code", "message", "hint"}
+    assert failure["code"] == "not_found"
+    assert not store.exists()
+
+
+def test_options_before_and_after_the_command(run: Run, tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    run("--store", other, "--namespace", "team", "save", "job", "one", data="1")
+    assert answer(run("jobs", "--store", other, "--namespace", "team", "--json"))["jobs"][0]["name"] == "job"
+    assert answer(run("--json", "--store", other, "jobs"))["jobs"] == []
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", "x" * 129, "-x", "a\nb", "\x1b[2J"])
+def test_names_outside_the_grammar(run: Run, name: str) -> None:
+    save(run, "one", 1)
+    result = run("save", "--", name, "step", "-", data="1", code=3)
+    assert "\x1b" not in result.stderr
+    assert result.stderr.count("\n") == 2
+
+
+def test_hostile_text_reaches_no_terminal(run: Run) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\u202egnp\x9b31m\r\n"
+    state = {hostile: hostile, "list": [hostile, {hostile: 1}]}
+    saved = save(run, hostile, state, "train", "--tag", f"t={hostile}", "--metadata", f"m={json.dumps(hostile)}")
+    save(run, hostile, {hostile: hostile + "!", "list": [], "more": hostile * 20})
+    for words in (
+        ("list", "train"), ("show", saved), ("diff", "train~1", "train"), ("events",), ("tag", saved, f"u={hostile}"),
+        ("cleanup", "train", "--keep-last", "1"), ("show", saved, "--path", hostile),
+        ("restore", "train", "--path", hostile * 2),
+    ):  # fmt: skip
+        for more in ((), ("--json",)):
+            result = CliRunner().invoke(cli, [*words, *more])
+            for text in (result.stdout, result.stderr):
+                assert not set(text) & set("\x1b\x07\x9b\u202e\r"), words
+    assert json.loads(run("restore", saved).stdout) == state
+
+
+def test_unknown_commands_and_options(run: Run) -> None:
+    assert "did you mean restore?" in run("restor", "x", code=2).stderr
+    assert "holdfast list --help" in run("list", code=2).stderr
+    assert json.loads(run("list", "--bogus", "--json", code=2).stderr)["code"] == "usage"
+
+
+def test_every_error_has_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kinds(kind: type[holdfast.CheckpointError]) -> list[type[holdfast.CheckpointError]]:
+        return [kind, *(below for sub in kind.__subclasses__() for below in kinds(sub))]
+
+    save(run, "one", 1)
+    every = kinds(holdfast.CheckpointError)
+    assert {kind.exit_code for kind in every} == {1, 3, 4, 5, 6, 7, 8}
+    for kind in every:
+        error = kind("it failed\x1b[2J", hint="do this")
+        monkeypatch.setattr(CheckpointManager, "list", lambda *_, failure=error, **__: (_ for _ in ()).throw(failure))
+        result = run("list", "train", code=kind.exit_code)
+        assert result.stderr == "error: it failed\\x1b[2J\n hint: do this\n"
+        failure = json.loads(run("list", "train", "--json", code=kind.exit_code).stderr)
+        assert failure == {"code": kind.code, "message": "it failed\x1b[2J", "hint": "do this"}
+
+
+def test_the_unexpected_is_short_unless_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, "one", 1)
+    monkeypatch.setattr(CheckpointManager, "list", lambda *_, **__: 1 / 0)
+    shown = run("list", "train", code=1).stderr
+    assert "ZeroDivisionError" in shown
+    assert "HOLDFAST_DEBUG=1" in shown
+    assert "Traceback" not in shown
+    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    assert "Traceback" in run("list", "train", code=1).stderr
+
+
+def test_ctrl_c_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    save(run, "one", 1)
+    monkeypatch.setattr(CheckpointManager, "list", interrupt)
+    assert run("list", "train", code=130).stderr.strip() == "interrupted"

@@ -1,0 +1,181 @@
+"""The command line as a process: exit codes, pipes, signals, and how fast it starts."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import CheckpointManager
+
+Holdfast = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    for name in ("NO_COLOR", "PYTHONUNBUFFERED"):
+        kept.pop(name, None)
+    return {**kept, "HOLDFAST_STORE": str(tmp_path / "store"), "COLUMNS": "80"}
+
+
+@pytest.fixture
+def holdfast(environment: dict[str, str], tmp_path: Path) -> Holdfast:
+    def call(*words: str, data: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "holdfast", *words],
+            input=data, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60,
+        )  # fmt: skip
+
+    return call
+
+
+def fill(environment: dict[str, str], count: int) -> None:
+    with CheckpointManager(environment["HOLDFAST_STORE"]) as manager:
+        for n in range(count):
+            manager.save("job", f"step {n}", {"n": n, "text": "x" * 2000})
+
+
+def test_exit_codes_and_pure_json(holdfast: Holdfast) -> None:
+    saved = holdfast("save", "job", "one", "--json", data='{"x": 1}')
+    assert (saved.returncode, saved.stderr) == (0, "")
+    assert json.loads(saved.stdout)["seq"] >= 1
+    missing = holdfast("show", "nobody", "--json")
+    assert (missing.returncode, missing.stdout) == (4, "")
+    assert json.loads(missing.stderr)["code"] == "not_found"
+    assert holdfast("save", "job").returncode == 2
+    assert holdfast("save", "job", "one", data="no json").returncode == 3
+    assert holdfast("list", "job", "--store", "/proc/version").returncode in (4, 7)
+
+
+def test_nothing_but_text_without_a_terminal(holdfast: Holdfast) -> None:
+    saved = holdfast("save", "job", "one", data="1")
+    assert saved.stdout.count("\n") == 1
+    assert saved.stderr == ""
+    for words in (("list", "job"), ("show", "job"), ("check",), ("gc",), ("stats",), ("copy", "job", "two")):
+        result = holdfast(*words)
+        assert "\x1b" not in result.stdout + result.stderr
+        assert result.stderr == ""
+        assert result.returncode == 0
+
+
+def test_a_closed_pipe_is_quiet(environment: dict[str, str]) -> None:
+    fill(environment, 250)
+    command = f"{sys.executable} -m holdfast list job --json | head -n 1; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    assert result.stderr == ""
+    assert result.stdout.split() == ["{", "141"]
+
+
+def test_ctrl_c_ends_following(environment: dict[str, str]) -> None:
+    fill(environment, 1)
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "events", "--follow", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert json.loads(child.stdout.readline())["action"] == "save"
+        fill(environment, 1)
+        assert json.loads(child.stdout.readline())["job"] == "job"
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "Traceback" not in errors
+
+
+def on_a_terminal(words: list[str], environment: dict[str, str], columns: int = 80) -> str:
+    """Everything a command shows on a terminal of that width."""
+    import fcntl
+    import struct
+    import termios
+
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    kept = {name: value for name, value in environment.items() if name != "COLUMNS"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", *words],
+        stdin=follower, stdout=follower, stderr=follower, env={**kept, "TERM": "xterm-256color"},
+    )  # fmt: skip
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(leader, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(leader)
+    assert child.wait(timeout=60) == 0
+    return shown.decode()
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_tables_fit_the_terminal(environment: dict[str, str], columns: int) -> None:
+    import re
+
+    with CheckpointManager(environment["HOLDFAST_STORE"]) as manager:
+        for n in range(3):
+            step = "a rather long step name that goes on and on " * (n + 1)
+            saved = manager.save("job", step, {"value": "v" * 500, "k" * 90: [1] * 50}, tags={"tag": "t" * 40})
+    for words in (
+        ["list", "job"],
+        ["show", "job"],
+        ["diff", "job~1", "job"],
+        ["cleanup", "job", "--keep-last", "1"],
+        ["jobs"],
+    ):
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_a_terminal(words, environment, columns))
+        lines = shown.replace("\r", "").split("\n")
+        if words[0] != "cleanup" or columns >= 80:
+            assert max(map(len, lines)) <= columns, words
+        if words[0] in ("list", "show"):
+            assert saved in "".join(line.strip() for line in lines)
+
+
+def test_colours_only_on_a_terminal(environment: dict[str, str]) -> None:
+    fill(environment, 2)
+    assert "\x1b[" in on_a_terminal(["list", "job"], environment)
+    assert "\x1b[" not in on_a_terminal(["list", "job"], {**environment, "NO_COLOR": "1"})
+
+
+def test_the_terminal_gets_no_binary_data(environment: dict[str, str], holdfast: Holdfast, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(bytes(range(256)) * 100)
+    assert holdfast("save", "job", "one", "--file", "blob").returncode == 0
+    with pytest.raises(AssertionError):  # exit code 3
+        on_a_terminal(["restore", "job", "--path", "blob"], environment)
+    assert holdfast("restore", "job", "--path", "blob", "--to", "out").returncode == 0
+    assert (tmp_path / "out").read_bytes() == bytes(range(256)) * 100
+
+
+def started_in(*words: str) -> float:
+    """The best of several starts, in seconds: what it takes when nothing else is in the way."""
+    best = 60.0
+    for _ in range(7):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def test_help_imports_little() -> None:
+    code = "import sys, holdfast.cli; print(*sorted(m for m in sys.modules if '.' not in m or 'holdfast' in m))"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    )
+    assert not loaded & {"rich", "numpy", "sqlite3", "zipfile"}
+    assert {name for name in loaded if name.startswith("holdfast.cli.")} == {
+        "holdfast.cli.app", "holdfast.cli.failures", "holdfast.cli.session", "holdfast.cli.text",
+    }  # fmt: skip
+
+
+def test_help_is_fast() -> None:
+    """150 ms on the machine the figure was set on, where Python itself starts in 15 ms."""
+    assert started_in("-m", "holdfast", "--help") <= 10 * started_in("-c", "pass")
