@@ -18,6 +18,7 @@ from functools import partial
 from .errors import Corrupted, NotFound
 from .manifest import decompress
 from .ports import Chunk, Encoding
+from .records import pack_places, pack_record, read_records
 from .store import Store
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
@@ -90,12 +91,24 @@ def _rewrite(store: Store, pack: str) -> bool:
                 writer.abort()  # the pack is our own current one and still growing
                 return False
             moved.append(replace(chunk, pack=new_pack, offset=offset))
+        for namespace, record, _ in read_records(store.blobs, pack):
+            if record.id and _exists(store, record.id):
+                writer.append(pack_record(namespace, record, ()))
+        writer.append(pack_places(store.index.namespace, moved))
         writer.commit()
         store.index.relocate(moved, from_pack=pack)
     except BaseException:
         writer.abort()
         raise
     writer.release()
+    return True
+
+
+def _exists(store: Store, checkpoint_id: str) -> bool:
+    try:
+        store.index.get(checkpoint_id)
+    except NotFound:
+        return False
     return True
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import ormsgpack
 
 from . import codec
+from .errors import Corrupted
 from .model import Checkpoint, CheckpointId, CheckpointLevel, new_checkpoint_id
-from .ports import Buffer, Chunk, Encoding, NewCheckpoint
+from .ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint
 from .request import Request
 
 RECORD_MAGIC = b"HFREC1\n\0"
+MAX_RECORD_BYTES = 64 << 20
 _HEAD = struct.Struct("<8sI32s")  # magic, payload length, SHA-256 of the payload
 
 
@@ -102,7 +104,31 @@ def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk]) 
     return _HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload
 
 
-def unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | None:
+def pack_places(namespace: str, chunks: Sequence[Chunk]) -> bytes:
+    """A record of chunks alone, for a pack that gc has filled."""
+    nobody = NewCheckpoint(CheckpointId(""), "", "", CheckpointLevel.STEP, 0, 0, 0, b"", "", "", b"")
+    return pack_record(namespace, nobody, chunks)
+
+
+def read_records(blobs: Blobs, pack: str) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
+    """(namespace, record, chunks) of every whole record in a pack. The ID is "" where there are only chunks."""
+    for offset in blobs.scan(pack, RECORD_MAGIC):
+        try:
+            head = memoryview(bytearray(_HEAD.size))
+            blobs.read_into(pack, offset, head)
+            size = _HEAD.size + int(_HEAD.unpack_from(head)[1])
+            if size > MAX_RECORD_BYTES:
+                continue
+            data = memoryview(bytearray(size))
+            blobs.read_into(pack, offset, data)
+            found = _unpack_record(data)
+        except (Corrupted, ValueError, KeyError, TypeError):
+            continue  # bytes that look like a record and are none, or a damaged one
+        if found is not None:
+            yield found
+
+
+def _unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | None:
     """(namespace, record, chunks) of bytes that begin with a record; None when they do not verify."""
     if len(data) < _HEAD.size:
         return None
@@ -131,8 +157,3 @@ def unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | None
         has_chunks=True,
     )
     return fields["namespace"], record, chunks
-
-
-def record_size(head: Buffer) -> int:
-    """How many bytes a record takes whose first bytes are given."""
-    return _HEAD.size + int(_HEAD.unpack_from(head)[1])

@@ -32,7 +32,7 @@ def connect(path: str | None, busy_timeout_s: float) -> sqlite3.Connection:
     return connection
 
 
-def migrate(connection: sqlite3.Connection, path: str) -> None:
+def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> None:
     """Bring the schema to the newest version, in one transaction; refuse a newer one and foreign databases (I8)."""
     steps = migrations()
     newest = steps[-1][0]
@@ -51,7 +51,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
                 for statement in _statements(text):
                     connection.execute(statement)
         if have == 0:
-            connection.execute("INSERT INTO meta VALUES ('store_id', ?)", (os.urandom(16).hex(),))
+            connection.execute("INSERT INTO meta VALUES ('store_id', ?)", (store_id or os.urandom(16).hex(),))
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={newest}")
         connection.execute("COMMIT")

@@ -43,21 +43,28 @@ PAGE = 256  # rows a long walk reads at once
 class SqliteIndex:
     """`ports.Index` in a SQLite file. The caller makes sure that creating the file is exclusive and durable."""
 
-    def __init__(self, path: str | None, *, namespace: str = "default", busy_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        namespace: str = "default",
+        busy_timeout_s: float = 30.0,
+        store_id: str | None = None,  # given when an index is made anew for a store that has an ID
+    ) -> None:
         self.namespace = namespace
         self._path = path
         self._name = path or "the index in memory"
         self._busy_timeout_s = busy_timeout_s
         self._is_closed = False
         with translated(self._name):
-            self._open()
+            self._open(store_id)
         _open_indexes.add(self)
 
-    def _open(self) -> None:
+    def _open(self, store_id: str | None = None) -> None:
         self._idle: list[sqlite3.Connection] = []
         self._memory_lock = threading.RLock()
         self._connection = connect(self._path, self._busy_timeout_s)
-        migrate(self._connection, self._name)
+        migrate(self._connection, self._name, store_id)
         if self._path is not None:
             # A crashed process may have left a commit in the WAL whose sync failed. Its pages look written but may
             # not be on disk, and a later sync of the same file would not cover them (I9): move them on, durably,
