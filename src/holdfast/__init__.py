@@ -41,6 +41,7 @@ from .errors import (
     UnsupportedType,
     Validation,
 )
+from .files import File, Tree
 from .manager import CheckpointManager
 from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease
 from .retention import RetentionPolicy
@@ -67,6 +68,7 @@ __all__ = [
     "Conflict",
     "Corrupted",
     "Event",
+    "File",
     "InvalidName",
     "Job",
     "Lease",
@@ -78,6 +80,7 @@ __all__ = [
     "ReadOnly",
     "RetentionPolicy",
     "StorageError",
+    "Tree",
     "UnsupportedFormat",
     "UnsupportedType",
     "Validation",

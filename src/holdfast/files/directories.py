@@ -1,0 +1,56 @@
+"""Directories by descriptor: every step down opens one name below an open directory, and never follows a link.
+
+So a name replaced by a symlink at any moment leads to an error, not out of the tree; and no path gets too long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from types import TracebackType
+from typing import Self
+
+from .table import Table
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEPT_OPEN = 32  # per walk: deep trees must not use up the process's descriptors
+
+
+class Directories:
+    """The directories of `table` below `root`, opened as they are needed. For one thread; owns `root`."""
+
+    def __init__(self, table: Table, root: int) -> None:
+        self._table = table
+        self._root = root
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def fd(self, row: int) -> int:
+        """A descriptor of directory `row`, good until the next call."""
+        found = self._root if row == 0 else self._open.get(row)
+        if found is not None:
+            return found
+        way = []
+        while row and row not in self._open:
+            way.append(row)
+            row = self._table.parent[row]
+        above = self._open[row] if row else self._root
+        for row in reversed(way):
+            above = os.open(self._table.names[row], OPEN_DIRECTORY, dir_fd=above)
+            self._open[row] = above
+            if len(self._open) > _KEPT_OPEN:
+                os.close(self._open.popitem(last=False)[1])
+        return above
+
+    def forget(self) -> None:
+        """Close what was opened on the way."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.forget()
+        os.close(self._root)

@@ -1,0 +1,227 @@
+"""Filling a directory that is ours alone with the entries of a table: chunks read, verified and written in parallel."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from holdfast.chunks import StoredStream
+from holdfast.errors import CheckpointError, storage_error
+from holdfast.manifest import Entry
+
+from .directories import Directories
+from .stored import Part, parts_of_chunks
+from .table import APART, DIRECTORY, FILE, Table, shown
+
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_WORKERS = 4
+_EMPTY_AT_ONCE = 256
+_NO_ID = 0xFFFFFFFF  # to chown(2): leave as it is
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to restore."""
+
+    overwrite: bool = False
+    owners: bool | None = None  # restore them; None: if we are root
+    setuid: bool = False  # restore set-user-ID and set-group-ID bits
+    progress: Progress | None = None  # called with (done, total) in bytes
+
+    def dress(self, fd: int, table: Table, row: int) -> None:
+        """Give an open file or directory its owner, mode and time, in the order in which they undo each other."""
+        if self.has_owners:
+            uid, gid = table.uid[row], table.gid[row]
+            os.fchown(fd, -1 if uid == _NO_ID else uid, -1 if gid == _NO_ID else gid)
+        os.fchmod(fd, table.mode[row] & (0o7777 if self.setuid else 0o1777))
+        os.utime(fd, ns=(table.mtime_ns[row], table.mtime_ns[row]))
+
+    @property
+    def has_owners(self) -> bool:
+        return os.geteuid() == 0 if self.owners is None else self.owners
+
+
+@dataclass(slots=True)
+class _LargeFile:
+    """A file whose content lies in several chunks. One writer at a time: several are slower, not faster."""
+
+    fd: int
+    left: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Filling:
+    """Writes the entries of `table` below the directory `root`, a descriptor that stays the caller's."""
+
+    def __init__(
+        self, table: Table, stream: StoredStream | None, root: int, wishes: Wishes, *, sync_each: bool = False
+    ) -> None:
+        self._table = table
+        self._stream = stream
+        self._root = root
+        self._wishes = wishes
+        self._sync_each = sync_each
+        self._local = threading.local()
+        self._large: dict[int, _LargeFile] = {}
+        self._cleanup = ExitStack()
+
+    def run(self) -> None:
+        with self._cleanup:
+            self._make_directories()
+            try:
+                self._write_files()
+            finally:
+                for file in self._large.values():
+                    os.close(file.fd)
+            self._make_links()
+
+    def _make_directories(self) -> None:
+        for row in self._table.rows(DIRECTORY):
+            if row:
+                with self._naming(row):
+                    os.mkdir(self._table.names[row], 0o700, dir_fd=self._directory_of(row))
+
+    def _write_files(self) -> None:
+        total = self._stream.size_bytes if self._stream is not None else 0
+        done = 0
+        waiting: deque[tuple[Future[None], int]] = deque()
+        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="holdfast-restore") as pool:
+            try:
+                for work, size in self._tasks():
+                    waiting.append((pool.submit(work), size))
+                    while len(waiting) > 2 * _WORKERS or (waiting and waiting[0][0].done()):
+                        future, size = waiting.popleft()
+                        future.result()
+                        done += size
+                        if self._wishes.progress is not None:
+                            self._wishes.progress(done, total)
+                for future, _ in waiting:
+                    future.result()
+                if self._wishes.progress is not None:
+                    self._wishes.progress(total, total)
+            except BaseException:
+                for future, _ in waiting:
+                    future.cancel()
+                raise
+
+    def _tasks(self) -> Iterator[tuple[Callable[[], None], int]]:
+        files = self._table.rows(FILE) + self._table.rows(APART)
+        empty = [row for row in files if not self._table.data_bytes(row)]
+        for first in range(0, len(empty), _EMPTY_AT_ONCE):
+            yield partial(self._write_empty, empty[first : first + _EMPTY_AT_ONCE]), 0
+        if self._stream is None:
+            return
+        for entry, parts in parts_of_chunks(self._table, self._stream):
+            for part in parts:
+                if part.start == 0 and part.size_bytes < self._table.data_bytes(part.row):
+                    with self._naming(part.row):
+                        fd = self._create(part.row)
+                        self._large[part.row] = _LargeFile(fd, self._table.data_bytes(part.row))
+                        os.ftruncate(fd, self._table.size[part.row])
+            yield partial(self._write_chunk, entry, parts), entry.size_bytes
+
+    def _write_empty(self, rows: list[int]) -> None:
+        for row in rows:
+            with self._naming(row), self._created(row) as fd:
+                os.ftruncate(fd, self._table.size[row])
+
+    def _write_chunk(self, entry: Entry, parts: list[Part]) -> None:
+        assert self._stream is not None
+        chunk = self._buffer(entry.size_bytes)
+        if not entry.is_zero:
+            self._stream.reader.read([(entry, chunk)], of=self._stream.of)
+        for part in parts:
+            data = chunk[part.offset : part.offset + part.size_bytes]
+            with self._naming(part.row):
+                large = self._large.get(part.row)
+                if large is None:
+                    with self._created(part.row) as fd:
+                        if entry.is_zero or part.row in self._table.sparse:
+                            os.ftruncate(fd, self._table.size[part.row])
+                        if not entry.is_zero:
+                            self._write(fd, part, data)
+                    continue
+                with large.lock:
+                    if not entry.is_zero:
+                        self._write(large.fd, part, data)
+                    large.left -= part.size_bytes
+                    if not large.left:
+                        self._finish(large.fd, part.row)
+                        os.close(self._large.pop(part.row).fd)
+
+    def _write(self, fd: int, part: Part, data: memoryview) -> None:
+        for offset, length in self._table.segments(part.row, part.start, part.size_bytes):
+            piece, data = data[:length], data[length:]
+            while piece:
+                count = os.pwrite(fd, piece, offset)
+                piece, offset = piece[count:], offset + count
+
+    def _make_links(self) -> None:
+        table = self._table
+        with Directories(table, os.dup(self._root)) as directories_of_files:
+            for row, first in table.links.items():
+                with self._naming(row):
+                    os.link(
+                        table.names[first],
+                        table.names[row],
+                        src_dir_fd=directories_of_files.fd(table.parent[first]),
+                        dst_dir_fd=self._directory_of(row),
+                        follow_symlinks=False,
+                    )
+        for row, target in table.targets.items():
+            with self._naming(row):
+                name, fd = table.names[row], self._directory_of(row)
+                os.symlink(target, name, dir_fd=fd)
+                if self._wishes.has_owners:
+                    os.chown(name, table.uid[row], table.gid[row], dir_fd=fd, follow_symlinks=False)
+                times = (table.mtime_ns[row], table.mtime_ns[row])
+                os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
+
+    def _create(self, row: int) -> int:
+        return os.open(self._table.names[row], NEW_FILE, 0o600, dir_fd=self._directory_of(row))
+
+    @contextmanager
+    def _created(self, row: int) -> Iterator[int]:
+        fd = self._create(row)
+        try:
+            yield fd
+            self._finish(fd, row)
+        finally:
+            os.close(fd)
+
+    def _finish(self, fd: int, row: int) -> None:
+        self._wishes.dress(fd, self._table, row)
+        if self._sync_each:
+            os.fsync(fd)
+
+    def _directory_of(self, row: int) -> int:
+        """A descriptor of the directory a row is in, for this thread, good until the next call."""
+        found: Directories | None = getattr(self._local, "directories", None)
+        if found is None:
+            found = self._local.directories = Directories(self._table, os.dup(self._root))
+            self._cleanup.enter_context(found)
+        return found.fd(self._table.parent[row])
+
+    def _buffer(self, size: int) -> memoryview:
+        """Memory of this thread for one chunk."""
+        found: bytearray | None = getattr(self._local, "buffer", None)
+        if found is None or len(found) < size:
+            found = self._local.buffer = bytearray(max(size, 1 << 20))
+        return memoryview(found)[:size]
+
+    @contextmanager
+    def _naming(self, row: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise storage_error("write", shown(self._table.path(row)), error) from error

@@ -1,0 +1,265 @@
+"""Writing stored files to disk, as if everything in the entry table came from an enemy.
+
+    stage    a new directory beside or in the destination, ours alone; everything is written there, through
+             descriptors that never follow a link; links come last
+    sync     one sync of the file system: the bytes are durable before any of them has its final name
+    move     a new destination appears by one rename; into an existing one each file or new directory moves by one
+
+So a file under its final name is whole at any moment, also after a kill or a power cut, and when it returns all of it
+is durable. What a killed restore left behind is removed by the next one to the same place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.chunks import StoredStream
+from holdfast.errors import CheckpointError, Conflict, storage_error
+
+from .directories import OPEN_DIRECTORY, Directories
+from .filling import Filling, Wishes
+from .table import DIRECTORY, Table, shown
+
+STAGE_PREFIX = b".holdfast-restore-"
+
+
+def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wishes: Wishes) -> None:
+    """Restore all of `table` as the directory `destination`. See above for what is promised."""
+    destination = os.path.abspath(destination)
+    with _naming(destination):
+        os.makedirs(os.path.dirname(destination), exist_ok=True)
+        is_new = not os.path.lexists(destination)
+        home = _open_home(os.path.dirname(destination) if is_new else destination)
+        try:
+            _remove_leftovers(home)
+            if not is_new:
+                _refuse_conflicts(table, home, destination, wishes)
+            with _stage(home) as (name, stage):
+                Filling(table, stream, stage, wishes).run()
+                if is_new:
+                    _dress_directories(table, stage, wishes)
+                    _sync_file_system(stage)
+                    _rename_to(home, name, destination)
+                    wishes.dress(stage, table, 0)  # last: a directory without write permission could not be moved
+                    os.fsync(stage)
+                    os.fsync(home)
+                else:
+                    _sync_file_system(stage)
+                    _move_into(table, stage, home)
+                    _dress_directories(table, home, wishes)
+                    wishes.dress(home, table, 0)
+            if not is_new:
+                _sync_file_system(home)
+        finally:
+            os.close(home)
+
+
+def write_file(table: Table, stream: StoredStream | None, destination: bytes, wishes: Wishes) -> None:
+    """Restore a single file as `destination`, in the same way."""
+    destination = os.path.abspath(destination)
+    with _naming(destination):
+        os.makedirs(os.path.dirname(destination), exist_ok=True)
+        home = _open_home(os.path.dirname(destination))
+        try:
+            _remove_leftovers(home)
+            target = os.path.basename(destination)
+            found = _type_of(target, home)
+            if found == stat.S_IFDIR or (found is not None and not wishes.overwrite):
+                raise _exists(destination, found)
+            with _stage(home) as (_, stage):
+                Filling(table, stream, stage, wishes, sync_each=True).run()
+                if wishes.overwrite:
+                    os.rename(table.names[0], target, src_dir_fd=stage, dst_dir_fd=home)
+                else:
+                    _rename_new(table.names[0], stage, target, home, destination)
+                os.fsync(home)
+        finally:
+            os.close(home)
+
+
+def _open_home(path: bytes) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        raise Conflict(f"{shown(path)} is not a directory", hint="choose another destination") from error
+
+
+def _type_of(name: bytes, fd: int) -> int | None:
+    """The type of an entry of directory `fd`, links not followed; None if there is none."""
+    try:
+        return stat.S_IFMT(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _exists(path: bytes, found: int) -> Conflict:
+    if found == stat.S_IFDIR:
+        return Conflict(f"{shown(path)} is a directory", hint="remove it first, or choose another destination")
+    return Conflict(f"{shown(path)} exists already", hint="choose another destination, or pass overwrite=True")
+
+
+def _refuse_conflicts(table: Table, home: int, destination: bytes, wishes: Wishes) -> None:
+    """Conflict if the destination holds anything, or, with overwrite, something that cannot be replaced."""
+    if not wishes.overwrite:
+        if any(not name.startswith(STAGE_PREFIX) for name in map(os.fsencode, os.listdir(home))):
+            raise Conflict(
+                f"{shown(destination)} is not empty",
+                hint="choose a new destination, or pass overwrite=True to replace what has the same name",
+            )
+        return
+    existing = {0}
+    with Directories(table, os.dup(home)) as directories:
+        for row in range(1, len(table)):
+            if table.parent[row] not in existing:
+                continue
+            found = _type_of(table.names[row], directories.fd(table.parent[row]))
+            if found is None:
+                continue
+            if (found == stat.S_IFDIR) != (table.kind[row] == DIRECTORY):
+                what = "a directory" if found == stat.S_IFDIR else "no directory"
+                raise Conflict(
+                    f"{shown(os.path.join(destination, table.path(row)))} is {what} and cannot be replaced",
+                    hint="remove it first, or choose another destination",
+                )
+            if found == stat.S_IFDIR:
+                existing.add(row)
+
+
+@contextmanager
+def _stage(home: int) -> Iterator[tuple[bytes, int]]:
+    """A new directory in `home`, as (name, descriptor); locked while in use, removed afterwards unless moved away."""
+    while True:
+        name = STAGE_PREFIX + os.urandom(8).hex().encode()
+        os.mkdir(name, 0o700, dir_fd=home)
+        try:
+            fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
+        except FileNotFoundError:  # another restore took it for a leftover before it was locked
+            continue
+        if _lock(fd) and os.fstat(fd).st_nlink:
+            break
+        os.close(fd)
+    try:
+        yield name, fd
+    finally:
+        _remove(name, home)
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_leftovers(home: int) -> None:
+    """Remove what killed restores of this user left in `home`. Those still running hold a lock."""
+    for name in map(os.fsencode, os.listdir(home)):
+        if not name.startswith(STAGE_PREFIX):
+            continue
+        try:
+            fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
+        except OSError:
+            continue
+        try:
+            if os.fstat(fd).st_uid == os.geteuid() and _lock(fd):
+                _remove(name, home)
+        finally:
+            os.close(fd)
+
+
+def _remove(name: bytes, home: int) -> None:
+    """Remove a directory of `home` with all it holds, of any depth: directories in it are moved up to `home` first.
+
+    Never fails: what cannot be removed is a leftover that the next restore tries to remove again.
+    """
+    waiting = [name]
+    while waiting:
+        name = waiting.pop()
+        try:
+            fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
+            try:
+                os.fchmod(fd, 0o700)
+                for item in map(os.fsencode, os.listdir(fd)):
+                    if _type_of(item, fd) == stat.S_IFDIR:
+                        waiting.append(STAGE_PREFIX + os.urandom(8).hex().encode())
+                        os.rename(item, waiting[-1], src_dir_fd=fd, dst_dir_fd=home)
+                    else:
+                        os.unlink(item, dir_fd=fd)
+            finally:
+                os.close(fd)
+            os.rmdir(name, dir_fd=home)
+        except OSError:
+            continue
+
+
+def _rename_new(name: bytes, source: int, target: bytes, home: int, destination: bytes) -> None:
+    """Rename a file, but never onto another one, even if that appeared just now."""
+    try:
+        os.link(name, target, src_dir_fd=source, dst_dir_fd=home, follow_symlinks=False)
+    except FileExistsError as error:
+        raise _exists(destination, stat.S_IFREG) from error
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        os.rename(name, target, src_dir_fd=source, dst_dir_fd=home)  # a file system without hard links
+
+
+def _rename_to(home: int, name: bytes, destination: bytes) -> None:
+    try:
+        os.rename(name, os.path.basename(destination), src_dir_fd=home, dst_dir_fd=home)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise Conflict(f"{shown(destination)} appeared meanwhile", hint="choose another destination") from error
+        raise
+
+
+def _move_into(table: Table, stage: int, home: int) -> None:
+    """Move what was staged to its place: whole directories where there are none yet, else what is in them."""
+    existing = {0}
+    with Directories(table, os.dup(stage)) as sources, Directories(table, os.dup(home)) as targets:
+        for row in range(1, len(table)):
+            if table.parent[row] not in existing:
+                continue  # moved with its directory
+            source, target = sources.fd(table.parent[row]), targets.fd(table.parent[row])
+            name = table.names[row]
+            if table.kind[row] == DIRECTORY and _type_of(name, target) == stat.S_IFDIR:
+                existing.add(row)
+            else:
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _dress_directories(table: Table, root: int, wishes: Wishes) -> None:
+    """Owners, modes and times of all directories but the root; inner ones first, while outer ones can be entered."""
+    with Directories(table, os.dup(root)) as directories:
+        for row in reversed(table.rows(DIRECTORY)):
+            if row:
+                wishes.dress(directories.fd(row), table, row)
+
+
+def _sync_file_system(fd: int) -> None:
+    """Make everything written to the file system of `fd` durable: one wait instead of one per file."""
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "syncfs"):
+        os.sync()
+    elif library.syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@contextmanager
+def _naming(destination: bytes) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise storage_error("restore to", shown(destination), error) from error

@@ -1,0 +1,169 @@
+"""Files in a store: their table, and their content chunk by chunk, verified, as it is asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+from holdfast.chunks import Deferred, StoredStream, allocate, cut_by_content
+from holdfast.errors import Corrupted
+from holdfast.manifest import Entry
+
+from .table import MAX_TABLE_BYTES, Table, parse_table
+
+MAX_CHUNK_BYTES = 64 << 20  # no save makes larger ones; a manifest that claims some would only eat memory
+_TABLE_CHUNK_BYTES = 64 * 1024
+_ZEROS = bytes(1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of a file's content, and where it is in its chunk."""
+
+    row: int
+    start: int  # in the file's content
+    offset: int  # in the chunk
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class StoredFiles:
+    """A tree or a single file, not read yet."""
+
+    is_tree: bool
+    started_ns: int  # when the save began to look at the files
+    packed_table: bytes | StoredStream
+    content: StoredStream | None  # None when all files are empty
+    _table: Table | None = None
+    _starts: dict[int, int] | None = None
+    _offsets: list[int] = field(default_factory=list)  # of the chunks
+    _last: tuple[Entry, memoryview] | None = None
+
+    @property
+    def table(self) -> Table:
+        """Read, checked and kept; Corrupted when it claims what no save could have written."""
+        if self._table is None:
+            packed = self.packed_table
+            data = packed if isinstance(packed, bytes) else _read_all(packed)
+            size = self.content.size_bytes if self.content is not None else 0
+            self._table = parse_table(data, content_bytes=size, is_tree=self.is_tree)
+        return self._table
+
+    def parts(self, row: int) -> Iterator[tuple[Entry, Part]]:
+        """The chunks that hold the content of a file, in order."""
+        if self._starts is None:
+            rows, starts = self.table.layout()
+            self._starts = dict(zip(rows, starts, strict=False))
+        if self.content is None or row not in self._starts:
+            return
+        entries = self.content.entries
+        if not self._offsets:
+            self._offsets = list(accumulate((entry.size_bytes for entry in entries), initial=0))
+        begin = self._starts[row]
+        end = begin + self.table.data_bytes(row)
+        number = bisect_right(self._offsets, begin) - 1
+        while number < len(entries) and (at := self._offsets[number]) < end:
+            first, last = max(begin, at), min(end, self._offsets[number + 1])
+            yield entries[number], Part(row, first - begin, first - at, last - first)
+            number += 1
+
+    def pieces(self, row: int) -> Iterator[memoryview | bytes]:
+        """The content of a file from beginning to end, holes as zeros. A piece is good until the next one."""
+        position = 0
+        for entry, part in self.parts(row):
+            data = self._chunk(entry)[part.offset : part.offset + part.size_bytes]
+            for offset, length in self.table.segments(row, part.start, part.size_bytes):
+                yield from _zeros(offset - position)
+                yield data[:length]
+                data, position = data[length:], offset + length
+        yield from _zeros(self.table.size[row] - position)
+
+    def _chunk(self, entry: Entry) -> memoryview:
+        """The last one is kept: small files that follow each other lie in the same."""
+        assert self.content is not None
+        if self._last is None or self._last[0] != entry:
+            self._last = None
+            check_size(entry, self.content)
+            data = memoryview(bytearray(entry.size_bytes))
+            self.content.reader.read([(entry, data)], of=self.content.of)
+            self._last = (entry, data.toreadonly())
+        return self._last[1]
+
+
+def parts_of_chunks(table: Table, stream: StoredStream) -> Iterator[tuple[Entry, list[Part]]]:
+    """Each chunk of the stream with the parts of files it holds."""
+    rows, starts = table.layout()
+    number = begin = 0
+    for entry in stream.entries:
+        check_size(entry, stream)
+        end = begin + entry.size_bytes
+        parts = []
+        while number < len(rows) and starts[number] < end:
+            first, last = max(starts[number], begin), min(starts[number + 1], end)
+            parts.append(Part(rows[number], first - starts[number], first - begin, last - first))
+            if starts[number + 1] > end:
+                break
+            number += 1
+        yield entry, parts
+        begin = end
+
+
+def check_size(entry: Entry, stream: StoredStream) -> None:
+    if entry.size_bytes > MAX_CHUNK_BYTES:
+        raise Corrupted(f"a chunk of {stream.of} claims {entry.size_bytes:,} bytes", hint="run holdfast check")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource:
+    """A stream to be saved once more: in the same store nothing is read, in another one what that does not have."""
+
+    stream: StoredStream
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stream.size_bytes
+
+    def pieces(self) -> Iterator[Deferred]:
+        for entry in self.stream.entries:
+            yield Deferred(entry.size_bytes, partial(self._read, entry), entry)
+
+    def _read(self, entry: Entry) -> memoryview:
+        check_size(entry, self.stream)
+        data = memoryview(bytearray(entry.size_bytes))
+        self.stream.reader.read([(entry, data)], of=self.stream.of)
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """A packed table to be saved, cut by content: a small change stores little."""
+
+    packed: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.packed)
+
+    def pieces(self) -> Iterator[memoryview]:
+        return cut_by_content(self.packed, _TABLE_CHUNK_BYTES)
+
+
+def _read_all(stream: StoredStream) -> bytes:
+    if stream.size_bytes > MAX_TABLE_BYTES:
+        raise Corrupted(f"a table of {stream.of} claims {stream.size_bytes:,} bytes", hint="run holdfast check")
+    data = allocate(stream.size_bytes)
+    wanted, offset = [], 0
+    for entry in stream.entries:
+        wanted.append((entry, data[offset : offset + entry.size_bytes]))
+        offset += entry.size_bytes
+    stream.reader.read(wanted, of=stream.of)
+    return bytes(data)
+
+
+def _zeros(size: int) -> Iterator[bytes]:
+    while size > 0:
+        yield _ZEROS[:size]
+        size -= len(_ZEROS)

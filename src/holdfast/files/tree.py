@@ -1,0 +1,297 @@
+"""File and Tree: the values that stand for files in a state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import ormsgpack
+
+from holdfast import codec
+from holdfast.chunks import StoredStream
+from holdfast.errors import CheckpointError, NotFound, Validation
+
+from .scan import Options, Scan, scan_file, scan_tree
+from .stored import StoredFiles, StoredSource, TableSource
+from .table import APART, VERSION, FileEntry, Table, pack_table
+
+_TREE_TAG = 40
+_FILE_TAG = 41
+_INLINE_TABLE_BYTES = 4096
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+
+class Tree:
+    """A directory with everything below it.
+
+    Saved, its files are read once, in pieces, never as a whole; a file that the last checkpoint of the job stored and
+    whose size, times and inode are the same is not read at all. (A program that writes through a memory map may
+    change a file without changing its times at once: give always_read=True where that matters.) A file that changes
+    between the call of save and its end is a Conflict, unless allow_changing.
+    Loaded, nothing of the content is read until asked for; it needs the store it comes from to be open.
+
+    Kept: names, types, permission bits, modification times, numeric owners, symlinks (as they are), hard links within
+    the tree, holes. `exclude` holds globs; one without "/" matches a name at any depth, one with "/" the path from
+    the root. Stores of Holdfast inside the tree are left out; so are, with skip_special, fifos, sockets and devices,
+    which otherwise are refused: see `skipped`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        exclude: str | Iterable[str] = (),
+        skip_special: bool = False,
+        allow_changing: bool = False,
+        always_read: bool = False,
+    ) -> None:
+        patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        self.path: str | None = os.fspath(path)
+        self._options = Options(patterns, skip_special, allow_changing, always_read)
+        self._stored: StoredFiles | None = None
+
+    @property
+    def entries(self) -> list[FileEntry]:
+        """Everything below the root: of a loaded tree from the store, else what is on disk now."""
+        table = self._table()
+        return [table.entry(row, path) for row, path in enumerate(table.paths()) if row]
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """(path, what it is) of what was left out and not excluded."""
+        return [(os.fsdecode(path), what) for path, what in self._table().skipped]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(self._table().size)
+
+    def read(self, name: str) -> bytes:
+        """The content of one file, verified; NotFound if the tree has no such file."""
+        return b"".join(self.stream(name))
+
+    def stream(self, name: str) -> Iterator[memoryview | bytes]:
+        """The same in pieces of a few MiB at most; each is good until the next is asked for."""
+        stored = _must_be_stored(self._stored, self)
+        return stored.pieces(_row_of(stored.table, name))
+
+    def write_to(
+        self,
+        destination: Path,
+        *,
+        overwrite: bool = False,
+        owners: bool | None = None,
+        setuid: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write everything below `destination`: durable when this returns, and never a part of a file in its place.
+
+        The destination must not exist or be empty, else Conflict; with `overwrite`, files of the same name are
+        replaced and others stay. Numeric owners are restored if we are root, or as `owners` says; set-user-ID and
+        set-group-ID bits only with `setuid`. Nothing is ever written outside of `destination`, whatever the store
+        holds. `progress(done, total)` counts bytes.
+        """
+        from .filling import Wishes
+        from .restore import write_tree
+
+        stored = _must_be_stored(self._stored, self)
+        wishes = Wishes(overwrite, owners, setuid, progress)
+        write_tree(stored.table, stored.content, os.fsencode(destination), wishes)
+
+    def _table(self) -> Table:
+        return self._stored.table if self._stored is not None else self._scan().table
+
+    def _scan(self) -> Scan:
+        assert self.path is not None
+        return scan_tree(self.path, self._options)
+
+    def __repr__(self) -> str:
+        return f"Tree({self.path!r})" if self._stored is None else "<Tree in a store>"
+
+
+class File:
+    """One file; a path that is a symlink stands for the file it leads to. Saved and loaded like a Tree."""
+
+    def __init__(self, path: Path, *, allow_changing: bool = False, always_read: bool = False) -> None:
+        self.path: str | None = os.fspath(path)
+        self._options = Options(allow_changing=allow_changing, always_read=always_read)
+        self._stored: StoredFiles | None = None
+
+    @property
+    def entry(self) -> FileEntry:
+        """Its name, size, mode, times: of a loaded file from the store, else as it is on disk now."""
+        return self._table().entry(0)
+
+    @property
+    def entries(self) -> list[FileEntry]:
+        return [self.entry]
+
+    @property
+    def size_bytes(self) -> int:
+        return self._table().size[0]
+
+    def read(self) -> bytes:
+        """The content, verified."""
+        return b"".join(self.stream())
+
+    def stream(self) -> Iterator[memoryview | bytes]:
+        """The same in pieces of a few MiB at most; each is good until the next is asked for."""
+        return _must_be_stored(self._stored, self).pieces(0)
+
+    def write_to(
+        self,
+        destination: Path,
+        *,
+        overwrite: bool = False,
+        owners: bool | None = None,
+        setuid: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write the file as `destination`: whole and durable or not at all. Conflict if it exists, unless overwrite."""
+        from .filling import Wishes
+        from .restore import write_file
+
+        stored = _must_be_stored(self._stored, self)
+        wishes = Wishes(overwrite, owners, setuid, progress)
+        write_file(stored.table, stored.content, os.fsencode(destination), wishes)
+
+    def _table(self) -> Table:
+        return self._stored.table if self._stored is not None else self._scan().table
+
+    def _scan(self) -> Scan:
+        assert self.path is not None
+        return scan_file(self.path, self._options)
+
+    def __repr__(self) -> str:
+        return f"File({self.path!r})" if self._stored is None else "<File in a store>"
+
+
+def _must_be_stored(stored: StoredFiles | None, value: object) -> StoredFiles:
+    if stored is None:
+        raise Validation(f"{value!r} is on disk, not in a store", hint="save it, then load the checkpoint")
+    return stored
+
+
+def _row_of(table: Table, name: str) -> int:
+    try:
+        row = table.paths().index(os.fsencode(name), 1)
+    except ValueError:
+        raise NotFound(f"the tree has no {name!r}", hint="its entries tell the names it has") from None
+    row = table.links.get(row, row)
+    if table.kind[row] & ~APART:
+        raise Validation(f"{name!r} is a {table.entry(row).kind}, not a file", hint="read a file")
+    return row
+
+
+# The codec
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSummary(codec.BufferSummary):
+    """A File or Tree in an outline. `shape` is the number of entries, `size_bytes` that of all files together."""
+
+    started_ns: int = field(default=0, compare=False)
+    root: tuple[int, int] = field(default=(0, 0), compare=False)  # device and inode on the machine it was saved on
+    table: bytes | int = field(default=b"", compare=False)  # packed, or the ordinal of a buffer
+    content: int | None = field(default=None, compare=False)  # ordinal
+
+
+def _encode(value: Tree | File, context: codec.EncodeContext) -> bytes:
+    source: codec.Source
+    if value._stored is not None:
+        stored = value._stored
+        table, started_ns = stored.table, stored.started_ns
+        content = None if stored.content is None else context.add_buffer(StoredSource(stored.content))
+        packed = stored.packed_table
+        kept = packed if isinstance(packed, bytes) else context.add_buffer(StoredSource(packed))
+    else:
+        from .content import Content
+
+        scan = value._scan()
+        table, started_ns = scan.table, scan.started_ns
+        source = Content(scan, lambda outline, open_stream: _find_earlier(scan, outline, open_stream))
+        content = context.add_buffer(source) if source.size_bytes else None
+        plain = pack_table(table)
+        kept = plain if len(plain) <= _INLINE_TABLE_BYTES else context.add_buffer(TableSource(plain))
+    entries = len(table) - isinstance(value, Tree)
+    root = (table.device[0], table.inode[0])
+    return ormsgpack.packb([VERSION, started_ns, entries, sum(table.size), *root, kept, content])
+
+
+def _summary(kind: str, payload: bytes) -> FilesSummary:
+    version, started_ns, entries, size_bytes, device, inode, table, content = ormsgpack.unpackb(payload)
+    if version != VERSION:
+        raise ValueError(f"version {version!r} is newer than this Holdfast knows")
+    return FilesSummary(
+        kind=kind,
+        dtype="",
+        shape=(int(entries),),
+        size_bytes=int(size_bytes),
+        ordinals=tuple(n for n in (content, table) if isinstance(n, int)),
+        data=table if isinstance(table, bytes) else b"",
+        started_ns=int(started_ns),
+        root=(int(device), int(inode)),
+        table=table,
+        content=content,
+    )
+
+
+def _stored(summary: FilesSummary, open_stream: Callable[[int], StoredStream]) -> StoredFiles:
+    table = summary.table if isinstance(summary.table, bytes) else open_stream(summary.table)
+    content = None if summary.content is None else open_stream(summary.content)
+    return StoredFiles(summary.kind == "Tree", summary.started_ns, table, content)
+
+
+def _decode_tree(payload: bytes, context: codec.DecodeContext) -> Tree:
+    tree = Tree.__new__(Tree)
+    tree.path, tree._options = None, Options()
+    tree._stored = _stored(_summary("Tree", payload), context.stream)
+    return tree
+
+
+def _decode_file(payload: bytes, context: codec.DecodeContext) -> File:
+    file = File.__new__(File)
+    file.path, file._options = None, Options()
+    file._stored = _stored(_summary("File", payload), context.stream)
+    return file
+
+
+def _find_earlier(scan: Scan, outline: object, open_stream: Callable[[int], StoredStream]) -> StoredFiles | None:
+    """The same tree or file in an earlier state; a damaged one only costs the comparison."""
+    kind = "Tree" if scan.is_tree else "File"
+    root = (scan.table.device[0], scan.table.inode[0])
+    for summary in summaries_in(outline):
+        if summary.kind == kind and summary.root == root:
+            stored = _stored(summary, open_stream)
+            try:
+                _ = stored.table
+            except CheckpointError:
+                continue
+            return stored
+    return None
+
+
+def summaries_in(outline: object) -> Iterator[FilesSummary]:
+    """The files and trees of a state, given its outline."""
+    waiting = [outline]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, FilesSummary):
+            yield value
+        elif isinstance(value, codec.TypeSummary):
+            waiting.extend(value.fields.values())
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes | bytearray):
+            waiting.extend(value)
+
+
+codec.register_builtin(
+    _TREE_TAG, Tree, _encode, _decode_tree, outline=lambda payload, _context: _summary("Tree", payload)
+)
+codec.register_builtin(
+    _FILE_TAG, File, _encode, _decode_file, outline=lambda payload, _context: _summary("File", payload)
+)
