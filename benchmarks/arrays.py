@@ -44,7 +44,7 @@ def full_save(bench: Bench) -> list[Row]:
 
     sides = {"holdfast": ours, "disk": disk}
     missing = _add(sides, "torch", torch, peers.torch)
-    samples = interleave(bench.rounds, sides)
+    samples = interleave(bench.rounds, sides, memory=2 * state.size_bytes)
     work = f"{mib(state.size_bytes)} of arrays, full save"
     return [
         Row(work, samples["holdfast"], "torch.save + fsync", samples["torch"], target=1.4, best=True)
@@ -84,7 +84,7 @@ def changed_save(bench: Bench) -> list[Row]:
                 continue
             repository.backup(files)
             sides[name] = lambda repository=repository: timed(lambda: repository.backup(files))
-        samples = interleave(bench.rounds, sides)
+        samples = interleave(bench.rounds, sides, memory=2 * state.size_bytes)
         while len(sizes) < HISTORY:
             ours()
     rows = []
@@ -127,6 +127,7 @@ def load(bench: Bench) -> list[Row]:
             samples = interleave(
                 bench.rounds,
                 {"existing": lambda: ours(state.arrays), "torch": theirs, "fresh": lambda: ours(None)},
+                memory=2 * state.size_bytes,
             )
             for name, target in (("existing", 1.2), ("fresh", 0.7)):
                 where = "into existing arrays" if name == "existing" else "into fresh memory"
@@ -160,7 +161,7 @@ def async_stall(bench: Bench) -> list[Row]:
         archive.unlink(missing_ok=True)
         return timed(lambda: peers.torch_save(state.tensors, archive))
 
-    samples = interleave(bench.rounds, {"holdfast": ours, "torch": torch})
+    samples = interleave(bench.rounds, {"holdfast": ours, "torch": torch}, memory=2 * state.size_bytes)
     rows = []
     for name, stalls in (("first", first), ("steady", samples["holdfast"])):
         rows.append(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import holdfast
-from holdfast.store import copy_record
+from holdfast.records import copy_record
 
 from .harness import Bench, Row, log, milliseconds, timed
 

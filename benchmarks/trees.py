@@ -54,7 +54,7 @@ def run(bench: Bench) -> list[Row]:
             sides[name] = side
         except Missing as reason:
             missing[name] = str(reason)
-    samples = interleave(max(3, bench.rounds // 2), sides)
+    samples = interleave(max(3, bench.rounds // 2), sides, memory=2 * large_bytes)
     work = f"{small:,} small files + {large_bytes / GIB:g} GiB"
     rows = []
     for name, title, target in (("restic", "restic", 4.0), ("tar", "tar + zstd -1 -T0 + fsync", 1.7)):
