@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import os
 import socket
@@ -418,6 +417,8 @@ class AsyncView:
         method = getattr(self._manager, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            import asyncio  # whoever gets here has it already; others need not pay for it
+
             return await asyncio.to_thread(method, *args, **kwargs)
 
         return call
