@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +14,26 @@ TIMED_IMPORT = "import time; t = time.perf_counter(); import holdfast; print(tim
 
 def run(bench: Bench) -> list[Row]:
     program = Path(sys.executable).with_name("holdfast")
+    # Bytecode as an installed program has it, whatever this environment says about writing it.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(bench.fresh("bytecode"))
     help_command = [str(program)] if program.exists() else [sys.executable, "-m", "holdfast"]
 
     def importing() -> float:
-        answer = subprocess.run([sys.executable, "-c", TIMED_IMPORT], check=True, stdout=subprocess.PIPE)
-        return float(answer.stdout)
+        command = [sys.executable, "-c", TIMED_IMPORT]
+        return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
+
+    def process(*command: str) -> float:
+        return timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment))
+
+    importing(), process(*help_command, "--help")
 
     samples = interleave(
         5 * bench.rounds,
         {
-            "python": lambda: _process([sys.executable, "-c", "pass"]),
+            "python": lambda: process(sys.executable, "-c", "pass"),
             "import": importing,
-            "help": lambda: _process([*help_command, "--help"]),
+            "help": lambda: process(*help_command, "--help"),
         },
     )
     empty = ("python -c pass", samples["python"])
@@ -32,7 +41,3 @@ def run(bench: Bench) -> list[Row]:
         Row("import holdfast, in a running Python", samples["import"], *empty, 0.060, "limit", milliseconds),
         Row("holdfast --help, whole process", samples["help"], *empty, 0.150, "limit", milliseconds),
     ]
-
-
-def _process(command: list[str]) -> float:
-    return timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
