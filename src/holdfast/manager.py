@@ -65,6 +65,7 @@ class CheckpointManager:
         self._background = BackgroundSaves()
         self._watchers: list[Callable[[str, Checkpoint], None]] = []
         self._policies: dict[str, RetentionPolicy | None] = {}
+        self._retain_at: dict[str, int] = {}  # sequence number from which to plan again
         self._closed = threading.Event()
         _open_managers.add(self)
 
@@ -308,16 +309,22 @@ class CheckpointManager:
         text = None if policy is None else policy.to_json()
         self._store.index.set_retention(parse_name("job", job_id), text, actor=self.actor)
         self._policies[job_id] = policy
+        self._retain_at.pop(job_id, None)
 
     def _retain(self, saved: Checkpoint) -> None:
-        """Apply the job's own policy, as last read: at every 16th save, because another process may have set it."""
+        """Apply the job's own policy, as last read: at every 16th save, because another process may have set it.
+
+        Planning looks at all that is kept, so it waits until a tenth of that has come on top: the cost of a save
+        stays the same however much is kept (I6).
+        """
         job = saved.job
         if saved.seq % 16 == 0:
             found = self._store.index.job(job)
             self._policies[job] = RetentionPolicy.from_json(found.retention) if found and found.retention else None
         policy = self._policies.get(job)
-        if policy is not None:
-            self.apply(policy, job=job, dry_run=False)
+        if policy is not None and saved.seq >= self._retain_at.get(job, 0):
+            plan = self.apply(policy, job=job, dry_run=False)
+            self._retain_at[job] = saved.seq + max(1, len(plan.keep) // 10)
 
     # Caring for the store
 
