@@ -8,8 +8,9 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 
-from holdfast.errors import CheckpointError, Corrupted, NoSpace, ReadOnly, StorageError, UnsupportedFormat
+from holdfast.errors import Corrupted, NoSpace, ReadOnly, StorageError, UnsupportedFormat, Validation
 
 APPLICATION_ID = 0x486F6C64  # "Hold"
 
@@ -22,10 +23,11 @@ def migrations() -> list[tuple[int, str]]:
     return sorted((int(version), file.read_text()) for version, file in found)
 
 
-def connect(path: str | None, busy_timeout_s: float) -> sqlite3.Connection:
+def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> sqlite3.Connection:
     """A connection that syncs at every commit (I1). Transactions are begun and ended by hand."""
+    place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
     connection = sqlite3.connect(
-        path or ":memory:", isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
+        place, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
     )
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
@@ -84,16 +86,20 @@ def translated(path: str) -> Iterator[None]:
     """SQLite's errors leave as ours; no raw one escapes an adapter."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:
         raise typed(error, path) from error
 
 
 def typed(error: BaseException, path: str) -> BaseException:
     """The CheckpointError for an error of SQLite; any other error as it is."""
-    if isinstance(error, CheckpointError) or not isinstance(error, sqlite3.Error):
+    if isinstance(error, UnicodeEncodeError | OverflowError):  # from binding a value
+        return Validation(f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers")
+    if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = f"{path}: {error}"
+    if str(error).startswith("Could not decode to UTF-8"):  # by the driver, without a code: nobody wrote that
+        code = sqlite3.SQLITE_CORRUPT
     if code == sqlite3.SQLITE_FULL:
         return NoSpace(text, hint="free some space (holdfast cleanup, holdfast gc), then run it again")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):

@@ -30,44 +30,66 @@ class Waiting(Generic[T]):
 
 
 class GroupCommit:
-    """`run_batch` runs operations in one transaction and sets each one's result or error; it raises nothing."""
+    """`run_batch` runs operations in one transaction and sets each one's result or error."""
 
     def __init__(self, run_batch: Callable[[Sequence[Waiting[Any]]], None]) -> None:
         self._run_batch = run_batch
         self._queue: deque[Waiting[Any]] = deque()
         self._lead = threading.Lock()  # held while anybody leads; it passes on with the lead
+        self._passing = threading.Lock()  # so that the lead never goes to somebody who is leaving
 
     def run(self, operation: Callable[[], T]) -> T:
         """The operation's result once its transaction is durable; else its error, or that of the commit."""
         mine = Waiting(operation)
         self._queue.append(mine)  # before asking for the lead: whoever holds it looks here before letting go
-        if self._lead.acquire(blocking=False):
-            mine.is_leader = True
-        else:
-            mine.wake.acquire()
+        try:
+            if self._lead.acquire(blocking=False):
+                mine.is_leader = True
+            else:
+                mine.wake.acquire()
+        except BaseException:  # a signal handler raised
+            self._leave(mine)
+            raise
         if mine.is_leader:
-            batch: list[Waiting[Any]] = []
-            if not mine.is_done:  # else the leader before us ran it
-                while self._queue:
-                    batch.append(self._queue.popleft())
-                self._run_batch(batch)
-                for each in batch:
-                    each.is_done = True
-            self._pass_on()  # first, so that the next transaction is under way while the others wake up
-            for other in batch:
-                if other is not mine:
-                    other.wake.release()
+            self._run_queued(mine)
         if mine.error is not None:
             raise mine.error
         return mine.result
 
+    def _run_queued(self, mine: Waiting[Any]) -> None:
+        batch: list[Waiting[Any]] = []
+        try:
+            if not mine.is_done:  # else the leader before us ran it
+                while self._queue:
+                    batch.append(self._queue.popleft())
+                self._run_batch(batch)
+        finally:
+            for each in batch:
+                each.is_done = True
+            self._pass_on()  # first, so that the next transaction is under way while the others wake up
+            for other in batch:
+                if other is not mine:
+                    other.wake.release()
+
+    def _leave(self, mine: Waiting[Any]) -> None:
+        """Somebody stops waiting: what nobody has begun to run is taken back, and the lead, if it came, goes on."""
+        with self._passing:
+            try:
+                self._queue.remove(mine)
+            except ValueError:
+                pass  # it is being run: its outcome is as unknown as after a kill
+            is_leader = mine.is_leader
+        if is_leader:
+            self._pass_on()
+
     def _pass_on(self) -> None:
         while True:
-            if self._queue:
-                heir = self._queue[0]
-                heir.is_leader = True
-                heir.wake.release()
-                return
+            with self._passing:
+                if self._queue:
+                    heir = self._queue[0]
+                    heir.is_leader = True
+                    heir.wake.release()
+                    return
             self._lead.release()
             if not self._queue or not self._lead.acquire(blocking=False):
                 return

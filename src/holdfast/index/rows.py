@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.errors import Validation
+from holdfast.errors import Corrupted, Validation
 from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, to_datetime
 from holdfast.ports import Chunk, Encoding
 
@@ -24,27 +24,33 @@ Row = tuple[Any, ...]
 
 
 def checkpoint_of(job: str, row: Row) -> Checkpoint:
+    """The checkpoint of a row, or Corrupted when no save can have written it (I2)."""
     number, id_, step, level, parent, created_us, status, size, stored, digest, codec, version, tags, pinned, meta = (
         row[:15]
     )
-    return Checkpoint(
-        CheckpointId(id_),
-        job,
-        number & (1 << SEQ_BITS) - 1,
-        step,
-        CheckpointLevel(level),
-        parent,
-        to_datetime(created_us),
-        CheckpointStatus(status),
-        size,
-        stored,
-        digest.hex(),
-        codec,
-        version,
-        json.loads(tags) if tags else {},
-        bool(pinned),
-        json.loads(meta) if meta else {},
-    )
+    try:
+        return Checkpoint(
+            CheckpointId(id_),
+            job,
+            number & (1 << SEQ_BITS) - 1,
+            step,
+            CheckpointLevel(level),
+            parent,
+            to_datetime(created_us),
+            CheckpointStatus(status),
+            size,
+            stored,
+            digest.hex(),
+            codec,
+            version,
+            json.loads(tags) if tags else {},
+            bool(pinned),
+            json.loads(meta) if meta else {},
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise Corrupted(
+            f"the row of checkpoint {id_} is damaged: {error}", hint="run holdfast check --repair"
+        ) from error
 
 
 def chunk_of(row: Row) -> Chunk:

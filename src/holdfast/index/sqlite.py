@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.errors import StorageError
+from holdfast.errors import CheckpointError, StorageError
 from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
 from holdfast.ports import (
     CheckpointIds,
     Checkpoints,
     Chunk,
+    ChunksGone,
     Events,
+    IdTaken,
     Jobs,
     NewCheckpoint,
     PackUse,
@@ -38,6 +40,7 @@ from .writes import Writes, find_chunks, missing
 T = TypeVar("T")
 
 PAGE = 256  # rows a long walk reads at once
+REFUSALS = (CheckpointError, ChunksGone, IdTaken)  # raised before anything is changed
 
 
 class SqliteIndex:
@@ -99,8 +102,7 @@ class SqliteIndex:
     # Transactions
 
     def _write(self, operation: Callable[[], T]) -> T:
-        if self._is_closed:
-            raise StorageError(f"{self._name} is closed", hint="open the store again")
+        self._check_open()
         if self._path is None:
             with self._memory_lock:
                 return self._group.run(operation)
@@ -109,21 +111,47 @@ class SqliteIndex:
     def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
         """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
         try:
-            self._writes.begin()
-            for waiting in batch:
-                try:
-                    waiting.result = waiting.operation()
-                except sqlite3.Error:
-                    raise
-                except BaseException as refusal:  # noqa: BLE001 - goes to its own caller; it changed nothing
-                    waiting.error = refusal
+            if not self._run_together(batch):
+                self._run_apart(batch)
             self._connection.execute("COMMIT")
             self._check_identity()
-        except BaseException as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
-            error = typed(failure, self._name)
+        except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
             self._roll_back()
             for waiting in batch:
-                waiting.error = error
+                waiting.error = typed(failure, self._name)
+        except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
+            self._roll_back()
+            for waiting in batch:
+                waiting.error = StorageError(f"{self._name}: the commit was interrupted", hint="save again")
+            raise
+
+    def _run_together(self, batch: Sequence[Waiting[Any]]) -> bool:
+        """The usual way: operations refuse before they change anything. False if one failed half-way."""
+        self._writes.begin()
+        for waiting in batch:
+            try:
+                waiting.result = waiting.operation()
+            except REFUSALS as refusal:
+                waiting.error = refusal
+            except Exception:  # noqa: BLE001 - met again, alone, in _run_apart
+                self._roll_back()
+                return False
+        return True
+
+    def _run_apart(self, batch: Sequence[Waiting[Any]]) -> None:
+        """Each in a savepoint, so that what one of them did half-way is undone and the others do not suffer."""
+        self._writes.begin()
+        for waiting in batch:
+            waiting.error = None
+            self._connection.execute("SAVEPOINT one")
+            try:
+                waiting.result = waiting.operation()
+            except Exception as error:
+                if not self._connection.in_transaction:
+                    raise  # a full disk or an I/O error ended the transaction, and the others with it
+                waiting.error = typed(error, self._name)
+                self._writes.undo("one")
+            self._connection.execute("RELEASE one")
 
     def _roll_back(self) -> None:
         try:
@@ -131,6 +159,10 @@ class SqliteIndex:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error:
             pass  # SQLite has rolled back by itself; the first error is the one to report
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"{self._name} is closed", hint="open the store again")
 
     def _check_identity(self) -> None:
         if self._path is not None and _identity(self._path) != self._identity:
@@ -141,8 +173,7 @@ class SqliteIndex:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        if self._is_closed:
-            raise StorageError(f"{self._name} is closed", hint="open the store again")
+        self._check_open()
         with translated(self._name):
             if self._path is None:
                 with self._memory_lock:
@@ -152,11 +183,17 @@ class SqliteIndex:
             try:
                 connection = idle.pop()
             except IndexError:
-                connection = connect(self._path, self._busy_timeout_s)
+                connection = self._connect_again()
             try:
                 yield connection
             finally:
                 idle.append(connection)
+
+    def _connect_again(self) -> sqlite3.Connection:
+        """Another connection to the file that was opened, which must still be the one at its path."""
+        assert self._path is not None
+        self._check_identity()
+        return connect(self._path, self._busy_timeout_s, create=False)
 
     def _one(self, sql: str, *parameters: object) -> Any:
         with self._reading() as db:
@@ -314,11 +351,12 @@ class SqliteIndex:
             after = rows[-1][0]
 
     def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+        self._check_open()
         with translated(self._name):
             if self._path is None:
                 with self._memory_lock:
                     return sweep(self._connection, self._ns, self.manifests, references)
-            connection = connect(self._path, self._busy_timeout_s)
+            connection = self._connect_again()
             try:
                 return sweep(connection, self._ns, self.manifests, references)
             finally:

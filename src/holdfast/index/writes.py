@@ -49,6 +49,10 @@ class Writes:
         self._db.execute("BEGIN IMMEDIATE")
         self._head = None
 
+    def undo(self, savepoint: str) -> None:
+        self._db.execute(f"ROLLBACK TO {savepoint}")
+        self._head = None
+
     # Events
 
     def event(
@@ -75,11 +79,12 @@ class Writes:
         try:
             saved = [self._insert(record, actor) for record in records]
         except BaseException:
-            self._db.execute("ROLLBACK TO several")
-            self._head = None
+            if self._db.in_transaction:
+                self.undo("several")
             raise
         finally:
-            self._db.execute("RELEASE several")
+            if self._db.in_transaction:
+                self._db.execute("RELEASE several")
         return saved
 
     def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
@@ -104,6 +109,8 @@ class Writes:
         else:
             job_no, last_seq = job[:2]
             seq = new.seq or last_seq + 1
+            if new.seq and db.execute("SELECT 1 FROM checkpoint WHERE row = ?", (job_no << SEQ_BITS | seq,)).fetchone():
+                raise Conflict(f"job {new.job} has a checkpoint number {seq}", hint="give another number, or none")
             db.execute(
                 "UPDATE job SET last_seq = max(last_seq, ?), checkpoints = checkpoints + 1, "
                 "size_bytes = size_bytes + ?, stored_bytes = stored_bytes + ?, updated_us = ? WHERE no = ?",

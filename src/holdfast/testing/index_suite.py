@@ -1,0 +1,609 @@
+"""The contract of `ports.Index`, sentence by sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, NotFound
+from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
+from holdfast.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, NewCheckpoint
+
+_numbers = itertools.count(1)
+
+
+def digest_of(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def record(job: str = "job", **fields: Any) -> NewCheckpoint:
+    """A save with an ID of its own; `fields` replace what is usual."""
+    number = next(_numbers)
+    manifest = fields.pop("manifest", b"manifest %d" % number)
+    usual = NewCheckpoint(
+        id=CheckpointId(f"step_1700000000_{number:08x}"),
+        job=job,
+        step="step",
+        level=CheckpointLevel.STEP,
+        created_us=1_700_000_000_000_000 + number,
+        size_bytes=10,
+        stored_bytes=7,
+        digest=digest_of(manifest),
+        codec="msgpack",
+        schema_version="1",
+        manifest=manifest,
+    )
+    return replace(usual, **fields)
+
+
+def chunk(text: str, pack: str = "pack-1", offset: int = 0) -> Chunk:
+    return Chunk(digest_of(text.encode()), 100, 60, Encoding.ZSTD, pack, offset)
+
+
+def with_chunks(*chunks: Chunk, job: str = "job", reused: Iterable[Chunk] = (), **fields: Any) -> NewCheckpoint:
+    """A save whose manifest is the digests it names, which is what `references` below reads."""
+    named = [*(c.digest for c in chunks), *(c.digest for c in reused)]
+    return record(
+        job,
+        manifest=b"".join(named),
+        has_chunks=True,
+        new_chunks=chunks,
+        reused_chunks=[c.digest for c in reused],
+        **fields,
+    )
+
+
+def references(manifest: bytes) -> list[bytes]:
+    return [manifest[i : i + 32] for i in range(0, len(manifest), 32)]
+
+
+def save(index: Index, *records: NewCheckpoint) -> list[Checkpoint]:
+    return index.commit(records or [record()], actor="tester")
+
+
+class IndexSuite:
+    """Derive from it and say how to open the adapter."""
+
+    is_shared = True  # whether two objects can be opened on one store
+
+    def open_index(self, where: Path, namespace: str = "default") -> Index:
+        """An adapter on the store that `where`, a directory of this test alone, stands for."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def index(self, tmp_path: Path) -> Iterator[Index]:
+        index = self.open_index(tmp_path)
+        yield index
+        assert index.integrity_problems() == []
+        index.close()
+
+    @pytest.fixture
+    def other(self, index: Index, tmp_path: Path) -> Iterator[Index]:
+        """A second, independent object on the store of `index`."""
+        if not self.is_shared:
+            pytest.skip("one object is the whole store")
+        other = self.open_index(tmp_path)
+        yield other
+        other.close()
+
+    @pytest.fixture
+    def tenant(self, index: Index, tmp_path: Path) -> Iterator[Index]:
+        """Another namespace of the store of `index`."""
+        if not self.is_shared:
+            pytest.skip("one object is the whole store")
+        tenant = self.open_index(tmp_path, namespace="tenant")
+        yield tenant
+        tenant.close()
+
+    # commit
+
+    def test_what_was_committed_is_read_back(self, index: Index) -> None:
+        first = record(step="läuft → weiter", tags={"a": "1"}, metadata_json='{"loss":0.5}', is_pinned=True)
+        second = record(level=CheckpointLevel.STAGE, parent=first.id, status=CheckpointStatus.VALID)
+        saved = save(index, first, second)
+        assert [c.seq for c in saved] == [1, 2]
+        assert [index.get(c.id) for c in saved] == saved
+        assert index.read(first.id) == (saved[0], first.manifest)
+        found = saved[0]
+        assert (found.step, found.tags, found.metadata) == ("läuft → weiter", {"a": "1"}, {"loss": 0.5})
+        assert found.is_pinned
+        assert found.digest == first.digest.hex()
+        assert (saved[1].level, saved[1].parent, saved[1].status) == ("stage", first.id, "valid")
+        assert int(found.created_at.timestamp() * 1e6) == pytest.approx(first.created_us, abs=1)
+
+    def test_sequence_numbers_are_never_used_twice(self, index: Index) -> None:
+        saved = save(index, record(), record())
+        index.delete([c.id for c in saved], actor="t")
+        assert save(index)[0].seq == 3
+
+    def test_a_given_number_is_kept_and_counting_goes_on_behind_it(self, index: Index) -> None:
+        assert [c.seq for c in save(index, record(seq=7), record(seq=3))] == [7, 3]
+        assert save(index)[0].seq == 8
+
+    def test_a_number_that_is_taken_is_refused(self, index: Index) -> None:
+        save(index, record(seq=7))
+        with pytest.raises(CheckpointError):
+            save(index, record(seq=7))
+        assert [c.seq for c in index.list("job")] == [7]
+
+    def test_all_records_or_none(self, index: Index) -> None:
+        taken = save(index)[0]
+        before = index.events()
+        with pytest.raises(IdTaken):
+            save(index, record(tags={"a": "b"}), with_chunks(chunk("x")), record(id=taken.id))
+        assert [c.id for c in index.list("job")] == [taken.id]
+        assert index.events() == before
+        assert index.locate([chunk("x").digest]) == {}
+
+    def test_an_id_is_taken_once_in_the_store(self, index: Index, tenant: Index) -> None:
+        taken = save(index)[0].id
+        for where in (index, tenant):
+            with pytest.raises(IdTaken):
+                save(where, record("another", id=taken))
+        twin = record()
+        with pytest.raises(IdTaken):
+            save(index, twin, replace(twin, job="another"))
+
+    def test_a_parent_must_exist_in_the_namespace(self, index: Index, tenant: Index) -> None:
+        foreign = save(tenant)[0].id
+        for parent in (foreign, CheckpointId("nothing_1_00000000")):
+            with pytest.raises(NotFound):
+                save(index, record(parent=parent))
+        assert index.list("job") == []
+        elsewhere = save(index, record("elsewhere"))[0].id
+        assert save(index, record(parent=elsewhere))[0].parent == elsewhere
+
+    def test_a_refused_save_changes_nothing(self, index: Index) -> None:
+        save(index)
+        job, events = index.job("job"), index.events()
+        for refused in (record(parent=CheckpointId("no_1_0")), record(lease_token=5)):
+            with pytest.raises(CheckpointError):
+                save(index, refused)
+        assert (index.job("job"), index.events()) == (job, events)
+
+    def test_an_idempotency_key_answers_the_first_save(self, index: Index) -> None:
+        key: dict[str, Any] = {"idempotency_key": "k", "request_digest": b"same"}
+        first = save(index, record(**key))[0]
+        assert save(index, record(**key)) == [first]
+        assert len(index.list("job")) == 1
+        with pytest.raises(Conflict):
+            save(index, record(idempotency_key="k", request_digest=b"other"))
+        assert save(index, record("another", **key))[0].id != first.id
+
+    def test_threads_with_one_idempotency_key_save_once(self, index: Index) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            keyed = [record(idempotency_key="k", request_digest=b"d") for _ in range(16)]
+            answers = list(pool.map(lambda r: save(index, r)[0].id, keyed))
+        assert len(set(answers)) == 1
+        assert len(index.list("job")) == 1
+
+    def test_reused_chunks_must_exist(self, index: Index) -> None:
+        here, gone = chunk("here"), chunk("gone")
+        save(index, with_chunks(here))
+        save(index, with_chunks(reused=[here]))
+        with pytest.raises(ChunksGone) as refusal:
+            save(index, with_chunks(reused=[here, gone]))
+        assert list(refusal.value.digests) == [gone.digest]
+
+    def test_a_known_chunk_keeps_its_first_place(self, index: Index) -> None:
+        first = chunk("x", "pack-1", 5)
+        save(index, with_chunks(first))
+        save(index, with_chunks(replace(first, pack="pack-2", offset=9)))
+        assert index.locate([first.digest]) == {first.digest: first}
+
+    def test_threads_get_every_number_once(self, index: Index) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            seqs = list(pool.map(lambda n: save(index, record(f"job-{n % 3}"))[0].seq, range(120)))
+        assert sorted(seqs) == sorted(list(range(1, 41)) * 3)
+        assert [c.seq for c in index.list("job-0")] == list(range(1, 41))
+
+    def test_a_refusal_reaches_only_its_own_caller(self, index: Index) -> None:
+        taken = save(index)[0].id
+
+        def attempt(n: int) -> str:
+            kinds = [record(), record(id=taken), record(parent=CheckpointId("no_1_0")), record(seq=1)]
+            try:
+                return save(index, kinds[n % 4])[0].id
+            except IdTaken:
+                return "taken"
+            except NotFound:
+                return "parent"
+            except CheckpointError:
+                return "number"
+
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(attempt, range(80)))
+        assert [a for n, a in enumerate(answers) if n % 4] == ["taken", "parent", "number"] * 20
+        assert len({a for n, a in enumerate(answers) if n % 4 == 0}) == 20
+        assert len(index.list("job")) == 21
+
+    def test_another_object_sees_a_commit_at_once(self, index: Index, other: Index) -> None:
+        assert other.store_id == index.store_id
+        for n in range(1, 6):
+            saved = save(index if n % 2 else other)[0]
+            assert saved.seq == n
+            assert other.get(saved.id) == index.get(saved.id) == saved
+
+    # get, read, latest, list
+
+    def test_what_is_unknown_is_not_found(self, index: Index) -> None:
+        for ask in (index.get, index.read):
+            with pytest.raises(NotFound):
+                ask("nothing_1_00000000")
+        assert index.latest("nothing") is None
+        assert index.list("nothing") == []
+        assert index.job("nothing") is None
+
+    def test_namespaces_do_not_see_each_other(self, index: Index, tenant: Index) -> None:
+        mine = save(index, with_chunks(chunk("x")))[0]
+        assert tenant.list("job") == []
+        assert tenant.jobs() == []
+        assert tenant.events() == []
+        assert list(tenant.manifests()) == []
+        assert tenant.locate([chunk("x").digest]) == {}
+        assert tenant.totals()["checkpoints"] == 0
+        with pytest.raises(NotFound):
+            tenant.get(mine.id)
+        with pytest.raises(NotFound):
+            tenant.update(mine.id, actor="t", is_pinned=True)
+        assert tenant.delete([mine.id], actor="t") == []
+        with pytest.raises(ChunksGone):
+            save(tenant, with_chunks(reused=[chunk("x")]))
+        assert save(tenant)[0].seq == 1
+
+    def test_latest_is_the_highest_number_that_is_not_corrupted(self, index: Index) -> None:
+        stage = save(index, record(level=CheckpointLevel.STAGE, created_us=9 * 10**15))[0]
+        last, bad = save(index, record(created_us=1), record())
+        index.update(bad.id, actor="t", status=CheckpointStatus.CORRUPTED)
+        found = index.latest("job")
+        assert found is not None
+        assert found[0].id == last.id  # by number, not by clock (I4)
+        at_level = index.latest("job", CheckpointLevel.STAGE)
+        assert at_level is not None
+        assert at_level[0].id == stage.id
+        assert index.latest("job", CheckpointLevel.PIPELINE) is None
+
+    def test_list_is_oldest_first_and_pages_both_ways(self, index: Index) -> None:
+        save(index, *(record() for _ in range(10)))
+        index.delete([index.list("job")[4].id], actor="t")  # number 5
+
+        def numbers(**window: Any) -> list[int]:
+            return [c.seq for c in index.list("job", **window)]
+
+        assert numbers() == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+        assert numbers(limit=3) == [8, 9, 10]
+        assert numbers(limit=3, before=8) == [4, 6, 7]
+        assert numbers(before=4) == [1, 2, 3]
+        assert numbers(after=7) == [8, 9, 10]
+        assert numbers(limit=3, after=3) == [4, 6, 7]
+        assert numbers(after=0, limit=1) == [1]
+        assert numbers(after=3, before=7) == [4, 6]
+        assert numbers(limit=0) == []
+        assert numbers(before=1) == numbers(after=10) == []
+
+    def test_list_filters_by_level_and_tags(self, index: Index) -> None:
+        save(
+            index,
+            record(tags={"k": "a", "l": "x"}),
+            record(level=CheckpointLevel.STAGE, tags={"k": "a"}),
+            record(tags={"k": "b", "l": "x"}),
+            record(),
+        )
+        save(index, record("another", tags={"k": "a"}))
+
+        def numbers(**filters: Any) -> list[int]:
+            return [c.seq for c in index.list("job", **filters)]
+
+        assert numbers(level=CheckpointLevel.STAGE) == [2]
+        assert numbers(tags={"k": "a"}) == [1, 2]
+        assert numbers(tags={"k": "a"}, limit=1) == [2]
+        assert numbers(tags={"k": "a"}, after=1) == [2]
+        assert numbers(tags={"k": "a", "l": "x"}) == [1]
+        assert numbers(tags={"k": "a"}, level=CheckpointLevel.STEP) == [1]
+        assert numbers(tags={"k' OR 1=1 --": "a"}) == []
+
+    def test_list_filters_by_metadata_with_types(self, index: Index) -> None:
+        texts = ['{"v":1}', '{"v":true}', '{"v":"1"}', '{"v":null}', "{}", '{"m":{"é b":"x"}}', '{"v":2.5}']
+        save(index, *(record(metadata_json=text) for text in texts))
+
+        def numbers(**metadata: object) -> list[int]:
+            return [c.seq for c in index.list("job", metadata=metadata)]
+
+        assert numbers(v=1) == [1]
+        assert numbers(v=True) == [2]
+        assert numbers(v="1") == [3]
+        assert numbers(v=None) == [4]
+        assert numbers(v=2.5) == [7]
+        assert numbers(**{"m.é b": "x"}) == [6]
+        assert numbers(**{"m.none": "x"}) == numbers(**{"v.deeper": 1}) == []
+        assert len(index.list("job", metadata={})) == 7
+
+    def test_hostile_filters_find_nothing_or_are_refused(self, index: Index) -> None:
+        save(index, record(metadata_json='{"v":1}'))
+        paths = ["v') OR 1=1 --", '$."v"', "v[0]", 'a"b', "", ".", "a..b", "\0", "\ud800"]
+        values: list[object] = [1, 2**70, "x' OR '1'='1", "\ud800", [1]]
+        for path, value in itertools.product(paths, values):
+            try:
+                assert index.list("job", metadata={path: value}) == []
+            except CheckpointError:
+                pass
+
+    def test_what_cannot_be_stored_is_refused_and_changes_nothing(self, index: Index) -> None:
+        save(index)
+        job, events = index.job("job"), index.events()
+        for wrong in (record(step="\ud800"), record(size_bytes=2**70), record(tags={"a": "\ud800"})):
+            with pytest.raises(CheckpointError):
+                save(index, wrong)
+        assert (index.job("job"), index.events()) == (job, events)
+
+    # jobs
+
+    def test_jobs_are_counted_and_paged_by_name(self, index: Index) -> None:
+        for name in ("b", "a-2", "a-1", "a.1"):
+            save(index, record(name), record(name, size_bytes=5))
+        assert [j.name for j in index.jobs()] == ["a-1", "a-2", "a.1", "b"]
+        assert [j.name for j in index.jobs(prefix="a-")] == ["a-1", "a-2"]
+        assert [j.name for j in index.jobs(limit=2, after="a-1")] == ["a-2", "a.1"]
+        job = index.job("b")
+        assert job is not None
+        assert (job.checkpoints, job.last_seq, job.size_bytes, job.stored_bytes) == (2, 2, 15, 14)
+        index.delete([index.list("b")[0].id], actor="t")
+        job = index.job("b")
+        assert job is not None
+        assert (job.checkpoints, job.last_seq, job.size_bytes, job.stored_bytes) == (1, 2, 5, 7)
+
+    def test_retention_is_kept_and_makes_the_job(self, index: Index) -> None:
+        index.set_retention("new", '{"keep_last":3}', actor="t")
+        job = index.job("new")
+        assert job is not None
+        assert (job.retention, job.checkpoints) == ('{"keep_last":3}', 0)
+        index.set_retention("new", None, actor="t")
+        job = index.job("new")
+        assert job is not None
+        assert job.retention is None
+        assert save(index, record("new"))[0].seq == 1
+
+    # delete, update, mark
+
+    def test_delete_answers_those_that_existed(self, index: Index) -> None:
+        a, b = save(index, record(tags={"k": "v"}), record())
+        assert index.delete([a.id, "nothing_1_0", a.id], actor="t") == [a.id]
+        assert [c.id for c in index.list("job")] == [b.id]
+        assert index.list("job", tags={"k": "v"}) == []
+        assert index.delete([a.id], actor="t") == index.delete([], actor="t") == []
+
+    def test_a_pinned_one_stops_the_whole_deletion(self, index: Index) -> None:
+        a, b = save(index, record(), record(is_pinned=True))
+        with pytest.raises(Conflict):
+            index.delete([a.id, b.id], actor="t")
+        assert len(index.list("job")) == 2
+        assert sorted(index.delete([a.id, b.id], even_pinned=True, actor="t")) == sorted([a.id, b.id])
+
+    def test_update_changes_what_may_change(self, index: Index) -> None:
+        saved = save(index, record(tags={"a": "1", "b": "2"}))[0]
+        changed = index.update(saved.id, actor="t", tags={"a": None, "b": "3", "c": "4"}, is_pinned=True)
+        assert changed == replace(saved, tags={"b": "3", "c": "4"}, is_pinned=True) == index.get(saved.id)
+        assert index.list("job", tags={"a": "1"}) == index.list("job", tags={"b": "2"}) == []
+        assert [c.id for c in index.list("job", tags={"b": "3", "c": "4"})] == [saved.id]
+        assert index.update(saved.id, actor="t", status=CheckpointStatus.VALID).status == "valid"
+        assert not index.update(saved.id, actor="t", is_pinned=False).is_pinned
+        with pytest.raises(NotFound):
+            index.update("nothing_1_0", actor="t", is_pinned=True)
+
+    def test_mark_sets_the_status_of_those_that_exist_with_one_event(self, index: Index) -> None:
+        saved = save(index, record(), record(), record())
+        before = index.events()[-1].id
+        index.mark([saved[0].id, "nothing_1_0", saved[2].id], CheckpointStatus.VALID, actor="t")
+        assert [c.status for c in index.list("job")] == ["valid", "created", "valid"]
+        assert [e.action for e in index.events(before)] == ["status"]
+
+    # leases
+
+    def test_a_leased_job_takes_writes_with_the_token_only(self, index: Index) -> None:
+        lease = index.acquire_lease("job", "worker-1", 30)
+        with pytest.raises(LeaseHeld, match="worker-1"):
+            save(index)
+        with pytest.raises(LeaseLost):
+            save(index, record(lease_token=lease.token + 1))
+        with pytest.raises(LeaseHeld, match="worker-1"):
+            index.acquire_lease("job", "worker-1", 30)
+        assert save(index, record(lease_token=lease.token))[0].seq == 1
+        save(index, record("another"))
+
+    def test_a_token_is_never_given_twice(self, index: Index) -> None:
+        first = index.acquire_lease("job", "a", 30)
+        index.release_lease(first)
+        second = index.acquire_lease("job", "b", 30)
+        assert second.token > first.token
+        index.release_lease(first)  # lost: ignored
+        for attempt in (lambda: index.renew_lease(first), lambda: save(index, record(lease_token=first.token))):
+            with pytest.raises(LeaseLost):
+                attempt()
+        save(index, record(lease_token=second.token))
+        index.release_lease(second)
+        with pytest.raises(LeaseLost):
+            save(index, record(lease_token=second.token))
+        with pytest.raises(LeaseLost):
+            index.renew_lease(second)
+        save(index)
+
+    def test_an_expired_lease_serves_its_holder_until_somebody_else_writes(self, index: Index) -> None:
+        lease = index.acquire_lease("job", "slow", 0.02)
+        time.sleep(0.05)
+        save(index, record(lease_token=lease.token))
+        index.renew_lease(lease)
+        time.sleep(0.05)
+        save(index)  # ends it
+        with pytest.raises(LeaseLost):
+            save(index, record(lease_token=lease.token))
+        with pytest.raises(LeaseLost):
+            index.renew_lease(lease)
+
+    def test_an_expired_lease_can_be_taken_over(self, index: Index, other: Index) -> None:
+        old = index.acquire_lease("job", "gone", 0.02)
+        time.sleep(0.05)
+        new = other.acquire_lease("job", "heir", 30)
+        assert new.token > old.token
+        with pytest.raises(LeaseLost):
+            save(index, record(lease_token=old.token))
+        with pytest.raises(LeaseHeld, match="heir"):
+            save(index)
+
+    def test_renewing_keeps_others_out(self, index: Index) -> None:
+        lease = index.acquire_lease("job", "busy", 0.4)
+        for _ in range(4):
+            time.sleep(0.15)
+            index.renew_lease(lease)
+        with pytest.raises(LeaseHeld):
+            save(index)
+
+    def test_one_of_many_gets_the_lease(self, index: Index) -> None:
+        def attempt(n: int) -> bool:
+            try:
+                index.acquire_lease("job", f"w{n}", 30)
+            except LeaseHeld:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(attempt, range(24))) == 1
+
+    # events
+
+    def test_every_change_leaves_an_event(self, index: Index) -> None:
+        saved = save(index)[0]
+        index.update(saved.id, actor="t", is_pinned=True)
+        index.update(saved.id, actor="t", tags={"a": "b"})
+        index.release_lease(index.acquire_lease("job", "w", 30))
+        index.set_retention("job", "{}", actor="t")
+        index.delete([saved.id], even_pinned=True, actor="t")
+        index.append_event("gc", actor="cron", detail='{"chunks":1}')
+        events = index.events()
+        assert [e.action for e in events] == ["save", "pin", "tag", "lease", "release", "retention", "delete", "gc"]
+        assert [e.id for e in events] == sorted({e.id for e in events})
+        assert (events[0].actor, events[0].job, events[0].checkpoint) == ("tester", "job", saved.id)
+        assert (events[-1].actor, events[-1].job, events[-1].detail) == ("cron", None, '{"chunks":1}')
+        assert index.events(events[2].id, limit=2) == events[3:5]
+        assert index.events(events[-1].id) == []
+        assert len({e.chain for e in events}) == len(events)
+
+    # chunks, packs, sweep
+
+    def test_locate_any_number(self, index: Index) -> None:
+        chunks = [chunk(str(n), f"pack-{n % 3}", n) for n in range(1300)]
+        inline = Chunk(digest_of(b"in"), 2, 2, Encoding.RAW, data=b"in")
+        save(index, with_chunks(*chunks, inline))
+        asked = [c.digest for c in [*chunks, inline]] + [digest_of(b"unknown")]
+        assert index.locate(asked) == {c.digest: c for c in [*chunks, inline]}
+        assert index.locate([]) == {}
+
+    def test_packs_and_their_chunks(self, index: Index, tenant: Index) -> None:
+        a, b, c = chunk("a", "p1", 50), chunk("b", "p1", 10), chunk("c", "p2")
+        save(index, with_chunks(a, b))
+        save(tenant, with_chunks(c))
+        for where in (index, tenant):
+            assert {(p.pack, p.live_chunks, p.live_bytes) for p in where.packs()} == {("p1", 2, 120), ("p2", 1, 60)}
+            assert where.is_pack_used("p2")
+        assert not index.is_pack_used("p3")
+        assert list(index.chunks_of("p1")) == [b, a]
+        assert list(index.chunks_of("p3")) == []
+
+    def test_relocate_moves_what_is_still_there(self, index: Index) -> None:
+        a, b = chunk("a", "p1"), chunk("b", "p2")
+        save(index, with_chunks(a, b))
+        moved = [replace(c, pack="new", offset=3 + n) for n, c in enumerate((a, b))]
+        assert index.relocate(moved, from_pack="p1") == 1
+        assert index.locate([a.digest, b.digest]) == {a.digest: moved[0], b.digest: b}
+        assert not index.is_pack_used("p1")
+        assert index.relocate(moved, from_pack="unknown") == 0
+
+    def test_totals(self, index: Index) -> None:
+        save(index, with_chunks(chunk("a"), Chunk(digest_of(b"in"), 2, 2, Encoding.RAW, data=b"in")), record("b"))
+        totals = index.totals()
+        assert (totals["jobs"], totals["checkpoints"], totals["size_bytes"], totals["stored_bytes"]) == (2, 2, 20, 14)
+        assert (totals["chunks"], totals["inline_bytes"]) == (2, 2)
+
+    def test_manifests_walk_everything_above_a_row(self, index: Index) -> None:
+        plain = [record(f"job-{n % 3}") for n in range(600)]
+        named = with_chunks(chunk("a"), job="job-1")
+        save(index, *plain, named)
+        rows = list(index.manifests(with_chunks=False))
+        assert {c.id: m for _, c, m in rows} == {r.id: r.manifest for r in [*plain, named]}
+        assert [r for r, _, _ in rows] == sorted({r for r, _, _ in rows})
+        assert [c.id for _, c, _ in index.manifests()] == [named.id]
+        assert list(index.manifests(rows[400][0], with_chunks=False)) == rows[401:]
+
+    def test_sweep_removes_what_no_manifest_names(self, index: Index, tenant: Index) -> None:
+        kept, dropped = chunk("kept", "p1"), chunk("dropped", "p2")
+        save(index, with_chunks(kept))
+        gone = save(index, with_chunks(dropped, reused=[kept]))[0]
+        save(tenant, with_chunks(chunk("dropped", "p3")))
+        index.delete([gone.id], actor="t")
+        assert index.sweep(references) == (1, 60)
+        assert set(index.locate([kept.digest, dropped.digest])) == {kept.digest}
+        assert tenant.locate([dropped.digest])
+        assert not index.is_pack_used("p2")
+        assert index.sweep(references) == (0, 0)
+
+    def test_a_save_during_a_sweep_keeps_its_chunks_or_hears_of_it(self, index: Index, other: Index) -> None:
+        shared = chunk("shared")
+        unnamed = save(index, with_chunks(shared))[0]
+        index.delete([unnamed.id], actor="t")
+        save(index, with_chunks(chunk("anchor")))
+        during: list[str] = []
+
+        def slowly(manifest: bytes) -> list[bytes]:
+            if not during:
+                during.append(save(other, with_chunks(chunk("fresh"), reused=[shared]))[0].id)
+            return references(manifest)
+
+        index.sweep(slowly)
+        assert set(index.locate([shared.digest, chunk("fresh").digest])) == {shared.digest, chunk("fresh").digest}
+
+    def test_racing_saves_and_sweeps_leave_no_dangling_reference(self, index: Index, other: Index) -> None:
+        stop = threading.Event()
+        chunks = [chunk(str(n), f"p{n}") for n in range(6)]
+
+        def keep_saving(where: Index, job: str) -> None:
+            for n in itertools.count():
+                if stop.is_set():
+                    return
+                one = chunks[n % len(chunks)]
+                try:
+                    saved = save(where, with_chunks(reused=[one], job=job))
+                except ChunksGone:
+                    saved = save(where, with_chunks(one, job=job))
+                if n % 2:
+                    where.delete([saved[0].id], actor="t")
+
+        with ThreadPoolExecutor(3) as pool:
+            savers = [pool.submit(keep_saving, where, f"job-{k}") for k, where in enumerate((index, other, other))]
+            try:
+                for _ in range(8):
+                    index.sweep(references)
+            finally:
+                stop.set()
+            for saver in savers:
+                saver.result()
+        named = {digest for _, _, manifest in index.manifests() for digest in references(manifest)}
+        assert set(index.locate(sorted(named))) == named
+
+    # closing
+
+    def test_a_closed_index_says_so(self, tmp_path: Path) -> None:
+        index = self.open_index(tmp_path)
+        save(index)
+        index.close()
+        index.close()
+        for attempt in (index.jobs, lambda: save(index), lambda: index.sweep(references)):
+            with pytest.raises(CheckpointError):
+                attempt()
