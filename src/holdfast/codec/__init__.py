@@ -38,14 +38,14 @@ None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are m
      28  registered, one value    [name, version, value]
      30  numpy.ndarray            [dtype, [length…], "C" or "F", reference]
      31  numpy.ndarray of object  [dtype, [length…], "C" or "F", item…]
-     32  numpy scalar             [dtype, bin]
+     32  numpy scalar             [dtype, reference], or ["U", str], ["S", bytes]
      33  numpy.dtype              [dtype]
      34  torch.Tensor, Parameter  [class, dtype, [length…], requires_grad, reference]
-     35  torch values             [class, …]
+     35  torch Size, device, dtype  [class, value]
      36  pandas                   [class, field, value, …]
-     37  pandas scalars           [class, …]
-     38  polars                   [class, rows, …, reference to Arrow IPC]
-     39  pyarrow                  [class, rows, …, reference to Arrow IPC]
+     37  pandas scalars           ["NaT"], ["NA"], [class, unit, count, …]
+     38  polars                   [class, {shape, columns}, size, reference to Arrow IPC]
+     39  pyarrow                  [class, {shape, columns}, size, reference to Arrow IPC]
     40…  Holdfast's own kinds     register_builtin
 """
 

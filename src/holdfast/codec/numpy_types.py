@@ -185,7 +185,7 @@ def _is_item_wise(dtype: DType) -> bool:
 
 
 def _save_scalar(value: np.generic, ctx: EncodeContext) -> bytes:
-    return ctx.pack([describe(value.dtype), value.tobytes()])
+    return ctx.pack([describe(value.dtype), ctx.place_bytes(memoryview(value.tobytes()))])
 
 
 def _save_text(value: np.str_ | np.bytes_, ctx: EncodeContext) -> bytes:
@@ -199,9 +199,7 @@ def _load_scalar(payload: bytes, ctx: DecodeContext) -> object:
     stored, data = ctx.unpack(payload)
     if stored == "U" and type(data) is str:
         return np.str_(data)
-    if type(data) is not bytes:
-        raise ValueError("a scalar without bytes")
-    if stored == "S":
+    if stored == "S" and type(data) is bytes:
         return np.bytes_(data)
     dtype = _restore_dtype(stored)
     if dtype.hasobject or dtype.itemsize != dtype_size(stored):

@@ -23,6 +23,7 @@ _MASKED = {
     "FloatingArray": pd.arrays.FloatingArray,
     "BooleanArray": pd.arrays.BooleanArray,
 }
+_MAX_RANGE = 100_000_000  # a RangeIndex is small; pandas makes arrays of its length when it is a level
 _NA_VALUES = {"nan": np.nan, "NA": pd.NA}
 
 
@@ -35,7 +36,7 @@ def _refuse(what: str, hint: str) -> Problem:
 
 def _take_array(values: Any) -> Any:
     dtype = values.dtype
-    if isinstance(dtype, np.dtype):
+    if isinstance(dtype, np.dtype) or type(values) is pd.arrays.NumpyExtensionArray:
         return np.asarray(values)
     if type(values).__name__ in _MASKED:
         return {"masked": type(values).__name__, "data": values._data, "mask": values._mask}
@@ -44,9 +45,10 @@ def _take_array(values: Any) -> Any:
     if isinstance(dtype, pd.DatetimeTZDtype):
         return {"utc": np.asarray(values, dtype=f"M8[{dtype.unit}]"), "zone": dtype.tz}
     if isinstance(dtype, pd.PeriodDtype):
-        return {"ordinals": values.asi8, "freq": _take_freq(dtype.freq)}
+        return {"ordinals": values.asi8, "freq": _take_period(dtype)}
     if isinstance(dtype, pd.IntervalDtype):
-        return {"left": pd.Index(values.left), "right": pd.Index(values.right), "closed": values.closed}
+        left, right = (_take_array(bound.array) for bound in (values.left, values.right))
+        return {"left": left, "right": right, "closed": values.closed}
     if isinstance(dtype, pd.StringDtype):
         na_value = "NA" if dtype.na_value is pd.NA else "nan"
         if dtype.storage == "pyarrow":
@@ -79,7 +81,8 @@ def _build_array(stored: Any) -> Any:
         case {"ordinals": ordinals, "freq": freq}:
             return pd.PeriodIndex.from_ordinals(ordinals, freq=freq).array
         case {"left": left, "right": right, "closed": closed}:
-            return pd.arrays.IntervalArray.from_arrays(left, right, closed=closed)
+            bounds = (pd.Index(_build_array(bound)) for bound in (left, right))
+            return pd.arrays.IntervalArray.from_arrays(*bounds, closed=closed)
         case {"text": np.ndarray() as text, "na": na}:
             return pd.array(text, dtype=pd.StringDtype("python", na_value=_NA_VALUES[na]))
         case {"text": table, "na": na}:
@@ -100,11 +103,18 @@ def _take_freq(freq: Any) -> str | None:
         return None
     text: str = freq.freqstr
     try:
-        is_same = to_offset(text) == freq or to_offset(text, is_period=True) == freq
+        is_same = to_offset(text) == freq
     except (ValueError, TypeError):
         is_same = False
     if not is_same:
         raise _refuse(f"the frequency {freq!r}, which has no name", "remove it: index.freq = None")
+    return text
+
+
+def _take_period(dtype: pd.PeriodDtype) -> str:
+    text: str = dtype.name.removeprefix("period[").removesuffix("]")
+    if pd.PeriodDtype(text) != dtype:
+        raise _refuse(f"the frequency {dtype.freq!r}, which has no name", "convert it with .asfreq(…)")
     return text
 
 
@@ -116,6 +126,8 @@ def _take_index(index: pd.Index) -> tuple[Sequence[object], Sequence[Any]]:
         pairs = [("start", index.start), ("stop", index.stop), ("step", index.step), ("name", index.name)]
         return ("RangeIndex",), pairs
     if isinstance(index, pd.MultiIndex):
+        if any(len(level) > _MAX_RANGE for level in index.levels):
+            raise _refuse("a level of more than 100 million values", "use remove_unused_levels()")
         fields = {
             "levels": [level.rename(None) for level in index.levels],
             "codes": [np.asarray(codes) for codes in index.codes],
@@ -129,11 +141,11 @@ def _take_index(index: pd.Index) -> tuple[Sequence[object], Sequence[Any]]:
 
 def _build_index(cls: str, fields: dict[str, Any]) -> pd.Index:
     if cls == "RangeIndex":
-        name = fields.pop("name")
-        return pd.RangeIndex(fields["start"], fields["stop"], fields["step"], name=name)
+        return pd.RangeIndex(**fields)
     if cls == "MultiIndex":
-        names = fields.pop("names")
-        return pd.MultiIndex(**fields, names=names)
+        if any(len(level) > _MAX_RANGE for level in fields["levels"] if isinstance(level, pd.RangeIndex)):
+            raise ValueError("a level without end")
+        return pd.MultiIndex(**fields)
     values = _build_array(fields["data"])
     index = pd.Index(values, dtype=values.dtype, name=fields["name"], copy=False, tupleize_cols=False)
     if fields["freq"] is not None:
@@ -165,10 +177,15 @@ def _build(head: Sequence[Any], pairs: list[Any]) -> object:
             raise ValueError("index and values differ in length")
         value.index, value.name = index, fields["name"]
     elif fields["data"]:
-        value = pd.DataFrame(dict(enumerate(map(_build_series, fields["data"]))), copy=False)
+        columns = [_build_series(column) for column in fields["data"]]
+        if any(len(column) != len(index) for column in columns):
+            raise ValueError("index and values differ in length")
+        value = pd.DataFrame(dict(enumerate(columns)), copy=False)
         value.columns, value.index = fields["columns"], index
-    else:
+    elif len(fields["columns"]) == 0:
         value = pd.DataFrame(index=index, columns=fields["columns"])
+    else:
+        raise ValueError("columns without values")
     value.attrs = fields["attrs"]
     return value.set_flags(allows_duplicate_labels=not fields["unique"]) if fields["unique"] else value
 

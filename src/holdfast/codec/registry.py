@@ -292,27 +292,34 @@ def _restore_struct(cls: Any, fields: Any, more: object, upgraded: bool) -> obje
 
 def _take_model(value: Any) -> tuple[object, Fields]:
     fields = _take(value, list(type(value).model_fields))
+    extra, private = value.__pydantic_extra__, value.__pydantic_private__
     more = {
         "fields_set": sorted(value.__pydantic_fields_set__),
-        "extra": value.__pydantic_extra__,
-        "private": value.__pydantic_private__,
+        "extra": None if extra is None else list(extra),
+        "private": None if private is None else list(private),
     }
-    return more, fields
+    return more, {**fields, **(extra or {}), **(private or {})}
 
 
 def _restore_model(cls: Any, fields: Any, more: Any, upgraded: bool) -> object:
-    more = more if isinstance(more, dict) else {}
+    if not isinstance(fields, Mapping) or not isinstance(more, Mapping):
+        return cls.model_validate(fields, by_alias=False, by_name=True)
+    fields = dict(fields)
+    extra, private = (
+        None if names is None else {name: fields.pop(name) for name in names if name in fields}
+        for names in (more["extra"], more["private"])
+    )
     if upgraded:
-        value = cls.model_validate({**fields, **(more.get("extra") or {})}, by_alias=False, by_name=True)
-        if more.get("private") and value.__pydantic_private__ is not None:
-            value.__pydantic_private__.update(more["private"])
+        value = cls.model_validate({**fields, **(extra or {})}, by_alias=False, by_name=True)
+        if private and value.__pydantic_private__ is not None:
+            value.__pydantic_private__.update(private)
         return value
     value = cls.__new__(cls)
     state = {
         "__dict__": _check_names(cls, fields, cls.model_fields),
-        "__pydantic_fields_set__": set(more.get("fields_set", ())),
-        "__pydantic_extra__": more.get("extra"),
-        "__pydantic_private__": more.get("private"),
+        "__pydantic_fields_set__": set(more["fields_set"]),
+        "__pydantic_extra__": extra,
+        "__pydantic_private__": private,
     }
     sys.modules["pydantic"].BaseModel.__setstate__(value, state)
     return value

@@ -156,11 +156,8 @@ def _pandas_scalar(payload: bytes, ctx: DecodeContext) -> TypeSummary:
 
 
 def _fields(head: Sequence[Any], pairs: list[Any]) -> TypeSummary:
-    name, version, more = head
-    fields = distinct(pairs)
-    if isinstance(more, dict) and isinstance(more.get("extra"), dict):
-        fields |= more["extra"]
-    return _summary(name, version, fields)
+    name, version, _more = head
+    return _summary(name, version, distinct(pairs))
 
 
 def _value(head: Sequence[Any], items: list[Any]) -> TypeSummary:

@@ -48,7 +48,8 @@ class Foreign(Exception):
         self.error = error
 
 
-_NOT_ITS_FAULT = (Problem, Foreign, MemoryError, RecursionError)
+# What a decoder may raise for other reasons than a wrong payload; warnings, where they are made errors.
+_NOT_ITS_FAULT = (Problem, Foreign, MemoryError, RecursionError, Warning)
 
 
 def _closed(tag: int, payload: bytes) -> tuple[int, bytes]:
