@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from holdfast.ports import Blobs, BlobWriter, Buffer
 
@@ -134,11 +134,7 @@ class FaultyWriter:
         self.plan.around("abort", self.inner.abort)
 
     def release(self) -> None:
-        self.plan.around("release", cast(_Releasable, self.inner).release)
-
-
-class _Releasable(Protocol):
-    def release(self) -> None: ...
+        self.plan.around("release", self.inner.release)
 
 
 def inject(inner: _T, plan: Plan) -> _T:

@@ -102,7 +102,6 @@ class MemoryWriter:
         self.release()
 
     def release(self) -> None:
-        """Let gc judge the pack: call it when the index has committed what names the chunks, or never will."""
         with self._blobs._lock:
             self._is_finished = True
             self._blobs._held.discard(self._pack)

@@ -65,6 +65,7 @@ class OpenPack:
         self._end = self._allocated = BLOCK_BYTES
         self._committed = 0  # everything below is durable; 0: not even the name
         self._is_retired = False  # takes no more, but what others wrote can still be committed
+        self._is_short = False  # of space on the disk
         self._sync_error: OSError | None = None
         self._is_syncing = False
         self._syncs_begun = self._syncs_done = 0
@@ -82,6 +83,7 @@ class OpenPack:
                 try:
                     self._grow(end, hint)
                 except OSError as error:
+                    self._is_short = True
                     raise storage_error("extend", self._path, error) from error
             self._end = end
             return offset
@@ -137,7 +139,8 @@ class OpenPack:
                 os.unlink(self._path)  # nothing in it was ever acknowledged
             except OSError:
                 pass  # gc will find it
-        elif self._end > self._committed or self._allocated > self._end + _MOST_STEP:
+        elif self._end > self._committed or self._allocated > self._end + _MOST_STEP or self._is_short:
+            self._is_short = False
             self._truncate()
 
     def lock(self) -> bool:

@@ -47,7 +47,7 @@ class PackBlobs:
         weakref.finalize(self, self._pool.close)
 
     def writer(self, size_hint: int) -> PackWriter:
-        return PackWriter(self._pool, size_hint)
+        return PackWriter(self, self._pool, size_hint)
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         if target.nbytes == 0:
@@ -145,8 +145,9 @@ class PackBlobs:
 class PackWriter:
     """`ports.BlobWriter`. Its packs are kept from gc until `release`."""
 
-    def __init__(self, pool: PackPool, size_hint: int) -> None:
+    def __init__(self, blobs: PackBlobs, pool: PackPool, size_hint: int) -> None:
         self._pid = os.getpid()
+        self._blobs = blobs  # whose end would close the pool
         self._pool = pool
         self._hint = size_hint  # what is still to come
         self._changed = threading.Condition()
@@ -193,7 +194,6 @@ class PackWriter:
         self.release()
 
     def release(self) -> None:
-        """Let gc judge the packs: call it when the index has committed what names the chunks, or never will."""
         if self._pid == os.getpid():
             self._finish()
             packs, self._ends, self._pack = list(self._ends), {}, None
