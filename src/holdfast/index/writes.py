@@ -45,6 +45,9 @@ class Writes:
         self._ns = ns_no
         self._head: tuple[int, bytes] | None = None  # newest event, read once per transaction
 
+    def use(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
     def begin(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
         self._head = None
