@@ -15,6 +15,7 @@ import click
 
 from .failures import report_failure
 from .session import shared_options
+from .text import columns
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Save and bring back": {
@@ -61,7 +62,7 @@ class Commands(click.Group):
         if cmd_name not in MODULES:
             return None
         command = getattr(import_module(f"holdfast.cli.{MODULES[cmd_name]}"), f"{cmd_name}_command")
-        assert isinstance(command, click.Command)  # nosec B101 - states the convention of these modules
+        assert isinstance(command, click.Command)  # states the convention of these modules  # nosec B101
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -94,6 +95,7 @@ class Commands(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run, report, exit. Exit codes: 0; 2 for wrong usage; those of `holdfast.errors`; 130 for Ctrl-C."""
         arguments = list(sys.argv[1:] if args is None else args)
+        extra["terminal_width"] = min(columns(), 100) - 2
         if os.environ.get("NO_COLOR"):
             extra["color"] = False
         extra.pop("standalone_mode", None)
@@ -136,7 +138,7 @@ cli = Commands(
         ),
     ],
     help=_remember.__doc__,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="holdfast COMMAND --help explains a command. Exit codes: 0 done, 2 wrong usage, 3 invalid input, "
     "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 130 interrupted, 1 anything else.",
 )
