@@ -154,7 +154,7 @@ def test_check_and_gc(run: Run, tmp_path: Path) -> None:
     assert "all is well" in run("check", "train").stdout
     run("delete", "train", saved)
     freed = answer(run("gc", "--json"))
-    assert freed["chunks_removed"] >= 3
+    assert freed["chunks_removed"] >= 1
     assert freed["bytes_freed"] >= 3_000_000
     assert "nothing to give back" in run("gc").stdout
 

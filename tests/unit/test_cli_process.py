@@ -65,6 +65,19 @@ def test_nothing_but_text_without_a_terminal(holdfast: Holdfast) -> None:
         assert result.returncode == 0
 
 
+def test_closed_and_narrow_minded_streams(environment: dict[str, str]) -> None:
+    fill(environment, 2)
+    for command, code in (("list job >&-", 0), ("list job 2>&-", 0), ("show nobody 2>&-", 4), ("save job x <&-", 3)):
+        result = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m holdfast {command}"], env=environment, capture_output=True, timeout=60
+        )
+        assert result.returncode == code, command
+        assert b"Traceback" not in result.stderr
+    ascii_only = {**environment, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    for words in (["check"], ["show", "job"], ["restore", "job"], ["list", "job", "--json"]):
+        subprocess.run([sys.executable, "-m", "holdfast", *words], env=ascii_only, check=True, capture_output=True)
+
+
 def test_a_closed_pipe_is_quiet(environment: dict[str, str]) -> None:
     fill(environment, 250)
     command = f"{sys.executable} -m holdfast list job --json | head -n 1; echo ${{PIPESTATUS[0]}}"

@@ -95,6 +95,7 @@ class Commands(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run, report, exit. Exit codes: 0; 2 for wrong usage; those of `holdfast.errors`; 130 for Ctrl-C."""
         arguments = list(sys.argv[1:] if args is None else args)
+        _ready_streams()
         extra["terminal_width"] = min(columns(), 100) - 2
         if os.environ.get("NO_COLOR"):
             extra["color"] = False
@@ -104,6 +105,16 @@ class Commands(click.Group):
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last one to catch anything
             code = report_failure(error, as_json=_wants_json(arguments))
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _ready_streams() -> None:
+    """Closed streams lead nowhere, so that no file of the store gets their descriptors; no character is an error."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

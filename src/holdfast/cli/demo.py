@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .session import Session, emit, store_command
-from .text import style
+from .text import style, terminal_width
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,10 +38,10 @@ def demo_command(session: Session, keep: str | None, fast: bool) -> None:
 
     The job runs in a process of its own on a store in a temporary directory.
     """
-    from holdfast.demo import perform
+    from holdfast.demo import WIDTH, perform
 
-    is_live = sys.stdout.isatty() and not session.as_json
-    steps, pause_s = (20, 0.0) if fast else (60, 0.12)
+    is_live = not session.as_json and (terminal_width() or 0) > WIDTH + 4
+    steps, pause_s = (20, 0.0) if fast else (60, 0.1)
     with _directory(keep or session.store) as store:
         if session.as_json:
             stage: Silent = Silent()
