@@ -257,6 +257,8 @@ _HOMES = {
     "pyarrow": "arrow_types",
 }
 _TAG_HOMES: dict[int, tuple[str, str]] = {
+    40: (".files", "holdfast"),  # Tree and File, which enter themselves
+    41: (".files", "holdfast"),
     Tag.DECIMAL: ("rare_types", "decimal"),
     Tag.FRACTION: ("rare_types", "fractions"),
     Tag.ZONEINFO: ("rare_types", "zoneinfo"),
