@@ -212,7 +212,7 @@ def sync_data(fd: int) -> None:
         os.fsync(fd)
 
 
-def sync_directory(path: str) -> None:
+def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
