@@ -203,10 +203,11 @@ def test_a_full_disk_is_said_and_harms_nothing(small_disk: Path) -> None:
         thread.join()
     assert [type(error) for error in errors] == [NoSpace] * 6
     assert [c.id for c in index.list("job")] == [c.id for c in saved]
-    index.close()
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    assert save(index)[0].seq == len(saved) + 1  # the failed saves have used no number
+    index.close()
     index = SqliteIndex(str(small_disk / "index.sqlite"))
-    assert save(index)[0].seq == len(saved) + 1
+    assert save(index)[0].seq == len(saved) + 2
     assert index.integrity_problems() == []
     index.close()
 

@@ -185,6 +185,7 @@ class SqliteIndex:
             self._connection.execute("RELEASE one")
 
     def _roll_back(self) -> None:
+        self._writes.forget()  # also when SQLite has rolled back by itself, as it does on a full disk
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
