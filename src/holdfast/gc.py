@@ -62,7 +62,7 @@ def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | 
 
 
 def _is_garbage(store: Store, pack: str) -> bool:
-    return not store.index.is_pack_used(pack)
+    return store.index.condemn(pack)
 
 
 def _compact(store: Store) -> tuple[int, list[str]]:
