@@ -35,7 +35,7 @@ from .database import connect, migrate, translated, typed
 from .groupcommit import GroupCommit, Waiting
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sweeping import integrity_problems, sweep
-from .writes import Writes, find_chunks, missing
+from .writes import BATCH, Writes, find_chunks, missing
 
 T = TypeVar("T")
 
@@ -238,6 +238,20 @@ class SqliteIndex:
                 (*span, str(level)) if level else span,
             ).fetchone()
         return None if row is None else (checkpoint_of(job, row), row[15])
+
+    def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
+        found: dict[str, tuple[Checkpoint, bytes]] = {}
+        with self._reading() as db:
+            for start in range(0, len(keys), BATCH):
+                some = keys[start : start + BATCH]
+                marks = ",".join("?" * len(some))
+                rows = db.execute(
+                    f"SELECT {CHECKPOINT}, manifest, key FROM idempotency JOIN checkpoint USING (row) "
+                    f"WHERE job_no = (SELECT no FROM job WHERE ns_no = ? AND name = ?) AND key IN ({marks})",
+                    (self._ns, job, *some),
+                )
+                found.update({row[16]: (checkpoint_of(job, row), row[15]) for row in rows})
+        return found
 
     def _span(self, db: sqlite3.Connection, job: str) -> tuple[int, int] | None:
         """First and last possible row of a job."""
