@@ -12,6 +12,7 @@ The words, used the same way everywhere:
     checkpoint   one immutable state of a job, with ID, sequence number, step, level, tags, metadata
     manifest     the encoded state plus references to chunks; chunks are named by SHA-256 and stored once
     lease        the right to write a job, with a token that is checked in the write's transaction
+    run          one execution of a pipeline under a key: a job whose finished steps are checkpoints
 
     your state ── codec ── chunks ── packs (bytes)          durable first
                      └──── manifest ── index (what exists)  then committed, then acknowledged
@@ -26,6 +27,7 @@ import os
 
 from .codec import register
 from .errors import (
+    Cancelled,
     CheckpointError,
     Conflict,
     Corrupted,
@@ -36,14 +38,17 @@ from .errors import (
     NotAStore,
     NotFound,
     ReadOnly,
+    StepTimeout,
     StorageError,
     UnsupportedFormat,
     UnsupportedType,
     Validation,
+    WorkerDied,
 )
 from .files import File, Tree
 from .manager import CheckpointManager
-from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease
+from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
+from .pipeline import Paused, Retry, Run, current_run, pipeline, run, step
 from .retention import RetentionPolicy
 
 __version__ = "0.1.0"
@@ -60,6 +65,7 @@ def open(
 
 
 __all__ = [
+    "Cancelled",
     "Checkpoint",
     "CheckpointError",
     "CheckpointLevel",
@@ -77,13 +83,23 @@ __all__ = [
     "NoSpace",
     "NotAStore",
     "NotFound",
+    "Paused",
     "ReadOnly",
     "RetentionPolicy",
+    "Retry",
+    "Run",
+    "RunStatus",
+    "StepTimeout",
     "StorageError",
     "Tree",
     "UnsupportedFormat",
     "UnsupportedType",
     "Validation",
+    "WorkerDied",
+    "current_run",
     "open",
+    "pipeline",
     "register",
+    "run",
+    "step",
 ]

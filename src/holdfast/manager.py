@@ -363,6 +363,10 @@ class CheckpointManager:
         """`with manager.lease(job) as lease: manager.save(…, lease=lease)`; LeaseHeld when somebody has it (I5)."""
         return lease.hold(self._store.index, parse_name("job", job_id), ttl_s=ttl_s)
 
+    def break_lease(self, lease: Lease) -> None:
+        """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""
+        self._store.index.release_lease(lease)
+
     def events(self, after: int = 0, limit: int = 100) -> Events:
         """The append-only log of all changes, by every process."""
         return self._store.index.events(after, _parse_limit(limit) or 100)
