@@ -23,33 +23,37 @@ was saved, verified, or raises Corrupted; loading never executes code.
 
 from __future__ import annotations
 
-import os
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from .codec import register
-from .errors import (
-    Cancelled,
-    CheckpointError,
-    Conflict,
-    Corrupted,
-    InvalidName,
-    LeaseHeld,
-    LeaseLost,
-    NoSpace,
-    NotAStore,
-    NotFound,
-    ReadOnly,
-    StepTimeout,
-    StorageError,
-    UnsupportedFormat,
-    UnsupportedType,
-    Validation,
-    WorkerDied,
-)
-from .files import File, Tree
-from .manager import CheckpointManager
-from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
-from .pipeline import Paused, Retry, Run, current_run, pipeline, run, step
-from .retention import RetentionPolicy
+if TYPE_CHECKING:
+    import os
+
+    from .codec import register
+    from .errors import (
+        Cancelled,
+        CheckpointError,
+        Conflict,
+        Corrupted,
+        InvalidName,
+        LeaseHeld,
+        LeaseLost,
+        NoSpace,
+        NotAStore,
+        NotFound,
+        ReadOnly,
+        StepTimeout,
+        StorageError,
+        UnsupportedFormat,
+        UnsupportedType,
+        Validation,
+        WorkerDied,
+    )
+    from .files import File, Tree
+    from .manager import CheckpointManager
+    from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
+    from .pipeline import Paused, Retry, Run, current_run, pipeline, run, step
+    from .retention import RetentionPolicy
 
 __version__ = "0.1.0"
 
@@ -61,6 +65,8 @@ def open(
 
     None means $HOLDFAST_STORE, else ./.holdfast. With create=False a missing store is NotFound.
     """
+    from .manager import CheckpointManager
+
     return CheckpointManager(url, namespace=namespace, create=create)
 
 
@@ -103,3 +109,30 @@ __all__ = [
     "run",
     "step",
 ]
+
+_HOMES = {
+    "codec": ("register",),
+    "errors": (
+        "Cancelled", "CheckpointError", "Conflict", "Corrupted", "InvalidName", "LeaseHeld", "LeaseLost", "NoSpace",
+        "NotAStore", "NotFound", "ReadOnly", "StepTimeout", "StorageError", "UnsupportedFormat", "UnsupportedType",
+        "Validation", "WorkerDied",
+    ),
+    "files": ("File", "Tree"),
+    "manager": ("CheckpointManager",),
+    "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
+    "pipeline": ("Paused", "Retry", "Run", "current_run", "pipeline", "run", "step"),
+    "retention": ("RetentionPolicy",),
+}  # fmt: skip
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Bring a name in when it is first used: importing Holdfast costs next to nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

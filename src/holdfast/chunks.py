@@ -129,7 +129,7 @@ class ChunkWriter:
                 if piece.known is not None and self._reuse(piece.known):
                     entries.append(piece.known)
                     continue
-                task_bytes += piece.size_bytes
+                task_bytes += 2 * piece.size_bytes  # its memory comes on top, so a worker takes fewer at once
             else:
                 piece = memoryview(piece)
                 task_bytes += len(piece)

@@ -174,26 +174,30 @@ def _run(
     """Start the job, show what it says, kill it at the moment given; answers every acknowledged save."""
     account.runs += 1
     words = ["--work", store, account.job, str(account.steps), str(pause_s)]
+    last: dict[str, Any] = {}
     with _child([sys.executable, "-m", "holdfast.demo", *words]) as child:
         for line in child.stdout or ():
-            news: dict[str, Any] = json.loads(line)
-            if news["what"] == "started" and news["checkpoint"]:
-                account.resumed_from.append(news["checkpoint"])
-            if news["what"] == "finished":
-                account.digest = news["digest"]
-            stage.news(account, child.pid, news)
-            if news["what"] == "saved":
-                yield news
-            if (news["what"], news["step"]) == kill_at:
-                if news["what"] == "saved":
+            try:
+                last = json.loads(line)
+            except ValueError:  # the kill cut it short; what it would have said was not acknowledged to anyone
+                break
+            if last["what"] == "started" and last["checkpoint"]:
+                account.resumed_from.append(last["checkpoint"])
+            if last["what"] == "finished":
+                account.digest = last["digest"]
+            stage.news(account, child.pid, last)
+            if last["what"] == "saved":
+                yield last
+            if (last["what"], last["step"]) == kill_at:
+                if last["what"] == "saved":
                     time.sleep(pause_s + 0.004)  # until it computes the next step
                 os.kill(child.pid, signal.SIGKILL)
-                code = child.wait()
-                during = "save" if news["what"] == "saving" else "computation"
-                account.kills.append({"pid": child.pid, "step": news["step"], "during": during, "exit_code": code})
-                stage.killed(account)
-                return
-    if child.returncode:
+                child.wait()  # and hear what it still said before
+    if child.returncode == -signal.SIGKILL:
+        during, step = ("save", last["step"]) if last["what"] == "saving" else ("computation", last["step"] + 1)
+        account.kills.append({"pid": child.pid, "step": step, "during": during, "exit_code": child.returncode})
+        stage.killed(account)
+    elif child.returncode:
         raise RuntimeError(f"the job of the demonstration failed with exit code {child.returncode}")
 
 

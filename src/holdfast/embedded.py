@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, storage_error
 from .index.sqlite import SqliteIndex
@@ -94,14 +95,6 @@ def write_marker(path: Path, store_id: str) -> None:
         os.fsync(file.fileno())
     os.replace(draft, path / MARKER)
     sync_directory(path)
-
-
-def sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

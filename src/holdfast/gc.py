@@ -39,20 +39,21 @@ class GcReport:
 
 def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
     """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
+    bytes_before = sum(size for _, size in store.blobs.packs())
     chunks_removed, _ = store.index.sweep(store.references)
     rewritten, damaged = _compact(store)
     used = {use.pack for use in store.index.packs()}
-    removed = kept = bytes_freed = bytes_kept = 0
+    removed = kept = bytes_kept = 0
     present = list(store.blobs.packs())
     for done, (pack, size) in enumerate(present, 1):
         if pack not in used and store.blobs.remove(pack, partial(_is_garbage, store, pack)):
             removed += 1
-            bytes_freed += size
         else:
             kept += 1
             bytes_kept += size
         if progress:
             progress(done, len(present))
+    bytes_freed = max(0, bytes_before - bytes_kept)  # what compaction wrote counts against it
     report = GcReport(chunks_removed, removed, rewritten, bytes_freed, kept, bytes_kept, tuple(damaged))
     if removed or chunks_removed:
         detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
@@ -65,6 +66,7 @@ def _is_garbage(store: Store, pack: str) -> bool:
 
 
 def _compact(store: Store) -> tuple[int, list[str]]:
+    store.blobs.seal()
     sizes = dict(store.blobs.packs())
     rewritten, damaged = 0, []
     for use in store.index.packs():
@@ -72,13 +74,15 @@ def _compact(store: Store) -> tuple[int, list[str]]:
         if size is None or use.live_bytes >= COMPACT_BELOW * size:
             continue
         try:
-            rewritten += _rewrite(store, use.pack)
+            _rewrite(store, use.pack)
         except (Corrupted, NotFound):
             damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
+        else:
+            rewritten += 1
     return rewritten, damaged
 
 
-def _rewrite(store: Store, pack: str) -> bool:
+def _rewrite(store: Store, pack: str) -> None:
     """Move the live chunks of a pack to a new one. The old pack's file goes when no row names it any more."""
     live = list(store.index.chunks_of(pack))
     writer = store.blobs.writer(sum(c.stored_bytes for c in live))
@@ -87,9 +91,6 @@ def _rewrite(store: Store, pack: str) -> bool:
         for chunk in live:
             stored = read_verified(store, chunk)
             new_pack, offset = writer.append(stored)
-            if new_pack == pack:
-                writer.abort()  # the pack is our own current one and still growing
-                return False
             moved.append(replace(chunk, pack=new_pack, offset=offset))
         for namespace, record, _ in read_records(store.blobs, pack):
             if record.id and _exists(store, record.id):
@@ -101,7 +102,6 @@ def _rewrite(store: Store, pack: str) -> bool:
         writer.abort()
         raise
     writer.release()
-    return True
 
 
 def _exists(store: Store, checkpoint_id: str) -> bool:

@@ -24,8 +24,8 @@ def hold(index: Index, job: str, *, ttl_s: float, holder: str | None = None) -> 
     A thread renews it every third of `ttl_s`. If that fails, for example because the process was suspended for
     longer than the lease, the next write with it is refused by the index: the thread need not say anything.
     """
-    if not 0.1 <= ttl_s <= 86_400:
-        raise Validation(f"a lease of {ttl_s} s makes no sense", hint="use 0.1 to 86400 seconds")
+    if not isinstance(ttl_s, int | float) or not 0.1 <= ttl_s <= 86_400:
+        raise Validation(f"a lease of {ttl_s!r} s makes no sense", hint="use 0.1 to 86400 seconds")
     lease = index.acquire_lease(job, holder or default_holder(), ttl_s)
     stop = threading.Event()
 

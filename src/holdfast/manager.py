@@ -9,13 +9,13 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec, lease
-from .errors import Conflict, NotFound, Validation
+from .errors import Conflict, Corrupted, NotFound, Validation
 from .model import (
     Checkpoint,
     CheckpointId,
@@ -140,7 +140,7 @@ class CheckpointManager:
             parse_name("job", job_id),
             level=None if level is None else parse_choice(CheckpointLevel, level),
             tags=parse_tags(tags) or None,
-            metadata=metadata,
+            metadata=_parse_filter(metadata),
             limit=_parse_limit(limit),
             before=self._seq_of(before),
             after=self._seq_of(after),
@@ -159,6 +159,8 @@ class CheckpointManager:
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
         """Jobs by name; page with `after=` the last name."""
+        if not isinstance(prefix, str) or not isinstance(after, str | None):
+            raise Validation(f"prefix={prefix!r}, after={after!r}", hint="use the beginning of a job's name")
         return self._store.index.jobs(prefix, _parse_limit(limit), after or "")
 
     # Loading
@@ -185,8 +187,14 @@ class CheckpointManager:
     ) -> tuple[Checkpoint, object] | None:
         """The newest checkpoint of a job and its state; None when there is none yet."""
         wanted = None if level is None else parse_choice(CheckpointLevel, level)
-        found = self._store.index.latest(parse_name("job", job_id), wanted)
-        return None if found is None else (found[0], self._load(*found))
+        while (found := self._store.index.latest(parse_name("job", job_id), wanted)) is not None:
+            try:
+                return found[0], self._load(*found)
+            except NotFound:
+                if self.exists(found[0].id):
+                    raise
+                # deleted while it was loaded: another one is the newest now
+        return None
 
     def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
         """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
@@ -217,8 +225,9 @@ class CheckpointManager:
     def outline(self, checkpoint_id: str) -> object:
         """The state with arrays and buffers summarised, not read: for showing, comparing, browsing."""
         checkpoint, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
-        manifest = self._store.open(checkpoint, packed)
-        return codec.outline(self._store.tree(checkpoint, manifest))
+        with self._unless_deleted(checkpoint):
+            manifest = self._store.open(checkpoint, packed)
+            return codec.outline(self._store.tree(checkpoint, manifest))
 
     def _load(
         self,
@@ -231,12 +240,27 @@ class CheckpointManager:
     ) -> object:
         self._check_open()
         patterns = [only] if isinstance(only, str) else only
+        if patterns is not None and not _are_texts(patterns):
+            raise Validation(f"only={only!r}", hint='use paths, with * where any name fits: "model/*"')
         if into is not None and (patterns is not None or mapped):
             raise Validation("into= excludes only= and mapped=", hint="give a smaller state to into= instead")
-        state = self._store.load(checkpoint, packed, only=patterns, into=into, mapped=mapped)
+        with self._unless_deleted(checkpoint):
+            state = self._store.load(checkpoint, packed, only=patterns, into=into, mapped=mapped)
         self.counters["loads"] += 1
         self.counters["loaded_bytes"] += checkpoint.size_bytes
         return state
+
+    @contextmanager
+    def _unless_deleted(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Chunks that are gone are damage, unless their checkpoint was deleted meanwhile and gc has been there."""
+        try:
+            yield
+        except Corrupted:
+            if self.exists(checkpoint.id):
+                raise
+            raise NotFound(
+                f"checkpoint {checkpoint.id} was deleted while it was read", hint="holdfast list JOB shows what exists"
+            ) from None
 
     # Changing
 
@@ -306,11 +330,14 @@ class CheckpointManager:
         """What `policy` would delete, in one job or in all; with dry_run=False, done."""
         from .retention import execute, plan
 
+        _check_policy(policy)
         made = plan(self._store.index, policy, job=None if job is None else parse_name("job", job))
         return made if dry_run else execute(self._store.index, made, actor=self.actor, progress=progress)
 
     def set_retention(self, job_id: str, policy: RetentionPolicy | None) -> None:
         """Apply `policy` to a job by itself, after its saves; None ends that."""
+        if policy is not None:
+            _check_policy(policy)
         text = None if policy is None else policy.to_json()
         self._store.index.set_retention(parse_name("job", job_id), text, actor=self.actor)
         self._policies[job_id] = policy
@@ -337,13 +364,15 @@ class CheckpointManager:
         """What changed from checkpoint `a` to checkpoint `b`, by path."""
         from .diff import diff
 
-        return diff(self._store, self._store.index.read(a), self._store.index.read(b))
+        older, newer = (self._store.index.read(parse_name("checkpoint ID", i)) for i in (a, b))
+        return diff(self._store, older, newer)
 
     def verify(self, job: str | None = None, deep: bool = True, *, progress: Progress | None = None) -> VerifyReport:
         """Check digests of everything (deep), or that everything named exists (quick). See `holdfast check`."""
         from .verify import verify
 
-        return verify(self._store, job=job, deep=deep, actor=self.actor, progress=progress)
+        wanted = None if job is None else parse_name("job", job)
+        return verify(self._store, job=wanted, deep=deep, actor=self.actor, progress=progress)
 
     def gc(self, *, progress: Progress | None = None) -> GcReport:
         """Give back the space of deleted checkpoints. Safe beside writers and readers, in other processes too (I3)."""
@@ -420,7 +449,11 @@ class CheckpointManager:
         return checkpoint
 
     def _seq_of(self, where: str | int | None) -> int | None:
-        return self.get(where).seq if isinstance(where, str) else where
+        if isinstance(where, str):
+            return self.get(where).seq
+        if where is not None and type(where) is not int:
+            raise Validation(f"{where!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
+        return where
 
 
 class AsyncView:
@@ -444,6 +477,21 @@ def _parse_limit(limit: int | None) -> int | None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise Validation(f"limit={limit!r}", hint="use a whole number from 1 on, or none")
     return limit
+
+
+def _parse_filter(metadata: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    if metadata is not None and (not isinstance(metadata, Mapping) or not _are_texts(metadata)):
+        raise Validation(f"metadata={metadata!r}", hint='use paths and values: {"model.name": "small"}')
+    return metadata
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(value, str) for value in values)
+
+
+def _check_policy(policy: object) -> None:
+    if not isinstance(policy, RetentionPolicy):
+        raise Validation(f"{policy!r} is not a RetentionPolicy", hint="use RetentionPolicy(keep_last=10), for example")
 
 
 def _user() -> str:

@@ -73,7 +73,7 @@ def parse_name(what: str, text: str) -> str:
 
 def parse_step(text: str) -> str:
     """A step name may be any text of 1 to 1,024 characters that UTF-8 can hold."""
-    if not isinstance(text, str) or not 1 <= len(text) <= MAX_STEP_CHARACTERS or not _is_utf8(text):
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_STEP_CHARACTERS or not is_utf8(text):
         raise InvalidName(
             f"a step name must be text of 1 to {MAX_STEP_CHARACTERS:,} characters, got "
             + (f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__),
@@ -86,11 +86,13 @@ def parse_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
     """Tag names follow the grammar of names; values are short text."""
     if not tags:
         return {}
+    if not isinstance(tags, Mapping):
+        raise Validation(f"tags of type {type(tags).__name__}", hint='use names and values: {"env": "prod"}')
     if len(tags) > MAX_TAGS:
         raise Validation(f"{len(tags)} tags given", hint=f"use at most {MAX_TAGS}; larger data belongs into metadata=")
     for name, value in tags.items():
         parse_name("tag", name)
-        if not isinstance(value, str) or len(value) > MAX_TAG_VALUE_CHARACTERS or not _is_utf8(value):
+        if not isinstance(value, str) or len(value) > MAX_TAG_VALUE_CHARACTERS or not is_utf8(value):
             raise Validation(
                 f"the value of tag {name!r} must be text of at most {MAX_TAG_VALUE_CHARACTERS} characters",
                 hint="convert it with str(), or put it into metadata=",
@@ -98,7 +100,8 @@ def parse_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
     return dict(tags)
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can hold `text`: a str may have halves of surrogate pairs, which no index takes."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -282,6 +282,10 @@ class Blobs(Protocol):
 
     def writer(self, size_hint: int) -> BlobWriter: ...
 
+    def seal(self) -> None:
+        """Add nothing more to the packs written so far; later writers begin new ones. gc calls it to compact them."""
+        ...
+
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         """Fill `target`; a missing pack is NotFound, a short one Corrupted."""
         ...

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .chunks import ChunkReader
-from .embedded import INDEX, MARKER, PACKS, locked, read_marker, sync_directory, write_marker
+from .embedded import INDEX, MARKER, PACKS, locked, read_marker, write_marker
 from .errors import CheckpointError, Corrupted, NotFound
 from .index.salvage import salvage
 from .index.sqlite import SqliteIndex

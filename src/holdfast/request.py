@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import Validation
-from .model import CheckpointId, CheckpointLevel, Lease, parse_choice, parse_name, parse_step, parse_tags
+from .model import (
+    CheckpointId,
+    CheckpointLevel,
+    Lease,
+    is_utf8,
+    parse_choice,
+    parse_name,
+    parse_step,
+    parse_tags,
+)
 
 MAX_METADATA_BYTES = 64 * 1024
 
@@ -43,10 +52,16 @@ def parse_request(
     schema_version: str = "1.0",
 ) -> Request:
     """What the user asked for, every part parsed; raises before anything is touched."""
+    if lease is not None and not isinstance(lease, Lease):
+        raise Validation(f"lease={lease!r}", hint="give what `with manager.lease(job) as lease` gives")
     if lease is not None and lease.job != job_id:
         raise Validation(f"the lease is for job {lease.job}, not {job_id}", hint="take a lease of the job you write")
-    if idempotency_key is not None and not 1 <= len(idempotency_key) <= 256:
+    if idempotency_key is not None and not _is_short_text(idempotency_key, 256):
         raise Validation("an idempotency key has 1 to 256 characters", hint="use a short stable string, such as a UUID")
+    if not _is_short_text(schema_version, 64):
+        raise Validation("a schema version has 1 to 64 characters", hint='use something like "2.1"')
+    if not isinstance(pin, bool):
+        raise Validation(f"pin={pin!r}", hint="use True or False")
     return Request(
         job=parse_name("job", job_id),
         step=parse_step(step_name),
@@ -59,6 +74,10 @@ def parse_request(
         lease=lease,
         idempotency_key=idempotency_key,
     )
+
+
+def _is_short_text(value: object, most: int) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= most and is_utf8(value)
 
 
 def _metadata_json(metadata: Mapping[str, object]) -> str:

@@ -64,6 +64,8 @@ def test_hostile_text_reaches_no_terminal(run: Run) -> None:
 
 
 def test_unknown_commands_and_options(run: Run) -> None:
+    assert run(code=2).stderr == run("--help").stdout
+    assert json.loads(run("--json", code=2).stderr)["code"] == "usage"
     assert "did you mean restore?" in run("restor", "x", code=2).stderr
     assert "holdfast list --help" in run("list", code=2).stderr
     assert json.loads(run("list", "--bogus", "--json", code=2).stderr)["code"] == "usage"

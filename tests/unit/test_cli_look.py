@@ -68,18 +68,18 @@ def test_show_draws_a_tree_without_reading_arrays(run: Run, manager: CheckpointM
             "weights": numpy.zeros((500, 20), "<f4"),
             "small": numpy.arange(3),
             "list": list(range(100)),
+            "deep": [[[[1] * 99]]],
             "scalar": numpy.float32(1.5),
         },
     )
-    shown = run("show", "arrays", "--items", "3").stdout
-    assert "weights: ndarray <f4 · 500 × 20 · 39 KiB" in shown
+    shown = run("show", "arrays", "--items", "8").stdout
+    assert "weights: ndarray float32 · 500 × 20 · 39 KiB" in shown
     assert "[0, 1, 2]" in shown
-    assert "list of 100" in shown
-    assert "… 97 more" in shown
-    assert "1.5" in shown
-    assert "… 97 more" not in run("show", "arrays", "--items", "3", "--depth", "1").stdout
+    assert "list of 100 · 0, 1, 2, 3, 4, 5, …" in shown
+    assert "1.5 (float32)" in shown
     part = run("show", "arrays", "--path", "list", "--items", "2").stdout
     assert part.startswith("list: list of 100")
+    assert "… 98 more" in part
 
 
 def test_arrays_come_back_as_npy(run: Run, manager: CheckpointManager, tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_check_and_gc(run: Run, tmp_path: Path) -> None:
     assert "all is well" in run("check", "train").stdout
     run("delete", "train", saved)
     freed = answer(run("gc", "--json"))
-    assert freed["chunks_removed"] >= 3
+    assert freed["chunks_removed"] >= 1
     assert freed["bytes_freed"] >= 3_000_000
-    assert "freed" in run("gc").stdout
+    assert "nothing to give back" in run("gc").stdout
 
 
 def test_check_finds_damage(run: Run, store: Path, tmp_path: Path) -> None:
@@ -194,3 +194,32 @@ def test_doctor(run: Run, store: Path) -> None:
     assert "format 1, 1 job, 1 checkpoint" in shown
     assert sorted(os.listdir(store.parent)) == ["store"]
     assert not [name for name in os.listdir(store) if "doctor" in name]
+
+
+def test_repair_makes_a_new_index(run: Run, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(os.urandom(3_000_000))
+    run("save", "train", "big", "--file", "big")
+    assert answer(run("check", "--repair", "--json"))["repaired"] is None
+    for name in os.listdir(store):
+        if name.startswith("index.sqlite"):
+            (store / name).unlink()
+    (store / "index.sqlite").write_bytes(b"garbage" * 1000)
+    run("list", "train", code=6)
+    run("check", "train", "--repair", code=2)
+    mended = answer(run("check", "--repair", "--json"))
+    assert mended["ok"]
+    assert mended["repaired"]["from_packs"] == 1
+    assert os.path.exists(mended["repaired"]["old_index"])
+    run("restore", "train", "--path", "big", "--to", "out")
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "big").read_bytes()
+
+
+def test_repair_needs_a_store(run: Run, store: Path) -> None:
+    run("check", "--repair", code=4)
+    assert not store.exists()
+
+
+def test_long_runs_of_items_are_shown_together(run: Run) -> None:
+    save(run, "one", {"losses": [1, 2]})
+    save(run, "two", {"losses": list(range(1, 50))})
+    assert "+ losses/2…48  47 items: 3, 4, 5, 6, 7, 8, …" in run("diff", "train~1", "train").stdout

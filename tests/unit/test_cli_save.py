@@ -130,7 +130,9 @@ def test_trees_are_shown_compared_and_exported(run: Run, tmp_path: Path) -> None
     assert [(e["path"], e["kind"]) for e in entries] == [("a", "file"), ("b", "file"), ("d", "file")]
     changes = answer(run("diff", "job~1", "job", "--json"))["changes"]
     assert [(f["path"], f["what"]) for f in changes[0]["files"]] == [("b", "changed"), ("c", "removed"), ("d", "added")]
-    assert "+ data/d" in run("diff", "job~1", "job").stdout
+    shown = run("diff", "job~1", "job").stdout
+    assert "1 changed, 1 added, 1 removed" in shown
+    assert "    + d  3 B" in shown
     run("export", "job", "out")
     (folder, *_) = sorted(path for path in (tmp_path / "out").iterdir() if path.is_dir())
     state = json.loads((folder / "state.json").read_text())

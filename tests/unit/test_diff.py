@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import diff as diff_module
 from holdfast.chunks import ChunkReader
 from holdfast.diff import ArrayDelta, ChangeKind, Diff, TextDelta, diff_values
+from holdfast.diff import arrays as diff_arrays
+from holdfast.diff.states import StoredState
 from holdfast.errors import Validation
 from holdfast.files import Tree
 from holdfast.manifest import Entry
@@ -259,7 +260,7 @@ def test_nan_and_infinity_in_arrays() -> None:
 
 def test_bfloat16_is_read_without_a_library_for_it() -> None:
     halves = np.array([1.0, -2.5], "f4").view("<u4") >> 16
-    assert diff_module._numbers(halves.astype("<u2").view("u1"), "bfloat16", 2).tolist() == [1.0, -2.5]
+    assert diff_arrays._numbers(halves.astype("<u2").view("u1"), "bfloat16", 2).tolist() == [1.0, -2.5]
 
 
 def test_shape_and_dtype_changes_are_named() -> None:
@@ -309,7 +310,7 @@ def test_without_numpy_bytes_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     old = np.arange(100_000)
     new = old.copy()
     new[[3, 70_000]] += 1
-    monkeypatch.setattr(diff_module, "_numpy", lambda: None)
+    monkeypatch.setattr(diff_arrays, "_numpy", lambda: None)
     delta = only_delta(diff_values(old, new))
     assert (delta.elements_changed, delta.bytes_changed, delta.max_abs_difference) == (None, 2, None)
     assert str(delta) == "2 bytes differ"
@@ -351,7 +352,7 @@ def test_a_large_array_is_not_held_whole(manager: holdfast.CheckpointManager, mo
     a = manager.save("job", "a", {"w": rng.random(64 * MIB // 8)})
     b = manager.save("job", "b", {"w": rng.random(64 * MIB // 8)})
     largest = 0
-    read = diff_module._StoredState.read
+    read = StoredState.read
 
     def watch(self: Any, stream: int, start: int, stop: int) -> memoryview:
         nonlocal largest
@@ -359,7 +360,7 @@ def test_a_large_array_is_not_held_whole(manager: holdfast.CheckpointManager, mo
         largest = max(largest, sum(map(len, self._recent.values())) + len(found))
         return found
 
-    monkeypatch.setattr(diff_module._StoredState, "read", watch)
+    monkeypatch.setattr(StoredState, "read", watch)
     assert only_delta(manager.diff(a, b)).elements_changed == 64 * MIB // 8
     assert 0 < largest <= 8 * MIB
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.blobs import pack_file
-from holdfast.blobs.direct import BLOCK_BYTES, DIRECT_READ_BYTES, Input, OpenFiles, is_cached, libc
+from holdfast.blobs.direct import BLOCK_BYTES, DIRECT_READ_BYTES, Input, OpenFiles, _is_resident, is_cached, libc
 from holdfast.blobs.packs import PackBlobs
 from holdfast.errors import NoSpace, NotFound, StorageError, UnsupportedFormat, Validation
 from holdfast.testing.blobs_suite import never, pattern, put, read
@@ -314,10 +314,12 @@ def test_large_reads_go_around_the_page_cache(blobs: PackBlobs) -> None:
             pytest.skip("this file system has no direct reads")
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         assert not is_cached(fd, place[1], size)
+        assert not _is_resident(fd, place[1], size)
         assert read(blobs, place, size) == pattern(size)
         assert not is_cached(fd, place[1], size)
         os.pread(fd, size, place[1])
         assert is_cached(fd, place[1], size)
+        assert _is_resident(fd, place[1], size)
         assert read(blobs, place, size) == pattern(size)
     finally:
         os.close(fd)

@@ -244,7 +244,7 @@ def test_the_pool_of_readers_does_not_grow_with_threads_that_come_and_go(index: 
         thread = threading.Thread(target=index.jobs)
         thread.start()
         thread.join()
-    assert len(index._idle) == 1
+    assert len(index._pool._idle) == 1
 
 
 def test_memory_serves_threads(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ class FaultyBlobs:
     def writer(self, size_hint: int) -> FaultyWriter:
         return FaultyWriter(self.plan.around("writer", lambda: self.inner.writer(size_hint)), self.plan)
 
+    def seal(self) -> None:
+        self.plan.around("seal", self.inner.seal)
+
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         self.plan.around("read_into", lambda: self.inner.read_into(pack, offset, target), target)
 

@@ -23,6 +23,9 @@ class MemoryBlobs:
     def writer(self, size_hint: int) -> MemoryWriter:
         return MemoryWriter(self)
 
+    def seal(self) -> None:
+        return None  # every writer has a pack of its own
+
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         if target.nbytes == 0:
             return

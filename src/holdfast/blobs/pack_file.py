@@ -225,6 +225,13 @@ class PackPool:
             pack.users += 1
             return pack
 
+    def seal(self) -> None:
+        """Let the next writer begin a new pack."""
+        with self._lock:
+            pack, self._current = self._current, None
+            if pack is not None and not pack.users:
+                self._close(pack)
+
     def release(self, packs: Iterable[OpenPack]) -> None:
         with self._lock:
             self._release(packs)

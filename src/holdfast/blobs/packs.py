@@ -49,6 +49,9 @@ class PackBlobs:
     def writer(self, size_hint: int) -> PackWriter:
         return PackWriter(self, self._pool, size_hint)
 
+    def seal(self) -> None:
+        self._pool.seal()
+
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         if target.nbytes == 0:
             return

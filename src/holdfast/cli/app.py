@@ -15,6 +15,7 @@ import click
 
 from .failures import report_failure
 from .session import shared_options
+from .text import columns
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Save and bring back": {
@@ -65,7 +66,7 @@ class Commands(click.Group):
         if cmd_name not in MODULES:
             return None
         command = getattr(import_module(f"holdfast.cli.{MODULES[cmd_name]}"), f"{cmd_name}_command")
-        assert isinstance(command, click.Command)  # nosec B101 - states the convention of these modules
+        assert isinstance(command, click.Command)  # states the convention of these modules  # nosec B101
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -98,6 +99,8 @@ class Commands(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run, report, exit. Exit codes: 0; 2 for wrong usage; those of `holdfast.errors`; 130 for Ctrl-C."""
         arguments = list(sys.argv[1:] if args is None else args)
+        _ready_streams()
+        extra["terminal_width"] = min(columns(), 100) - 2
         if os.environ.get("NO_COLOR"):
             extra["color"] = False
         extra.pop("standalone_mode", None)
@@ -106,6 +109,16 @@ class Commands(click.Group):
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last one to catch anything
             code = report_failure(error, as_json=_wants_json(arguments))
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _ready_streams() -> None:
+    """Closed streams lead nowhere, so that no file of the store gets their descriptors; no character is an error."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
@@ -140,7 +153,7 @@ cli = Commands(
         ),
     ],
     help=_remember.__doc__,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="holdfast COMMAND --help explains a command. Exit codes: 0 done, 2 wrong usage, 3 invalid input, "
     "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 130 interrupted, 1 anything else.",
 )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.errors import Corrupted, NotFound
+
 from .naming import JobName
 from .progress import progress
 from .session import Session, emit, store_command
@@ -14,6 +16,7 @@ from .tables import print_facts
 from .text import count_of, safe, size, style
 
 if TYPE_CHECKING:
+    from holdfast.repair import RepairReport
     from holdfast.verify import VerifyReport
 
 
@@ -24,22 +27,53 @@ if TYPE_CHECKING:
 )
 @click.argument("job", required=False, type=JobName())
 @click.option("--quick", is_flag=True, help="Only that everything named exists; do not read the bytes.")
-@click.option("--repair", is_flag=True, help="Mend what can be mended: rebuild the index from packs and manifests.")
+@click.option("--repair", is_flag=True, help="If the index is damaged, make a new one from what is left and the packs.")
 def check_command(session: Session, job: str | None, quick: bool, repair: bool) -> None:
     """Read everything stored, of JOB or of the whole store, and prove it against its digests.
 
-    Checkpoints that cannot be loaded are marked corrupted, so that restoring passes them over.
+    Checkpoints that cannot be loaded are marked corrupted, so that restoring passes them over. With --repair
+    no other process may have the store open; the old index is kept beside the new one.
     """
+    if repair and job:
+        raise click.UsageError("--repair is for the whole store: leave JOB out")
+    mended = _repair(session) if repair else None
     with session.open() as manager, progress("checking", unit="bytes") as report:
         found = manager.verify(job, deep=not quick, progress=report)
     if session.as_json:
-        emit({"ok": found.is_ok, "deep": not quick, **asdict(found)})
+        repaired = None if mended is None else asdict(mended)
+        emit({"ok": found.is_ok, "deep": not quick, **asdict(found), "repaired": repaired})
     else:
+        if mended is not None:
+            _print_repair(mended)
         _print_check(found, is_deep=not quick)
     if not found.is_ok:
-        from holdfast.errors import Corrupted
-
         click.get_current_context().exit(Corrupted.exit_code)
+
+
+def _repair(session: Session) -> RepairReport | None:
+    """A new index, if the present one cannot be opened or finds something wrong with itself."""
+    try:
+        with session.open() as manager:
+            if all(problem.subject != "index" for problem in manager.verify(deep=False).problems):
+                return None
+            actor = manager.actor
+    except (Corrupted, NotFound):  # NotFound: the marker is gone; repair says if there is no store at all
+        from holdfast.manager import CheckpointManager
+
+        with CheckpointManager("memory:") as manager:
+            actor = manager.actor
+    from holdfast.repair import repair
+
+    return repair(session.directory(), actor=actor)
+
+
+def _print_repair(mended: RepairReport) -> None:
+    packs = f", {mended.from_packs:,} of them known from packs only" if mended.from_packs else ""
+    click.echo(f"{style('✓', 'good')} a new index with {count_of(mended.checkpoints, 'checkpoint')}{packs}")
+    if not mended.is_index_complete:
+        what = "the old index could not be read to its end: small states may be missing"
+        click.echo(f"{style('!', 'warn')} {what}")
+    click.echo(style(f"  the old index is {safe(mended.old_index)}", "dim"))
 
 
 def _print_check(found: VerifyReport, *, is_deep: bool) -> None:
@@ -69,6 +103,9 @@ def gc_command(session: Session) -> None:
     if session.as_json:
         emit(asdict(found))
         return
+    if not (found.chunks_removed or found.packs_removed or found.packs_rewritten):
+        click.echo("nothing to give back")
+        return
     click.echo(
         f"{style(size(found.bytes_freed), 'name')} freed: {count_of(found.chunks_removed, 'chunk')} and "
         f"{count_of(found.packs_removed, 'pack')} removed, {found.packs_rewritten:,} rewritten"
@@ -85,8 +122,8 @@ _LABELS = {
     "size_bytes": "size of all states",
     "stored_bytes": "added to the store",
     "chunks": "chunks",
-    "chunk_bytes": "in chunks",
-    "inline_bytes": "in the index",
+    "chunk_bytes": "stored in chunks",
+    "inline_bytes": "of those, in the index",
     "packs": "packs",
     "pack_bytes": "in packs",
 }
@@ -107,6 +144,6 @@ def stats_command(session: Session, job: str | None) -> None:
         for name, number in numbers.items()
     ]
     stored = numbers.get("stored_bytes", 0)
-    if stored and numbers.get("size_bytes", 0) > stored:
-        facts.append(("saved by sharing and compression", f"{numbers['size_bytes'] / stored:.1f} ×"))
+    if stored and numbers.get("size_bytes", 0) > 1.05 * stored:
+        facts.append(("sharing, compression", f"{numbers['size_bytes'] / stored:.1f} × smaller"))
     print_facts([("job" if job else "store", job or where), *facts])

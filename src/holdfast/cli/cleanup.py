@@ -137,7 +137,7 @@ def _print_plan(plan: Plan) -> None:
         click.echo(style(f"… {count_of(len(rows) - len(shown), 'older checkpoint')} (--json shows all)", "dim"))
     print_table(
         (
-            Column("", look="dim", is_whole=True),
+            Column("PLAN", is_whole=True, looks={"delete": "bad", "keep": "good"}),
             Column("JOB", drop=2),
             Column("#", ">", "dim", is_whole=True),
             Column("ID", look="id", is_whole=True),
@@ -147,13 +147,13 @@ def _print_plan(plan: Plan) -> None:
         ),
         [
             (
-                "✗" if what == "delete" else "·",
+                what,
                 c.job if plan.job is None else "",
                 str(c.seq),
                 c.id,
                 age(c.created_at),
                 size(c.stored_bytes),
-                why or "delete",
+                why,
             )
             for c, what, why in shown
         ],

@@ -23,7 +23,7 @@ def completion_command(shell: str) -> None:
     fish  holdfast completion fish > ~/.config/fish/completions/holdfast.fish
     """
     kind = get_completion_class(shell)
-    assert kind is not None  # nosec B101 - click knows these three
+    assert kind is not None  # click knows these three  # nosec B101
     from .app import cli
 
     template = kind(cli, {}, "holdfast", "_HOLDFAST_COMPLETE")

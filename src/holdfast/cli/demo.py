@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .session import Session, emit, store_command
-from .text import style
+from .text import style, terminal_width
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,10 +38,10 @@ def demo_command(session: Session, keep: str | None, fast: bool) -> None:
 
     The job runs in a process of its own on a store in a temporary directory.
     """
-    from holdfast.demo import perform
+    from holdfast.demo import WIDTH, perform
 
-    is_live = sys.stdout.isatty() and not session.as_json
-    steps, pause_s = (20, 0.0) if fast else (60, 0.12)
+    is_live = not session.as_json and (terminal_width() or 0) > WIDTH + 4
+    steps, pause_s = (20, 0.0) if fast else (60, 0.1)
     with _directory(keep or session.store) as store:
         if session.as_json:
             stage: Silent = Silent()
@@ -83,7 +83,7 @@ def _tour(store: str, account: Account, *, pause_s: float) -> None:
 def _farewell(store: str, account: Account, *, is_kept: bool) -> None:
     where = shlex.quote(store)
     if is_kept:
-        click.echo(f"\nThe store stays in {where}. Try:  holdfast show {account.job} --store {where}")
+        click.echo(f"\nThe store stays. Look around in it:  export HOLDFAST_STORE={where}")
     else:
         click.echo(style("\nThe store was temporary. To keep it and look around:  holdfast demo --keep DIR", "dim"))
 
@@ -124,8 +124,8 @@ class Plain(Silent):
 
     def killed(self, account: Account) -> None:
         kill = account.kills[-1]
-        during = "while it saved" if kill["during"] == "save" else "while it computed the step after"
-        self._line(style("✗", "bad") + f" kill -9 {kill['pid']}  {during} step {kill['step']}")
+        doing = "saved" if kill["during"] == "save" else "computed"
+        self._line(style("✗", "bad") + f" kill -9 {kill['pid']}, while it {doing} step {kill['step']}")
 
     def verdict(self, account: Account) -> None:
         def claim(is_true: bool, text: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +12,7 @@ import click
 from .naming import REF_HELP, Ref, find
 from .session import Session, emit, store_command
 from .tables import Column, print_table
-from .text import age, clip, count_of, safe, size, style, terminal_width, width_of
+from .text import age, clip, count_of, pad, pieces, safe, size, style, terminal_width, width_of
 
 if TYPE_CHECKING:
     from holdfast.diff import Change, Diff
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.model import Checkpoint
 
 _SIGNS = {"added": ("+", "good"), "removed": ("-", "bad"), "changed": ("~", "warn"), "type_changed": ("~", "warn")}
+_SHOWN_FILES = 50
 _LINE_LOOKS = {"+": "good", "-": "bad", "@": "type"}
 
 
@@ -51,10 +55,15 @@ def diff_command(session: Session, old: str, new: str) -> None:
     _print_sides(before, after)
     width = terminal_width()
     names = max((min(width_of(safe(change.path or "state")), 36) for change in found.changes), default=0)
-    for change in found.changes:
-        _print_change(change, names, width)
-        for each in inside[change.path]:
-            _print_file(change.path, each, width)
+    for run in _runs(found.changes):
+        if len(run) > 3:
+            _print_run(run, width)
+            continue
+        for change in run:
+            if files := inside[change.path]:
+                _print_files(change, files, names, width)
+            else:
+                _print_change(change, names, width)
     if found.left_out:
         click.echo(style(f"… {count_of(found.left_out, 'more change')}", "dim"))
     _print_total(found)
@@ -87,15 +96,23 @@ def _file_json(change: TreeChange) -> dict[str, object]:
     }
 
 
-def _print_file(tree: str, change: TreeChange, width: int | None) -> None:
-    sign, look = _SIGNS[change.what]
-    sizes = [size(entry.size_bytes) for entry in (change.old, change.new) if entry is not None]
-    what = f"{', '.join(change.fields)}, " if change.fields else ""
-    line = safe(f"  {sign} {tree}/{change.path}" if tree else f"  {sign} {change.path}")
-    detail = f"  {what}{' → '.join(dict.fromkeys(sizes))}"
-    if width is not None:
-        line = clip(line, max(20, width - len(detail)))
-    click.echo(style(line, look) + style(detail, "dim"))
+def _print_files(change: Change, files: Sequence[TreeChange], names: int, width: int | None) -> None:
+    """A tree of files, and below it what changed in it."""
+    counts = Counter(each.what for each in files)
+    told = ", ".join(f"{counts[what]:,} {what}" for what in ("changed", "added", "removed") if counts[what])
+    sign, look = _SIGNS["changed"]
+    click.echo(style(f"{sign} {pad(safe(change.path or 'state'), names)}", look) + f"  {_value(change.new)}: {told}")
+    for each in files[:_SHOWN_FILES]:
+        sign, look = _SIGNS[each.what]
+        sizes = [size(entry.size_bytes) for entry in (each.old, each.new) if entry is not None]
+        what = f"{', '.join(each.fields)}, " if each.fields else ""
+        detail = f"  {what}{' → '.join(dict.fromkeys(sizes))}"
+        line = safe(f"    {sign} {each.path}")
+        if width is not None:
+            line = clip(line, max(20, width - len(detail)))
+        click.echo(style(line, look) + style(detail, "dim"))
+    if len(files) > _SHOWN_FILES:
+        click.echo(style(f"    … {count_of(len(files) - _SHOWN_FILES, 'more change')} (--json has all)", "dim"))
 
 
 def _print_sides(before: Checkpoint, after: Checkpoint) -> None:
@@ -115,6 +132,38 @@ def _print_sides(before: Checkpoint, after: Checkpoint) -> None:
     click.echo()
 
 
+def _runs(changes: Sequence[Change]) -> Iterator[list[Change]]:
+    """Changes one by one, but items added to or removed from a list one after the other together."""
+    run: list[Change] = []
+    for change in changes:
+        if run and _follows(run[-1], change):
+            run.append(change)
+            continue
+        if run:
+            yield run
+        run = [change]
+    if run:
+        yield run
+
+
+def _follows(last: Change, change: Change) -> bool:
+    (above, _, number), (next_above, _, next_number) = last.path.rpartition("/"), change.path.rpartition("/")
+    is_item = number.isdecimal() and next_number.isdecimal()
+    is_same = last.kind == change.kind and str(change.kind) in ("added", "removed") and above == next_above
+    return is_same and is_item and int(next_number) == int(number) + 1
+
+
+def _print_run(run: Sequence[Change], width: int | None) -> None:
+    sign, look = _SIGNS[str(run[0].kind)]
+    above, _, first = run[0].path.rpartition("/")
+    head = safe(f"{sign} {above}/{first}…{run[-1].path.rpartition('/')[2]}")
+    items = [_value(change.new if change.new is not None else change.old) for change in run[:6]]
+    detail = safe(f"{count_of(len(run), 'item')}: {', '.join(items)}, …")
+    click.echo(
+        style(head, look) + "  " + (detail if width is None else clip(detail, max(20, width - width_of(head) - 2)))
+    )
+
+
 def _print_change(change: Change, names: int, width: int | None) -> None:
     from holdfast.diff import ArrayDelta, TextDelta
 
@@ -128,7 +177,7 @@ def _print_change(change: Change, names: int, width: int | None) -> None:
             click.echo("    " + style(text if width is None else clip(text, width - 4), _LINE_LOOKS.get(line[:1], "")))
         return
     if isinstance(change.detail, ArrayDelta):
-        detail = f"{_value(change.new)} · {change.detail}"
+        detail = f"{_value(change.new)}: {change.detail}"
     elif str(change.kind) == "added":
         detail = _value(change.new)
     elif str(change.kind) == "removed":
@@ -142,7 +191,8 @@ def _print_change(change: Change, names: int, width: int | None) -> None:
         click.echo(f"{style(head, look)}  {detail}")
         return
     click.echo(style(clip(head.rstrip(), width), look))
-    click.echo(f"    {clip(detail, width - 4)}")
+    for line in islice(pieces(detail, width - 4), 4):
+        click.echo(f"    {line}")
 
 
 def _value(value: object) -> str:

@@ -39,7 +39,7 @@ def doctor_command(session: Session) -> None:
 
     Writes and removes a small test file beside the store's files; changes nothing else.
     """
-    where = _location(session)
+    where = session.directory()
     findings = [*_machine(), *_disk(where), *_store(session, where)]
     is_ok = all(finding.status != "bad" for finding in findings)
     if session.as_json:
@@ -65,12 +65,6 @@ def _print(finding: Finding) -> None:
         more += [f"→ {lines[0]}", *(f"  {line}" for line in lines[1:])]
     for line in more:
         click.echo(" " * indent + style(line, "dim"))
-
-
-def _location(session: Session) -> Path:
-    """The directory of the store, whether it exists or not."""
-    url = session.store or os.environ.get("HOLDFAST_STORE") or ".holdfast"
-    return Path(url.removeprefix("file:")).expanduser().absolute()
 
 
 # --- the machine ---

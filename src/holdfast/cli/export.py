@@ -62,7 +62,7 @@ class Sink:
     def add(self, name: str, parts: Parts) -> None:
         raise NotImplementedError
 
-    def add_tree(self, name: str, tree: Tree) -> None:
+    def add_tree(self, name: str, tree: Tree, report: Report | None) -> None:
         raise Validation("this job holds trees of files, which only go into a directory", hint="use --format dir")
 
 
@@ -77,9 +77,9 @@ class DirectorySink(Sink):
                 self.size_bytes += file.write(part)
         self.files += 1
 
-    def add_tree(self, name: str, tree: Tree) -> None:
+    def add_tree(self, name: str, tree: Tree, report: Report | None) -> None:
         (self._root / name).parent.mkdir(exist_ok=True)
-        tree.write_to(self._root / name)
+        tree.write_to(self._root / name, progress=report)
         self.files += sum(entry.kind != "directory" for entry in tree.entries)
         self.size_bytes += tree.size_bytes
 
@@ -158,17 +158,20 @@ def _write_all(manager: CheckpointManager, checkpoints: list[Checkpoint], sink: 
     sink.add("checkpoints.json", [json.dumps(listed, indent=2).encode(), b"\n"])
     total = sum(c.size_bytes for c in checkpoints)
     done = 0
+    inside = None if report is None else lambda part, _: report(done + part, total)  # of a tree under way
     for checkpoint in checkpoints:
         folder = f"{checkpoint.seq:06}"
         state = open_state(manager, checkpoint.id)
-        view = to_view(state.outline, _as_files(state, folder, sink))
+        view = to_view(state.outline, _as_files(state, folder, sink, inside))
         sink.add(f"{folder}/state.json", [json.dumps(view, indent=2).encode(), b"\n"])
         done += checkpoint.size_bytes
         if report:
             report(done, total)
 
 
-def _as_files(state: StoredState, folder: str, sink: Sink) -> Callable[[BufferSummary], Mapping[str, object]]:
+def _as_files(
+    state: StoredState, folder: str, sink: Sink, report: Report | None
+) -> Callable[[BufferSummary], Mapping[str, object]]:
     """Writes each array, byte string, file and tree; nothing a user typed becomes part of its name."""
     count = 0
     paths = {id(summary): path for path, summary in files_in(state.outline)}
@@ -180,7 +183,7 @@ def _as_files(state: StoredState, folder: str, sink: Sink) -> Callable[[BufferSu
         if isinstance(summary, FilesSummary):
             files = state.files_at(paths[id(summary)])
             if isinstance(files, Tree):
-                sink.add_tree(f"{folder}/{name}", files)
+                sink.add_tree(f"{folder}/{name}", files, report)
                 return {"file": name}
             name += ".bin"
             sink.add(f"{folder}/{name}", files.stream())

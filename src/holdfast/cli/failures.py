@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -18,7 +17,11 @@ def report_failure(error: BaseException, *, as_json: bool) -> int:
     code, message, hint, exit_code = describe(error)
     try:
         if as_json:
+            import json
+
             click.echo(json.dumps({"code": code, "message": message, "hint": hint}), err=True)
+        elif isinstance(error, click.exceptions.NoArgsIsHelpError):
+            click.echo(error.format_message(), err=True)
         elif code == "interrupted":
             click.echo("interrupted", err=True)
         else:
@@ -40,6 +43,8 @@ def describe(error: BaseException) -> tuple[str, str, str, int]:
 
     if isinstance(error, CheckpointError):
         return error.code, error.message, error.hint, error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return "usage", "no command given", "see holdfast --help", USAGE
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "holdfast"
         return "usage", error.format_message(), f"see {where} --help", USAGE

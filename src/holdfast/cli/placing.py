@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.blobs.direct import sync_directory
 from holdfast.errors import Conflict, NotFound, storage_error
 
 
@@ -29,7 +30,7 @@ def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool
         except BaseException:
             _forget(Path(draft))
             raise
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     return size_bytes
 
 
@@ -53,7 +54,7 @@ def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        _sync_directory(target.absolute().parent)
+        sync_directory(target.absolute().parent)
 
 
 def read_bytes(path: str) -> bytes:
@@ -91,14 +92,6 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

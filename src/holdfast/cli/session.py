@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
-from .text import UNSAFE
+from .text import replace_unsafe
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.manager import CheckpointManager
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """Where a command works and how it answers."""
 
     store: str | None
@@ -30,6 +31,13 @@ class Session:
         from holdfast.manager import CheckpointManager
 
         return CheckpointManager(self.store, namespace=self.namespace, create=create)
+
+    def directory(self) -> Path:
+        """Where the embedded store is, whether it exists or not."""
+        from pathlib import Path
+
+        url = self.store or os.environ.get("HOLDFAST_STORE") or ".holdfast"
+        return Path(url.removeprefix("file:")).expanduser().absolute()
 
 
 def emit(document: object, *, indent: int | None = 2) -> None:
@@ -47,14 +55,19 @@ def write_all(out: BinaryIO, data: bytes | memoryview) -> None:
 
 
 def to_json(document: object, *, indent: int | None = 2) -> str:
+    import json
+
     is_utf8 = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     text = json.dumps(document, indent=indent, ensure_ascii=not is_utf8, allow_nan=False)
-    return UNSAFE.sub(_json_escape, text) if is_utf8 or "\x7f" in text else text
+    return replace_unsafe(_json_escape, text) if is_utf8 or "\x7f" in text else text
 
 
-def _json_escape(found: Any) -> str:
-    # The line breaks json.dumps itself puts in are the only control characters outside strings.
-    return "\n" if found[0] == "\n" else json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f")
+def _json_escape(found: re.Match[str]) -> str:
+    """A character as JSON writes it; line breaks are those json.dumps itself puts between the values."""
+    if found[0] == "\n":
+        return "\n"
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2))
 
 
 def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Callable[..., None]], click.Command]:

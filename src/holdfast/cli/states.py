@@ -87,7 +87,7 @@ class StoredState:
         """The tree or file at a path, its content still in the store."""
         loaded = self._manager.load(self.checkpoint.id, only=escape(path) if path else None)
         found = inside(loaded, path)
-        assert isinstance(found, Tree | File)  # nosec B101 - the outline said so
+        assert isinstance(found, Tree | File)  # the outline said so  # nosec B101
         return found
 
 

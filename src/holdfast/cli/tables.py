@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import click
 
@@ -14,7 +14,10 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`drop`: the higher, the sooner it goes when room is short; 0 stays. `is_whole`: never cut."""
+    """`drop`: the higher, the sooner it goes when room is short; 0 stays. `is_whole`: never cut.
+
+    `looks` gives cells of that content another look than `look`.
+    """
 
     title: str
     align: str = "<"
@@ -22,6 +25,7 @@ class Column:
     drop: int = 0
     least: int = 6
     is_whole: bool = False
+    looks: Mapping[str, str] = field(default_factory=dict)
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
@@ -74,7 +78,7 @@ def _lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: dic
             text = clip(row[n], w)
             if n != last or columns[n].align == ">":
                 text = pad(text, w, columns[n].align)
-            shown.append(style(text, columns[n].look))
+            shown.append(style(text, columns[n].looks.get(row[n], columns[n].look)))
         yield gap.join(shown).rstrip()
 
 

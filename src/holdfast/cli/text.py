@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from shutil import get_terminal_size
+from functools import cache
 from typing import TypedDict
 
 import click
 
+# This module is part of every start: what is not needed for --help is imported or compiled on first use.
+
 # What a terminal may act on or hide: controls (C0, DEL, C1), formatting and bidi marks, separators, surrogates.
-UNSAFE = re.compile(
+_UNSAFE = (
     "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180e"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\uffff"
     "\U000e0000-\U000e0fff]"
@@ -49,7 +51,16 @@ def safe(text: str) -> str:
 
     Names, metadata and states come from anyone; whatever of them is printed goes through here.
     """
-    return UNSAFE.sub(_escape, text)
+    return replace_unsafe(_escape, text)
+
+
+def replace_unsafe(replacement: Callable[[re.Match[str]], str], text: str) -> str:
+    return _unsafe().sub(replacement, text)
+
+
+@cache
+def _unsafe() -> re.Pattern[str]:
+    return re.compile(_UNSAFE)
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -70,6 +81,8 @@ def width_of(text: str) -> int:
 
 
 def _cell(character: str) -> int:
+    import unicodedata
+
     if unicodedata.category(character) in ("Mn", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
@@ -150,6 +163,18 @@ def exactly(moment: datetime) -> str:
 
 def terminal_width() -> int | None:
     """Columns of the terminal on stdout; None where there is none, and lines may be as long as they are."""
-    if not sys.stdout.isatty():
-        return None
-    return max(40, get_terminal_size((80, 24)).columns)
+    return columns() if sys.stdout.isatty() else None
+
+
+def columns() -> int:
+    """$COLUMNS, else what the terminal says, else 80; shutil's function without shutil's imports."""
+    try:
+        found = int(os.environ.get("COLUMNS", "")) or os.get_terminal_size(1).columns
+    except ValueError:
+        try:
+            found = os.get_terminal_size(1).columns
+        except OSError:
+            found = 80
+    except OSError:
+        found = 80
+    return max(40, found or 80)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from holdfast.codec import BufferSummary, TypeSummary
 
@@ -28,7 +30,8 @@ def draw(value: object, limits: Limits, width: int | None, *, name: str = "state
 
 
 def _below(value: object, limits: Limits, width: int | None, indent: str, depth: int) -> Iterator[str]:
-    inner = [] if is_short(value) else list(children(value))
+    is_listed = depth == 1 or not is_plain(value)  # a list of numbers says enough in its own line
+    inner = list(children(value)) if is_listed and not is_short(value) else []
     if not inner or depth > limits.depth:
         return
     shown = inner if len(inner) <= limits.items + 1 else inner[: limits.items]
@@ -68,7 +71,8 @@ def describe(value: object) -> tuple[str, str]:
         kind = type(value).__name__
         return f"{'' if kind == 'dict' else kind + ' of '}{count_of(len(value), 'key')}", "dim"
     if isinstance(value, SEQUENCES):
-        return f"{type(value).__name__} of {len(value):,}", "dim"
+        first = ", ".join(repr(item) for item in islice(value, 6)) if is_plain(value) else ""
+        return f"{type(value).__name__} of {len(value):,}" + (f" · {first}, …" if first else ""), "dim"
     return repr(value) if isinstance(value, int | float | complex | bool | None) else str(value), "value"
 
 
@@ -79,12 +83,32 @@ def describe_buffer(summary: BufferSummary) -> str:
         return f"{summary.kind} · {size(summary.size_bytes)}"
     values = values_of(summary, 8)
     if summary.kind == "numpy scalar":
-        return f"{values[0] if values else '?'} ({summary.dtype})"
+        return f"{values[0] if values else '?'} ({type_of(summary)})"
     lengths = " × ".join(map(str, summary.shape)) or "one value"
     if "." in summary.kind:  # a table of polars or pyarrow
         return f"{summary.kind} · {lengths} · {size(summary.size_bytes)}"
     shown = "" if values is None else f" · {values}"
-    return f"{summary.kind} {summary.dtype} · {lengths} · {size(summary.size_bytes)}{shown}"
+    return f"{summary.kind} {type_of(summary)} · {lengths} · {size(summary.size_bytes)}{shown}"
+
+
+_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
+_NUMBER = re.compile(r"([<>|])([fiuc])(\d+)")
+
+
+def type_of(summary: BufferSummary) -> str:
+    """The type of an array's elements, as numpy and torch name it."""
+    if (found := _NUMBER.fullmatch(summary.dtype)) is not None:
+        order, kind, size_bytes = found.groups()
+        return f"{_KINDS[kind]}{8 * int(size_bytes)}{' big-endian' if order == '>' else ''}"
+    return {"|b1": "bool"}.get(summary.dtype, summary.dtype)
+
+
+_PLAIN = (str, int, float, type(None))
+
+
+def is_plain(value: object) -> bool:
+    """A list of numbers and texts, nothing nested."""
+    return isinstance(value, SEQUENCES) and all(isinstance(item, _PLAIN) for item in value)
 
 
 def is_short(value: object) -> bool:
@@ -95,8 +119,7 @@ def is_short(value: object) -> bool:
         items = list(value)
     else:
         return False
-    plain = (str, int, float, type(None))
-    if len(items) > 12 or not all(isinstance(item, plain) for item in items):
+    if len(items) > 12 or not all(isinstance(item, _PLAIN) for item in items):
         return False
     return len(short(value)) <= _INLINE
 

@@ -2,7 +2,7 @@
 
 A kind is a Leaf (its encoder writes the payload itself) or a Structure (it only says what its children are;
 the packer and the unpacker walk them, so that paths, depth, `only` and `into` work alike in all of them).
-Kinds of third-party libraries live in modules of their own, brought in the first time one is met.
+Kinds of other libraries live in modules of their own, brought in the first time one is met.
 """
 
 from __future__ import annotations
@@ -249,13 +249,19 @@ structure_outlines: dict[int, Callable[[Sequence[Any], list[Any]], object]] = {}
 
 # Where kinds of other libraries are: top-level package of the class → our module, and tag → (our module, package).
 _HOMES = {
+    **dict.fromkeys(("decimal", "fractions", "zoneinfo"), "rare_types"),
     "numpy": "numpy_types",
     "torch": "torch_types",
     "pandas": "pandas_types",
     "polars": "polars_types",
     "pyarrow": "arrow_types",
 }
-_TAG_HOMES = {
+_TAG_HOMES: dict[int, tuple[str, str]] = {
+    40: (".files", "holdfast"),  # Tree and File, which enter themselves
+    41: (".files", "holdfast"),
+    Tag.DECIMAL: ("rare_types", "decimal"),
+    Tag.FRACTION: ("rare_types", "fractions"),
+    Tag.ZONEINFO: ("rare_types", "zoneinfo"),
     Tag.NDARRAY: ("numpy_types", "numpy"),
     Tag.OBJECT_ARRAY: ("numpy_types", "numpy"),
     Tag.NUMPY_SCALAR: ("numpy_types", "numpy"),
@@ -338,7 +344,7 @@ def kind_for(tag: int) -> Kind:
     kind = by_tag.get(tag)
     if kind is not None:
         return kind
-    home = _TAG_HOMES.get(tag)  # type: ignore[call-overload]
+    home = _TAG_HOMES.get(tag)
     if home is None:
         raise Problem(f"unknown Ext tag {tag}")
     module, package = home

@@ -6,12 +6,9 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any
 from uuid import UUID, SafeUUID
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.errors import UnsupportedType
 
@@ -25,6 +22,7 @@ from .kinds import (
     Structure,
     Tag,
     add,
+    kind_of,
     leaf_outlines,
 )
 
@@ -49,26 +47,6 @@ def _save_complex(value: complex, ctx: EncodeContext) -> bytes:
 
 def _load_complex(payload: bytes, ctx: DecodeContext) -> complex:
     return complex(*struct.unpack(">dd", payload))
-
-
-def _save_decimal(value: Decimal, ctx: EncodeContext) -> bytes:
-    return str(value).encode("ascii")
-
-
-def _load_decimal(payload: bytes, ctx: DecodeContext) -> Decimal:
-    return Decimal(payload.decode("ascii"))
-
-
-def _save_fraction(value: Fraction, ctx: EncodeContext) -> bytes:
-    return ctx.pack([value.numerator, value.denominator])
-
-
-def _load_fraction(payload: bytes, ctx: DecodeContext) -> Fraction:
-    numerator, denominator = _ints(ctx.unpack(payload), 2)
-    value = Fraction(numerator, denominator)
-    if value.denominator != denominator:
-        raise ValueError("not in lowest terms")
-    return value
 
 
 # --- bytes: inline in the tree when short, else a buffer ---
@@ -119,7 +97,7 @@ def _save_timedelta(value: timedelta, ctx: EncodeContext) -> bytes:
 
 
 def _load_timedelta(payload: bytes, ctx: DecodeContext) -> timedelta:
-    days, seconds, microseconds = _ints(ctx.unpack(payload), 3)
+    days, seconds, microseconds = ints(ctx.unpack(payload), 3)
     value = timedelta(days, seconds, microseconds)
     if (value.days, value.seconds, value.microseconds) != (days, seconds, microseconds):
         raise ValueError("not normalised")
@@ -134,27 +112,10 @@ def _load_timezone(payload: bytes, ctx: DecodeContext) -> timezone:
     return timezone(*ctx.unpack(payload))
 
 
-def _save_zone(value: ZoneInfo, ctx: EncodeContext) -> bytes:
-    if value.key is None:
-        raise Problem("{path} is a ZoneInfo without a key", "make it by name: ZoneInfo('Europe/Oslo')", UnsupportedType)
-    return value.key.encode()
-
-
-def _load_zone(payload: bytes, ctx: DecodeContext) -> ZoneInfo:
-    key = payload.decode()
-    try:
-        return ZoneInfo(key)
-    except ZoneInfoNotFoundError as error:
-        raise Problem(
-            f"{{path}} needs the time zone {key!r}, which this machine does not know",
-            "pip install tzdata",
-            UnsupportedType,
-        ) from error
-
-
 def _check_zone(value: datetime | time) -> tzinfo | None:
     zone = value.tzinfo
-    if zone is None or type(zone) in (timezone, ZoneInfo):
+    kind = kind_of(zone)
+    if zone is None or (kind is not None and kind.tag in (Tag.TIMEZONE, Tag.ZONEINFO)):
         return zone
     raise Problem(
         f"{{path}} has a time zone of class {type(zone).__module__}.{type(zone).__qualname__}",
@@ -170,7 +131,7 @@ def _save_datetime(value: datetime, ctx: EncodeContext) -> bytes:
 
 def _load_datetime(payload: bytes, ctx: DecodeContext) -> datetime:
     *fields, fold, zone = ctx.unpack(payload)
-    return datetime(*_ints(fields, 7), fold=fold, tzinfo=zone)  # type: ignore[misc,arg-type]
+    return datetime(*ints(fields, 7), fold=fold, tzinfo=zone)  # type: ignore[misc,arg-type]
 
 
 def _save_time(value: time, ctx: EncodeContext) -> bytes:
@@ -179,7 +140,7 @@ def _save_time(value: time, ctx: EncodeContext) -> bytes:
 
 def _load_time(payload: bytes, ctx: DecodeContext) -> time:
     *fields, fold, zone = ctx.unpack(payload)
-    return time(*_ints(fields, 4), fold=fold, tzinfo=zone)  # type: ignore[misc,arg-type]
+    return time(*ints(fields, 4), fold=fold, tzinfo=zone)  # type: ignore[misc,arg-type]
 
 
 def _save_date(value: date, ctx: EncodeContext) -> bytes:
@@ -325,7 +286,7 @@ def _take_range(value: range | slice) -> tuple[Sequence[object], Sequence[Any]]:
 
 
 def _build_range(head: Sequence[Any], items: list[Any]) -> range:
-    return range(*_ints(items, 3))
+    return range(*ints(items, 3))
 
 
 def _build_slice(head: Sequence[Any], items: list[Any]) -> slice:
@@ -333,7 +294,7 @@ def _build_slice(head: Sequence[Any], items: list[Any]) -> slice:
     return slice(start, stop, step)
 
 
-def _ints(values: Any, count: int) -> list[int]:
+def ints(values: Any, count: int) -> list[int]:
     if type(values) is not list or len(values) != count or any(type(value) is not int for value in values):
         raise ValueError(f"not {count} integers")
     return values
@@ -350,14 +311,11 @@ add(Leaf(Tag.STR, "str", _unused, _load_str))
 add(Leaf(Tag.COMPLEX, "complex", _save_complex, _load_complex), complex)
 add(Leaf(Tag.BYTES, "bytes", _save_bytes, _load_bytes), bytes)
 add(Leaf(Tag.BYTEARRAY, "bytearray", _save_bytes, _load_bytearray), bytearray)
-add(Leaf(Tag.DECIMAL, "Decimal", _save_decimal, _load_decimal), Decimal)
-add(Leaf(Tag.FRACTION, "Fraction", _save_fraction, _load_fraction), Fraction)
 add(Leaf(Tag.DATETIME, "datetime", _save_datetime, _load_datetime), datetime)
 add(Leaf(Tag.DATE, "date", _save_date, _load_date), date)
 add(Leaf(Tag.TIME, "time", _save_time, _load_time), time)
 add(Leaf(Tag.TIMEDELTA, "timedelta", _save_timedelta, _load_timedelta), timedelta)
 add(Leaf(Tag.TIMEZONE, "timezone", _save_timezone, _load_timezone), timezone)
-add(Leaf(Tag.ZONEINFO, "ZoneInfo", _save_zone, _load_zone), ZoneInfo)
 add(Leaf(Tag.UUID, "UUID", _save_uuid, _load_uuid), UUID)
 add(Leaf(Tag.PATH, "path", _save_path, _load_path), *_PATHS.values())
 leaf_outlines[Tag.BYTES] = _outline_bytes

@@ -17,6 +17,7 @@ from holdfast.errors import CheckpointError, Corrupted, Validation
 from holdfast.ports import Buffer
 
 from .kinds import (
+    FIRST_FREE_TAG,
     LEAF_DEPTH,
     MAX_DEPTH,
     Fetch,
@@ -215,6 +216,8 @@ class Unpacker:
 
     def _lift_leaf(self, raw: tuple[int, bytes], depth: int) -> Any:
         tag, payload = raw
+        if tag >= FIRST_FREE_TAG:
+            kind_for(tag)  # Holdfast's own kinds bring their outline with them
         decode = leaf_outlines.get(tag) if self._fetch is None else None
         if decode is None:
             kind = by_tag.get(tag) or kind_for(tag)

@@ -22,11 +22,13 @@ from .directories import Directories
 from .scan import BUNDLE_BYTES, READ_FILE, Scan
 from .stored import StoredFiles
 from .table import APART, Table
-from .windows import WINDOW_BYTES, Windows
+from .windows import Windows
 
 PIECE_BYTES = 1 << 20  # average of large files
 _LEAST_PIECE_BYTES = PIECE_BYTES // 4
 _MOST_PIECE_BYTES = PIECE_BYTES * 2
+_WINDOW_BYTES = 4 << 20  # of a large file, looked at once
+_WINDOWS = 3  # as many as keep the workers busy
 _LEAST_BUNDLE_BYTES = BUNDLE_BYTES // 4
 _HASHES_PER_BYTE = (1 << 32) // (BUNDLE_BYTES // 2)  # a bundle ends after this many bytes, on average
 
@@ -62,12 +64,13 @@ class Content:
                 return
 
     def pieces(self) -> Iterator[Buffer | Deferred]:
+        windows = Windows(BUNDLE_BYTES)
         for first, last in _bundles(self._table, self._rows[: self._apart]):
             rows, starts = self._rows[first:last], self._starts[first : last + 1]
             known = self._known.chunks_of(rows, starts) if self._known else []
             size = starts[-1] - starts[0]
-            yield Deferred(size, partial(self._read_bundle, rows), known[0] if len(known) == 1 else None)
-        windows = Windows()
+            yield Deferred(size, partial(self._read_bundle, rows, windows), known[0] if len(known) == 1 else None)
+        windows = Windows(_WINDOW_BYTES, _WINDOWS)
         for number in range(self._apart, len(self._rows)):
             row = self._rows[number]
             known = self._known.chunks_of([row], self._starts[number : number + 2]) if self._known else []
@@ -77,39 +80,32 @@ class Content:
             for entry, start in zip(known, begins, strict=False):
                 yield Deferred(entry.size_bytes, partial(self._read_part, row, start, entry.size_bytes), entry)
 
-    def _read_bundle(self, rows: list[int]) -> bytes:
+    def _read_bundle(self, rows: list[int], windows: Windows) -> memoryview:
+        bundle = windows.take()
+        end = 0
         with Directories(self._table, self._open_root()) as directories:
-            return b"".join([self._read_small(row, directories) for row in rows])
-
-    def _read_small(self, row: int, directories: Directories) -> bytes:
-        size = self._table.size[row]
-        try:
-            fd = self._open(row, directories)
-            try:
-                data = os.read(fd, size)
-                while len(data) < size and (more := os.read(fd, size - len(data))):
-                    data += more
-                self._check(row, fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._scan.unreadable(row, error) from error
-        return data if len(data) == size else data.ljust(size, b"\0")  # shorter only where changes are allowed
+            for row in rows:
+                start, end = end, end + self._table.size[row]
+                self._read(row, directories, 0, bundle[start:end])
+        return bundle[:end]
 
     def _read_part(self, row: int, start: int, size: int) -> memoryview:
         """Some of a large file's content, for a chunk that was known and is gone."""
         part = memoryview(bytearray(size))
         with Directories(self._table, self._open_root()) as directories:
-            try:
-                fd = self._open(row, directories)
-                try:
-                    self._fill(row, fd, start, part)
-                    self._check(row, fd)
-                finally:
-                    os.close(fd)
-            except OSError as error:
-                raise self._scan.unreadable(row, error) from error
+            self._read(row, directories, start, part)
         return part
+
+    def _read(self, row: int, directories: Directories, start: int, target: memoryview) -> None:
+        try:
+            fd = self._open(row, directories)
+            try:
+                self._fill(row, fd, start, target)
+                self._check(row, fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._scan.unreadable(row, error) from error
 
     def _cut(self, row: int, windows: Windows) -> Iterator[memoryview]:
         """A large file, cut by content. Reads a window, gives away the pieces in it, and takes the rest along."""
@@ -125,7 +121,7 @@ class Content:
             while left or rest:
                 window = windows.take()
                 window[: len(rest)] = rest
-                new = min(left, WINDOW_BYTES - len(rest))
+                new = min(left, len(window) - len(rest))
                 self._fill(row, fd, self._table.data_bytes(row) - left, window[len(rest) : len(rest) + new])
                 left -= new
                 window = window[: len(rest) + new]

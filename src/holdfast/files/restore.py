@@ -2,7 +2,7 @@
 
     stage    a new directory beside or in the destination, ours alone; everything is written there, through
              descriptors that never follow a link; links come last
-    sync     one sync of the file system: the bytes are durable before any of them has its final name
+    sync     of each file, or of the file system if there are many: the bytes are durable before they have a name
     move     a new destination appears by one rename; into an existing one each file or new directory moves by one
 
 So a file under its final name is whole at any moment, also after a kill or a power cut, and when it returns all of it
@@ -26,6 +26,7 @@ from .filling import Filling, Wishes
 from .table import DIRECTORY, Table, shown
 
 STAGE_PREFIX = b".holdfast-restore-"
+_SYNC_EACH_UP_TO = 100
 
 
 def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wishes: Wishes) -> None:
@@ -40,21 +41,21 @@ def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wi
             if not is_new:
                 _refuse_conflicts(table, home, destination, wishes)
             with _stage(home) as (name, stage):
-                Filling(table, stream, stage, wishes).run()
+                Filling(table, stream, stage, wishes, sync_each=_has_few(table)).run()
                 if is_new:
                     _dress_directories(table, stage, wishes)
-                    _sync_file_system(stage)
+                    _sync(table, stage)
                     _rename_to(home, name, destination)
                     wishes.dress(stage, table, 0)  # last: a directory without write permission could not be moved
                     os.fsync(stage)
                     os.fsync(home)
                 else:
-                    _sync_file_system(stage)
+                    _sync(table, stage)
                     _move_into(table, stage, home)
                     _dress_directories(table, home, wishes)
-                    wishes.dress(home, table, 0)
             if not is_new:
-                _sync_file_system(home)
+                wishes.dress(home, table, 0)
+                _sync(table, home)
         finally:
             os.close(home)
 
@@ -243,8 +244,25 @@ def _dress_directories(table: Table, root: int, wishes: Wishes) -> None:
                 wishes.dress(directories.fd(row), table, row)
 
 
+def _has_few(table: Table) -> bool:
+    return len(table) <= _SYNC_EACH_UP_TO
+
+
+def _sync(table: Table, root: int) -> None:
+    """Make all entries below `root` durable; where there are few, their files are already."""
+    if not _has_few(table):
+        _sync_file_system(root)
+        return
+    with Directories(table, os.dup(root)) as directories:
+        for row in reversed(table.rows(DIRECTORY)):
+            os.fsync(directories.fd(row))
+
+
 def _sync_file_system(fd: int) -> None:
-    """Make everything written to the file system of `fd` durable: one wait instead of one per file."""
+    """Make everything written to the file system of `fd` durable: one wait instead of one per file.
+
+    It waits for what others write, too; therefore only for many files.
+    """
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)

@@ -98,6 +98,8 @@ def typed(error: BaseException, path: str) -> BaseException:
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     text = f"{path}: {error}"
+    if code == sqlite3.SQLITE_CANTOPEN:
+        code = _why_not_opened(path)
     if str(error).startswith("Could not decode to UTF-8"):  # by the driver, without a code: nobody wrote that
         code = sqlite3.SQLITE_CORRUPT
     if code == sqlite3.SQLITE_FULL:
@@ -109,3 +111,15 @@ def typed(error: BaseException, path: str) -> BaseException:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Corrupted(text, hint="run holdfast check --repair")
     return StorageError(text, hint="see the system log for the device; run holdfast check before relying on this store")
+
+
+def _why_not_opened(path: str) -> int:
+    """SQLite's code for what keeps it from making its files beside `path`, which it does not tell by itself."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return sqlite3.SQLITE_CANTOPEN
+    if disk.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK):
+        return sqlite3.SQLITE_READONLY
+    return sqlite3.SQLITE_CANTOPEN if disk.f_favail or not disk.f_files else sqlite3.SQLITE_FULL

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +30,7 @@ from holdfast.ports import (
     Problems,
 )
 
+from .connections import FORK_WAIT_S, Pool, survive_forks
 from .database import connect, migrate, translated, typed
 from .groupcommit import GroupCommit, Waiting
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
@@ -59,13 +59,14 @@ class SqliteIndex:
         self._name = path or "the index in memory"
         self._busy_timeout_s = busy_timeout_s
         self._is_closed = False
+        self._is_connected = True  # until a fork
         with translated(self._name):
             self._open(store_id)
-        _open_indexes.add(self)
+        survive_forks(self)
 
     def _open(self, store_id: str | None = None) -> None:
-        self._idle: list[sqlite3.Connection] = []
-        self._memory_lock = threading.RLock()
+        self._make_locks()
+        _refuse_after_fork(self._path)
         self._connection = connect(self._path, self._busy_timeout_s)
         migrate(self._connection, self._name, store_id)
         if self._path is not None:
@@ -81,23 +82,44 @@ class SqliteIndex:
         db.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
         self._ns: int = db.execute("SELECT no FROM namespace WHERE name = ?", (self.namespace,)).fetchone()[0]
         self._writes = Writes(db, self._ns)
+
+    def _make_locks(self) -> None:
+        self._memory_lock = threading.RLock()
+        self._writing = threading.Lock()  # held while a transaction of ours is open
+        self._pool = Pool(self._connect_again)
         self._group = GroupCommit(self._run_batch)
 
-    def after_fork(self) -> None:
-        """In a forked child: the parent's connections are its own. They are left open here, never closed (SQLite)."""
-        if self._path is not None and not self._is_closed:
-            _inherited.append((self._connection, self._idle))
-            with translated(self._name):
-                self._open()
+    def before_fork(self) -> None:
+        """Finish what is under way and close all connections (see `connections`)."""
+        if self._path is None:
+            self._memory_lock.acquire()  # the child gets a copy of its own
+            return
+        self._is_writing_stopped = self._writing.acquire(timeout=FORK_WAIT_S)
+        self._is_stopped = self._pool.pause(FORK_WAIT_S) and self._is_writing_stopped
+        if self._is_stopped:
+            self._connection.close()
+            self._is_connected = False
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child:
+            if self._path is not None and not self._is_stopped:
+                _forked_while_open.add(self._identity)
+            self._make_locks()  # those of the parent may be held by threads that do not exist here
+        elif self._path is None:
+            self._memory_lock.release()
+        else:
+            self._pool.resume()
+            if self._is_writing_stopped:
+                self._writing.release()
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         with translated(self._name):
-            while self._idle:
-                self._idle.pop().close()
-            self._connection.close()
+            self._pool.close()
+            with self._writing:
+                self._connection.close()
 
     # Transactions
 
@@ -110,7 +132,16 @@ class SqliteIndex:
 
     def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
         """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
+        with self._writing:
+            self._run_transaction(batch)
+
+    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
         try:
+            self._check_open()
+            if not self._is_connected:
+                self._connection = self._connect_again()
+                self._is_connected = True
+                self._writes.use(self._connection)
             if not self._run_together(batch):
                 self._run_apart(batch)
             self._connection.execute("COMMIT")
@@ -154,6 +185,7 @@ class SqliteIndex:
             self._connection.execute("RELEASE one")
 
     def _roll_back(self) -> None:
+        self._writes.forget()  # also when SQLite has rolled back by itself, as it does on a full disk
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -179,19 +211,16 @@ class SqliteIndex:
                 with self._memory_lock:
                     yield self._connection
                 return
-            idle = self._idle
-            try:
-                connection = idle.pop()
-            except IndexError:
-                connection = self._connect_again()
+            connection = self._pool.take()
             try:
                 yield connection
             finally:
-                idle.append(connection)
+                self._pool.give(connection)
 
     def _connect_again(self) -> sqlite3.Connection:
         """Another connection to the file that was opened, which must still be the one at its path."""
         assert self._path is not None
+        _refuse_after_fork(self._path)
         self._check_identity()
         return connect(self._path, self._busy_timeout_s, create=False)
 
@@ -350,9 +379,14 @@ class SqliteIndex:
             return {chunk.digest: chunk for chunk in chunks}
 
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
+        return self._walk(self._all, after, with_chunks)
+
+    def _walk(
+        self, fetch: Callable[..., Sequence[Any]], after: int = 0, with_chunks: bool = True
+    ) -> Iterator[tuple[int, Checkpoint, bytes]]:
         condition = "AND has_chunks " if with_chunks else ""
         while True:
-            rows = self._all(
+            rows = fetch(
                 f"SELECT {CHECKPOINT}, manifest, (SELECT name FROM job WHERE no = row >> 32 AND ns_no = ?) "
                 f"FROM checkpoint WHERE row > ? {condition}ORDER BY row LIMIT {PAGE}",
                 self._ns, after,
@@ -369,12 +403,17 @@ class SqliteIndex:
         with translated(self._name):
             if self._path is None:
                 with self._memory_lock:
-                    return sweep(self._connection, self._ns, self.manifests, references)
-            connection = self._connect_again()
-            try:
-                return sweep(connection, self._ns, self.manifests, references)
-            finally:
-                connection.close()
+                    swept = sweep(self._connection, self._ns, self.manifests, references, lambda: False)
+                    assert swept is not None
+                    return swept
+            for is_last in (False, False, True):
+                with self._reading() as connection:
+                    # On its own connection: a fork waits for it to come back, and would keep others from being lent.
+                    manifests = partial(self._walk, partial(_fetch, connection))
+                    stop = (lambda: False) if is_last else (lambda: self._pool.is_paused)
+                    if (swept := sweep(connection, self._ns, manifests, references, stop)) is not None:
+                        return swept
+        raise AssertionError("the last sweep never stops")
 
     def packs(self) -> Sequence[PackUse]:
         rows = self._all(
@@ -413,6 +452,10 @@ class SqliteIndex:
             return integrity_problems(db)
 
 
+def _fetch(connection: sqlite3.Connection, sql: str, *parameters: object) -> Sequence[Any]:
+    return connection.execute(sql, parameters).fetchall()
+
+
 def _identity(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
@@ -421,13 +464,12 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-_open_indexes: weakref.WeakSet[SqliteIndex] = weakref.WeakSet()
-_inherited: list[object] = []  # what a forked child must neither use nor close
+_forked_while_open: set[tuple[int, int] | None] = set()  # files this process, a child, can lock no more
 
 
-def _after_fork() -> None:
-    for index in list(_open_indexes):
-        index.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+def _refuse_after_fork(path: str | None) -> None:
+    if path is not None and _forked_while_open and _identity(path) in _forked_while_open:
+        raise StorageError(
+            f"{path} was in use when this process was forked, and cannot be used in it",
+            hint="fork before long work on the store begins, or start processes with spawn",
+        )

@@ -14,9 +14,13 @@ Manifests = Callable[[], Iterator[tuple[int, Checkpoint, bytes]]]
 
 
 def sweep(
-    db: sqlite3.Connection, ns_no: int, manifests: Manifests, references: Callable[[bytes], Iterable[bytes]]
-) -> tuple[int, int]:
-    """Delete the chunk rows that no manifest names (I3).
+    db: sqlite3.Connection,
+    ns_no: int,
+    manifests: Manifests,
+    references: Callable[[bytes], Iterable[bytes]],
+    should_stop: Callable[[], bool],
+) -> tuple[int, int] | None:
+    """Delete the chunk rows that no manifest names (I3); None if it was told to stop before.
 
     Marks go to a temporary table, in a file of SQLite's own, so that memory stays bounded. Writers go on meanwhile;
     what they commit is found through their events, inside the transaction that deletes.
@@ -25,6 +29,8 @@ def sweep(
     try:
         seen = db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
         for _, _, manifest in manifests():
+            if should_stop():
+                return None
             _mark(db, references(manifest))
         db.execute("BEGIN IMMEDIATE")
         try:

@@ -21,6 +21,7 @@ from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
 from .rows import CHECKPOINT, SEQ_BITS, Row, checkpoint_of
 
 BATCH = 500  # parameters in one statement
+MAX_JOBS = 1000  # remembered between transactions
 
 
 def now_us() -> int:
@@ -43,15 +44,29 @@ class Writes:
     def __init__(self, connection: sqlite3.Connection, ns_no: int) -> None:
         self._db = connection
         self._ns = ns_no
-        self._head: tuple[int, bytes] | None = None  # newest event, read once per transaction
+        self.forget()
+
+    def forget(self) -> None:
+        """What is remembered between transactions holds while nobody else commits, and none of ours is undone."""
+        self._data_version: int | None = None
+        self._head: tuple[int, bytes] | None = None  # number and chain of the newest event
+        self._jobs: dict[str, Row] = {}  # number, last_seq, and the columns of the lease
+
+    def use(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+        self.forget()
 
     def begin(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._head = None
+        # Changes when another connection, of whatever process, has committed; exact, because we hold the write lock.
+        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._data_version or len(self._jobs) > MAX_JOBS:
+            self.forget()
+            self._data_version = version
 
     def undo(self, savepoint: str) -> None:
+        self.forget()
         self._db.execute(f"ROLLBACK TO {savepoint}")
-        self._head = None
 
     # Events
 
@@ -89,28 +104,51 @@ class Writes:
 
     def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
         db = self._db
-        job = db.execute(
-            "SELECT no, last_seq, token, holder, boot_id, until_s, is_live FROM job LEFT JOIN lease ON job_no = no "
-            "WHERE ns_no = ? AND name = ?",
-            (self._ns, new.job),
-        ).fetchone()
+        job = (
+            self._jobs.get(new.job)
+            or db.execute(
+                "SELECT no, last_seq, token, holder, boot_id, until_s, is_live FROM job LEFT JOIN lease ON job_no = no "
+                "WHERE ns_no = ? AND name = ?",
+                (self._ns, new.job),
+            ).fetchone()
+        )
         ends_lease = self._check_lease(new, job[2:] if job else None)
         if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
             return first
         self._check_references(new)
         created_us = new.created_us
         if job is None:
+            if db.execute("SELECT 1 FROM checkpoint WHERE id = ?", (new.id,)).fetchone():
+                raise IdTaken
             seq = new.seq or 1
             job_no = db.execute(
                 "INSERT INTO job VALUES (NULL, ?, ?, ?, 1, ?, ?, ?, ?, NULL)",
                 (self._ns, new.job, seq, new.size_bytes, new.stored_bytes, created_us, created_us),
             ).lastrowid
             assert job_no is not None
+            job = (job_no, 0, None, None, None, None, 0)
+            is_new_job = True
         else:
             job_no, last_seq = job[:2]
             seq = new.seq or last_seq + 1
             if new.seq and db.execute("SELECT 1 FROM checkpoint WHERE row = ?", (job_no << SEQ_BITS | seq,)).fetchone():
                 raise Conflict(f"job {new.job} has a checkpoint number {seq}", hint="give another number, or none")
+            is_new_job = False
+        row = job_no << SEQ_BITS | seq
+        tags = json.dumps(dict(new.tags)) if new.tags else None
+        metadata = None if new.metadata_json == "{}" else new.metadata_json
+        fields = (
+            row, new.id, new.step, str(new.level), new.parent, created_us, str(new.status), new.size_bytes,
+            new.stored_bytes, new.digest, new.codec, new.schema_version, tags, int(new.is_pinned), metadata,
+        )  # fmt: skip
+        try:  # before anything else of a known job is changed: an ID that is taken is a refusal
+            db.execute(
+                "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*fields, int(new.has_chunks), new.manifest),
+            )
+        except sqlite3.IntegrityError:
+            raise IdTaken from None
+        if not is_new_job:
             db.execute(
                 "UPDATE job SET last_seq = max(last_seq, ?), checkpoints = checkpoints + 1, "
                 "size_bytes = size_bytes + ?, stored_bytes = stored_bytes + ?, updated_us = ? WHERE no = ?",
@@ -118,19 +156,10 @@ class Writes:
             )
             if ends_lease:
                 db.execute("UPDATE lease SET is_live = 0 WHERE job_no = ?", (job_no,))
-        row = job_no << SEQ_BITS | seq
+        lease = (*job[2:6], 0) if ends_lease else job[2:]
+        self._jobs[new.job] = (job_no, max(job[1], seq), *lease)
         if new.new_chunks:
             self._insert_chunks(new.new_chunks)
-        tags = json.dumps(dict(new.tags)) if new.tags else None
-        metadata = None if new.metadata_json == "{}" else new.metadata_json
-        fields = (
-            row, new.id, new.step, str(new.level), new.parent, created_us, str(new.status), new.size_bytes,
-            new.stored_bytes, new.digest, new.codec, new.schema_version, tags, int(new.is_pinned), metadata,
-        )  # fmt: skip
-        db.execute(
-            "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*fields, int(new.has_chunks), new.manifest),
-        )
         if new.tags:
             self._insert_tags(job_no, row, new.tags)
         if new.idempotency_key is not None:
@@ -174,8 +203,6 @@ class Writes:
 
     def _check_references(self, new: NewCheckpoint) -> None:
         db = self._db
-        if db.execute("SELECT 1 FROM checkpoint WHERE id = ?", (new.id,)).fetchone():
-            raise IdTaken
         if new.parent is not None:
             parent = db.execute(
                 "SELECT 1 FROM checkpoint JOIN job ON no = row >> 32 WHERE id = ? AND ns_no = ?", (new.parent, self._ns)
@@ -292,6 +319,7 @@ class Writes:
     # Leases
 
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        self._jobs.pop(job, None)
         found = self._lease(job)
         if found and found[4] and (left_s := _left(found[2], found[3])):
             raise held(job, found[1], left_s)
@@ -305,6 +333,7 @@ class Writes:
         return Lease(job, token, holder, ttl_s)
 
     def renew_lease(self, lease: Lease) -> None:
+        self._jobs.pop(lease.job, None)
         found = self._lease(lease.job)
         if not found or found[0] != lease.token or not found[4]:
             raise lost(lease.job)
@@ -315,6 +344,7 @@ class Writes:
         )
 
     def release_lease(self, lease: Lease) -> None:
+        self._jobs.pop(lease.job, None)
         found = self._lease(lease.job)
         if found and found[0] == lease.token and found[4]:
             self._db.execute("UPDATE lease SET is_live = 0 WHERE job_no = ?", (self.job_no(lease.job),))

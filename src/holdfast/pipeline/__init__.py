@@ -10,6 +10,12 @@ stage   a part of a run: its name is in the paths of its steps
 step    a call whose result is kept: it runs once, ever; inside another step, a substep
 """
 
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
 from .decorated import Pipeline, current_run, pipeline
 from .retry import Retry
 from .run import Run
@@ -19,3 +25,13 @@ from .step import step
 run = Run
 
 __all__ = ["Paused", "Pipeline", "Retry", "Run", "current_run", "pipeline", "run", "step"]
+
+
+class _Decorator(ModuleType):
+    """`holdfast.pipeline` is this package as soon as any part of it is imported, and the decorator all the same."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return pipeline(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Decorator

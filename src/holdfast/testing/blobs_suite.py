@@ -129,6 +129,14 @@ class BlobsSuite:
         places = put(blobs, *datas, hint=hint)
         assert [read(blobs, place, 300_000) for place in places] == datas
 
+    def test_nothing_is_added_to_a_sealed_pack(self, blobs: Blobs) -> None:
+        (before,) = put(blobs, pattern(5000))
+        blobs.seal()
+        (after,) = put(blobs, pattern(5000, seed=2))
+        assert before[0] != after[0]
+        assert read(blobs, before, 5000) == pattern(5000)
+        assert read(blobs, after, 5000) == pattern(5000, seed=2)
+
     def test_a_writer_is_used_by_several_threads(self, blobs: Blobs, other: Blobs) -> None:
         writer = blobs.writer(0)
         datas = [pattern(1 + seed * 9_973 % 300_000, seed) for seed in range(60)]

@@ -357,6 +357,7 @@ class IndexSuite:
             with pytest.raises(CheckpointError):
                 save(index, wrong)
         assert (index.job("job"), index.events()) == (job, events)
+        assert save(index)[0].seq == 2
 
     # jobs
 
@@ -470,6 +471,18 @@ class IndexSuite:
             save(index, record(lease_token=old.token))
         with pytest.raises(LeaseHeld, match="heir"):
             save(index)
+
+    def test_what_another_object_did_counts_at_once(self, index: Index, other: Index) -> None:
+        save(index)
+        lease = other.acquire_lease("job", "elsewhere", 0.1)
+        with pytest.raises(LeaseHeld, match="elsewhere"):
+            save(index)
+        save(other, record(lease_token=lease.token))
+        other.release_lease(lease)
+        assert save(index)[0].seq == 3
+        other.delete([c.id for c in other.list("job")], actor="t")
+        assert save(index)[0].seq == 4
+        assert save(other)[0].seq == 5
 
     def test_renewing_keeps_others_out(self, index: Index) -> None:
         lease = index.acquire_lease("job", "busy", 0.4)

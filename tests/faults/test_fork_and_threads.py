@@ -1,0 +1,233 @@
+"""Fork while saving, and asyncio: both go on, neither waits for the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+from tests.torture.states import make, same
+
+pytestmark = pytest.mark.faults
+
+ROOT = Path(__file__).parents[2]
+
+# Forks happen in a program of their own: pytest's threads are none of a user's.
+FORKING = """
+import os, random, sys, threading, traceback
+import holdfast
+from tests.torture.ledger import about
+from tests.torture.states import make, same
+
+place, rounds = sys.argv[1], int(sys.argv[2])
+store = holdfast.open(place)
+stop = threading.Event()
+lock = threading.Lock()
+saved = []
+
+def save(job, number, kind):
+    checkpoint = store.save(job, "step", make(kind, number), metadata=about(kind, number))
+    line = f"{checkpoint} {job} {kind} {number}\\n"
+    os.write(1, line.encode())
+    return checkpoint
+
+def keep_saving(thread):
+    draw = random.Random(thread)
+    while not stop.is_set():
+        save(f"parent-{thread}", draw.randrange(10**9), draw.choice(["small", "inline", "packed", "arrays"]))
+
+threads = [threading.Thread(target=keep_saving, args=(n,)) for n in range(4)]
+for thread in threads:
+    thread.start()
+pids = []
+for n in range(rounds):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number, kind in enumerate(["small", "arrays", "packed"]):
+                checkpoint = save(f"child-{n}", number, kind)
+                assert same(store.load(checkpoint), make(kind, number))
+            later = store.save_async(f"child-{n}", "later", make("packed", 9), metadata=about("packed", 9))
+            os.write(1, f"{later.result()} child-{n} packed 9\\n".encode())
+            store.gc()
+            if n % 2:
+                grandchild = os.fork()
+                if grandchild == 0:
+                    save(f"grandchild-{n}", 1, "packed")
+                    os._exit(0)
+                assert os.waitpid(grandchild, 0)[1] == 0
+                store.close()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    pids.append(pid)
+    save("parent-main", n, "arrays")
+codes = [os.waitpid(pid, 0)[1] for pid in pids]
+stop.set()
+for thread in threads:
+    thread.join()
+store.close()
+sys.exit(any(codes))
+"""
+
+
+@pytest.mark.slow
+def test_fork_while_saving(tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, place, "8"], capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    with holdfast.open(place) as store:
+        acknowledged = [line.split() for line in done.stdout.splitlines()]
+        assert len({words[1] for words in acknowledged if words[1].startswith("child")}) == 8
+        for checkpoint, job, kind, number in acknowledged:
+            assert store.get(checkpoint).job == job
+            assert same(store.load(checkpoint), make(kind, int(number)))
+        assert store.verify(deep=True).problems == ()
+        store.gc()
+        assert store.verify(deep=True).problems == ()
+
+
+def test_a_child_that_ends_does_not_end_the_parents_leases_or_saves(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        import holdfast
+        store = holdfast.open(sys.argv[1])
+        with store.lease("job", ttl_s=30) as lease:
+            store.save("job", "before", 1, lease=lease)
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if store.restore("job") == 1 else 1)
+            assert os.waitpid(pid, 0)[1] == 0
+            store.save("job", "after", 2, lease=lease)
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(0)  # an ordinary end, with everything that Python cleans up
+        assert os.waitpid(pid, 0)[1] == 0
+        store.save("job", "last", bytes(300_000))
+        store.close()
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    with holdfast.open(tmp_path / "store") as store:
+        assert [c.step for c in store.list("job")] == ["before", "after", "last"]
+        assert store.verify().is_ok
+
+
+def test_a_save_async_in_flight_belongs_to_the_parent(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        import holdfast
+        store = holdfast.open(sys.argv[1])
+        pending = [store.save_async("job", str(n), bytes([n]) * 3_000_000) for n in range(2)]
+        pid = os.fork()
+        if pid == 0:
+            store.save("child", "own", 1)
+            store.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        for save in pending:
+            save.result()
+        store.close()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    with holdfast.open(tmp_path / "store") as store:
+        assert [store.load(c.id) for c in store.list("job")] == [bytes([n]) * 3_000_000 for n in range(2)]
+        assert store.restore("child") == 1
+        assert store.verify().is_ok
+
+
+async def _longest_gap(work: asyncio.Future[object]) -> float:
+    """The longest time in which the event loop did not come round while `work` ran."""
+    longest, last = 0.0, time.perf_counter()
+    while not work.done():
+        await asyncio.sleep(0.002)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+@pytest.mark.slow
+def test_a_large_save_does_not_block_the_event_loop(tmp_path: Path) -> None:
+    """Of a blocking save the loop would feel all; of one through `aio` it feels single calls at most."""
+    state = {"weights": np.random.default_rng(1).random(200 << 17)}  # 200 MiB
+
+    async def main() -> tuple[float, float, float, float]:
+        with holdfast.open(tmp_path / "store") as store:
+            began = time.perf_counter()
+            saving = asyncio.ensure_future(store.aio.save("job", "large", state))
+            gap = await _longest_gap(saving)
+            took = time.perf_counter() - began
+            loading = asyncio.ensure_future(store.aio.load(saving.result()))
+            load_gap = await _longest_gap(loading)
+            assert loading.result()["weights"].tobytes() == state["weights"].tobytes()
+
+            async def blocking() -> None:
+                await asyncio.sleep(0.01)
+                store.save("job", "blocking", {"weights": state["weights"] + 1})
+
+            blocked = await _longest_gap(asyncio.ensure_future(blocking()))
+            return gap, load_gap, blocked, took
+
+    gap, load_gap, blocked, took = asyncio.run(main())
+    print(f"longest gap {gap * 1000:.0f} ms in a save of {took:.2f} s, {load_gap * 1000:.0f} ms in the load")
+    assert gap < max(0.1, blocked / 3)
+    assert load_gap < max(0.1, blocked / 3)
+
+
+def test_many_tasks_save_at_once(tmp_path: Path) -> None:
+    async def main() -> list[str]:
+        with holdfast.open(tmp_path / "store") as store:
+            ids = await asyncio.gather(*(store.aio.save("job", "step", {"n": n}) for n in range(200)))
+            states = await asyncio.gather(*(store.aio.load(i) for i in ids))
+            assert states == [{"n": n} for n in range(200)]
+            assert [c.seq for c in await store.aio.list("job")] == list(range(1, 201))
+            return ids
+
+    assert len(set(asyncio.run(main()))) == 200
+    assert os.path.isdir(tmp_path / "store")
+
+
+def test_what_a_child_saves_after_its_parent_has_closed_is_kept(tmp_path: Path) -> None:
+    """SQLite's locks are per process: a child that took over its parent's would write to a deleted log."""
+    program = """
+        import os, sys
+        import holdfast
+        store = holdfast.open(sys.argv[1])
+        store.save("job", "first", 1)
+        told, tell = os.pipe()
+        ready, say = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            store.load_latest("job")
+            os.write(say, b"1")
+            os.read(told, 1)
+            store.save("child", "small", 2)
+            store.save("child", "large", bytes(200_000))
+            os._exit(0)
+        os.read(ready, 1)
+        store.save("job", "second", 1)
+        store.close()
+        os.write(tell, b"1")
+        assert os.waitpid(pid, 0)[1] == 0
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    with holdfast.open(tmp_path / "store") as store:
+        assert [store.load(c.id) for c in store.list("child")] == [2, bytes(200_000)]
+        assert store.verify().is_ok

@@ -1,0 +1,27 @@
+"""I1, I9: every mutating system call of an operation may be the last one, or fail."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture.syscalls import inject_all
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.requires("strace")]
+
+
+@pytest.mark.parametrize(
+    ("operation", "sample"),
+    [
+        ("create", 24),
+        ("save small", 12),
+        ("save packed", 24),
+        ("save arrays", 20),
+        ("save tree", 12),
+        ("delete", 9),
+        ("gc", 30),
+    ],
+)
+def test_every_call_killed_and_failed(tmp_path: Path, operation: str, sample: int) -> None:
+    numbers = inject_all(tmp_path / "stores", operation, sample=sample)
+    assert numbers["injected"] > 0
+    assert numbers["killed"] > 0

@@ -1,0 +1,79 @@
+"""The long fault tests: `python -m tests.torture [name …] [--minutes N]`, a table of numbers at the end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+NAMES = (
+    "kill_loop",
+    "syscalls",
+    "crash_states",
+    "power_cut",
+    "bitflips",
+    "disk_full",
+    "many_processes",
+    "mutants",
+    "model",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", choices=[*NAMES, []], metavar="name", help=f"of {', '.join(NAMES)}; default: all"
+    )
+    parser.add_argument("--minutes", type=float, default=10, help="for each (default: 10)")
+    parser.add_argument("--keep", action="store_true", help="keep the stores of what failed")
+    chosen = parser.parse_args()
+    rows: list[tuple[str, float, str]] = []
+    failed = False
+    for name in chosen.names or NAMES:
+        print(f"{name} …", flush=True)
+        start = time.monotonic()
+        folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{name}-"))
+        try:
+            numbers = _model(chosen.minutes) if name == "model" else _run(name, chosen.minutes, folder)
+            result = ", ".join(f"{key} {value:,.0f}" for key, value in numbers.items())
+        except AssertionError as error:
+            failed = True
+            result = f"FAILED: {error}" + (f"\n  kept in {folder}" if chosen.keep else "")
+        rows.append((name, time.monotonic() - start, result))
+        print(f"  {result}", flush=True)
+        if not (failed and chosen.keep):
+            shutil.rmtree(folder, ignore_errors=True)
+    width = max(len(name) for name, _, _ in rows)
+    print(f"\n{'':{width}}  {'seconds':>8}")
+    for name, seconds, result in rows:
+        print(f"{name:{width}}  {seconds:8.1f}  {result.splitlines()[0]}")
+    return 1 if failed else 0
+
+
+def _run(name: str, minutes: float, folder: Path) -> dict[str, float]:
+    numbers: dict[str, float] = importlib.import_module(f"tests.torture.{name}").torture(minutes, folder)
+    return numbers
+
+
+def _model(minutes: float) -> dict[str, float]:
+    """The state machine of tests/model with many more and longer examples."""
+    environment = {**os.environ, "HOLDFAST_HYPOTHESIS_PROFILE": "torture"}
+    command = [sys.executable, "-m", "pytest", "-q", "tests/model", "--timeout", "0"]
+    root = Path(__file__).parents[2]
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=minutes * 60)
+    except subprocess.TimeoutExpired:
+        return {"minutes without a finding": minutes}
+    if done.returncode:
+        raise AssertionError(done.stdout[-4000:])
+    return {"machines": 2}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

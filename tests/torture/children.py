@@ -1,0 +1,206 @@
+"""Processes that use a store until they are stopped, and tell what was acknowledged to them.
+
+They are forked from a server that has imported everything, so that one starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+
+import holdfast
+
+from . import mutants
+from .ledger import Ledger, about
+from .states import make
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.torture.preload"])
+
+Report = Callable[..., None]
+
+
+class Child:
+    """A process that runs `work(report, connection, *args)`. What it reports goes to the ledger."""
+
+    def __init__(self, work: Callable[..., None], *args: object, mutant: str = "", ledger: Ledger | None = None):
+        self.ledger = Ledger() if ledger is None else ledger
+        self.connection, theirs = _context.Pipe()
+        self.process = _context.Process(target=_run, args=(theirs, mutant, work, args), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.is_ended = False
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def pump(self, seconds: float) -> None:
+        """Take in what the child says for this long, or until it has ended."""
+        until = time.monotonic() + seconds
+        while not self.is_ended:
+            left = until - time.monotonic()
+            if not self.connection.poll(max(left, 0)):
+                return
+            self.receive()
+            if left <= 0:
+                return
+
+    def receive(self) -> tuple[object, ...] | None:
+        """One message, noted; None when the child has ended."""
+        try:
+            message: tuple[object, ...] = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.is_ended = True
+            return None
+        self.ledger.note(message)
+        return message
+
+    def wait_for(self, what: str, seconds: float = 60) -> tuple[object, ...]:
+        """Go on taking in messages until one of this kind comes."""
+        until = time.monotonic() + seconds
+        while self.connection.poll(max(until - time.monotonic(), 0)):
+            message = self.receive()
+            if message is None:
+                raise AssertionError(f"the child ended (exit code {self.exit_code()}) without {what!r}")
+            if message[0] == what:
+                return message
+        raise AssertionError(f"no {what!r} within {seconds} s")
+
+    def tell(self, *message: object) -> None:
+        self.connection.send(message)
+
+    def kill(self) -> None:
+        """SIGKILL, then everything it still had said."""
+        self.process.kill()
+        self.drain()
+
+    def drain(self) -> int | None:
+        """Take in the rest, until the process is gone; answers its exit code."""
+        while not self.is_ended:
+            self.receive()
+        code = self.exit_code()
+        self.connection.close()
+        return code
+
+    def exit_code(self) -> int | None:
+        self.process.join(60)
+        return self.process.exitcode
+
+
+def pump(children: Iterable[Child], seconds: float) -> None:
+    """Take in what several children say."""
+    from multiprocessing.connection import wait
+
+    until = time.monotonic() + seconds
+    alive = {child.connection: child for child in children if not child.is_ended}
+    while alive and (left := until - time.monotonic()) > 0:
+        for ready in wait(list(alive), left):
+            child = alive[ready]  # type: ignore[index]
+            child.receive()
+            if child.is_ended:
+                del alive[ready]  # type: ignore[arg-type]
+
+
+def _run(connection: Connection, mutant: str, work: Callable[..., None], args: tuple[object, ...]) -> None:
+    lock = threading.Lock()
+
+    def report(*message: object) -> None:
+        with lock:  # one write(2) of less than a pipe takes at once: a kill leaves all of it or nothing
+            connection.send(message)
+
+    with mutants.applied(mutant):
+        try:
+            work(report, connection, *args)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(3)  # the test has ended before us
+
+
+def describe(error: BaseException) -> str:
+    """An error as a line of a report; one that is not ours says so."""
+    kind = "" if isinstance(error, holdfast.CheckpointError) else "UNTYPED "
+    hint = getattr(error, "hint", "")
+    return f"{kind}{type(error).__name__}: {error}" + ("" if hint or kind else " (WITHOUT HINT)")
+
+
+# --- what children do ---
+
+
+def save_and_delete(
+    report: Report,
+    _: Connection,
+    place: str,
+    seed: int,
+    threads: int,
+    kinds: tuple[str, ...],
+    keep: int,
+    limit: int | None = None,
+) -> None:
+    """Several threads save states of all kinds, at once and in the background, and delete their older ones.
+
+    Each owns a job and all write to a common one. Ends after `limit` saves of each thread, or never.
+    """
+    store = holdfast.open(place)
+    report("ready")
+
+    def run(thread: int) -> None:
+        draw = random.Random(f"{seed} {thread}")
+        mine = f"job-{thread}"
+        history = [c.id for c in store.list(mine)]
+        count = 0
+        while limit is None or count < limit:
+            count += 1
+            kind, number = draw.choice(kinds), draw.randrange(10**9)
+            job = mine if draw.random() < 0.8 else "common"
+            try:
+                state = make(kind, number)
+                if draw.random() < 0.2:
+                    saved = store.save_async(job, "later", state, metadata=about(kind, number)).result()
+                else:
+                    saved = store.save(job, "now", state, metadata=about(kind, number))
+                report("saved", saved, job, kind, number)
+                if job == mine:
+                    history.append(saved)
+                    while len(history) > keep:
+                        victim = history.pop(draw.randrange(len(history)))
+                        report("deleting", victim)
+                        store.delete(mine, victim)
+                        report("deleted", victim)
+                elif draw.random() < 0.2:
+                    for old in store.list("common")[: -2 * keep]:
+                        report("deleting", old.id)
+                        store.delete("common", old.id)
+            except Exception as error:
+                report("failed", describe(error))
+                return
+
+    workers = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    store.close()
+
+
+def collect(report: Report, connection: Connection, place: str, limit: int | None = None) -> None:
+    """gc again and again, until told to end or `limit` times."""
+    store = holdfast.open(place)
+    report("ready")
+    count = 0
+    while (limit is None or count < limit) and not connection.poll(0):
+        count += 1
+        try:
+            done = store.gc()
+            report("gc", done.packs_removed, done.packs_rewritten, done.chunks_removed)
+            if done.damaged:
+                report("failed", f"gc found damaged packs {done.damaged}")
+        except Exception as error:
+            report("failed", describe(error))
+            return
+    store.close()

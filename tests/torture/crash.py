@@ -1,0 +1,334 @@
+"""Every disk that a power cut may leave, computed from a trace of system calls.
+
+A model stricter than any one file system, in the manner of ALICE: whatever was not synced may be there or not, each
+write and each name by itself, writes also in part. Syncing a file does not sync its name; syncing a directory syncs
+the names in it. Finds missing syncs that ext4 or xfs happen to hide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+TRACED = (
+    "openat,write,pwrite64,writev,pwritev,pwritev2,lseek,ftruncate,truncate,fallocate,fsync,fdatasync,"
+    "rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,link,linkat,symlink,symlinkat"
+)
+STRACE_OPTIONS = ("-y", "-xx", "-s", "100000000", "-e", f"trace={TRACED}")
+
+_CALL = re.compile(r"(\w+)\((.*)\)\s+= (-?\d+|\?)")
+_TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
+_FILE = re.compile(r"(-?\d+|AT_FDCWD)<((?:\\x[0-9a-f]{2})*)>")
+_SECTOR = 512
+_IGNORED = re.compile(r".*-shm$|.*/lock$")  # rebuilt after a crash; empty
+
+
+def _bytes(hexed: str) -> bytes:
+    return bytes.fromhex(hexed.replace("\\x", ""))
+
+
+@dataclass(eq=False)
+class Inode:
+    is_directory: bool
+    content: bytes = b""  # before the trace
+
+
+@dataclass(eq=False)
+class Op:
+    """One change of the disk. `files` are the inodes whose sync makes it durable."""
+
+    text: str
+    issued: int
+    done: int
+    files: tuple[Inode, ...]
+    is_name: bool
+    durable: float = float("inf")  # from this moment on it survives
+    offset: int = 0
+    data: bytes | None = None
+    size: int | None = None  # truncate to; or, with `grow`, extend to at least
+    grow: bool = False
+    remove: tuple[Inode, str] | None = None
+    add: tuple[Inode, str, Inode] | None = None
+
+
+@dataclass
+class Trace:
+    """What happened below one directory, and what was told to the outside, each with its moment."""
+
+    root: Inode
+    names: dict[tuple[Inode, str], Inode]  # before the trace
+    ops: list[Op] = field(default_factory=list)
+    messages: list[tuple[int, tuple[object, ...]]] = field(default_factory=list)
+    syncs: list[int] = field(default_factory=list)
+    end: int = 0
+
+
+def snapshot(folder: Path) -> Trace:
+    """The state before the trace, all of it durable."""
+    trace = Trace(Inode(is_directory=True), {})
+
+    def add(parent: Inode, path: Path) -> None:
+        for child in sorted(path.iterdir()):
+            inode = Inode(child.is_dir(), b"" if child.is_dir() else child.read_bytes())
+            trace.names[parent, child.name] = inode
+            if child.is_dir():
+                add(inode, child)
+
+    add(trace.root, folder)
+    return trace
+
+
+def read_trace(before: Trace, log: Path, folder: str) -> Trace:
+    """Fill in what a log says of `folder`."""
+    reader = _Reader(before, folder)
+    pending: dict[str, tuple[int, str]] = {}
+    with log.open() as lines:
+        for moment, line in enumerate(lines, 1):
+            thread, _, text = line.rstrip("\n").partition(" ")
+            text = text.lstrip()
+            begun = moment
+            if text.endswith("<unfinished ...>"):
+                pending[thread] = (moment, text.removesuffix("<unfinished ...>"))
+                continue
+            if text.startswith("<... "):
+                begun, head = pending.pop(thread)
+                text = head + text.partition("resumed>")[2]
+            if (call := _CALL.match(text)) and not call[3].startswith(("-", "?")):
+                reader.call(call[1], call[2], int(call[3]), begun, moment, text[:200])
+            before.end = moment
+    return before
+
+
+class _Reader:
+    def __init__(self, trace: Trace, folder: str) -> None:
+        self.trace = trace
+        self.folder = PurePosixPath(folder)
+        self.names = dict(trace.names)  # as the running process sees them
+        self.sizes: dict[Inode, int] = {inode: len(inode.content) for inode in self.names.values()}
+        self.offsets: dict[int, int] = {}
+
+    def _find(self, path: PurePosixPath) -> Inode | None:
+        """The inode at a path; None when it is elsewhere or does not exist."""
+        if not path.is_relative_to(self.folder):
+            return None
+        inode: Inode | None = self.trace.root
+        for part in path.relative_to(self.folder).parts:
+            inode = self.names.get((inode, part)) if inode else None
+        return inode
+
+    def _paths(self, arguments: str) -> list[PurePosixPath]:
+        """Path arguments made absolute with the directory in front of them (AT_FDCWD or a handle)."""
+        found = []
+        base = PurePosixPath("/")
+        for match in re.finditer(rf"{_FILE.pattern}|{_TEXT.pattern}", arguments):
+            if match[2] is not None:
+                base = PurePosixPath(_bytes(match[2]).decode())
+            elif match[3] is not None:
+                found.append(base / _bytes(match[3]).decode())
+        return found
+
+    def call(self, name: str, arguments: str, result: int, begun: int, done: int, text: str) -> None:
+        if name in ("write", "pwrite64", "fsync", "fdatasync", "ftruncate", "fallocate", "lseek"):
+            handle = _FILE.match(arguments)
+            if handle:
+                self._on_handle(name, handle, arguments[handle.end() :], result, begun, done, text)
+        elif name in ("writev", "pwritev", "pwritev2", "truncate", "link", "linkat", "symlink", "symlinkat"):
+            if any(path.is_relative_to(self.folder) for path in self._paths(arguments)) or str(self.folder) in text:
+                raise NotImplementedError(text)
+        else:
+            self._on_name(name, arguments, result, begun, done, text)
+
+    def _on_handle(
+        self, name: str, handle: re.Match[str], rest: str, result: int, begun: int, done: int, text: str
+    ) -> None:
+        number, path = int(handle[1]), _bytes(handle[2]).decode(errors="replace")
+        if path.startswith("socket:") and name == "write":
+            data = _TEXT.search(rest)
+            assert data
+            self.trace.messages.append((done, pickle.loads(_bytes(data[1])[4:])))
+            return
+        inode = self._find(PurePosixPath(path))
+        if inode is None or _IGNORED.fullmatch(path):
+            return
+        if name in ("fsync", "fdatasync"):
+            self.trace.syncs.append(done)
+            for op in self.trace.ops:
+                if inode in op.files and op.done < begun:
+                    op.durable = min(op.durable, done)
+            return
+        if name == "lseek":
+            self.offsets[number] = result
+            return
+        op = Op(text, begun, done, (inode,), is_name=False)
+        size = self.sizes.get(inode, 0)
+        if name in ("write", "pwrite64"):
+            data = _TEXT.search(rest)
+            assert data
+            op.data = _bytes(data[1])[:result]
+            if name == "pwrite64":
+                op.offset = int(rest.rpartition(",")[2])
+            else:
+                op.offset = self.offsets.get(number, 0)
+                self.offsets[number] = op.offset + result
+            self.sizes[inode] = max(size, op.offset + result)
+        elif name == "ftruncate":
+            op.size = self.sizes[inode] = int(rest.rpartition(",")[2])
+        else:
+            _, mode, offset, length = rest.split(", ")
+            if mode != "0":
+                raise NotImplementedError(text)
+            op.size, op.grow = int(offset) + int(length), True
+            self.sizes[inode] = max(size, op.size)
+        self.trace.ops.append(op)
+
+    def _on_name(self, name: str, arguments: str, result: int, begun: int, done: int, text: str) -> None:
+        paths = self._paths(arguments)
+        if not paths or not all(path.is_relative_to(self.folder) for path in paths):
+            return
+        path = paths[0]
+        parent = self._find(path.parent)
+        here = self._find(path)
+        if parent is None or _IGNORED.fullmatch(str(path)):
+            return
+        if name == "openat":
+            self.offsets[result] = 0
+            if here is None and "O_CREAT" in arguments:
+                here = Inode(is_directory=False)
+                self._add_name(parent, path.name, here, begun, done, text)
+            elif here is not None and "O_TRUNC" in arguments:
+                self.trace.ops.append(Op(text, begun, done, (here,), is_name=False, size=0))
+                self.sizes[here] = 0
+            if "O_APPEND" in arguments and here is not None:
+                self.offsets[result] = self.sizes.get(here, 0)
+        elif name in ("mkdir", "mkdirat"):
+            self._add_name(parent, path.name, Inode(is_directory=True), begun, done, text)
+        elif name in ("unlink", "unlinkat", "rmdir"):
+            del self.names[parent, path.name]
+            self.trace.ops.append(Op(text, begun, done, (parent,), is_name=True, remove=(parent, path.name)))
+        elif name in ("rename", "renameat", "renameat2"):
+            target = self._find(paths[1].parent)
+            assert here is not None
+            assert target is not None
+            del self.names[parent, path.name]
+            self.names[target, paths[1].name] = here
+            op = Op(text, begun, done, (parent, target), is_name=True)
+            op.remove, op.add = (parent, path.name), (target, paths[1].name, here)
+            self.trace.ops.append(op)
+
+    def _add_name(self, parent: Inode, name: str, inode: Inode, begun: int, done: int, text: str) -> None:
+        self.names[parent, name] = inode
+        self.sizes[inode] = 0
+        self.trace.ops.append(Op(text, begun, done, (parent,), is_name=True, add=(parent, name, inode)))
+
+
+# --- crash states ---
+
+
+@dataclass
+class CrashState:
+    """One disk after one power cut: files and directories below the root, and when the cut was."""
+
+    moment: int
+    why: str
+    files: dict[str, bytes]
+    directories: list[str]
+
+    def fingerprint(self) -> bytes:
+        digest = hashlib.sha256(repr(sorted(self.directories)).encode())
+        for path in sorted(self.files):
+            digest.update(f"{path}\0{len(self.files[path])}\0".encode() + self.files[path])
+        return digest.digest()
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir()
+        for directory in self.directories:
+            (folder / directory).mkdir()
+        for path, content in self.files.items():
+            (folder / path).write_bytes(content)
+
+
+def crash_states(trace: Trace, *, seed: int = 1, extra: int = 4) -> Iterator[CrashState]:
+    """Disks after a cut just before each sync completes, and at the end: the moments with most at stake.
+
+    What was not durable then: all of it, none, names only, bytes only, sizes only, all but one, one only, and
+    `extra` random choices with torn writes.
+    """
+    draw = random.Random(f"crash {seed}")
+    seen: set[tuple[int, bytes]] = set()
+    for moment in sorted({*(sync - 1 for sync in trace.syncs), trace.end}):
+        sure = [op for op in trace.ops if op.durable <= moment]
+        open_ = [op for op in trace.ops if op.issued <= moment < op.durable]
+        heard = sum(1 for at, _ in trace.messages if at <= moment)
+        for why, chosen, tear in _choices(open_, draw, extra):
+            state = _build(trace, {id(op) for op in [*sure, *chosen]}, moment, why, draw if tear else None, sure)
+            key = (heard, state.fingerprint())
+            if key not in seen:
+                seen.add(key)
+                yield state
+
+
+def _choices(ops: list[Op], draw: random.Random, extra: int) -> Iterator[tuple[str, list[Op], bool]]:
+    yield "nothing unsynced survives", [], False
+    if not ops:
+        return
+    yield "everything survives", ops, False
+    yield "names survive, bytes do not", [op for op in ops if op.is_name], False
+    yield "bytes survive, names do not", [op for op in ops if not op.is_name], False
+    yield "names and sizes survive", [op for op in ops if op.data is None], False
+    yield f"only the last survives: {ops[-1].text}", ops[-1:], False
+    yield f"all but the first survive: {ops[0].text}", ops[1:], False
+    for n in range(extra):
+        share = draw.choice((0.2, 0.5, 0.8))
+        yield f"random choice {n}", [op for op in ops if draw.random() < share], True
+
+
+def _build(
+    trace: Trace, wanted: set[int], moment: int, why: str, tear: random.Random | None, sure: list[Op]
+) -> CrashState:
+    names = dict(trace.names)
+    contents: dict[Inode, bytearray] = {}
+    certain = {id(op) for op in sure}
+
+    def content(inode: Inode) -> bytearray:
+        return contents.setdefault(inode, bytearray(inode.content))
+
+    for op in trace.ops:
+        if id(op) not in wanted:
+            continue
+        if op.remove:
+            names.pop(op.remove, None)
+        if op.add:
+            names[op.add[0], op.add[1]] = op.add[2]
+        if op.data is not None:
+            data = op.data
+            if tear and id(op) not in certain and len(data) > _SECTOR and tear.random() < 0.3:
+                data = data[: tear.randrange(len(data) // _SECTOR + 1) * _SECTOR]
+            body = content(op.files[0])
+            if len(body) < op.offset:
+                body.extend(bytes(op.offset - len(body)))
+            body[op.offset : op.offset + len(data)] = data
+        elif op.size is not None:
+            body = content(op.files[0])
+            if len(body) < op.size:
+                body.extend(bytes(op.size - len(body)))
+            elif not op.grow:
+                del body[op.size :]
+    state = CrashState(moment, why, {}, [])
+
+    def walk(parent: Inode, path: str) -> None:
+        for (holder, name), inode in names.items():
+            if holder is not parent:
+                continue
+            if inode.is_directory:
+                state.directories.append(path + name)
+                walk(inode, path + name + "/")
+            else:
+                state.files[path + name] = bytes(contents.get(inode, inode.content))
+
+    walk(trace.root, "")
+    return state

@@ -1,0 +1,98 @@
+"""What a store acknowledged, as its users heard it, and the check that all of it is still true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import holdfast
+
+from .states import make, same
+
+
+class Violation(AssertionError):
+    """The store broke a promise."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    job: str
+    kind: str
+    seed: int
+
+
+@dataclass
+class Ledger:
+    """Fed with what children report; survives them."""
+
+    saved: dict[str, Saved] = field(default_factory=dict)
+    deleting: set[str] = field(default_factory=set)  # asked for: may or may not have happened
+    deleted: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def note(self, message: tuple[object, ...]) -> None:
+        what, *rest = message
+        self.counts[str(what)] = self.counts.get(str(what), 0) + 1
+        match what, *rest:
+            case "saved", str(checkpoint), str(job), str(kind), int(seed):
+                if checkpoint in self.saved:
+                    raise Violation(f"ID {checkpoint} was given to two saves")
+                self.saved[checkpoint] = Saved(job, kind, seed)
+            case "deleting", str(checkpoint):
+                self.deleting.add(checkpoint)
+            case "deleted", str(checkpoint):
+                self.deleted.add(checkpoint)
+            case "failed", str(text):
+                self.failures.append(text)
+
+    @property
+    def kept(self) -> dict[str, Saved]:
+        """What must be there."""
+        return {i: saved for i, saved in self.saved.items() if i not in self.deleting}
+
+    def check(self, store: holdfast.CheckpointManager, *, deep: bool = True) -> int:
+        """Raise Violation unless every promise holds; answers how many states were loaded and compared.
+
+        - what was acknowledged and not deleted loads, exactly
+        - what was acknowledged as deleted is gone
+        - what nobody heard of is whole or absent
+        - sequence numbers grow; the store finds nothing wrong with itself
+        """
+        problems: list[str] = []
+        present: dict[str, holdfast.Checkpoint] = {}
+        for job in store.jobs():
+            listed = store.list(job.name)
+            numbers = [c.seq for c in listed]
+            if numbers != sorted(set(numbers)) or (numbers and numbers[-1] > job.last_seq):
+                problems.append(f"job {job.name}: sequence numbers {numbers}, last {job.last_seq}")
+            if len(listed) != job.checkpoints:
+                problems.append(f"job {job.name} counts {job.checkpoints} checkpoints, has {len(listed)}")
+            present.update((c.id, c) for c in listed)
+        lost = sorted(self.kept.keys() - present.keys())
+        problems += [f"acknowledged and lost: {i} {self.saved[i]}" for i in lost]
+        problems += [f"deleted and back again: {i}" for i in sorted(self.deleted & present.keys())]
+        for checkpoint in present.values():
+            problems.extend(_damage(store, checkpoint))
+        if deep and not (report := store.verify(deep=True)).is_ok:
+            problems.extend(f"verify: {p.subject}: {p.what}" for p in report.problems)
+        if problems:
+            more = f"\n… and {len(problems) - 20} more" if len(problems) > 20 else ""
+            raise Violation("\n".join(problems[:20]) + more)
+        return len(present)
+
+
+def _damage(store: holdfast.CheckpointManager, checkpoint: holdfast.Checkpoint) -> list[str]:
+    about = checkpoint.metadata
+    try:
+        state = store.load(checkpoint.id)
+    except holdfast.CheckpointError as error:
+        return [f"cannot be loaded: {checkpoint.id} {dict(about)}: {error}"]
+    if not same(state, make(str(about["kind"]), int(str(about["seed"])))):
+        return [f"loads as something else: {checkpoint.id} {dict(about)}"]
+    return []
+
+
+def about(kind: str, seed: int) -> Mapping[str, object]:
+    """The metadata every save of these tests carries, so that whatever a store holds can be checked."""
+    return {"kind": kind, "seed": seed}

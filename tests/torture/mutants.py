@@ -1,0 +1,174 @@
+"""Safeguards taken out, one at a time, so that tests can prove they would notice.
+
+Applied in a child by name (`Child(…, mutant="pack not synced")`) or around a test in the same process.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from blake3 import blake3
+
+import holdfast.blobs.pack_file
+import holdfast.blobs.packs
+import holdfast.chunks
+import holdfast.embedded
+import holdfast.gc
+import holdfast.index.sqlite
+import holdfast.index.sweeping
+import holdfast.index.writes
+import holdfast.store
+
+Patch = Callable[[], Any]
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _unsynced_index() -> Any:
+    """PRAGMA synchronous=OFF instead of FULL."""
+    real = holdfast.index.sqlite.connect
+
+    def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = real(*args, **kwargs)
+        connection.execute("PRAGMA synchronous=OFF")
+        return connection
+
+    return mock.patch("holdfast.index.sqlite.connect", connect)
+
+
+class _OsWithoutFileSync:
+    """The os module, but fsync does something for directories only."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def fsync(self, fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.fsync(fd)
+
+
+def _unchecked_references() -> Any:
+    real = holdfast.index.writes.Writes._check_references
+
+    def check(self: Any, new: Any) -> None:
+        real(self, replace(new, reused_chunks=()))
+
+    return mock.patch.object(holdfast.index.writes.Writes, "_check_references", check)
+
+
+class _WithoutLateSaves:
+    """A connection on which nothing was committed since gc began to mark."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, sql: str, *parameters: Any) -> Any:
+        if "FROM event JOIN checkpoint" in sql:
+            return self._connection.execute("SELECT NULL WHERE 0")
+        return self._connection.execute(sql, *parameters)
+
+
+def _sweep_without_late_saves() -> Any:
+    real = holdfast.index.sweeping.sweep
+    return mock.patch("holdfast.index.sqlite.sweep", lambda db, *rest: real(_WithoutLateSaves(db), *rest))
+
+
+def _unverified_chunks() -> Any:
+    def read(self: Any, entry: Any, target: memoryview, place: Any, of: str) -> None:
+        if entry.is_zero:
+            target[:] = bytes(len(target))
+        else:
+            self._fill(entry, target, place, of)
+
+    return mock.patch.object(holdfast.chunks.ChunkReader, "_read_one", read)
+
+
+def _unverified_manifest() -> Any:
+    return mock.patch.object(
+        holdfast.store.Store, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
+    )
+
+
+def _reader_asks_once() -> Any:
+    def read(self: Any, entry: Any, target: memoryview, place: Any, of: str) -> None:
+        self._fill(entry, target, place, of)
+        assert blake3(target).digest() == entry.fast
+
+    return mock.patch.object(holdfast.chunks.ChunkReader, "_read_one", read)
+
+
+def _unsynced_compaction() -> Any:
+    real = holdfast.gc._rewrite
+
+    def rewrite(*args: Any) -> Any:
+        with mock.patch.object(holdfast.blobs.packs.PackWriter, "commit", _nothing):
+            return real(*args)
+
+    return mock.patch("holdfast.gc._rewrite", rewrite)
+
+
+def _packs(name: str, value: Any) -> Patch:
+    return lambda: mock.patch(f"holdfast.blobs.{name}", value)
+
+
+MUTANTS: dict[str, tuple[Patch, ...]] = {
+    "pack not synced": (_packs("pack_file.sync_data", _nothing),),
+    "pack directory not synced": (_packs("pack_file.sync_directory", _nothing),),
+    "index not synced": (_unsynced_index,),
+    "nothing synced": (
+        _unsynced_index,
+        _packs("pack_file.sync_data", _nothing),
+        _packs("pack_file.sync_directory", _nothing),
+    ),
+    "marker not synced": (lambda: mock.patch("holdfast.embedded.os", _OsWithoutFileSync()),),
+    "store directory not synced": (lambda: mock.patch("holdfast.embedded.sync_directory", _nothing),),
+    "names above the store not synced": (lambda: mock.patch("holdfast.embedded._sync_names", _nothing),),
+    "compaction not synced": (_unsynced_compaction,),
+    "reused chunks not checked": (_unchecked_references,),
+    "late saves not marked": (_sweep_without_late_saves,),
+    "packs not locked": (
+        _packs("pack_file.try_lock", lambda fd, path: True),
+        _packs("packs.try_lock", lambda fd, path: True),
+    ),
+    "packs unlocked before the commit": (
+        lambda: mock.patch.object(
+            holdfast.blobs.packs.PackWriter, "commit", _released(holdfast.blobs.packs.PackWriter.commit)
+        ),
+    ),
+    "pack removed unasked": (lambda: mock.patch("holdfast.gc._is_garbage", return_value=True),),
+    "reader does not ask again": (_reader_asks_once,),
+    "chunk digest not checked": (_unverified_chunks,),
+    "manifest digest not checked": (_unverified_manifest,),
+    "lease token not checked": (
+        lambda: mock.patch.object(holdfast.index.writes.Writes, "_check_lease", return_value=False),
+    ),
+}
+
+
+def _released(commit: Callable[[Any], None]) -> Callable[[Any], None]:
+    def and_release(self: Any) -> None:
+        commit(self)
+        self.release()
+
+    return and_release
+
+
+@contextmanager
+def applied(name: str) -> Iterator[None]:
+    """Run with this mutant in place; "" is the real thing."""
+    with ExitStack() as stack:
+        for patch in MUTANTS[name] if name else ():
+            stack.enter_context(patch())
+        yield

@@ -1,0 +1,85 @@
+"""Real power cuts: a loop-mounted file system is shut down under savers, mounted again and checked (I1)."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import holdfast
+
+from . import children
+from .children import Child
+from .disks import Disk
+from .ledger import Ledger, Violation
+from .states import KINDS
+
+
+def power_cuts(
+    folder: Path,
+    *,
+    cuts: int,
+    seconds: float = 1e9,
+    kind: str = "ext4",
+    seed: int = 1,
+    mutant: str = "",
+    kinds: tuple[str, ...] = KINDS,
+) -> dict[str, float]:
+    """Cut the power `cuts` times under two saving processes and gc; raises Violation when something is missing.
+
+    A new store is made at every fourth cut, so that its creation is cut too.
+    """
+    draw = random.Random(f"power cut {seed}")
+    disk = Disk(folder, kind, 300 if kind == "xfs" else 160)
+    ledger = Ledger()
+    acknowledged = loaded = done = 0
+    end = time.monotonic() + seconds
+    try:
+        while done < cuts and time.monotonic() < end:
+            if done % 4 == 0:
+                if done:
+                    disk.remove()
+                    disk.path.rmdir()
+                    disk = Disk(folder, kind, 300 if kind == "xfs" else 160)
+                acknowledged += len(ledger.saved)
+                ledger = Ledger()
+            disk.mount()
+            place = str(disk.path / "deep" / "store")
+            done += 1
+            work = children.save_and_delete, place
+            savers = [Child(*work, draw.random(), 3, kinds, 3, mutant=mutant, ledger=ledger) for _ in range(2)]
+            everyone = [*savers, Child(children.collect, place, mutant=mutant, ledger=ledger)]
+            if draw.random() < 0.7:
+                for child in everyone:
+                    child.wait_for("ready")
+            children.pump(everyone, 0.02 + draw.random() * 0.4)
+            disk.cut()
+            for child in everyone:
+                child.process.kill()
+            for child in everyone:
+                child.drain()
+            raw = [text for text in ledger.failures if "UNTYPED" in text]
+            if raw:
+                raise Violation(f"cut {done}, seed {seed}: {raw}")
+            ledger.failures.clear()  # a disk that goes away fails, with typed errors
+            disk.unmount()
+            disk.mount()
+            if ledger.saved or Path(place, "holdfast-store").exists():
+                with holdfast.open(place, create=False) as store:
+                    loaded += ledger.check(store)
+            disk.unmount()
+    except holdfast.CheckpointError as error:
+        raise Violation(f"cut {done}, seed {seed}: the store does not open: {error}") from error
+    except Violation as violation:
+        raise Violation(f"cut {done}, seed {seed}, {kind}: {violation}") from None
+    finally:
+        disk.remove()
+    return {"cuts": done, "acknowledged": acknowledged + len(ledger.saved), "states compared": loaded, "lost": 0}
+
+
+def torture(minutes: float, folder: Path) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for kind in ("ext4", "xfs"):
+        found = power_cuts(folder / kind, cuts=10**9, seconds=minutes * 30, kind=kind, seed=time.time_ns())
+        numbers |= {f"{kind} {name}": value for name, value in found.items()}
+    return numbers
