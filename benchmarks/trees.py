@@ -42,24 +42,28 @@ def run(bench: Bench) -> list[Row]:
         again["restic"].append(timed(lambda: repository.backup(source)))
         return cost
 
-    def tar() -> float:
+    def tar(compressor: str) -> float:
         archive = bench.fresh("tar") / "tree.tar.zst"
-        return timed(lambda: peers.tar_zstd(source, archive))
+        return timed(lambda: peers.tar(source, archive, compressor))
 
-    sides = {"holdfast": ours}
+    sides = {"holdfast": ours, "restic": restic, "zstd": lambda: tar("zstd"), "zstd -1 -T0": lambda: tar("zstd -1 -T0")}
     missing: dict[str, str] = {}
-    for name, side, command in (("restic", restic, "restic"), ("tar", tar, "zstd")):
+    for name in [name for name in sides if name != "holdfast"]:
         try:
-            peers.need(command)
-            sides[name] = side
+            peers.need(name.split()[0])
         except Missing as reason:
+            del sides[name]
             missing[name] = str(reason)
     samples = interleave(max(3, bench.rounds // 2), sides, memory=2 * large_bytes)
     work = f"{small:,} small files + {large_bytes / GIB:g} GiB"
     rows = []
-    for name, title, target in (("restic", "restic", 4.0), ("tar", "tar + zstd -1 -T0 + fsync", 1.7)):
+    for name, title, target in (
+        ("restic", "restic", 4.0),
+        ("zstd", "tar + zstd + fsync", 1.7),
+        ("zstd -1 -T0", "tar + zstd -1 -T0 + fsync", None),
+    ):
         if name in samples:
-            rows.append(Row(work, samples["holdfast"], title, samples[name], target, best=name == "tar"))
+            rows.append(Row(work, samples["holdfast"], title, samples[name], target, best=name != "restic"))
         else:
             rows.append(Row(work, skipped=missing[name]))
     if again["restic"]:

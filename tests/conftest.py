@@ -143,7 +143,9 @@ def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 # No deadline anywhere: a sync on a busy disk takes as long as it takes.
 
 _slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("dev", max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=_slow)
+settings.register_profile(
+    "dev", max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=_slow
+)
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=150, print_blob=True)
 settings.register_profile(
     "torture",

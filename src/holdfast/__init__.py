@@ -52,7 +52,12 @@ if TYPE_CHECKING:
     from .files import File, Tree
     from .manager import CheckpointManager
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
-    from .pipeline import Paused, Retry, Run, current_run, pipeline, run, step
+    from .pipeline.decorated import current_run, pipeline
+    from .pipeline.retry import Retry
+    from .pipeline.run import Run
+    from .pipeline.run import Run as run  # noqa: N813
+    from .pipeline.signals import Paused
+    from .pipeline.step import step
     from .retention import RetentionPolicy
 
 __version__ = "0.1.0"

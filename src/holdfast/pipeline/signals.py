@@ -81,9 +81,7 @@ class Signals:
         if self.stopping:
             raise Paused(f"{name}, for the second time" if self._timer and self._timer.is_alive() else self.stopping)
         self.stopping = name
-        main = threading.main_thread().ident
-        assert main is not None
-        self._timer = threading.Timer(self.grace_s, signal.pthread_kill, (main, number))
+        self._timer = threading.Timer(self.grace_s, signal.pthread_kill, (threading.get_ident(), number))
         self._timer.daemon = True
         self._timer.start()
 
