@@ -85,9 +85,8 @@ class Borg:
         _call("borg", "create", f"{self._repository}::{self._count}", source, **self._variables)
 
 
-def tar_zstd(source: Path, archive: Path) -> None:
-    """tar through zstd at Holdfast's level, on all cores."""
-    _call("tar", "--create", "--use-compress-program=zstd -1 -T0", "--file", archive, "--directory", source, ".")
+def tar(source: Path, archive: Path, compressor: str) -> None:
+    _call("tar", "--create", f"--use-compress-program={compressor}", "--file", archive, "--directory", source, ".")
     sync_file(archive)
 
 
