@@ -12,6 +12,7 @@ The words, used the same way everywhere:
     checkpoint   one immutable state of a job, with ID, sequence number, step, level, tags, metadata
     manifest     the encoded state plus references to chunks; chunks are named by SHA-256 and stored once
     lease        the right to write a job, with a token that is checked in the write's transaction
+    run          one execution of a pipeline under a key: a job whose finished steps are checkpoints
 
     your state ── codec ── chunks ── packs (bytes)          durable first
                      └──── manifest ── index (what exists)  then committed, then acknowledged
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from .codec import register
     from .errors import (
+        Cancelled,
         CheckpointError,
         Conflict,
         Corrupted,
@@ -40,15 +42,23 @@ if TYPE_CHECKING:
         NotAStore,
         NotFound,
         ReadOnly,
+        StepTimeout,
         StorageError,
         Unavailable,
         UnsupportedFormat,
         UnsupportedType,
         Validation,
+        WorkerDied,
     )
     from .files import File, Tree
     from .manager import CheckpointManager
-    from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease
+    from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
+    from .pipeline.decorated import current_run, pipeline
+    from .pipeline.retry import Retry
+    from .pipeline.run import Run
+    from .pipeline.run import Run as run  # noqa: N813
+    from .pipeline.signals import Paused
+    from .pipeline.step import step
     from .retention import RetentionPolicy
 
 __version__ = "0.1.0"
@@ -67,6 +77,7 @@ def open(
 
 
 __all__ = [
+    "Cancelled",
     "Checkpoint",
     "CheckpointError",
     "CheckpointLevel",
@@ -84,27 +95,39 @@ __all__ = [
     "NoSpace",
     "NotAStore",
     "NotFound",
+    "Paused",
     "ReadOnly",
     "RetentionPolicy",
+    "Retry",
+    "Run",
+    "RunStatus",
+    "StepTimeout",
     "StorageError",
     "Tree",
     "Unavailable",
     "UnsupportedFormat",
     "UnsupportedType",
     "Validation",
+    "WorkerDied",
+    "current_run",
     "open",
+    "pipeline",
     "register",
+    "run",
+    "step",
 ]
 
 _HOMES = {
     "codec": ("register",),
     "errors": (
-        "CheckpointError", "Conflict", "Corrupted", "InvalidName", "LeaseHeld", "LeaseLost", "NoSpace", "NotAStore",
-        "NotFound", "ReadOnly", "StorageError", "Unavailable", "UnsupportedFormat", "UnsupportedType", "Validation",
+        "Cancelled", "CheckpointError", "Conflict", "Corrupted", "InvalidName", "LeaseHeld", "LeaseLost", "NoSpace",
+        "NotAStore", "NotFound", "ReadOnly", "StepTimeout", "StorageError", "Unavailable", "UnsupportedFormat",
+        "UnsupportedType", "Validation", "WorkerDied",
     ),
     "files": ("File", "Tree"),
     "manager": ("CheckpointManager",),
-    "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease"),
+    "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
+    "pipeline": ("Paused", "Retry", "Run", "current_run", "pipeline", "run", "step"),
     "retention": ("RetentionPolicy",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

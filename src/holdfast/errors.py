@@ -7,7 +7,10 @@
     │   └── UnsupportedType (TypeError)                     unsupported_type 422     3
     ├── Conflict                                            conflict         409     5
     │   ├── LeaseHeld      someone else may write           lease_held       409     5
-    │   └── LeaseLost      our right to write is gone       lease_lost       409     5
+    │   ├── LeaseLost      our right to write is gone       lease_lost       409     5
+    │   └── Cancelled      somebody ended the run           cancelled        409     5
+    ├── StepTimeout    (TimeoutError)                       timeout          504     9
+    ├── WorkerDied     the process at work was killed       worker_died      500     1
     ├── Corrupted      (ValueError)                         corrupted        400     6
     └── StorageError   (OSError)                            storage          503     7
         ├── NotAStore                                       not_a_store      503     7
@@ -102,6 +105,26 @@ class LeaseLost(Conflict):
     """The lease given is no longer the current one; the write was refused (I5)."""
 
     code = "lease_lost"
+
+
+class Cancelled(Conflict):
+    """The run was cancelled and does not go on."""
+
+    code = "cancelled"
+
+
+class StepTimeout(CheckpointError, TimeoutError):
+    """A step, or an item of a map, took longer than it was given."""
+
+    code = "timeout"
+    http_status = 504
+    exit_code = 9
+
+
+class WorkerDied(CheckpointError):
+    """The process that worked on a step or an item ended without an answer: killed, out of memory, or crashed."""
+
+    code = "worker_died"
 
 
 class Corrupted(CheckpointError, ValueError):

@@ -196,6 +196,11 @@ class CheckpointManager:
                 # deleted while it was loaded: another one is the newest now
         return None
 
+    def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
+        """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
+        found = self._store.index.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
+        return None if found is None else (found[0], self._load(*found))
+
     def restore(self, job_id: str, checkpoint_id: str | None = None) -> object:
         """The state of a job's checkpoint, the newest by default; NotFound (a FileNotFoundError) when missing."""
         if checkpoint_id is None:
@@ -386,6 +391,10 @@ class CheckpointManager:
     def lease(self, job_id: str, ttl_s: float = 30.0) -> AbstractContextManager[Lease]:
         """`with manager.lease(job) as lease: manager.save(…, lease=lease)`; LeaseHeld when somebody has it (I5)."""
         return lease.hold(self._store.index, parse_name("job", job_id), ttl_s=ttl_s)
+
+    def break_lease(self, lease: Lease) -> None:
+        """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""
+        self._store.index.release_lease(lease)
 
     def events(self, after: int = 0, limit: int = 100) -> Events:
         """The append-only log of all changes, by every process."""

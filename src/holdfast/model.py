@@ -38,6 +38,16 @@ class CheckpointStatus(StrEnum):
     ARCHIVED = "archived"
 
 
+class RunStatus(StrEnum):
+    """The life of a run. Every run that is neither completed nor cancelled can be resumed."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 _E = TypeVar("_E", bound=StrEnum)
 
 

@@ -131,6 +131,13 @@ class Index(Protocol):
         """The checkpoint with the highest sequence number that is not corrupted, and its manifest."""
         ...
 
+    def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
+        """What was saved under these idempotency keys, with manifests; unknown keys are left out.
+
+        Any number of keys, in bounded statements.
+        """
+        ...
+
     def list(
         self,
         job: str,

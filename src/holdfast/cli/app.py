@@ -31,6 +31,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "stats": ("care", "Show numbers of the store or of a job."),
         "events": ("events", "Show the log of all changes."),
     },
+    "Pipelines": {
+        "run": ("run", "Run a pipeline of a Python file, or resume it."),
+        "runs": ("runs", "List, show, explain, resume and cancel runs."),
+    },
     "Change": {
         "tag": ("change", "Set or remove tags of a checkpoint."),
         "pin": ("change", "Keep a checkpoint from every cleanup."),

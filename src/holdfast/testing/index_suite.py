@@ -179,6 +179,19 @@ class IndexSuite:
             save(index, record(idempotency_key="k", request_digest=b"other"))
         assert save(index, record("another", **key))[0].id != first.id
 
+    def test_find_answers_what_was_saved_under_keys(self, index: Index, tenant: Index) -> None:
+        keys = [f"k{n}" for n in range(1200)]
+        saved = dict(zip(keys, save(index, *(record(idempotency_key=key) for key in keys)), strict=True))
+        save(index, record("other", idempotency_key="elsewhere"))
+        save(tenant, record(idempotency_key="of the tenant"))
+        found = index.find("job", ["unknown", "elsewhere", "of the tenant", *saved])
+        assert {key: checkpoint for key, (checkpoint, _) in found.items()} == saved
+        assert all(digest_of(manifest).hex() == checkpoint.digest for checkpoint, manifest in found.values())
+        assert index.find("unknown job", ["k1"]) == {}
+        assert index.find("job", []) == {}
+        index.delete([saved["k7"].id], actor="tester")
+        assert "k7" not in index.find("job", ["k7", "k8"])
+
     def test_threads_with_one_idempotency_key_save_once(self, index: Index) -> None:
         with ThreadPoolExecutor(8) as pool:
             keyed = [record(idempotency_key="k", request_digest=b"d") for _ in range(16)]

@@ -1,0 +1,199 @@
+"""`holdfast runs`: what pipelines did, and making them go on or end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from .naming import JobName
+from .session import Number, Session, emit, shared_options, store_command
+from .tables import Column, print_facts, print_table
+from .text import age, count_of, safe, style
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.history import Explanation, RunSummary
+
+_LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
+
+
+@store_command(
+    "list",
+    json_keys='{"runs": [{key, status, pipeline, version, sessions, steps_run, steps_reused, error, updated_at, '
+    "is_abandoned}]}",
+)
+@click.argument("prefix", default="", type=JobName())
+@click.option("--limit", type=Number(1), help="At most this many.")
+def list_command(session: Session, prefix: str, limit: int | None) -> None:
+    """List the runs whose keys begin with PREFIX."""
+    from holdfast.pipeline.history import find_runs
+
+    with session.open() as manager:
+        found = list(find_runs(manager, prefix, limit))
+    if session.as_json:
+        emit({"runs": [summary_json(run) for run in found]})
+    elif found:
+        columns = (
+            Column("RUN", is_whole=True, look="name"),
+            Column("STATUS"),
+            Column("PIPELINE", drop=2),
+            Column("SESSIONS", align=">", drop=3),
+            Column("UPDATED", drop=1),
+            Column("ERROR"),
+        )
+        print_table(columns, [_row(run) for run in found])
+    else:
+        click.echo("no runs" + (f" that begin with {prefix}" if prefix else " yet"), err=True)
+
+
+@store_command(
+    "show", json_keys='{"run": as in list, "steps": [{path, verdict, reason, checkpoint, seconds, attempts}]}'
+)
+@click.argument("run", type=JobName())
+def show_command(session: Session, run: str) -> None:
+    """Show a run and its steps."""
+    from holdfast.pipeline.history import explain, find_run
+
+    with session.open() as manager:
+        summary, steps = find_run(manager, run), explain(manager, run)
+    if session.as_json:
+        emit({"run": summary_json(summary), "steps": [explanation_json(step) for step in steps]})
+        return
+    steps_run = count_of(summary.steps_run, "step")
+    sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
+    print_facts(
+        [
+            ("run", summary.key),
+            ("status", _status(summary)),
+            ("pipeline", summary.pipeline or ""),
+            ("version", summary.version),
+            ("sessions", sessions),
+            ("updated", age(summary.updated_at)),
+            ("error", summary.error),
+        ]
+    )
+    click.echo()
+    for step in steps:
+        depth = "  " * step.path.count("/")
+        took = "" if step.seconds is None else style(f"  {step.seconds:.3g} s", "dim")
+        tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
+        name = safe(step.path.rpartition("/")[2] or step.path)
+        note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""
+        click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{tries}{note}")
+
+
+@store_command("explain", json_keys='{"run": …, "steps": as in show}')
+@click.argument("run", type=JobName())
+def explain_command(session: Session, run: str) -> None:
+    """Say of each step why it ran, was reused, or is stale, as of the newest session.
+
+    A step runs again when its path, an input or its version changed. To make one run again, delete its checkpoint.
+    """
+    from holdfast.pipeline.history import explain
+
+    with session.open() as manager:
+        steps = explain(manager, run)
+    if session.as_json:
+        emit({"run": run, "steps": [explanation_json(step) for step in steps]})
+        return
+    columns = (Column("STEP", is_whole=True, look="name"), Column("VERDICT"), Column("WHY"), Column("CHECKPOINT"))
+    print_table(columns, [(s.path, s.verdict, s.reason, s.checkpoint or "") for s in steps])
+
+
+@store_command("resume", json_keys='{"run": …, "argv": […], "cwd": …} with --print; else what the program itself says')
+@click.argument("run", type=JobName())
+@click.option("--print", "only_print", is_flag=True, help="Only show the command that would be run.")
+def resume_command(session: Session, run: str, only_print: bool) -> None:
+    """Start the program of a run again, with its arguments and in its directory, so that it goes on.
+
+    The command is the one recorded in the store when the run was last started: whoever may write the store chooses it.
+    """
+    from holdfast.pipeline.history import command_of
+
+    with session.open() as manager:
+        argv, cwd = command_of(manager, run)
+        store = manager.url if manager.url.startswith("memory") else os.path.abspath(manager.url.removeprefix("file:"))
+    if only_print:
+        if session.as_json:
+            emit({"run": run, "argv": argv, "cwd": cwd})
+        else:
+            click.echo(f"cd {safe(cwd)} && {safe(' '.join(argv))}")
+        return
+    click.echo(f"resuming {run}: {safe(' '.join(argv))}", err=True)
+    sys.stdout.flush()
+    os.chdir(cwd)
+    program = shutil.which(argv[0]) or sys.executable
+    os.environ.setdefault("HOLDFAST_STORE", store)
+    os.execv(program, argv)  # nosec B606 - the same program, by its arguments, without a shell
+
+
+@store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')
+@click.argument("run", type=JobName())
+def cancel_command(session: Session, run: str) -> None:
+    """End a run for good. One that is at work stops before its next step; what it finished is kept."""
+    from holdfast.pipeline.history import cancel
+
+    with session.open() as manager:
+        is_done = cancel(manager, run)
+    if session.as_json:
+        emit({"run": run, "cancelled": is_done})
+    else:
+        click.echo(f"{run} is cancelled" if is_done else f"{run} is at work and will stop before its next step")
+
+
+def summary_json(run: RunSummary) -> dict[str, object]:
+    return {
+        "key": run.key,
+        "status": str(run.status),
+        "pipeline": run.pipeline,
+        "version": run.version,
+        "sessions": run.sessions,
+        "steps_run": run.steps_run,
+        "steps_reused": run.steps_reused,
+        "error": run.error,
+        "updated_at": run.updated_at.isoformat(),
+        "is_abandoned": run.is_abandoned,
+    }
+
+
+def explanation_json(step: Explanation) -> dict[str, object]:
+    return {
+        "path": step.path,
+        "verdict": step.verdict,
+        "reason": step.reason,
+        "checkpoint": step.checkpoint,
+        "seconds": step.seconds,
+        "attempts": step.attempts,
+    }
+
+
+def _status(run: RunSummary) -> str:
+    return f"{run.status}, but its process is gone: it can be resumed" if run.is_abandoned else str(run.status)
+
+
+def _row(run: RunSummary) -> tuple[str, ...]:
+    status = "abandoned" if run.is_abandoned else str(run.status)
+    return (run.key, status, run.pipeline or "", f"{run.sessions}", age(run.updated_at), run.error)
+
+
+def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
+    ctx = click.get_current_context()
+    before = ctx.obj or {}
+    ctx.obj = {
+        "store": store or before.get("store"),
+        "namespace": namespace or before.get("namespace"),
+        "as_json": as_json or bool(before.get("as_json")),
+    }
+
+
+runs_command = click.Group(
+    "runs",
+    commands=[list_command, show_command, resume_command, explain_command, cancel_command],
+    callback=_pass_on,
+    params=shared_options(),
+    help="List, show, explain, resume and cancel runs of pipelines.",
+    epilog="JSON: holdfast runs COMMAND --help says what each one answers",
+)

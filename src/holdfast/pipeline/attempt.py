@@ -1,0 +1,121 @@
+"""One attempt at a step, and what a time limit can do about it.
+
+coroutine        cancelled at its next await (asyncio)
+process          the step runs in a process of its own, which is killed: the work really stops. The function and
+                 its arguments must be picklable, and steps inside it are ordinary calls
+thread           the run goes on without it; a thread cannot be stopped and works until it ends by itself
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import StepTimeout, Validation, WorkerDied
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
+
+TIMEOUT_IN = ("process", "thread")
+
+
+def timed_out(what: str, timeout_s: float) -> StepTimeout:
+    return StepTimeout(f"{what} took longer than {timeout_s:g} s", hint="give it more with timeout_s=, or retries=")
+
+
+def check_picklable(function: object, what: str, why: str) -> None:
+    try:
+        ForkingPickler.dumps(function)
+    except Exception as error:
+        raise Validation(
+            f"{what}: {why}, and {function!r} cannot be sent to one ({error})",
+            hint='use a function defined at the top of a module, or "thread" instead of "process"',
+        ) from error
+
+
+def new_pool(workers: int) -> ProcessPool:
+    """Processes that are started clean (no fork beside threads), ignore Ctrl-C, and end with their parent."""
+    from pebble import ProcessPool
+
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["holdfast.pipeline.worker"])
+    from .worker import prepare
+
+    return ProcessPool(max_workers=workers, context=context, initializer=prepare)
+
+
+class Isolation:
+    """The process for steps with a time limit; started when first needed, and again after a kill."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPool | None = None
+        self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:
+        from pebble import ProcessExpired
+
+        check_picklable((function, args, kwargs), what, "a step with timeout_s runs in a process of its own")
+        with self._lock:
+            if self._pool is None:
+                self._pool = new_pool(1)
+            future = self._pool.schedule(function, args=args, kwargs=kwargs, timeout=timeout_s)
+        began = time.monotonic()
+        try:
+            return future.result()
+        except TimeoutError as error:
+            if time.monotonic() - began < timeout_s:
+                raise  # the function's own
+            raise timed_out(what, timeout_s) from error
+        except ProcessExpired as error:
+            raise worker_died(what, error.exitcode) from error
+        finally:
+            future.cancel()  # type: ignore[no-untyped-call]  # kills it when we leave early
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()  # type: ignore[no-untyped-call]
+            self._pool.join()
+            self._pool = None
+
+
+def worker_died(what: str, exit_code: int | None) -> WorkerDied:
+    how = f"signal {-exit_code}" if exit_code and exit_code < 0 else f"exit code {exit_code}"
+    return WorkerDied(f"{what}: its process died ({how})", hint="signal 9 often means that memory ran out")
+
+
+def call_in_thread(function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:
+    outcome: Future[Any] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            outcome.set_result(context.run(function, *args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="holdfast-step", daemon=True).start()
+    try:
+        return outcome.result(timeout_s)
+    except TimeoutError as error:
+        if outcome.done():
+            raise  # the function's own
+        raise timed_out(what, timeout_s) from error
+
+
+async def await_within(work: Awaitable[Any], timeout_s: float | None, what: str) -> Any:
+    import asyncio
+
+    scope = asyncio.timeout(timeout_s)
+    try:
+        async with scope:
+            return await work
+    except TimeoutError as error:
+        if timeout_s is None or not scope.expired():
+            raise  # the function's own
+        raise timed_out(what, timeout_s) from error

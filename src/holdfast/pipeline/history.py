@@ -1,0 +1,239 @@
+"""What is known of runs from their records alone: for `holdfast runs`, without the code of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from holdfast.errors import Cancelled, Conflict, LeaseHeld, NotFound
+from holdfast.manager import CheckpointManager
+from holdfast.model import Checkpoint, RunStatus
+
+from .inbox import CANCEL, post
+from .keys import show
+from .owner import is_gone, newest_status, save_status, take_lease
+
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run as its newest status record tells it."""
+
+    key: str
+    status: RunStatus
+    pipeline: str | None
+    version: str
+    sessions: int
+    steps_run: int  # in the last session
+    steps_reused: int
+    error: str
+    updated_at: datetime
+    is_abandoned: bool  # said to be running, but its process is gone: it resumes at once
+
+
+@dataclass(slots=True)
+class StepHistory:
+    """All records of one path, oldest first."""
+
+    path: tuple[str, ...]
+    results: list[Checkpoint] = field(default_factory=list)
+    failures: list[Checkpoint] = field(default_factory=list)
+    items: int = 0
+    failed_items: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a step in the newest session, and why."""
+
+    path: str
+    verdict: str  # ran, reused, failed, kept, stale
+    reason: str
+    checkpoint: str | None
+    seconds: float | None
+    attempts: int
+
+
+def find_runs(store: CheckpointManager, prefix: str = "", limit: int | None = None) -> Iterator[RunSummary]:
+    """Runs by key; jobs that are no runs are passed over."""
+    after, found = None, 0
+    while page := store.jobs(prefix, _PAGE, after):
+        after = page[-1].name
+        for job in page:
+            newest = newest_status(store, job.name)
+            if newest is None:
+                continue
+            yield _summary(newest, job.updated_at)
+            found += 1
+            if found == limit:
+                return
+
+
+def find_run(store: CheckpointManager, key: str) -> RunSummary:
+    newest = newest_status(store, key)
+    if newest is None:
+        raise NotFound(f"there is no run {key}", hint="holdfast runs list shows the runs")
+    return _summary(newest, newest.created_at)
+
+
+def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
+    about = newest.metadata
+    status = RunStatus(str(about.get("status")))
+    return RunSummary(
+        newest.job,
+        status,
+        _text(about.get("pipeline")) or None,
+        _text(about.get("version")),
+        _count(about.get("session")),
+        _count(about.get("ran")),
+        _count(about.get("reused")),
+        _text(about.get("error")),
+        updated_at,
+        status is RunStatus.RUNNING and is_gone(about.get("owner")),
+    )
+
+
+def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHistory]:
+    """The records of every step, by path, in the order in which the paths first appeared."""
+    steps: dict[tuple[str, ...], StepHistory] = {}
+    after = 0
+    while page := store.list(key, after=after, limit=_PAGE):
+        after = page[-1].seq
+        for checkpoint in page:
+            about = checkpoint.metadata
+            kind, path = about.get("kind"), about.get("path")
+            if not isinstance(path, list) or kind not in ("step", "attempt", "items"):
+                continue
+            history = steps.setdefault(tuple(map(str, path)), StepHistory(tuple(map(str, path))))
+            if kind == "step":
+                history.results.append(checkpoint)
+            elif kind == "attempt":
+                history.failures.append(checkpoint)
+            else:
+                history.items += _count(about.get("items"))
+                history.failed_items += _count(about.get("failed"))
+    return steps
+
+
+def explain(store: CheckpointManager, key: str) -> list[Explanation]:
+    """For each step why it ran, was reused, or is stale, as of the newest session."""
+    session = find_run(store, key).sessions
+    ran, reused, has_ended = _session_lists(store, key, session)
+    explanations = []
+    for path, history in steps_of(store, key).items():
+        text = show(path)
+        if history.items and not history.results:
+            failed = f", {history.failed_items} failures" if history.failed_items else ""
+            explanations.append(Explanation(text, "map", f"{history.items:,} items kept{failed}", None, None, 0))
+            continue
+        explanations.append(_explain_step(text, history, session, text in reused, has_ended))
+        ran.pop(text, None)
+    explanations += [Explanation(text, "ran", "its result is never kept", None, None, 1) for text in ran]
+    return explanations
+
+
+def _explain_step(path: str, history: StepHistory, session: int, is_reused: bool, has_ended: bool) -> Explanation:
+    newest = history.results[-1] if history.results else None
+    failures = [f for f in history.failures if f.metadata.get("session") == session]
+    if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused):
+        last = history.failures[-1]
+        again = "it runs again when the run is resumed"
+        return Explanation(
+            path,
+            "failed",
+            f"{last.metadata.get('error')}; {again}",
+            last.id,
+            None,
+            _count(last.metadata.get("attempt")),
+        )
+    about = newest.metadata
+    seconds = about.get("seconds")
+    facts: Any = (newest.id, seconds if isinstance(seconds, float | int) else None, _count(about.get("attempts")))
+    made_in = _count(about.get("session"))
+    if made_in == session:
+        return Explanation(path, "ran", _why(history.results, history.failures), *facts)
+    if is_reused:
+        return Explanation(path, "reused", f"finished in session {made_in}; inputs and version are the same", *facts)
+    if has_ended:
+        return Explanation(path, "stale", f"finished in session {made_in}; the newest one did not ask for it", *facts)
+    return Explanation(path, "kept", f"finished in session {made_in}; the newest one has not come to it", *facts)
+
+
+def _why(results: Sequence[Checkpoint], failures: Sequence[Checkpoint]) -> str:
+    """Why the newest result had to be made."""
+    if len(results) == 1:
+        return f"it had failed {len(failures)} times" if failures else "it was not finished yet"
+    now, before = results[-1].metadata, results[-2].metadata
+    reasons = []
+    if now.get("version") != before.get("version"):
+        reasons.append(f"version {_shown(before)} became {_shown(now)}")
+    new, old = _inputs(now), _inputs(before)
+    if changed := [name for name in new if name in old and new[name] != old[name]]:
+        reasons.append(f"changed: {', '.join(changed)}")
+    if added := [name for name in new if name not in old]:
+        reasons.append(f"new: {', '.join(added)}")
+    if gone := [name for name in old if name not in new]:
+        reasons.append(f"gone: {', '.join(gone)}")
+    return "; ".join(reasons) or "its earlier result was deleted"
+
+
+def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[dict[str, None], set[str], bool]:
+    """What the session ran and reused, and whether it came to an end; killed ones leave nothing."""
+    newest = newest_status(store, key)
+    assert newest is not None  # nosec B101 - find_run has raised
+    if newest.metadata.get("status") == RunStatus.RUNNING:
+        return {}, set(), False
+    state: Any = store.load(newest.id)
+    return dict.fromkeys(state.get("ran", ())), set(state.get("reused", ())), newest.metadata.get("status") != "paused"
+
+
+def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
+    """(arguments, directory) with which the run was last started."""
+    summary = find_run(store, key)
+    if summary.status is RunStatus.CANCELLED:
+        raise Cancelled(f"run {key} was cancelled", hint="use another key to start anew")
+    if summary.status is RunStatus.COMPLETED:
+        raise Conflict(f"run {key} is completed", hint="there is nothing to resume; a new key starts anew")
+    for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
+        state: Any = store.load(record.id)
+        if "command" in state:
+            return list(state["command"]["argv"]), str(state["command"]["cwd"])
+    raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
+
+
+def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
+    """End a run for good. True when it is done; False when its owner, still at work, was told to stop."""
+    summary = find_run(store, key)
+    if summary.status is RunStatus.COMPLETED:
+        raise Conflict(f"run {key} is completed", hint="there is nothing to cancel")
+    if summary.status is RunStatus.CANCELLED:
+        return True
+    post(store, key, CANCEL, "")
+    try:
+        with take_lease(store, key, ttl_s) as lease:
+            newest = newest_status(store, key)
+            assert newest is not None  # nosec B101 - find_run has raised
+            save_status(store, lease, RunStatus.CANCELLED, {}, newest.metadata)
+    except LeaseHeld:
+        return False
+    return True
+
+
+def _inputs(about: Mapping[str, object]) -> Mapping[str, object]:
+    inputs = about.get("inputs")
+    return inputs if isinstance(inputs, Mapping) else {}
+
+
+def _shown(about: Mapping[str, object]) -> str:
+    return repr(str(about.get("version", "/")).strip("/")) if about.get("version") != "/" else "none"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0

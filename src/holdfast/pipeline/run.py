@@ -1,0 +1,492 @@
+"""A run: one execution of a pipeline under a stable key, owned by one process at a time.
+
+A run is a job of the store. Every finished step is a checkpoint of that job, saved under the step's key (path, inputs,
+version) as idempotency key before the next step begins; every change of the run's status is a checkpoint of level
+pipeline. All are fenced by the run's lease, so that a stale owner is refused at its next write (I5).
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+from holdfast.errors import (
+    Cancelled,
+    CheckpointError,
+    Conflict,
+    Corrupted,
+    LeaseHeld,
+    LeaseLost,
+    UnsupportedType,
+    Validation,
+)
+from holdfast.manager import CheckpointManager
+from holdfast.model import CheckpointLevel, Lease, RunStatus, parse_step
+
+from .attempt import Isolation, await_within, call_in_thread
+from .inbox import CANCEL, Inbox, parse_run_key
+from .keys import Path, arguments, digest_of, show, step_key
+from .owner import held_by_another, newest_status, save_status, take_lease, this_process
+from .retry import Retry
+from .signals import Paused, Signals
+from .step import UNSET, Options, Place, parse_options, place_in
+
+INBOX_EVERY_S = 1.0
+MAX_ERROR_CHARACTERS = 500
+MAX_TRACEBACK_CHARACTERS = 20_000
+MAX_LISTED = 10_000  # steps named in the record of a session
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One call of a step."""
+
+    place: Place
+    key: str
+    inputs: Mapping[str, bytes]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    options: Options
+
+    @property
+    def title(self) -> str:
+        return f"step {show(self.place.path)}"
+
+
+class Run:
+    """What `holdfast.run(…)` gives. Steps may be called from several threads and tasks at once."""
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        store: CheckpointManager | str | os.PathLike[str] | None = None,
+        version: str | int | None = None,
+        pipeline: str | None = None,
+        ttl_s: float = 30.0,
+        grace_s: float = 30.0,
+        signals: bool = True,
+    ) -> None:
+        self.key = parse_run_key(key)
+        if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
+            raise Validation(f"grace_s={grace_s!r} makes no sense", hint="use 0 to 86400 seconds")
+        self.version = "" if version is None else str(version)
+        self.pipeline = pipeline
+        self.session = 0
+        self._given = store
+        self._ttl_s = ttl_s
+        self._signals = Signals(grace_s)
+        self._wants_signals = signals
+        self._isolation = Isolation()
+        self._lock = threading.Lock()
+        self._claimed: set[Path] = set()
+        self._ran: list[str] = []
+        self._reused: list[str] = []
+        self._executed = 0
+        self._inbox_at = 0.0
+        self._stack: ExitStack | None = None
+        self.store: CheckpointManager
+        self._lease: Lease
+        self._inbox: Inbox
+
+    # Entering and leaving
+
+    def __enter__(self) -> Self:
+        if self._stack is not None:
+            raise Conflict(f"run {self.key} is entered already", hint="make another one with holdfast.run()")
+        with ExitStack() as stack:
+            if isinstance(self._given, CheckpointManager):
+                self.store = self._given
+            else:
+                self.store = stack.enter_context(CheckpointManager(self._given))
+            try:
+                self._lease = stack.enter_context(take_lease(self.store, self.key, self._ttl_s))
+            except LeaseHeld as error:
+                raise held_by_another(self.key, error) from error
+            self._continue_history()
+            stack.callback(self._isolation.close)
+            if self._wants_signals:
+                self._signals.install()
+            stack.callback(self._signals.restore)
+            self._record(RunStatus.RUNNING, command=_command())
+            stack.enter_context(Place(self).entered())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        stack, self._stack = self._stack, None
+        if stack is None:
+            return
+        with stack:
+            self._signals.disarm()
+            status = _status_after(error)
+            try:
+                if not isinstance(error, LeaseLost):  # else the run belongs to somebody else
+                    self._record(status, error=error)
+            except CheckpointError as failure:
+                if error is None:
+                    raise
+                error.add_note(f"The end of run {self.key} could not be recorded: {failure}")
+            self._say_how_to_resume(status, error)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.__exit__(kind, error, trace)
+
+    def _continue_history(self) -> None:
+        newest = newest_status(self.store, self.key)
+        if newest is None:
+            if self.store.list(self.key, limit=1):
+                raise Conflict(f"job {self.key} is not a run", hint="it holds checkpoints of its own: use another key")
+            self._inbox = Inbox(self.store, self.key)
+            self.session = 1
+            return
+        last = newest.metadata
+        known = last.get("pipeline")
+        if self.pipeline is not None and known is not None and known != self.pipeline:
+            raise Conflict(
+                f"run {self.key} belongs to pipeline {known}, not to {self.pipeline}",
+                hint="use another key for another pipeline",
+            )
+        self.pipeline = self.pipeline or (known if isinstance(known, str) else None)
+        if last.get("status") == RunStatus.CANCELLED:
+            raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
+        self._inbox = Inbox(self.store, self.key, _number(last.get("inbox")))
+        self.session = _number(last.get("session")) + 1
+
+    def _record(
+        self, status: RunStatus, *, error: BaseException | None = None, command: Mapping[str, object] | None = None
+    ) -> None:
+        """The run's status as a checkpoint; at the end of a session with what it did."""
+        state: dict[str, object] = {"ran": self._ran[:MAX_LISTED], "reused": self._reused[:MAX_LISTED]}
+        metadata: dict[str, object] = {
+            "session": self.session,
+            "version": self.version,
+            "pipeline": self.pipeline,
+            "inbox": self._inbox.seen,
+            "ran": self._executed,
+            "reused": len(self._reused),
+            "owner": this_process(),
+            "token": self._lease.token,
+        }
+        if command is not None:
+            state["command"] = command
+        if error is not None and status is not RunStatus.COMPLETED:
+            metadata["error"] = _one_line(error)
+            state["traceback"] = _traceback(error)
+        save_status(self.store, self._lease, status, state, metadata)
+
+    def _say_how_to_resume(self, status: RunStatus, error: BaseException | None) -> None:
+        command = resume_command(self.store, self.key)
+        if status is RunStatus.PAUSED:
+            sys.stderr.write(f"holdfast: run {self.key} is paused ({error}); to resume it: {command}\n")
+        elif status is RunStatus.FAILED and error is not None and not isinstance(error, LeaseLost):
+            error.add_note(f"Run {self.key} failed; what is finished is kept. To resume it: {command}")
+
+    # Steps
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        retries: int | Retry = 0,
+        timeout_s: float | None = None,
+        timeout_in: str = "process",
+        version: str | int | None = None,
+        inputs: Any = UNSET,
+        **kwargs: Any,
+    ) -> Any:
+        """The result of `function(*args, **kwargs)`, which runs once, ever: its result is durable when this returns.
+
+        A step is the same when its path, its inputs and its version are; whatever else changes, it is not run again.
+        `inputs` replaces the arguments where they cannot be encoded or do not say what matters. What a function finds
+        by other ways (globals, files, a method's own object) is no input: change `version` when it changes.
+        Of a coroutine function this is a coroutine. `timeout_in` is explained in `pipeline.attempt`.
+        """
+        options = parse_options(retries, timeout_s, timeout_in, version)
+        call = self.call_async if inspect.iscoroutinefunction(function) else self.call
+        return call(name, function, args, kwargs, options, inputs=inputs)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Steps inside belong to the stage: its name is part of their paths. Stages may be nested."""
+        place = place_in(self)
+        if place.level not in (CheckpointLevel.PIPELINE, CheckpointLevel.STAGE):
+            raise Validation(f"stage {name!r} is inside step {show(place.path)}", hint="steps inside a step need none")
+        path = (*place.path, parse_step(name))
+        executed, began = self._executed, time.monotonic()
+        with Place(self, path, CheckpointLevel.STAGE).entered():
+            yield
+        if self._executed > executed:
+            metadata = {"kind": "stage", "session": self.session, "seconds": round(time.monotonic() - began, 3)}
+            self.save(path, {"steps": self._executed - executed}, CheckpointLevel.STAGE, metadata)
+
+    def call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        *,
+        inputs: Any = UNSET,
+        keep: bool = True,
+    ) -> Any:
+        """A step with parsed options; `step` and the decorator end here."""
+        work = self._begin(name, function, args, kwargs, options, inputs)
+        if keep and (kept := self._kept(work)) is not None:
+            return kept["result"]
+        for attempt in itertools.count(1):
+            self.pause_point()
+            began = time.monotonic()
+            try:
+                with work.place.entered():
+                    result = self._attempt(work)
+            except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
+                self._signals.wait(self._failed(work, error, attempt))
+            else:
+                self._keep(work, result, attempt, time.monotonic() - began, keep=keep)
+                return result
+        raise AssertionError("unreachable")
+
+    async def call_async(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        *,
+        inputs: Any = UNSET,
+        keep: bool = True,
+    ) -> Any:
+        """The same for a coroutine function; the store is never waited for on the event loop."""
+        import asyncio
+
+        work = self._begin(name, function, args, kwargs, options, inputs)
+        if keep and (kept := await asyncio.to_thread(self._kept, work)) is not None:
+            return kept["result"]
+        for attempt in itertools.count(1):
+            await asyncio.to_thread(self.pause_point)
+            began = time.monotonic()
+            try:
+                with work.place.entered():
+                    result = await await_within(function(*args, **kwargs), options.timeout_s, work.title)
+            except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
+                wait_s = await asyncio.to_thread(self._failed, work, error, attempt)
+                await asyncio.to_thread(self._signals.wait, wait_s)
+            else:
+                seconds = time.monotonic() - began
+                await asyncio.to_thread(self._keep, work, result, attempt, seconds, keep=keep)
+                return result
+        raise AssertionError("unreachable")
+
+    def _begin(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+        inputs: Any,
+    ) -> Work:
+        place = place_in(self).below(parse_step(name))
+        self.claim(place.path)
+        what = f"step {show(place.path)}"
+        given = arguments(function, args, kwargs) if inputs is UNSET else {"inputs": inputs}
+        digests = {arg: digest_of(value, f"{what}, input {arg}") for arg, value in given.items()}
+        key = step_key(place.path, f"{self.version}/{options.version}", digests)
+        return Work(place, key, digests, function, args, kwargs, options)
+
+    def claim(self, path: Path) -> None:
+        """One path, one step: else two of them would be told apart only by chance."""
+        if self._stack is None:
+            raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
+        parse_step(show(path))
+        with self._lock:
+            if path in self._claimed:
+                raise Validation(
+                    f"run {self.key} has two steps with the path {show(path)}",
+                    hint="give each call a name of its own, such as one with a number, or use run.map",
+                )
+            self._claimed.add(path)
+
+    def _kept(self, work: Work) -> Any:
+        try:
+            found = self.store.load_by_key(self.key, work.key)
+        except Corrupted as error:
+            raise Corrupted(
+                f"the result of {work.title} of run {self.key} is damaged: {error.message}",
+                hint=f"holdfast runs explain {self.key} shows its ID; holdfast delete that ID, and it runs again",
+            ) from error
+        if found is None:
+            return None
+        self._reused.append(show(work.place.path))
+        return found[1]
+
+    def _attempt(self, work: Work) -> Any:
+        timeout_s = work.options.timeout_s
+        if timeout_s is None:
+            return work.function(*work.args, **work.kwargs)
+        if work.options.timeout_in == "thread":
+            return call_in_thread(work.function, work.args, work.kwargs, timeout_s, work.title)
+        return self._isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title)
+
+    def _failed(self, work: Work, error: Exception, attempt: int) -> float:
+        """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
+        if isinstance(error, LeaseLost | Cancelled):
+            raise error
+        path = work.place.path
+        metadata = {
+            "kind": "attempt",
+            "key": work.key,
+            "session": self.session,
+            "attempt": attempt,
+            "error": _one_line(error),
+        }
+        self.save(path, {"traceback": _traceback(error)}, work.place.level, metadata)
+        if not work.options.retry.allows(error, attempt):
+            times = "" if attempt == 1 else f", {attempt} times"
+            error.add_note(f"It failed in {work.title} of run {self.key}{times}.")
+            raise error
+        with self._lock:  # the steps inside it will be called again
+            self._claimed = {other for other in self._claimed if other == path or other[: len(path)] != path}
+        return work.options.retry.wait_s(attempt)
+
+    def _keep(self, work: Work, result: object, attempt: int, seconds: float, *, keep: bool) -> None:
+        """Durable before the next step begins (I1)."""
+        path = show(work.place.path)
+        if keep:
+            metadata = {
+                "kind": "step",
+                "key": work.key,
+                "session": self.session,
+                "attempts": attempt,
+                "seconds": round(seconds, 6),
+                "version": f"{self.version}/{work.options.version}",
+                "inputs": {name: digest.hex()[:16] for name, digest in work.inputs.items()},
+            }
+            try:
+                self.save(work.place.path, {"result": result}, work.place.level, metadata, work.key)
+            except UnsupportedType as error:
+                _name_result(error, f"the result of {work.title}")
+        self.count(path)
+
+    # What map and others use
+
+    def save(
+        self,
+        path: Path,
+        state: object,
+        level: CheckpointLevel,
+        metadata: Mapping[str, object],
+        idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """A checkpoint of this run, fenced by its lease."""
+        self.store.save(
+            self.key,
+            show(path),
+            state,
+            level=level,
+            tags=tags,
+            metadata={**metadata, "path": list(path)},
+            lease=self._lease,
+            idempotency_key=idempotency_key,
+        )
+
+    def count(self, path: str) -> None:
+        with self._lock:
+            self._executed += 1
+            if len(self._ran) < MAX_LISTED:
+                self._ran.append(path)
+
+    def pause_point(self) -> None:
+        """Between two pieces of work: here a run stops, waits, or learns that it was cancelled."""
+        if self._stack is None:
+            raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
+        signals = self._signals
+        if signals.is_asked_to_record:
+            signals.is_asked_to_record = False
+            self._record(RunStatus.RUNNING)
+        if signals.must_wait():
+            self._record(RunStatus.PAUSED)
+            while signals.must_wait():
+                time.sleep(0.05)
+                self._read_inbox()
+            if not signals.stopping:
+                self._record(RunStatus.RUNNING)
+        if signals.stopping:
+            raise Paused(signals.stopping)
+        self._read_inbox()
+
+    def _read_inbox(self) -> None:
+        now = time.monotonic()
+        if now < self._inbox_at:
+            return
+        self._inbox_at = now + INBOX_EVERY_S
+        for message in self._inbox.new():
+            if message.metadata.get("kind") == CANCEL:
+                raise Cancelled(
+                    f"run {self.key} was cancelled by {message.metadata.get('actor')}",
+                    hint="what it finished is kept; use another key to start anew",
+                )
+
+    def __repr__(self) -> str:
+        return f"<holdfast run {self.key}, session {self.session}>"
+
+
+def resume_command(store: CheckpointManager, key: str) -> str:
+    if store.url == "memory:":
+        return "run it again in this process (its store is in memory)"
+    place = os.path.abspath(store.url.removeprefix("file:"))
+    tenant = "" if store.namespace == "default" else f" --namespace {store.namespace}"
+    return f"holdfast runs resume {key} --store {place}{tenant}"
+
+
+def _command() -> dict[str, object]:
+    """How this process was started, for `holdfast runs resume`."""
+    return {"argv": list(sys.orig_argv), "cwd": os.getcwd()}
+
+
+def _status_after(error: BaseException | None) -> RunStatus:
+    if error is None:
+        return RunStatus.COMPLETED
+    if isinstance(error, Cancelled):
+        return RunStatus.CANCELLED
+    return RunStatus.FAILED if isinstance(error, Exception) else RunStatus.PAUSED
+
+
+def _name_result(error: UnsupportedType, what: str) -> NoReturn:
+    path = error.path.replace('state["result"]', "result", 1)
+    raise UnsupportedType(
+        f"{what} cannot be kept: {error.message.replace(error.path, path)}", hint=error.hint, path=path
+    ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}".strip().encode("utf-8", "replace").decode()
+    return " ".join(text.split())[:MAX_ERROR_CHARACTERS]
+
+
+def _traceback(error: BaseException) -> str:
+    text = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TRACEBACK_CHARACTERS else "…\n" + text[-MAX_TRACEBACK_CHARACTERS:]
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,95 @@
+"""How a run answers to the signals of the system and of its user.
+
+SIGTERM, SIGINT   finish the step under way, within the grace period, then pause and exit 75
+  … once more     stop at once; what is durable stays durable
+SIGUSR1, SIGUSR2  wait before the next step; go on
+SIGHUP            record now how far the run is
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+EXIT_PAUSED = 75  # EX_TEMPFAIL: run it again
+
+
+class Paused(SystemExit):
+    """The run stops here and can be resumed. A SystemExit, so that `except Exception` does not swallow it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(EXIT_PAUSED)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Signals:
+    """The wishes that signals expressed so far. `install` works only in the main thread; elsewhere nothing happens."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self.stopping = ""  # the reason. Plain flags: a handler must not take a lock its own thread may hold
+        self.is_held = False
+        self.is_asked_to_record = False
+        self._before: dict[int, Any] = {}
+        self._timer: threading.Timer | None = None
+        self._is_disarmed = False
+
+    def install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in (
+            (signal.SIGTERM, self._on_stop),
+            (signal.SIGINT, self._on_stop),
+            (signal.SIGUSR1, self._on_hold),
+            (signal.SIGUSR2, self._on_go),
+            (signal.SIGHUP, self._on_record),
+        ):
+            self._before[number] = signal.signal(number, handler)
+
+    def disarm(self) -> None:
+        """From now on no signal raises: the end of the run is being recorded."""
+        self._is_disarmed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def restore(self) -> None:
+        self.disarm()
+        while self._before:
+            number, handler = self._before.popitem()
+            if handler is not None:
+                signal.signal(number, handler)
+
+    def must_wait(self) -> bool:
+        return self.is_held and not self.stopping
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but no longer than until a stop is asked for."""
+        until = time.monotonic() + seconds
+        while not self.stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+
+    def _on_stop(self, number: int, _: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._is_disarmed:
+            return
+        if self.stopping:
+            raise Paused(f"{name}, for the second time" if self._timer and self._timer.is_alive() else self.stopping)
+        self.stopping = name
+        self._timer = threading.Timer(self.grace_s, signal.pthread_kill, (threading.get_ident(), number))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _on_hold(self, _: int, __: FrameType | None) -> None:
+        self.is_held = True
+
+    def _on_go(self, _: int, __: FrameType | None) -> None:
+        self.is_held = False
+
+    def _on_record(self, _: int, __: FrameType | None) -> None:
+        self.is_asked_to_record = True

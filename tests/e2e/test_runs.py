@@ -1,0 +1,175 @@
+"""Runs in processes of their own: killed, asked to stop, held, resumed from the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+    import sys, time
+    import holdfast
+
+    def note(word):
+        with open("log", "a") as log:
+            log.write(word + "\\n")
+
+    @holdfast.step(name="work {n}")
+    def work(n, seconds):
+        note(f"begin {n}")
+        time.sleep(seconds)
+        note(f"end {n}")
+        return n * n
+
+    @holdfast.pipeline
+    def squares(count=5, seconds=0.15):
+        with holdfast.current_run().stage("all"):
+            return sum(work(n, seconds) for n in range(count))
+
+    if __name__ == "__main__":
+        with holdfast.run("script", grace_s=float(sys.argv[1])) as run:
+            for n in range(5):
+                run.step(f"work {n}", work.__wrapped__, n, float(sys.argv[2]))
+        note("completed")
+"""
+
+
+class Program:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+        self.env = {**os.environ, "HOLDFAST_STORE": str(folder / "store")}
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=self.env,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, code: int = 0) -> str:
+        process = self.start(*words)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, (out, err)
+        return out + err
+
+    def holdfast(self, *words: str, code: int = 0) -> str:
+        return self.run("-m", "holdfast", *words, code=code)
+
+    def wait_for(self, line: str) -> None:
+        until = time.monotonic() + 30
+        while line not in self.lines():
+            assert time.monotonic() < until, self.lines()
+            time.sleep(0.01)
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def runs(self) -> Any:
+        return {run["key"]: run for run in json.loads(self.holdfast("runs", "list", "--json"))["runs"]}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(tmp_path)
+
+
+def test_killed_and_started_again_at_once(program: Program) -> None:
+    process = program.start("program.py", "5", "0.2")
+    program.wait_for("begin 2")
+    process.kill()
+    process.communicate()
+    found = program.runs()["script"]
+    assert found["status"] == "running"
+    assert found["is_abandoned"]
+    program.run("program.py", "5", "0.2")  # its lease still runs, but its owner is known to be gone
+    lines = program.lines()
+    assert [lines.count(f"end {n}") for n in range(5)] == [1, 1, 1, 1, 1]
+    assert lines.count("begin 2") == 2
+    assert program.runs()["script"]["status"] == "completed"
+
+
+def test_sigterm_finishes_the_step_pauses_and_says_how_to_resume(program: Program) -> None:
+    process = program.start("program.py", "30", "0.2")
+    program.wait_for("begin 1")
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert f"holdfast runs resume script --store {program.folder}/store" in err
+    assert program.lines() == ["begin 0", "end 0", "begin 1", "end 1"]
+    assert program.runs()["script"]["status"] == "paused"
+    assert "program.py" in program.holdfast("runs", "resume", "script", "--print")
+    program.holdfast("runs", "resume", "script")
+    assert [program.lines().count(f"end {n}") for n in range(5)] == [1, 1, 1, 1, 1]
+    assert program.lines()[-1] == "completed"
+    program.holdfast("runs", "resume", "script", code=5)  # completed
+
+
+@pytest.mark.parametrize("how", ["grace", "twice"])
+def test_a_step_that_takes_too_long_is_left_at_once(program: Program, how: str) -> None:
+    process = program.start("program.py", "0.2" if how == "grace" else "60", "60")
+    program.wait_for("begin 0")
+    process.send_signal(signal.SIGINT)
+    if how == "twice":
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 75
+    assert program.runs()["script"]["status"] == "paused"
+    assert program.lines() == ["begin 0"]
+
+
+def test_held_and_let_go_by_signals(program: Program) -> None:
+    process = program.start("program.py", "5", "0.3")
+    program.wait_for("begin 0")
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGHUP)
+    program.wait_for("end 0")
+    time.sleep(0.6)
+    assert program.lines() == ["begin 0", "end 0"]
+    assert program.runs()["script"]["status"] == "paused"
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert program.lines()[-1] == "completed"
+
+
+def test_a_pipeline_of_a_file(program: Program) -> None:
+    words = ("run", "program.py:squares", "--id", "sq", "--arg", "seconds=0.2", "--json")
+    process = program.start("-m", "holdfast", *words)
+    program.wait_for("begin 2")
+    process.send_signal(signal.SIGUSR1)  # hold on behind the step
+    program.holdfast(*words, code=5)  # another owner
+    process.kill()
+    process.communicate()
+    assert json.loads(program.holdfast(*words)) == {"run": "sq", "status": "completed", "result": 30}
+    assert program.lines().count("begin 2") == 1
+    steps = {s["path"]: s for s in json.loads(program.holdfast("runs", "explain", "sq", "--json"))["steps"]}
+    assert [steps[f"all/work {n}"]["verdict"] for n in range(5)] == ["reused"] * 3 + ["ran"] * 2
+    assert "all/work 4" in program.holdfast("runs", "explain", "sq")
+    assert "work 4" in program.holdfast("runs", "show", "sq")
+    assert json.loads(program.holdfast("run", "program.py:squares", "--id", "sq", "--arg", "seconds=0.2", "--json"))
+
+
+def test_wrong_use_of_the_commands(program: Program) -> None:
+    program.holdfast("run", "program.py", code=3)
+    program.holdfast("run", "missing.py:x", code=4)
+    program.holdfast("run", "program.py:work", code=4)
+    program.holdfast("run", "program.py:squares", "--arg", 'count="x"', code=1)
+    for command in ("show", "explain", "resume", "cancel"):
+        program.holdfast("runs", command, "unknown", code=4)
+    (key,) = program.runs()
+    assert program.runs()[key]["status"] == "failed"
+    assert "is cancelled" in program.holdfast("runs", "cancel", key)
+    program.holdfast("runs", "resume", key, code=5)

@@ -1,0 +1,443 @@
+"""Runs, stages and steps in one process: what is run, reused, refused and recorded."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import CheckpointManager, Conflict, Retry, StepTimeout, Validation
+from holdfast.pipeline.history import cancel, explain, find_run, find_runs
+
+AT_ONCE = Retry(times=5, delay_s=0)
+
+
+@pytest.fixture
+def store() -> Iterator[CheckpointManager]:
+    with holdfast.open("memory:") as opened:
+        yield opened
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Callable[..., Any] = lambda *args, **kwargs: (args, kwargs)) -> None:
+        self.calls = 0
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+
+def test_a_finished_step_returns_its_result_and_does_not_run(store: CheckpointManager) -> None:
+    work = Counted(lambda x: {"tuple": (x, 2.5), "bytes": b"b"})
+    for _ in range(3):
+        with holdfast.run("nightly", store=store) as run:
+            assert run.step("work", work, 1) == {"tuple": (1, 2.5), "bytes": b"b"}
+    assert work.calls == 1
+    assert find_run(store, "nightly").sessions == 3
+    assert find_run(store, "nightly").status == "completed"
+
+
+def test_a_failed_run_goes_on_where_it_failed(store: CheckpointManager) -> None:
+    first, broken = Counted(lambda: 1), Counted(lambda x: x / 0)
+    with pytest.raises(ZeroDivisionError) as caught, holdfast.run("r", store=store) as run:
+        run.step("first", first)
+        run.step("second", broken, 4)
+    assert any("step second of run r" in note for note in caught.value.__notes__)
+    assert find_run(store, "r").status == "failed"
+    assert "ZeroDivisionError" in find_run(store, "r").error
+    with holdfast.run("r", store=store) as run:
+        assert run.step("first", first) == 1
+        assert run.step("second", lambda x: x + 1, 4) == 5
+    assert first.calls == 1
+
+
+def test_a_changed_input_or_version_runs_again_with_all_that_consumed_it(store: CheckpointManager) -> None:
+    load, clean, other = Counted(lambda x: [x]), Counted(lambda rows: rows * 2), Counted(lambda: 0)
+
+    def pipeline(day: int, version: str | None = None) -> list[int]:
+        with holdfast.run("r", store=store) as run:
+            run.step("other", other)
+            rows = run.step("load", load, day, version=version)
+            return run.step("clean", clean, rows=rows)  # type: ignore[no-any-return]
+
+    assert pipeline(1) == [1, 1]
+    assert pipeline(2) == [2, 2]
+    assert (load.calls, clean.calls, other.calls) == (2, 2, 1)
+    why = {e.path: (e.verdict, e.reason) for e in explain(store, "r")}
+    assert why["load"][0] == "ran"
+    assert why["clean"] == ("ran", "changed: rows")
+    assert why["other"][0] == "reused"
+    assert pipeline(2, "b") == [2, 2]
+    assert (load.calls, clean.calls) == (3, 2)  # the same rows again: nothing to clean
+    assert {e.path: e.reason for e in explain(store, "r")}["load"] == "version none became 'b'"
+    assert pipeline(1) == [1, 1]  # and back: nothing is lost
+    assert (load.calls, clean.calls) == (3, 2)
+
+
+def test_the_version_of_a_run_is_that_of_all_its_steps(store: CheckpointManager) -> None:
+    work = Counted(lambda: 1)
+    for version in ("1", "1", "2"):
+        with holdfast.run("r", store=store, version=version) as run:
+            run.step("work", work)
+    assert work.calls == 2
+
+
+def test_reordered_code_still_matches(store: CheckpointManager) -> None:
+    a, b = Counted(lambda: "a"), Counted(lambda: "b")
+    with holdfast.run("r", store=store) as run:
+        assert run.step("a", a) + run.step("b", b) == "ab"
+    with holdfast.run("r", store=store) as run:
+        assert run.step("b", b) + run.step("a", a) == "ba"
+    assert (a.calls, b.calls) == (1, 1)
+
+
+def test_nesting_is_the_level(store: CheckpointManager) -> None:
+    with holdfast.run("r", store=store) as run:
+
+        def outer() -> int:
+            return run.step("inner", lambda: 1) + 1  # type: ignore[no-any-return]
+
+        with run.stage("a"), run.stage("b"):
+            assert run.step("outer", outer) == 2
+    levels = {c.step: str(c.level) for c in store.list("r")}
+    assert levels["a/b/outer"] == "step"
+    assert levels["a/b/outer/inner"] == "substep"
+    assert levels["a/b"] == levels["a"] == "stage"
+    assert levels["run completed"] == "pipeline"
+    with pytest.raises(Validation, match="inside step"), holdfast.run("s", store=store) as run:
+        run.step("x", lambda: run.stage("y").__enter__())
+
+
+def test_a_step_cut_in_the_middle_keeps_its_finished_substeps(store: CheckpointManager) -> None:
+    inner, attempts = Counted(lambda: 1), Counted()
+    with holdfast.run("r", store=store) as run:
+
+        def outer() -> int:
+            value = run.step("inner", inner)
+            attempts()
+            if attempts.calls == 1:
+                raise OSError("first time")
+            return value + 1  # type: ignore[no-any-return]
+
+        assert run.step("outer", outer, retries=AT_ONCE) == 2
+    assert (inner.calls, attempts.calls) == (1, 2)
+
+
+def test_retries_wait_longer_each_time_and_are_recorded(store: CheckpointManager) -> None:
+    moments: list[float] = []
+
+    def flaky() -> str:
+        moments.append(time.monotonic())
+        if len(moments) < 4:
+            raise ConnectionError(f"try {len(moments)}")
+        return "done"
+
+    with holdfast.run("r", store=store) as run:
+        assert run.step("flaky", flaky, retries=Retry(times=3, delay_s=0.02, jitter=0)) == "done"
+    waits = [b - a for a, b in pairwise(moments)]
+    assert waits[0] >= 0.02
+    assert waits[2] >= 0.08
+    attempts = [c for c in store.list("r") if c.metadata.get("kind") == "attempt"]
+    assert [c.metadata["error"] for c in attempts] == [f"ConnectionError: try {n}" for n in (1, 2, 3)]
+    state: Any = store.load(attempts[0].id)
+    assert "in flaky" in state["traceback"]
+    (result,) = [c for c in store.list("r") if c.metadata.get("kind") == "step"]
+    assert result.metadata["attempts"] == 4
+
+
+def test_exceptions_have_rules_of_their_own(store: CheckpointManager) -> None:
+    retry = Retry(times=3, delay_s=0, rules={LookupError: 1, KeyError: 0})
+    for error, calls in ((KeyError, 1), (IndexError, 2), (OSError, 4)):
+
+        def fail(error: type[Exception] = error) -> None:
+            raise error("no")
+
+        work = Counted(fail)
+        with pytest.raises(error), holdfast.run(f"r-{calls}", store=store) as run:
+            run.step("work", work, retries=retry)
+        assert work.calls == calls
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"times": -1}, {"times": 1.5}, {"times": True}, {"delay_s": -1}, {"delay_s": float("nan")}, {"factor": 0.5},
+        {"jitter": 2}, {"max_delay_s": "x"}, {"rules": {"KeyError": 1}}, {"rules": {KeyError: -1}},
+    ],
+)  # fmt: skip
+def test_nonsense_in_policies_is_refused_at_construction(nonsense: dict[str, Any]) -> None:
+    with pytest.raises(Validation):
+        Retry(**nonsense)
+
+
+def test_nonsense_in_options_is_refused_before_anything_runs(store: CheckpointManager) -> None:
+    work = Counted()
+    for options in ({"retries": -1}, {"timeout_s": 0}, {"timeout_s": "1"}, {"timeout_in": "wish"}, {"version": 1.5}):
+        with pytest.raises(Validation), holdfast.run("r", store=store) as run:
+            run.step("work", work, **options)
+    with pytest.raises(Validation):
+        holdfast.step(retries=-1)
+    with pytest.raises(Validation):
+        holdfast.run("r", grace_s=-1)
+    for key in ("", "a b", "../x", "x" * 127, "r:inbox"):
+        with pytest.raises(Validation):
+            holdfast.run(key)
+    assert work.calls == 0
+
+
+def test_two_steps_with_one_path_are_refused(store: CheckpointManager) -> None:
+    with pytest.raises(Validation, match="two steps with the path a/x"), holdfast.run("r", store=store) as run:
+        with run.stage("a"):
+            run.step("x", lambda: 1)
+        run.step("x", lambda: 2)
+        with run.stage("a"):
+            run.step("x", lambda: 3)
+
+
+def test_a_result_that_cannot_be_kept_is_named_before_anything_is_marked_done(store: CheckpointManager) -> None:
+    work = Counted(lambda: {"model": [1, object()]})
+    for _ in range(2):
+        with pytest.raises(holdfast.UnsupportedType) as caught, holdfast.run("r", store=store) as run:
+            run.step("train", work)
+        assert "step train" in str(caught.value)
+        assert 'result["model"][1]' in str(caught.value)
+    assert work.calls == 2
+
+
+def test_inputs_that_cannot_be_encoded_are_named_and_can_be_replaced(store: CheckpointManager) -> None:
+    connection, work = threading.Lock(), Counted(lambda *_: 1)
+    with holdfast.run("r", store=store) as run:
+        with pytest.raises(holdfast.UnsupportedType, match="step query, input argument 2"):
+            run.step("query", work, 1, connection)
+        assert run.step("query again", work, 1, connection, inputs=[1]) == 1
+    assert work.calls == 1
+
+
+def test_partials_are_opened_and_a_methods_own_object_is_no_input(store: CheckpointManager) -> None:
+    class Thing:
+        calls = 0
+
+        def work(self, x: int) -> int:
+            self.calls += 1
+            return x
+
+    work, thing = Counted(lambda x, y=0: x + y), Thing()
+    for more, expected in ((1, 11), (1, 11), (2, 12)):
+        with holdfast.run("r", store=store) as run:
+            assert run.step("partial", partial(work, 10, y=more)) == expected
+            assert run.step("method", thing.work, 5) == 5
+    assert (work.calls, thing.calls) == (2, 1)
+
+
+def test_one_owner_at_a_time_and_a_stale_one_is_refused(store: CheckpointManager) -> None:
+    with holdfast.run("r", store=store, signals=False) as run:
+        with pytest.raises(Conflict, match="run r has another owner"), holdfast.run("r", store=store):
+            raise AssertionError("entered")
+        assert run.step("mine", lambda: 1) == 1
+    stale = holdfast.run("r", store=store, signals=False)
+    with pytest.raises(holdfast.LeaseLost), stale:
+        store.break_lease(stale._lease)  # as if it had been suspended for longer than its lease
+        with holdfast.run("r", store=store, signals=False) as run:
+            assert run.step("x", lambda: "theirs") == "theirs"
+        stale.step("y", lambda: "mine", retries=AT_ONCE)
+    assert not [c for c in store.list("r") if c.step == "y"]
+    assert find_run(store, "r").status == "completed"  # not overwritten by the stale one
+
+
+def test_a_key_belongs_to_one_pipeline_and_a_job_that_is_no_run_is_left_alone(store: CheckpointManager) -> None:
+    @holdfast.pipeline
+    def a() -> int:
+        return 1
+
+    @holdfast.pipeline
+    def b() -> int:
+        return 2
+
+    assert a.at("k", store=store)() == 1
+    with pytest.raises(Conflict, match="belongs to pipeline a, not to b"):
+        b.at("k", store=store)()
+    store.save("plain", "step", {})
+    with pytest.raises(Conflict, match="not a run"), holdfast.run("plain", store=store):
+        pass
+    assert store.save("plain", "step", {})  # and its lease was given back
+
+
+def test_decorated_functions(store: CheckpointManager) -> None:
+    calls: list[object] = []
+
+    @holdfast.step(retries=AT_ONCE, version=1)
+    def double(x: int) -> int:
+        calls.append(x)
+        return 2 * x
+
+    @holdfast.step(name="fetch {url}")
+    def fetch(url: str, depth: int = 1) -> str:
+        calls.append(url)
+        return url.upper()
+
+    @holdfast.step(cache=False)
+    def always() -> None:
+        calls.append("always")
+
+    @holdfast.pipeline(version="7", store=store)
+    def nightly(day: int) -> object:
+        always()
+        with holdfast.current_run().stage("s"):
+            return double(day), [fetch(url) for url in ("a", "b")]
+
+    assert double(4) == 8  # outside a run: an ordinary function
+    calls.clear()
+    assert nightly(1) == nightly(1) == (2, ["A", "B"])
+    assert calls == ["always", 1, "a", "b", "always"]
+    assert nightly.key_of(1) != nightly.key_of(2)
+    assert {run.key for run in find_runs(store)} == {nightly.key_of(1)}
+    with pytest.raises(Conflict, match="no run here"):
+        holdfast.current_run()
+
+
+def test_async_steps_and_pipelines(store: CheckpointManager) -> None:
+    calls: list[object] = []
+
+    @holdfast.step(retries=AT_ONCE, name="fetch {x}")
+    async def fetch(x: int) -> int:
+        calls.append(x)
+        await asyncio.sleep(0)
+        if calls.count(x) < 2:
+            raise OSError
+        return x * x
+
+    @holdfast.pipeline(store=store)
+    async def crawl() -> list[int]:
+        run = holdfast.current_run()
+        with run.stage("all"):
+            squares = await asyncio.gather(*(fetch(x) for x in range(4)))
+        return [*squares, await run.step("plain", asyncio.sleep, 0, 7)]
+
+    assert asyncio.run(crawl()) == [0, 1, 4, 9, 7]
+    assert asyncio.run(crawl()) == [0, 1, 4, 9, 7]
+    assert sorted(calls) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_an_async_step_is_cancelled_when_its_time_is_over(store: CheckpointManager) -> None:
+    ended: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    async def own() -> None:
+        raise TimeoutError("of its own")
+
+    async def main() -> None:
+        async with holdfast.run("r", store=store, signals=False) as run:
+            with pytest.raises(StepTimeout, match=r"step slow took longer than 0.05 s"):
+                await run.step("slow", slow, timeout_s=0.05)
+            with pytest.raises(TimeoutError, match="of its own"):
+                await run.step("own", own, timeout_s=5)
+
+    asyncio.run(main())
+    assert ended == ["cancelled"]
+
+
+def write_when_done(file: str, seconds: float) -> str:
+    time.sleep(seconds)
+    Path(file).write_text("done")
+    return f"{os.getpid()}"
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with holdfast.run("r", store=store) as run:
+        assert run.step("quick", write_when_done, str(file), 0, timeout_s=30) != str(os.getpid())
+        file.unlink()
+        with pytest.raises(StepTimeout):
+            run.step("slow", write_when_done, str(file), 1.0, timeout_s=0.3)
+        with pytest.raises(holdfast.WorkerDied, match="exit code 3"):
+            run.step("crash", die, timeout_s=30)
+        with pytest.raises(Validation, match="a process of its own"):
+            run.step("lambda", lambda: 1, timeout_s=1)
+        time.sleep(1.0)
+        assert not file.exists()
+
+
+def test_a_thread_that_is_over_time_is_left_behind(store: CheckpointManager) -> None:
+    done = threading.Event()
+    with holdfast.run("r", store=store) as run:
+        with pytest.raises(StepTimeout):
+            run.step("slow", done.wait, 30, timeout_s=0.05, timeout_in="thread")
+        done.set()
+        assert run.step("inner", lambda: run.step("x", lambda: 3), timeout_s=30, timeout_in="thread") == 3
+
+
+def test_a_damaged_result_is_named_and_runs_again_when_deleted(tmp_path: Path) -> None:
+    work = Counted(lambda: os.urandom(300_000))
+    with holdfast.open(tmp_path / "store") as store:
+        with holdfast.run("r", store=store) as run:
+            run.step("work", work)
+        (pack,) = (tmp_path / "store" / "packs").iterdir()
+        pack.write_bytes(pack.read_bytes()[:-200_000] + bytes(200_000))
+    with holdfast.open(tmp_path / "store") as store:
+        damaged = pytest.raises(holdfast.Corrupted, match="the result of step work of run r")
+        with damaged, holdfast.run("r", store=store) as run:
+            run.step("work", work)
+        (found,) = [c for c in store.list("r") if c.metadata.get("kind") == "step"]
+        store.delete("r", found.id)
+        with holdfast.run("r", store=store) as run:
+            assert len(run.step("work", work)) == 300_000
+    assert work.calls == 2
+
+
+def test_a_cancelled_run_stops_before_its_next_step_and_stays_so(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["holdfast.pipeline.run"], "INBOX_EVERY_S", 0)
+    with pytest.raises(holdfast.Cancelled), holdfast.run("r", store=store) as run:
+        run.step("one", lambda: 1)
+        assert not cancel(store, "r")  # its owner is at work
+        run.step("two", lambda: 2)
+    assert find_run(store, "r").status == "cancelled"
+    with pytest.raises(holdfast.Cancelled), holdfast.run("r", store=store):
+        pass
+    with pytest.raises(ZeroDivisionError), holdfast.run("q", store=store):
+        raise ZeroDivisionError
+    assert cancel(store, "q")
+    assert find_run(store, "q").status == "cancelled"
+
+
+def test_steps_of_many_threads(store: CheckpointManager) -> None:
+    work = Counted(lambda x: x)
+    for _ in range(2):
+        with holdfast.run("r", store=store) as run:
+            threads = [threading.Thread(target=run.step, args=(f"s{n}", work, n)) for n in range(20)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert work.calls == 20
+
+
+def test_a_run_outside_its_block_does_nothing(store: CheckpointManager) -> None:
+    run = holdfast.run("r", store=store)
+    with pytest.raises(Conflict, match="not entered"):
+        run.step("x", lambda: 1)
+    with run, pytest.raises(Conflict, match="entered already"):
+        run.__enter__()
+    with pytest.raises(Conflict, match="not entered"):
+        run.step("x", lambda: 1)
