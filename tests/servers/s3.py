@@ -26,6 +26,26 @@ def weed() -> str | None:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """The address of a server with one bucket, whose data lies in `folder`."""
+    server, address = _start(folder)
+    try:
+        _make_bucket(address)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    for _ in range(3):  # somebody else may take a port between finding it free and using it
+        server, address = _start_once(folder)
+        if _is_up(f"{address}/healthz", server):
+            return server, address
+        server.kill()
+        server.wait()
+    raise RuntimeError(f"the S3 server did not start:\n{(folder / 'weed.log').read_text(errors='replace')[-3000:]}")
+
+
+def _start_once(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     program = weed()
     assert program is not None
     names = ["s3", "master", "volume", "filer", "admin"]
@@ -39,14 +59,7 @@ def s3_server(folder: Path) -> Iterator[str]:
             stdout=log, stderr=log, cwd=folder,
             env={**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET},
         )  # fmt: skip
-    try:
-        address = f"http://127.0.0.1:{ports[0]}"
-        _wait_for(f"{address}/healthz", server, folder / "weed.log")
-        _make_bucket(address)
-        yield address
-    finally:
-        server.terminate()
-        server.wait(30)
+    return server, f"http://127.0.0.1:{ports[0]}"
 
 
 def environment(address: str) -> dict[str, str]:
@@ -70,17 +83,17 @@ def _free_ports(count: int) -> list[int]:
             each.close()
 
 
-def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+def _is_up(url: str, server: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            break
+            return False
         try:
             with urllib.request.urlopen(url, timeout=5):
-                return
+                return True
         except (OSError, urllib.error.URLError):
             time.sleep(0.1)
-    raise RuntimeError(f"the S3 server did not start:\n{log.read_text(errors='replace')[-3000:]}")
+    return False
 
 
 def _make_bucket(address: str) -> None:
