@@ -11,7 +11,7 @@ A crash between any two of these leaves garbage for the next gc, never a missing
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -73,8 +73,10 @@ def _compact(store: Store) -> tuple[int, list[str]]:
         size = sizes.get(use.pack)
         if size is None or use.live_bytes >= COMPACT_BELOW * size:
             continue
+        if not (live := store.index.chunks_of(use.pack)):
+            continue  # of another namespace, whose own gc sees to it
         try:
-            _rewrite(store, use.pack)
+            _rewrite(store, use.pack, live)
         except (Corrupted, NotFound):
             damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
         else:
@@ -82,9 +84,8 @@ def _compact(store: Store) -> tuple[int, list[str]]:
     return rewritten, damaged
 
 
-def _rewrite(store: Store, pack: str) -> None:
+def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:
     """Move the live chunks of a pack to a new one. The old pack's file goes when no row names it any more."""
-    live = list(store.index.chunks_of(pack))
     writer = store.blobs.writer(sum(c.stored_bytes for c in live))
     moved: list[Chunk] = []
     try:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from .chunks import allocate
-from .codec import Encoded
+from .codec import Encoded, Source
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class BackgroundSaves:
         if not total:
             return encoded, None
         arena = self._take(total)
-        buffers: list[object] = []
+        buffers: list[Source] = []
         at = 0
         for buffer in encoded.buffers:
             if isinstance(buffer, memoryview):

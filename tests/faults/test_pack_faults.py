@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
     folder = shm / f"holdfast-{os.getpid()}-{tmp_path.name}" if shm.is_dir() else tmp_path / "disks"
     folder.mkdir()
     yield folder
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
+    shutil.rmtree(folder)
 
 
 # --- each call fails, or is the last ---
@@ -213,6 +214,7 @@ def test_each_call_fails_or_is_the_last(in_memory: Path, strike: str) -> None:
         kept, status, _ = play(folder / "packs", number, strike)
         statuses.add(status)
         kept.check(folder / "packs")
+        shutil.rmtree(folder)
     assert statuses <= ({-signal.SIGKILL} if "die" in strike else {0, 1})
 
 
@@ -435,6 +437,7 @@ def explore(tmp_path: Path, *, every: int = 1) -> int:
             target = tmp_path / str(number)
             build(state, root, target)
             kept.check(target / "deep" / "packs")
+            shutil.rmtree(target)
     return number
 
 

@@ -75,6 +75,7 @@ def hostile_table(*rows: tuple[int, int, bytes], **changed: object) -> bytes:
         "links": b"",
         "sparse": [],
         "skipped": [],
+        "unsettled": b"",
     }
     return ormsgpack.packb({**fields, **changed})
 
@@ -82,7 +83,7 @@ def hostile_table(*rows: tuple[int, int, bytes], **changed: object) -> bytes:
 def loaded(packed: bytes, content: StoredStream | None = None) -> holdfast.Tree:
     """What loading a state with this table gives."""
     found = holdfast.Tree("nowhere")
-    found._stored = StoredFiles(True, 0, packed, content)
+    found._stored = StoredFiles(True, packed, content)
     return found
 
 
@@ -185,7 +186,7 @@ def test_a_chunk_that_claims_gigabytes_takes_no_memory(cm: Manager, tmp_path: Pa
     with pytest.raises(holdfast.Corrupted, match="claims"):
         hostile.write_to(tmp_path / "out")
     with pytest.raises(holdfast.Corrupted, match="claims"):
-        _ = StoredFiles(True, 0, replace(stream, size_bytes=1 << 40), None).table
+        _ = StoredFiles(True, replace(stream, size_bytes=1 << 40), None).table
     assert os.listdir(tmp_path) == []
 
 

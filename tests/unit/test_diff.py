@@ -535,3 +535,11 @@ def test_counts_agree_with_numpy(seed: int, item: int) -> None:
     delta = only_delta(result)
     assert delta.bytes_changed == int(differs.sum())
     assert delta.elements_changed == int(differs.reshape(-1, item).any(axis=1).sum())
+
+
+def test_the_same_bytes_in_another_order_are_a_change() -> None:
+    rows = np.arange(6.0).reshape(2, 3)
+    columns = np.asfortranarray(rows.ravel().reshape(3, 2).T)
+    assert rows.tobytes("A") == columns.tobytes("A")
+    assert not np.array_equal(rows, columns)
+    assert [change.path for change in diff_values({"a": rows}, {"a": columns}).changes] == ["a"]

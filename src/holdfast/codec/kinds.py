@@ -96,6 +96,7 @@ class BufferSummary:
     size_bytes: int
     ordinals: tuple[int, ...] = ()
     data: bytes = field(default=b"", repr=False)
+    order: str = "C"  # of an array's elements in its bytes: "F" with the first index running fastest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -70,8 +70,8 @@ def array_parts(values: Any) -> tuple[Any, tuple[int, ...], Literal["C", "F"], A
 
 
 def _array(payload: bytes, ctx: DecodeContext) -> BufferSummary:
-    dtype, shape, _, reference, size_bytes = array_parts(ctx.unpack(payload))
-    return BufferSummary("ndarray", dtype_text(dtype), shape, size_bytes, **buffer_fields(reference))
+    dtype, shape, order, reference, size_bytes = array_parts(ctx.unpack(payload))
+    return BufferSummary("ndarray", dtype_text(dtype), shape, size_bytes, order=order, **buffer_fields(reference))
 
 
 def _object_array(head: Sequence[Any], items: list[Any]) -> TypeSummary:

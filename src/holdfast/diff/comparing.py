@@ -142,7 +142,7 @@ class Comparison:
     def _compare_buffers(self, path: str, old: BufferSummary | bytes, new: BufferSummary | bytes) -> None:
         was, now = summary_of(old), summary_of(new)
         before, after = self._old.contents(was), self._new.contents(now)
-        is_same_form = (was.dtype, was.shape, was.size_bytes) == (now.dtype, now.shape, now.size_bytes)
+        is_same_form = _form(was) == _form(now)
         if is_same_form and [c.size_bytes for c in before] == [c.size_bytes for c in after]:
             tally = Tally(now)
             for a, b in zip(before, after, strict=True):
@@ -157,6 +157,8 @@ class Comparison:
             notes.append(f"dtype {was.dtype} → {now.dtype}")
         if was.shape != now.shape:
             notes.append(f"shape {shape_text(was.shape)} → {shape_text(now.shape)}")
+        if was.order != now.order:
+            notes.append(f"element order {was.order} → {now.order}")
         shared = self._shared_chunks(was, now)
         self._shared_bytes += shared
         self._bytes_changed += max(was.size_bytes - shared, now.size_bytes - shared, 0)
@@ -184,7 +186,7 @@ class Comparison:
         if isinstance(value, BufferSummary | bytes):
             summary = summary_of(value)
             marks = tuple(_content_key(content) for content in state.contents(summary))
-            return summary.kind, summary.dtype, summary.shape, marks
+            return summary.kind, *_form(summary), marks
         if isinstance(value, TypeSummary):
             return value.name, value.version, self._key(state, dict(value.fields))
         if isinstance(value, dict):
@@ -197,6 +199,10 @@ class Comparison:
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+def _form(summary: BufferSummary) -> tuple[object, ...]:
+    return summary.dtype, summary.shape, summary.size_bytes, summary.order
 
 
 def _whole_chunks(contents: Iterable[Content]) -> Iterator[tuple[Hashable, int]]:

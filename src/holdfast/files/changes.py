@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.errors import Validation
 
@@ -12,8 +12,7 @@ from .table import APART, FileEntry
 from .tree import File, Tree
 
 
-@dataclass(frozen=True, slots=True)
-class TreeChange:
+class TreeChange(NamedTuple):
     path: str
     what: str  # added, removed, changed
     fields: tuple[str, ...]  # of changed: content, kind, mode, mtime, owner, target

@@ -25,19 +25,12 @@ from .table import APART, Table
 from .windows import Windows
 
 PIECE_BYTES = 1 << 20  # average of large files
-_LEAST_PIECE_BYTES = PIECE_BYTES // 4
+_LEAST_PIECE_BYTES = PIECE_BYTES // 2
 _MOST_PIECE_BYTES = PIECE_BYTES * 2
 _WINDOW_BYTES = 4 << 20  # of a large file, looked at once
 _WINDOWS = 3  # as many as keep the workers busy
 _LEAST_BUNDLE_BYTES = BUNDLE_BYTES // 4
 _HASHES_PER_BYTE = (1 << 32) // (BUNDLE_BYTES // 2)  # a bundle ends after this many bytes, on average
-
-# A file written in the same tick of the clock as it was looked at may have changed afterwards without a trace in its
-# times. Kernels stamp files with a clock of up to 10 ms; times in whole seconds come from file systems that know no
-# better, the worst of which count in steps of two.
-_TICK_NS = 50_000_000
-_COARSE_TICK_NS = 2_000_000_000
-_SECOND_NS = 1_000_000_000
 
 
 class Content:
@@ -144,10 +137,13 @@ class Content:
             raise self._scan.unreadable(0, error) from error
 
     def _open(self, row: int, directories: Directories) -> int:
-        name = self._table.names[row] if row else os.path.basename(self._scan.root)
-        return os.open(name, READ_FILE, dir_fd=directories.fd(self._table.parent[row]))
+        table = self._table
+        name = table.names[row] if row else os.path.basename(self._scan.root)
+        return os.open(name, READ_FILE, dir_fd=directories.fd(table.parent[row]))
 
     def _fill(self, row: int, fd: int, start: int, target: memoryview) -> None:
+        if row not in self._table.sparse and os.preadv(fd, [target], start) == len(target):
+            return
         for offset, length in self._table.segments(row, start, len(target)):
             done = 0
             while done < length:
@@ -216,8 +212,8 @@ class _Known:
         before: list[object] = [*_signatures(old), None]  # None is the last: no twin, number -1
         now = zip(_signatures(table), self._twins, strict=True)
         self._is_same = bytearray([signature == before[twin] for signature, twin in now])
-        for row, latest_ns in enumerate(map(max, table.mtime_ns, table.ctime_ns)):
-            if latest_ns > earlier.started_ns - _COARSE_TICK_NS and not _is_settled(table, row, earlier.started_ns):
+        for row, twin in enumerate(self._twins) if old.unsettled else ():
+            if twin in old.unsettled:
                 self._is_same[row] = False
         for row, ranges in table.sparse.items():
             if self._is_same[row] and old.sparse.get(self._twins[row]) != ranges:
@@ -252,13 +248,3 @@ def _twins(old: Table, new: Table) -> list[int]:
 
 def _signatures(table: Table) -> Iterator[tuple[int, ...]]:
     return zip(table.kind, table.size, table.mtime_ns, table.ctime_ns, table.inode, table.device, strict=True)
-
-
-def _is_settled(table: Table, row: int, started_ns: int) -> bool:
-    """Whether a write after `started_ns` would have given the file another time."""
-    return max(_settled_ns(table.mtime_ns[row]), _settled_ns(table.ctime_ns[row])) < started_ns
-
-
-def _settled_ns(time_ns: int) -> int:
-    """From when on a file with this time stamp would have got another one if it had been written."""
-    return time_ns + (_TICK_NS if time_ns % _SECOND_NS else _COARSE_TICK_NS)

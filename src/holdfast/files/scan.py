@@ -7,6 +7,7 @@ import fnmatch
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,15 @@ BUNDLE_BYTES = 1 << 20  # smaller files are stored together, larger ones apart
 STORE_MARKER = b"holdfast-store"  # a directory with this file is a store; it never goes into a store by accident
 _SPARSE_FROM_BYTES = 64 * 1024
 _MAX_RANGES = 10_000  # a file with more holes than this is stored with its zeros
+
+# A file written in the same tick of the clock as it was looked at may have changed afterwards without a trace in its
+# times. Kernels stamp files with a clock of up to 10 ms; times in whole seconds come from file systems that know no
+# better, the worst of which count in steps of two.
+_TICK_NS = 50_000_000
+_COARSE_TICK_NS = 2_000_000_000
+_SECOND_NS = 1_000_000_000
+
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # what os.fsencode uses
 
 _SPECIAL = {
     stat.S_IFIFO: "a fifo",
@@ -44,7 +54,6 @@ class Scan:
 
     root: bytes  # absolute
     table: Table
-    started_ns: int
     options: Options
 
     @property
@@ -101,9 +110,10 @@ def scan_file(path: str | os.PathLike[str], options: Options) -> Scan:
     if not stat.S_ISREG(status.st_mode):
         raise Validation(f"{shown(given)} is not a regular file", hint="use holdfast.Tree for a directory")
     table = Table()
-    scan = Scan(root, table, started_ns, options)
+    scan = Scan(root, table, options)
     table.add(os.path.basename(given), 0, FILE)
     table.fill([status])
+    table.unsettled = _unsettled(table, started_ns)
     _mark_apart(scan, 0, status, lambda: os.open(root, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
     return scan
 
@@ -119,11 +129,28 @@ def scan_tree(path: str | os.PathLike[str], options: Options) -> Scan:
         raise Validation(f"{shown(given)} is not a directory", hint="use holdfast.File for a single file") from error
     except (OSError, ValueError) as error:
         raise _bad_path(given, error) from error
-    scan = Scan(root, Table(), started_ns, options)
+    scan = Scan(root, Table(), options)
     with Directories(scan.table, fd) as directories:
         scan.table.add(b"", 0, DIRECTORY)
         scan.table.fill(_Walk(scan, directories).run(os.fstat(fd)))
+    scan.table.unsettled = _unsettled(scan.table, started_ns)
     return scan
+
+
+def _unsettled(table: Table, started_ns: int) -> set[int]:
+    """Files written so shortly before they were looked at that a later write might give them the same times again."""
+    return {
+        row
+        for row, latest_ns in enumerate(map(max, table.mtime_ns, table.ctime_ns))
+        if latest_ns > started_ns - _COARSE_TICK_NS
+        and table.kind[row] != DIRECTORY
+        and not all(_settled_ns(time_ns) < started_ns for time_ns in (table.mtime_ns[row], table.ctime_ns[row]))
+    }
+
+
+def _settled_ns(time_ns: int) -> int:
+    """From when on a write would give a file another time than this."""
+    return time_ns + (_TICK_NS if time_ns % _SECOND_NS else _COARSE_TICK_NS)
 
 
 def _absolute(path: str | os.PathLike[str]) -> bytes:
@@ -181,13 +208,16 @@ class _Walk:
             if self._excluded is not None and self._excluded(name, row):
                 continue
             mode = status.st_mode
-            if stat.S_ISDIR(mode):
+            if stat.S_ISREG(mode):
+                if status.st_nlink == 1 and status.st_size < _SPARSE_FROM_BYTES:
+                    self._table.add(name, row, FILE)
+                else:
+                    self._add_file(name, row, status, fd)
+            elif stat.S_ISDIR(mode):
                 if _is_store(fd, name):
                     self._skip(name, row, "a Holdfast store")
                     continue
                 below.append(self._table.add(name, row, DIRECTORY))
-            elif stat.S_ISREG(mode):
-                self._add_file(name, row, status, fd)
             elif not self._add_other(name, row, status, fd):
                 continue
             self._found.append(status)
@@ -198,7 +228,7 @@ class _Walk:
         with os.scandir(fd) as listing:
             for item in listing:
                 try:
-                    found.append((os.fsencode(item.name), item.stat(follow_symlinks=False)))
+                    found.append((item.name.encode(_ENCODING, _ERRORS), item.stat(follow_symlinks=False)))
                 except OSError as error:
                     if not self._has_vanished(error):
                         raise

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 from holdfast.chunks import Deferred, StoredStream, allocate, cut_by_content
 from holdfast.errors import Corrupted
@@ -19,8 +19,7 @@ _TABLE_CHUNK_BYTES = 64 * 1024
 _ZEROS = bytes(1 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Some of a file's content, and where it is in its chunk."""
 
     row: int
@@ -29,18 +28,17 @@ class Part:
     size_bytes: int
 
 
-@dataclass(slots=True)
 class StoredFiles:
     """A tree or a single file, not read yet."""
 
-    is_tree: bool
-    started_ns: int  # when the save began to look at the files
-    packed_table: bytes | StoredStream
-    content: StoredStream | None  # None when all files are empty
-    _table: Table | None = None
-    _starts: dict[int, int] | None = None
-    _offsets: list[int] = field(default_factory=list)  # of the chunks
-    _last: tuple[Entry, memoryview] | None = None
+    def __init__(self, is_tree: bool, packed_table: bytes | StoredStream, content: StoredStream | None) -> None:
+        self.is_tree = is_tree
+        self.packed_table = packed_table
+        self.content = content  # None when all files are empty
+        self._table: Table | None = None
+        self._starts: dict[int, int] | None = None  # row → where its content begins
+        self._offsets: list[int] = []  # of the chunks
+        self._last: tuple[Entry, memoryview] | None = None
 
     @property
     def table(self) -> Table:
@@ -116,15 +114,12 @@ def check_size(entry: Entry, stream: StoredStream) -> None:
         raise Corrupted(f"a chunk of {stream.of} claims {entry.size_bytes:,} bytes", hint="run holdfast check")
 
 
-@dataclass(frozen=True, slots=True)
 class StoredSource:
     """A stream to be saved once more: in the same store nothing is read, in another one what that does not have."""
 
-    stream: StoredStream
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stream.size_bytes
+    def __init__(self, stream: StoredStream) -> None:
+        self.stream = stream
+        self.size_bytes = stream.size_bytes
 
     def pieces(self) -> Iterator[Deferred]:
         for entry in self.stream.entries:
@@ -137,15 +132,12 @@ class StoredSource:
         return data
 
 
-@dataclass(frozen=True, slots=True)
 class TableSource:
     """A packed table to be saved, cut by content: a small change stores little."""
 
-    packed: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.packed)
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+        self.size_bytes = len(packed)
 
     def pieces(self) -> Iterator[memoryview]:
         return cut_by_content(self.packed, _TABLE_CHUNK_BYTES)

@@ -7,6 +7,21 @@ save. A column that a reader does not know is ignored; a version that it does no
 
 The content of all files is one stream: first the small files, in the order of their rows, then those that stand
 `APART`, each beginning with a chunk of its own. Holes of sparse files are not in it.
+
+Packed: a msgpack map. Numbers are little-endian columns with one value per row, but for those said otherwise.
+
+    version                          1
+    kind                   u8        0 file, 0x80 file apart, 1 directory, 2 symlink, 3 hard link
+    names                            joined by NUL; of the root of a tree ""
+    parent, mode, uid, gid u32       mode: the permission bits
+    size                   u64       of files, else 0
+    mtime_ns, ctime_ns     i64       since the epoch
+    inode, device          u64
+    targets                          of the symlinks, in the order of their rows, joined by NUL
+    links                  u32       of the hard links, in the order of their rows: the row of the file
+    sparse                           [[row, offset, length, offset, length, …], …]: the parts that are not holes
+    skipped                          [[path, what it is], …]: what was left out
+    unsettled              u32       rows of files whose times cannot be trusted to tell a later change
 """
 
 from __future__ import annotations
@@ -16,7 +31,6 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from operator import lt
 from typing import Final, NamedTuple
@@ -64,28 +78,27 @@ def shown(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def _column(code: str) -> array[int]:
-    return array(code)
-
-
-@dataclass(slots=True)
 class Table:
-    kind: bytearray = field(default_factory=bytearray)
-    names: list[bytes] = field(default_factory=list)
-    parent: array[int] = field(default_factory=lambda: _column("I"))
-    mode: array[int] = field(default_factory=lambda: _column("I"))
-    uid: array[int] = field(default_factory=lambda: _column("I"))
-    gid: array[int] = field(default_factory=lambda: _column("I"))
-    size: array[int] = field(default_factory=lambda: _column("Q"))
-    mtime_ns: array[int] = field(default_factory=lambda: _column("q"))
-    ctime_ns: array[int] = field(default_factory=lambda: _column("q"))
-    inode: array[int] = field(default_factory=lambda: _column("Q"))
-    device: array[int] = field(default_factory=lambda: _column("Q"))
-    targets: dict[int, bytes] = field(default_factory=dict)  # of symlinks
-    links: dict[int, int] = field(default_factory=dict)  # hard link → row of the file
-    sparse: dict[int, Ranges] = field(default_factory=dict)
-    skipped: list[tuple[bytes, str]] = field(default_factory=list)  # what was left out, and why
-    _layout: tuple[list[int], list[int]] | None = None
+    """The rows, as columns. Filled by a scan or parsed; not changed after that."""
+
+    def __init__(self) -> None:
+        self.kind = bytearray()
+        self.names: list[bytes] = []
+        self.parent = array("I")
+        self.mode = array("I")
+        self.uid = array("I")
+        self.gid = array("I")
+        self.size = array("Q")
+        self.mtime_ns = array("q")
+        self.ctime_ns = array("q")
+        self.inode = array("Q")
+        self.device = array("Q")
+        self.targets: dict[int, bytes] = {}  # of symlinks
+        self.links: dict[int, int] = {}  # hard link → row of the file
+        self.sparse: dict[int, Ranges] = {}
+        self.skipped: list[tuple[bytes, str]] = []  # what was left out, and why
+        self.unsettled: set[int] = set()  # files that may have changed since without a trace in their times
+        self._layout: tuple[list[int], list[int]] | None = None
 
     def add(self, name: bytes, parent: int, kind: int) -> int:
         """Append a row, whose numbers `fill` adds; answers which it is."""
@@ -189,6 +202,7 @@ def pack_table(table: Table) -> bytes:
             "links": _to_bytes(array("I", table.links.values())),
             "sparse": [[row, *chain.from_iterable(ranges)] for row, ranges in table.sparse.items()],
             "skipped": [list(pair) for pair in table.skipped],
+            "unsettled": _to_bytes(array("I", sorted(table.unsettled))),
         }
     )
 
@@ -213,7 +227,9 @@ def _parse(data: bytes, content_bytes: int, is_tree: bool) -> Table:
         raise UnsupportedFormat(
             f"the entry table has version {fields['version']!r}, this Holdfast reads {VERSION}", hint="update Holdfast"
         )
-    table = Table(kind=bytearray(fields["kind"]), names=fields["names"].split(b"\0"))
+    table = Table()
+    table.kind = bytearray(fields["kind"])
+    table.names = fields["names"].split(b"\0")
     count = len(table.kind)
     for name, code in _NUMBERS:
         setattr(table, name, _from_bytes(code, fields[name]))
@@ -227,6 +243,7 @@ def _parse(data: bytes, content_bytes: int, is_tree: bool) -> Table:
     for row, *flat in fields["sparse"]:
         table.sparse[row] = _ranges(flat, table.size[row])
     table.skipped = [(bytes(path), str(reason)) for path, reason in fields["skipped"]]
+    table.unsettled = set(_from_bytes("I", fields["unsettled"]))
     _check_content(table, content_bytes)
     return table
 

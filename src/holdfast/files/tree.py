@@ -186,14 +186,14 @@ def _row_of(table: Table, name: str) -> int:
     return row
 
 
-# The codec
+# The codec. Payload of both tags: [version, entries, bytes of all files, device and inode of the root,
+# packed table or the ordinal of a buffer with it, ordinal of the buffer with the content or nil].
 
 
 @dataclass(frozen=True, slots=True)
 class FilesSummary(codec.BufferSummary):
     """A File or Tree in an outline. `shape` is the number of entries, `size_bytes` that of all files together."""
 
-    started_ns: int = field(default=0, compare=False)
     root: tuple[int, int] = field(default=(0, 0), compare=False)  # device and inode on the machine it was saved on
     table: bytes | int = field(default=b"", compare=False)  # packed, or the ordinal of a buffer
     content: int | None = field(default=None, compare=False)  # ordinal
@@ -203,7 +203,7 @@ def _encode(value: Tree | File, context: codec.EncodeContext) -> bytes:
     source: codec.Source
     if value._stored is not None:
         stored = value._stored
-        table, started_ns = stored.table, stored.started_ns
+        table = stored.table
         content = None if stored.content is None else context.add_buffer(StoredSource(stored.content))
         packed = stored.packed_table
         kept = packed if isinstance(packed, bytes) else context.add_buffer(StoredSource(packed))
@@ -211,18 +211,18 @@ def _encode(value: Tree | File, context: codec.EncodeContext) -> bytes:
         from .content import Content
 
         scan = value._scan()
-        table, started_ns = scan.table, scan.started_ns
+        table = scan.table
         source = Content(scan, lambda outline, open_stream: _find_earlier(scan, outline, open_stream))
         content = context.add_buffer(source) if source.size_bytes else None
         plain = pack_table(table)
         kept = plain if len(plain) <= _INLINE_TABLE_BYTES else context.add_buffer(TableSource(plain))
     entries = len(table) - isinstance(value, Tree)
     root = (table.device[0], table.inode[0])
-    return ormsgpack.packb([VERSION, started_ns, entries, sum(table.size), *root, kept, content])
+    return ormsgpack.packb([VERSION, entries, sum(table.size), *root, kept, content])
 
 
 def _summary(kind: str, payload: bytes) -> FilesSummary:
-    version, started_ns, entries, size_bytes, device, inode, table, content = ormsgpack.unpackb(payload)
+    version, entries, size_bytes, device, inode, table, content = ormsgpack.unpackb(payload)
     if version != VERSION:
         raise ValueError(f"version {version!r} is newer than this Holdfast knows")
     return FilesSummary(
@@ -232,7 +232,6 @@ def _summary(kind: str, payload: bytes) -> FilesSummary:
         size_bytes=int(size_bytes),
         ordinals=tuple(n for n in (content, table) if isinstance(n, int)),
         data=table if isinstance(table, bytes) else b"",
-        started_ns=int(started_ns),
         root=(int(device), int(inode)),
         table=table,
         content=content,
@@ -242,7 +241,7 @@ def _summary(kind: str, payload: bytes) -> FilesSummary:
 def _stored(summary: FilesSummary, open_stream: Callable[[int], StoredStream]) -> StoredFiles:
     table = summary.table if isinstance(summary.table, bytes) else open_stream(summary.table)
     content = None if summary.content is None else open_stream(summary.content)
-    return StoredFiles(summary.kind == "Tree", summary.started_ns, table, content)
+    return StoredFiles(summary.kind == "Tree", table, content)
 
 
 def _decode_tree(payload: bytes, context: codec.DecodeContext) -> Tree:

@@ -29,8 +29,12 @@ def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> 
     connection = sqlite3.connect(
         place, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
     )
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -86,12 +90,14 @@ def translated(path: str) -> Iterator[None]:
     """SQLite's errors leave as ours; no raw one escapes an adapter."""
     try:
         yield
-    except (sqlite3.Error, UnicodeEncodeError, OverflowError) as error:
+    except (sqlite3.Error, UnicodeError, OverflowError) as error:
         raise typed(error, path) from error
 
 
 def typed(error: BaseException, path: str) -> BaseException:
     """The CheckpointError for an error of SQLite; any other error as it is."""
+    if isinstance(error, UnicodeDecodeError):  # not even the message of SQLite can be read
+        return Corrupted(f"{path} holds text that is none: {error}", hint="run holdfast check --repair")
     if isinstance(error, UnicodeEncodeError | OverflowError):  # from binding a value
         return Validation(f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers")
     if not isinstance(error, sqlite3.Error):

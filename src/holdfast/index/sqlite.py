@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.errors import CheckpointError, StorageError
+from holdfast.errors import CheckpointError, Corrupted, StorageError
 from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
 from holdfast.ports import (
     CheckpointIds,
@@ -67,21 +67,45 @@ class SqliteIndex:
     def _open(self, store_id: str | None = None) -> None:
         self._make_locks()
         _refuse_after_fork(self._path)
-        self._connection = connect(self._path, self._busy_timeout_s)
-        migrate(self._connection, self._name, store_id)
-        if self._path is not None:
-            # A crashed process may have left a commit in the WAL whose sync failed. Its pages look written but may
-            # not be on disk, and a later sync of the same file would not cover them (I9): move them on, durably,
-            # before anything is appended behind them. Others at work make this a no-op; then they are not crashed.
-            self._connection.execute("PRAGMA busy_timeout=0")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._connection.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
-            self._identity = _identity(self._path)
-        db = self._connection
-        self.store_id: str = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
-        db.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
-        self._ns: int = db.execute("SELECT no FROM namespace WHERE name = ?", (self.namespace,)).fetchone()[0]
+        self._connection = db = connect(self._path, self._busy_timeout_s)
+        try:
+            migrate(db, self._name, store_id)
+            if self._path is not None:
+                self._move_log_on()
+                self._identity = _identity(self._path)
+            found = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
+            if found is None:
+                raise Corrupted(f"{self._name} has lost the ID of its store", hint="run holdfast check --repair")
+            self.store_id: str = found[0]
+            self._ns = self._namespace_no()
+        except BaseException:
+            db.close()
+            raise
         self._writes = Writes(db, self._ns)
+
+    def _move_log_on(self) -> None:
+        """Move what the WAL holds into the database proper.
+
+        A crashed process may have left a commit in the WAL whose sync failed. Its pages look written but may not be
+        on disk, and a later sync of the same file would not cover them (I9): move them on, durably, before anything
+        is appended behind them. Others at work make this a no-op; then they are not crashed.
+        """
+        self._connection.execute("PRAGMA busy_timeout=0")
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL:
+                raise
+            # A store on a full disk must open, or nothing in it could be deleted; its log is read where it is.
+        self._connection.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
+
+    def _namespace_no(self) -> int:
+        look_up = "SELECT no FROM namespace WHERE name = ?"
+        found = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        if found is None:  # only then: opening a store that is full writes nothing
+            self._connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
+            found = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        return int(found[0])
 
     def _make_locks(self) -> None:
         self._memory_lock = threading.RLock()

@@ -63,7 +63,7 @@ def _mark(db: sqlite3.Connection, digests: Iterable[bytes]) -> None:
 
 def integrity_problems(db: sqlite3.Connection) -> list[str]:
     """What SQLite finds wrong with the file, jobs whose counters are off, breaks in the chain of events."""
-    problems = [f"SQLite: {text}" for (text,) in db.execute("PRAGMA quick_check(20)") if text != "ok"]
+    problems = [f"SQLite: {text}" for (text,) in db.execute("PRAGMA integrity_check(20)") if text != "ok"]
     if problems:
         return problems
     counted = (

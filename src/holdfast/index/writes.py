@@ -112,9 +112,9 @@ class Writes:
                 (self._ns, new.job),
             ).fetchone()
         )
-        ends_lease = self._check_lease(new, job[2:] if job else None)
         if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
-            return first
+            return first  # also to somebody who has lost the lease since: it was saved when they had it
+        ends_lease = self._check_lease(new, job[2:] if job else None)
         self._check_references(new)
         created_us = new.created_us
         if job is None:
