@@ -2,11 +2,10 @@
 
 import itertools
 import os
-import signal
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,63 +19,13 @@ from holdfast import CheckpointManager, Retry, Validation
 from holdfast.pipeline.digests import DigestSet
 from holdfast.pipeline.fanout import ItemError
 from holdfast.pipeline.history import explain, find_run
+from tests.pipeline_work import Noted, die_at_7, double, fail_on_odd, fail_unpicklably, hang_at_3, text
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CheckpointManager]:
     with holdfast.open(tmp_path / "store") as opened:
         yield opened
-
-
-class Noted:
-    """A picklable function whose calls are lines of a file, from whatever process."""
-
-    def __init__(self, file: Path, function: Callable[[Any], Any]) -> None:
-        self.file = str(file)
-        self.function = function
-
-    def __call__(self, item: Any) -> Any:
-        with open(self.file, "a") as log:
-            log.write(f"{item}\n")
-        return self.function(item)
-
-    def calls(self) -> list[str]:
-        return Path(self.file).read_text().split() if os.path.exists(self.file) else []
-
-
-def double(item: Any) -> Any:
-    return item * 2
-
-
-def text(item: Any) -> str:
-    return str(item)
-
-
-def fail_on_odd(item: int) -> int:
-    if item % 2:
-        raise ValueError(f"odd: {item}")
-    return item
-
-
-class Unpicklable(Exception):
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__("needs two arguments")
-
-
-def fail_unpicklably(item: int) -> int:
-    raise Unpicklable(item, item)
-
-
-def die_at_7(item: int) -> int:
-    if item == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return item
-
-
-def hang_at_3(item: int) -> int:
-    if item == 3:
-        time.sleep(60)
-    return item
 
 
 def executors() -> Iterator[Any]:
@@ -91,7 +40,7 @@ def executors() -> Iterator[Any]:
 def test_items_are_run_once_by_any_executor(store: CheckpointManager, tmp_path: Path) -> None:
     for number, executor in enumerate(executors()):
         work = Noted(tmp_path / f"log{number}", double)
-        for count in (50, 50, 60):
+        for count in (50, 60):
             with holdfast.run(f"r{number}", store=store) as run:
                 assert run.map(work, range(count), name="m", executor=executor, workers=2) == [
                     2 * n for n in range(count)

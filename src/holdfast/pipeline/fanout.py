@@ -25,15 +25,13 @@ from blake3 import blake3
 from holdfast.errors import CheckpointError, Validation
 from holdfast.manager import CheckpointManager
 
-from .attempt import check_picklable, new_pool, timed_out, worker_died
+from .attempt import Isolation, check_picklable, timed_out, worker_died
 from .digests import DIGEST_BYTES, DigestSet
 from .keys import digest_of, map_key, show
 from .retry import Retry, parse_retries, parse_timeout
 from .worker import Item, ItemError, Outcome, Spec, item_error, local_runs, save_items, work
 
 if TYPE_CHECKING:
-    from pebble import ProcessPool
-
     from .run import Run
 
 CHUNK_S = 0.1
@@ -174,7 +172,7 @@ class Map:
         if self._options.executor == "process":
             check_picklable(self._spec, f"map {show(self._spec.path)}", "its items are worked on in other processes")
         local_runs[self._spec.token] = self._run
-        workers = _workers(self._options, self._spec)
+        workers = _workers(self._options, self._spec, self._run.isolation)
         try:
             self._drive(iter(items), workers)
         except BaseException:
@@ -424,13 +422,14 @@ class Threads(Workers):
 class Processes(Workers):
     """Processes of which each may die without the others (pebble)."""
 
-    def __init__(self, count: int, timeout_s: float | None, what: str) -> None:
-        self._pool: ProcessPool = new_pool(count)
+    def __init__(self, isolation: Isolation, count: int, timeout_s: float | None, what: str) -> None:
+        self._isolation = isolation
+        self._count = count
         self._timeout_s = timeout_s
         self._what = what
 
     def submit(self, spec: Spec, items: list[Item]) -> Future[Outcome]:
-        return self._pool.schedule(work, args=(spec, items), timeout=self._timeout_s)
+        return self._isolation.pool(self._count).schedule(work, args=(spec, items), timeout=self._timeout_s)
 
     def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
         from pebble import ProcessExpired
@@ -445,16 +444,11 @@ class Processes(Workers):
                 raise
             raise WorkerLost(timed_out(what, self._timeout_s)) from error
 
-    def close(self) -> None:
-        self._pool.close()  # type: ignore[no-untyped-call]
-        self._pool.join()
-
     def stop(self) -> None:
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
+        self._isolation.drop(self._count)
 
 
-def _workers(options: MapOptions, spec: Spec) -> Workers:
+def _workers(options: MapOptions, spec: Spec, isolation: Isolation) -> Workers:
     if isinstance(options.executor, Executor):
         return Workers(options.executor)
     if options.executor == "thread":
@@ -464,7 +458,7 @@ def _workers(options: MapOptions, spec: Spec) -> Workers:
             f"map {show(spec.path)}: a store in memory cannot be shared with processes",
             hint='use executor="thread", or a store in a directory',
         )
-    return Processes(options.workers, options.timeout_s, show(spec.path))
+    return Processes(isolation, options.workers, options.timeout_s, show(spec.path))
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -90,7 +90,7 @@ class Run:
         self._ttl_s = ttl_s
         self._signals = Signals(grace_s)
         self._wants_signals = signals
-        self._isolation = Isolation()
+        self.isolation = Isolation()
         self._lock = threading.Lock()
         self._claimed: set[Path] = set()
         self._ran: list[str] = []
@@ -118,7 +118,7 @@ class Run:
             except LeaseHeld as error:
                 raise held_by_another(self.key, error) from error
             self._continue_history()
-            stack.callback(self._isolation.close)
+            stack.callback(self.isolation.close)
             if self._wants_signals:
                 self._signals.install()
             stack.callback(self._signals.restore)
@@ -382,7 +382,7 @@ class Run:
             return work.function(*work.args, **work.kwargs)
         if work.options.timeout_in == "thread":
             return call_in_thread(work.function, work.args, work.kwargs, timeout_s, work.title)
-        return self._isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title)
+        return self.isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title)
 
     def _failed(self, work: Work, error: Exception, attempt: int) -> float:
         """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
