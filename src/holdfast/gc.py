@@ -2,8 +2,9 @@
 
     1. index:  delete chunk rows no manifest names, in one transaction; a save that wanted to reuse one of them
                gets ChunksGone and writes it again
-    2. packs:  those little used are rewritten: live chunks go to a new pack, durable before the index points there
-    3. packs:  those no row names are deleted, each asked about once more while its writer is locked out
+    2. packs:  those no row names are deleted, each asked about once more while its writer is locked out
+    3. packs:  those little used are rewritten: live chunks go to a new pack, durable before the index points there;
+               then the old ones are deleted like those of 2. On a full disk, 2 makes the space that 3 needs
 
 A crash between any two of these leaves garbage for the next gc, never a missing chunk.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .errors import Corrupted, NotFound
+from .errors import Corrupted, NoSpace, NotFound
 from .manifest import decompress
 from .ports import Chunk, Encoding
 from .records import pack_places, pack_record, read_records
@@ -41,7 +42,21 @@ def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | 
     """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
     bytes_before = sum(size for _, size in store.blobs.packs())
     chunks_removed, _ = store.index.sweep(store.references)
+    store.blobs.seal()
+    unused, _, _ = _remove_unused(store, None)
     rewritten, damaged = _compact(store)
+    removed, kept, bytes_kept = _remove_unused(store, progress)
+    removed += unused
+    bytes_freed = max(0, bytes_before - bytes_kept)  # what compaction wrote counts against it
+    report = GcReport(chunks_removed, removed, rewritten, bytes_freed, kept, bytes_kept, tuple(damaged))
+    if removed or chunks_removed:
+        detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
+        store.index.append_event("gc", actor=actor, detail=detail)
+    return report
+
+
+def _remove_unused(store: Store, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:
+    """Delete the packs that nothing names; answers how many went, how many stayed, and the bytes of those."""
     used = {use.pack for use in store.index.packs()}
     removed = kept = bytes_kept = 0
     present = list(store.blobs.packs())
@@ -53,12 +68,7 @@ def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | 
             bytes_kept += size
         if progress:
             progress(done, len(present))
-    bytes_freed = max(0, bytes_before - bytes_kept)  # what compaction wrote counts against it
-    report = GcReport(chunks_removed, removed, rewritten, bytes_freed, kept, bytes_kept, tuple(damaged))
-    if removed or chunks_removed:
-        detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
-        store.index.append_event("gc", actor=actor, detail=detail)
-    return report
+    return removed, kept, bytes_kept
 
 
 def _is_garbage(store: Store, pack: str) -> bool:
@@ -66,7 +76,6 @@ def _is_garbage(store: Store, pack: str) -> bool:
 
 
 def _compact(store: Store) -> tuple[int, list[str]]:
-    store.blobs.seal()
     sizes = dict(store.blobs.packs())
     rewritten, damaged = 0, []
     for use in store.index.packs():
@@ -77,6 +86,8 @@ def _compact(store: Store) -> tuple[int, list[str]]:
             continue  # of another namespace, whose own gc sees to it
         try:
             _rewrite(store, use.pack, live)
+        except NoSpace:
+            break  # what could be freed without writing is free already; the rest waits for space
         except (Corrupted, NotFound):
             damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
         else:

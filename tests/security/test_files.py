@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.chunks import StoredStream
-from holdfast.files import filling, scan, table, tree
+from holdfast.files import directories, filling, scan, table, tree
 from holdfast.files.restore import STAGE_PREFIX
 from holdfast.files.stored import StoredFiles
 from holdfast.manifest import Entry
@@ -261,6 +261,25 @@ def test_a_directory_that_becomes_a_link_meanwhile(
         with pytest.raises(holdfast.StorageError):
             found.write_to(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.mutant
+def test_following_links_would_be_noticed(cm: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = simple_tree(cm, tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    really = filling.Filling._make_directories
+
+    def swap(self: filling.Filling) -> None:
+        really(self)
+        (stage,) = [name for name in tmp_path.iterdir() if name.name.startswith(STAGE_PREFIX.decode())]
+        (stage / "sub").rmdir()
+        (stage / "sub").symlink_to(elsewhere)
+
+    monkeypatch.setattr(filling.Filling, "_make_directories", swap)
+    monkeypatch.setattr(directories, "OPEN_DIRECTORY", directories.OPEN_DIRECTORY & ~os.O_NOFOLLOW)
+    found.write_to(tmp_path / "out")
+    assert os.listdir(elsewhere) == ["precious"]
 
 
 def test_leftovers_that_lead_outside_are_not_followed(cm: Manager, tmp_path: Path, outside: Path) -> None:

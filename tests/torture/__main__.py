@@ -20,6 +20,7 @@ NAMES = (
     "bitflips",
     "disk_full",
     "many_processes",
+    "pipelines",
     "mutants",
     "model",
 )

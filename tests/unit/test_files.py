@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import socket
@@ -255,6 +256,8 @@ def test_a_single_file(cm: Manager, tmp_path: Path) -> None:
     with pytest.raises(holdfast.Conflict, match="directory"):
         loaded.write_to(tmp_path / "deep", overwrite=True)
     path.write_bytes(b"other")
+    leftover = restore.STAGE_PREFIX + hashlib.sha256(b"x.log").hexdigest()[:16].encode()
+    os.makedirs(os.path.join(os.fsencode(tmp_path), leftover, b"of a killed restore"))
     loaded.write_to(path, overwrite=True)
     assert path.stat().st_size == 3 << 20
     assert sorted(os.listdir(tmp_path)) == ["deep", "link", "x.log"]
@@ -409,6 +412,18 @@ def test_a_fresh_file_is_not_trusted(cm: Manager, source: Path, opened: list[str
     assert opened == ["file"]
     opened.clear()
     assert save(cm, holdfast.Tree(source)).read("file") == b"one"
+    assert opened == []
+
+
+@pytest.mark.mutant
+def test_trusting_fresh_files_would_be_noticed(
+    cm: Manager, source: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "_unsettled", lambda table, started_ns: set())
+    (source / "file").write_text("one")
+    save(cm, holdfast.Tree(source))
+    opened.clear()
+    save(cm, holdfast.Tree(source))
     assert opened == []
 
 
@@ -662,18 +677,8 @@ def test_owners_and_set_id_bits(cm: Manager, source: Path, tmp_path: Path) -> No
     assert (tmp_path / "all" / "folder").stat().st_mode & 0o7777 == 0o2775
 
 
-@pytest.mark.parametrize("few", [100, 0])
-@pytest.mark.parametrize("is_new", [True, False])
-def test_bytes_are_durable_before_they_have_a_name(
-    cm: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool, few: int
-) -> None:
-    """Everything written → synced → named → the names synced. A removed sync would show here."""
-    (source / "file").write_text("x")
-    loaded = save(cm, holdfast.Tree(source))
-    monkeypatch.setattr(restore, "_SYNC_EACH_UP_TO", few)
-    out = tmp_path / "out"
-    if not is_new:
-        out.mkdir()
+def steps_of_restoring(tree: holdfast.Tree, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What restoring does that matters after a power cut, in order, repetitions left out."""
     log: list[str] = []
 
     def logged(name: str, real: Callable[..., object]) -> Callable[..., object]:
@@ -687,8 +692,32 @@ def test_bytes_are_durable_before_they_have_a_name(
     monkeypatch.setattr(os, "fsync", logged("sync", os.fsync))
     monkeypatch.setattr(os, "pwrite", logged("write", os.pwrite))
     monkeypatch.setattr(restore, "_sync_file_system", logged("sync", restore._sync_file_system))
-    loaded.write_to(out)
-    assert [name for n, name in enumerate(log) if log[n - 1 : n] != [name]] == ["write", "sync", "rename", "sync"]
+    tree.write_to(out)
+    return [name for n, name in enumerate(log) if log[n - 1 : n] != [name]]
+
+
+@pytest.mark.parametrize("few", [100, 0])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_bytes_are_durable_before_they_have_a_name(
+    cm: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool, few: int
+) -> None:
+    (source / "file").write_text("x")
+    loaded = save(cm, holdfast.Tree(source))
+    monkeypatch.setattr(restore, "_SYNC_EACH_UP_TO", few)
+    if not is_new:
+        (tmp_path / "out").mkdir()
+    assert steps_of_restoring(loaded, tmp_path / "out", monkeypatch) == ["write", "sync", "rename", "sync"]
+
+
+@pytest.mark.mutant
+def test_a_missing_sync_would_be_noticed(
+    cm: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "file").write_text("x")
+    loaded = save(cm, holdfast.Tree(source))
+    monkeypatch.setattr(restore, "_SYNC_EACH_UP_TO", 0)
+    monkeypatch.setattr(restore, "_sync", lambda table, root: None)
+    assert steps_of_restoring(loaded, tmp_path / "out", monkeypatch)[:2] == ["write", "rename"]
 
 
 def test_a_failed_sync_is_reported_and_nothing_appears(

@@ -16,6 +16,7 @@ import pytest
 import holdfast
 from holdfast import CheckpointManager, Conflict, Retry, StepTimeout, Validation
 from holdfast.pipeline.history import cancel, explain, find_run, find_runs
+from tests.pipeline_work import die, write_when_done
 
 AT_ONCE = Retry(times=5, delay_s=0)
 
@@ -350,16 +351,6 @@ def test_an_async_step_is_cancelled_when_its_time_is_over(store: CheckpointManag
 
     asyncio.run(main())
     assert ended == ["cancelled"]
-
-
-def write_when_done(file: str, seconds: float) -> str:
-    time.sleep(seconds)
-    Path(file).write_text("done")
-    return f"{os.getpid()}"
-
-
-def die() -> None:
-    os._exit(3)
 
 
 def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -67,12 +68,14 @@ def write_file(table: Table, stream: StoredStream | None, destination: bytes, wi
         os.makedirs(os.path.dirname(destination), exist_ok=True)
         home = _open_home(os.path.dirname(destination))
         try:
-            _remove_leftovers(home)
             target = os.path.basename(destination)
             found = _type_of(target, home)
             if found == stat.S_IFDIR or (found is not None and not wishes.overwrite):
                 raise _exists(destination, found)
-            with _stage(home) as (_, stage):
+            # Always the same name: what a kill leaves behind is found without listing the directory.
+            name = STAGE_PREFIX + hashlib.sha256(target).hexdigest()[:16].encode()
+            _remove_leftover(name, home)
+            with _stage(home, name) as (_, stage):
                 Filling(table, stream, stage, wishes, sync_each=True).run()
                 if wishes.overwrite:
                     os.rename(table.names[0], target, src_dir_fd=stage, dst_dir_fd=home)
@@ -132,18 +135,20 @@ def _refuse_conflicts(table: Table, home: int, destination: bytes, wishes: Wishe
 
 
 @contextmanager
-def _stage(home: int) -> Iterator[tuple[bytes, int]]:
+def _stage(home: int, name: bytes = b"") -> Iterator[tuple[bytes, int]]:
     """A new directory in `home`, as (name, descriptor); locked while in use, removed afterwards unless moved away."""
     while True:
-        name = STAGE_PREFIX + os.urandom(8).hex().encode()
-        os.mkdir(name, 0o700, dir_fd=home)
+        name = name or _new_name()
         try:
+            os.mkdir(name, 0o700, dir_fd=home)
             fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
-        except FileNotFoundError:  # another restore took it for a leftover before it was locked
+        except (FileExistsError, FileNotFoundError):  # in use; or taken for a leftover before it was locked
+            name = b""
             continue
-        if _lock(fd) and os.fstat(fd).st_nlink:
+        if _lock(fd, if_impossible=True) and os.fstat(fd).st_nlink:
             break
         os.close(fd)
+        name = b""
     try:
         yield name, fd
     finally:
@@ -151,28 +156,37 @@ def _stage(home: int) -> Iterator[tuple[bytes, int]]:
         os.close(fd)
 
 
-def _lock(fd: int) -> bool:
+def _new_name() -> bytes:
+    return STAGE_PREFIX + os.urandom(8).hex().encode()
+
+
+def _lock(fd: int, *, if_impossible: bool) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # some network file systems have no locks
+        return if_impossible
     return True
 
 
 def _remove_leftovers(home: int) -> None:
-    """Remove what killed restores of this user left in `home`. Those still running hold a lock."""
     for name in map(os.fsencode, os.listdir(home)):
-        if not name.startswith(STAGE_PREFIX):
-            continue
-        try:
-            fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
-        except OSError:
-            continue
-        try:
-            if os.fstat(fd).st_uid == os.geteuid() and _lock(fd):
-                _remove(name, home)
-        finally:
-            os.close(fd)
+        if name.startswith(STAGE_PREFIX):
+            _remove_leftover(name, home)
+
+
+def _remove_leftover(name: bytes, home: int) -> None:
+    """Remove what a killed restore of this user left in `home`, if it did. One still running holds a lock."""
+    try:
+        fd = os.open(name, OPEN_DIRECTORY, dir_fd=home)
+    except OSError:
+        return
+    try:
+        if os.fstat(fd).st_uid == os.geteuid() and _lock(fd, if_impossible=False):
+            _remove(name, home)
+    finally:
+        os.close(fd)
 
 
 def _remove(name: bytes, home: int) -> None:
@@ -189,7 +203,7 @@ def _remove(name: bytes, home: int) -> None:
                 os.fchmod(fd, 0o700)
                 for item in map(os.fsencode, os.listdir(fd)):
                     if _type_of(item, fd) == stat.S_IFDIR:
-                        waiting.append(STAGE_PREFIX + os.urandom(8).hex().encode())
+                        waiting.append(_new_name())
                         os.rename(item, waiting[-1], src_dir_fd=fd, dst_dir_fd=home)
                     else:
                         os.unlink(item, dir_fd=fd)

@@ -39,6 +39,7 @@ class StoredFiles:
         self._starts: dict[int, int] | None = None  # row → where its content begins
         self._offsets: list[int] = []  # of the chunks
         self._last: tuple[Entry, memoryview] | None = None
+        self._rows: dict[bytes, int] = {}
 
     @property
     def table(self) -> Table:
@@ -49,6 +50,12 @@ class StoredFiles:
             size = self.content.size_bytes if self.content is not None else 0
             self._table = parse_table(data, content_bytes=size, is_tree=self.is_tree)
         return self._table
+
+    def row_of(self, path: bytes) -> int | None:
+        """The row of a path below the root."""
+        if not self._rows:
+            self._rows = {found: row for row, found in enumerate(self.table.paths())}
+        return self._rows.get(path) or None
 
     def parts(self, row: int) -> Iterator[tuple[Entry, Part]]:
         """The chunks that hold the content of a file, in order."""

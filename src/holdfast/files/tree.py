@@ -76,7 +76,7 @@ class Tree:
     def stream(self, name: str) -> Iterator[memoryview | bytes]:
         """The same in pieces of a few MiB at most; each is good until the next is asked for."""
         stored = _must_be_stored(self._stored, self)
-        return stored.pieces(_row_of(stored.table, name))
+        return stored.pieces(_file_row(stored, name))
 
     def write_to(
         self,
@@ -175,11 +175,10 @@ def _must_be_stored(stored: StoredFiles | None, value: object) -> StoredFiles:
     return stored
 
 
-def _row_of(table: Table, name: str) -> int:
-    try:
-        row = table.paths().index(os.fsencode(name), 1)
-    except ValueError:
-        raise NotFound(f"the tree has no {name!r}", hint="its entries tell the names it has") from None
+def _file_row(stored: StoredFiles, name: str) -> int:
+    table, row = stored.table, stored.row_of(os.fsencode(name))
+    if row is None:
+        raise NotFound(f"the tree has no {name!r}", hint="its entries tell the names it has")
     row = table.links.get(row, row)
     if table.kind[row] & ~APART:
         raise Validation(f"{name!r} is a {table.entry(row).kind}, not a file", hint="read a file")

@@ -14,6 +14,9 @@ from holdfast.errors import Corrupted, NoSpace, ReadOnly, StorageError, Unsuppor
 
 APPLICATION_ID = 0x486F6C64  # "Hold"
 
+_PAGE_BYTES = 4096
+_SHARED_MEMORY_BYTES = 64 * 1024
+
 _MIGRATION = re.compile(r"(\d{3})\.sql")
 
 
@@ -129,3 +132,19 @@ def _why_not_opened(path: str) -> int:
     if disk.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK):
         return sqlite3.SQLITE_READONLY
     return sqlite3.SQLITE_CANTOPEN if disk.f_favail or not disk.f_files else sqlite3.SQLITE_FULL
+
+
+def refuse_full_small_blocks(path: str) -> None:
+    """NoSpace where opening would kill the process.
+
+    SQLite maps a file of shared memory and has one block of each page allocated. Where blocks are smaller than pages,
+    on a full disk, touching the rest of a page is SIGBUS.
+    """
+    try:
+        disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return  # opening tells why
+    if disk.f_bsize < _PAGE_BYTES and disk.f_bavail * disk.f_frsize < _SHARED_MEMORY_BYTES:
+        raise NoSpace(
+            f"{path}: no space for the memory that processes share", hint=f"free {_SHARED_MEMORY_BYTES:,} bytes"
+        )

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.errors import CheckpointError, Corrupted, StorageError
+from holdfast.errors import CheckpointError, Corrupted, NoSpace, StorageError
 from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
 from holdfast.ports import (
     CheckpointIds,
@@ -31,7 +31,7 @@ from holdfast.ports import (
 )
 
 from .connections import FORK_WAIT_S, Pool, survive_forks
-from .database import connect, migrate, translated, typed
+from .database import connect, migrate, refuse_full_small_blocks, translated, typed
 from .groupcommit import GroupCommit, Waiting
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sweeping import integrity_problems, sweep
@@ -67,6 +67,8 @@ class SqliteIndex:
     def _open(self, store_id: str | None = None) -> None:
         self._make_locks()
         _refuse_after_fork(self._path)
+        if self._path is not None:
+            refuse_full_small_blocks(self._path)
         self._connection = db = connect(self._path, self._busy_timeout_s)
         try:
             migrate(db, self._name, store_id)
@@ -83,8 +85,8 @@ class SqliteIndex:
             raise
         self._writes = Writes(db, self._ns)
 
-    def _move_log_on(self) -> None:
-        """Move what the WAL holds into the database proper.
+    def _move_log_on(self) -> bool:
+        """Move what the WAL holds into the database proper; answers whether all of it went.
 
         A crashed process may have left a commit in the WAL whose sync failed. Its pages look written but may not be
         on disk, and a later sync of the same file would not cover them (I9): move them on, durably, before anything
@@ -92,12 +94,14 @@ class SqliteIndex:
         """
         self._connection.execute("PRAGMA busy_timeout=0")
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL:
                 raise
             # A store on a full disk must open, or nothing in it could be deleted; its log is read where it is.
-        self._connection.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
+            return False
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
 
     def _namespace_no(self) -> int:
         look_up = "SELECT no FROM namespace WHERE name = ?"
@@ -158,8 +162,17 @@ class SqliteIndex:
         """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
         with self._writing:
             self._run_transaction(batch)
+            if full := [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]:
+                try:
+                    is_moved = self._move_log_on()
+                except sqlite3.Error:
+                    return  # the first error is the one to report
+                if is_moved:
+                    self._run_transaction(full)  # once more, in the space that the log has given back
 
     def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
+        for waiting in batch:
+            waiting.error = None
         try:
             self._check_open()
             if not self._is_connected:
@@ -430,13 +443,22 @@ class SqliteIndex:
                     swept = sweep(self._connection, self._ns, self.manifests, references, lambda: False)
                     assert swept is not None
                     return swept
-            for is_last in (False, False, True):
-                with self._reading() as connection:
-                    # On its own connection: a fork waits for it to come back, and would keep others from being lent.
-                    manifests = partial(self._walk, partial(_fetch, connection))
-                    stop = (lambda: False) if is_last else (lambda: self._pool.is_paused)
-                    if (swept := sweep(connection, self._ns, manifests, references, stop)) is not None:
-                        return swept
+            try:
+                return self._sweep(references)
+            except NoSpace:
+                with self._writing:
+                    if not self._is_connected or not self._move_log_on():
+                        raise
+                return self._sweep(references)  # in the space that the log has given back
+
+    def _sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+        for is_last in (False, False, True):
+            with self._reading() as connection:
+                # On its own connection: a fork waits for it to come back, and would keep others from being lent.
+                manifests = partial(self._walk, partial(_fetch, connection))
+                stop = (lambda: False) if is_last else (lambda: self._pool.is_paused)
+                if (swept := sweep(connection, self._ns, manifests, references, stop)) is not None:
+                    return swept
         raise AssertionError("the last sweep never stops")
 
     def packs(self) -> Sequence[PackUse]:

@@ -51,20 +51,35 @@ def new_pool(workers: int) -> ProcessPool:
 
 
 class Isolation:
-    """The process for steps with a time limit; started when first needed, and again after a kill."""
+    """The processes of a run, for steps with a time limit and for maps: started when first needed, then kept."""
 
     def __init__(self) -> None:
-        self._pool: ProcessPool | None = None
+        self._pools: dict[int, ProcessPool] = {}
         self._lock = threading.Lock()
+
+    def pool(self, workers: int) -> ProcessPool:
+        with self._lock:
+            if workers not in self._pools:
+                self._pools[workers] = new_pool(workers)
+            return self._pools[workers]
+
+    def drop(self, workers: int) -> None:
+        """Kill the processes of one pool, whatever they are at."""
+        with self._lock:
+            pool = self._pools.pop(workers, None)
+        if pool is not None:
+            pool.stop()  # type: ignore[no-untyped-call]
+            pool.join()
+
+    def close(self) -> None:
+        for workers in list(self._pools):
+            self.drop(workers)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:
         from pebble import ProcessExpired
 
         check_picklable((function, args, kwargs), what, "a step with timeout_s runs in a process of its own")
-        with self._lock:
-            if self._pool is None:
-                self._pool = new_pool(1)
-            future = self._pool.schedule(function, args=args, kwargs=kwargs, timeout=timeout_s)
+        future = self.pool(1).schedule(function, args=args, kwargs=kwargs, timeout=timeout_s)
         began = time.monotonic()
         try:
             return future.result()
@@ -76,12 +91,6 @@ class Isolation:
             raise worker_died(what, error.exitcode) from error
         finally:
             future.cancel()  # type: ignore[no-untyped-call]  # kills it when we leave early
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.stop()  # type: ignore[no-untyped-call]
-            self._pool.join()
-            self._pool = None
 
 
 def worker_died(what: str, exit_code: int | None) -> WorkerDied:

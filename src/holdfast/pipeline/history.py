@@ -125,12 +125,12 @@ def explain(store: CheckpointManager, key: str) -> list[Explanation]:
     explanations = []
     for path, history in steps_of(store, key).items():
         text = show(path)
+        ran.pop(text, None)
         if history.items and not history.results:
             failed = f", {history.failed_items} failures" if history.failed_items else ""
             explanations.append(Explanation(text, "map", f"{history.items:,} items kept{failed}", None, None, 0))
             continue
         explanations.append(_explain_step(text, history, session, text in reused, has_ended))
-        ran.pop(text, None)
     explanations += [Explanation(text, "ran", "its result is never kept", None, None, 1) for text in ran]
     return explanations
 

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from holdfast.errors import (
     Cancelled,
@@ -39,6 +39,9 @@ from .owner import held_by_another, newest_status, save_status, take_lease, this
 from .retry import Retry
 from .signals import Paused, Signals
 from .step import UNSET, Options, Place, parse_options, place_in
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 INBOX_EVERY_S = 1.0
 MAX_ERROR_CHARACTERS = 500
@@ -87,7 +90,7 @@ class Run:
         self._ttl_s = ttl_s
         self._signals = Signals(grace_s)
         self._wants_signals = signals
-        self._isolation = Isolation()
+        self.isolation = Isolation()
         self._lock = threading.Lock()
         self._claimed: set[Path] = set()
         self._ran: list[str] = []
@@ -95,6 +98,7 @@ class Run:
         self._executed = 0
         self._inbox_at = 0.0
         self._stack: ExitStack | None = None
+        self.token = os.urandom(16).hex()  # by which workers in this process find it
         self.store: CheckpointManager
         self._lease: Lease
         self._inbox: Inbox
@@ -114,7 +118,7 @@ class Run:
             except LeaseHeld as error:
                 raise held_by_another(self.key, error) from error
             self._continue_history()
-            stack.callback(self._isolation.close)
+            stack.callback(self.isolation.close)
             if self._wants_signals:
                 self._signals.install()
             stack.callback(self._signals.restore)
@@ -235,6 +239,40 @@ class Run:
             metadata = {"kind": "stage", "session": self.session, "seconds": round(time.monotonic() - began, 3)}
             self.save(path, {"steps": self._executed - executed}, CheckpointLevel.STAGE, metadata)
 
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        items: Iterable[Any],
+        *,
+        name: str | None = None,
+        key: Callable[[Any], object] | None = None,
+        workers: int | None = None,
+        executor: str | Executor = "thread",
+        order: str = "input",
+        on_error: str | float = "stop",
+        retries: int | Retry = 0,
+        timeout_s: float | None = None,
+        version: str | int | None = None,
+        collect: bool = True,
+    ) -> Any:
+        """`[function(item) for item in items]` by several workers, each item run once, ever.
+
+        An item is known by `key(item)`, which must tell it from the others, or else by its content. Workers are
+        threads, processes, or any Executor. `on_error` ends the map at the first failure ("stop"), never ("collect",
+        the result is then an ItemError), or after so many failures, or such a part of them. Failed items are tried
+        again when the run is resumed. With collect=False the answer reads results from the store as you iterate over
+        it, and nothing but 16 bytes for each item is kept in memory.
+        """
+        from .fanout import Map, check_function, name_of, parse_map_options
+
+        options = parse_map_options(workers, executor, order, on_error, retries, timeout_s, collect)
+        declared = parse_options(0, None, "process", version).version
+        path = place_in(self).below(parse_step(name or name_of(function))).path
+        check_function(function, f"map {show(path)}")
+        self.claim(path)
+        self.pause_point()
+        return Map(self, path, f"{self.version}/{declared}", function, key, options).run(items)
+
     def call(
         self,
         name: str,
@@ -344,7 +382,7 @@ class Run:
             return work.function(*work.args, **work.kwargs)
         if work.options.timeout_in == "thread":
             return call_in_thread(work.function, work.args, work.kwargs, timeout_s, work.title)
-        return self._isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title)
+        return self.isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title)
 
     def _failed(self, work: Work, error: Exception, attempt: int) -> float:
         """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
@@ -363,9 +401,14 @@ class Run:
             times = "" if attempt == 1 else f", {attempt} times"
             error.add_note(f"It failed in {work.title} of run {self.key}{times}.")
             raise error
-        with self._lock:  # the steps inside it will be called again
-            self._claimed = {other for other in self._claimed if other == path or other[: len(path)] != path}
+        self._forget_below(path)
         return work.options.retry.wait_s(attempt)
+
+    def _forget_below(self, path: Path) -> None:
+        """The steps inside a step that is tried again will be called again."""
+        with self._lock:
+            for other in [o for o in self._claimed if len(o) > len(path) and o[: len(path)] == path]:
+                self._claimed.discard(other)
 
     def _keep(self, work: Work, result: object, attempt: int, seconds: float, *, keep: bool) -> None:
         """Durable before the next step begins (I1)."""
@@ -409,11 +452,32 @@ class Run:
             idempotency_key=idempotency_key,
         )
 
+    @contextmanager
+    def at_item(self, path: Path, label: str, attempt: int) -> Iterator[None]:
+        """The place of an item of a map, for steps inside it. An item that is tried again calls them again."""
+        place = Place(self, (*path, label), CheckpointLevel.SUBSTEP)
+        if attempt > 1:
+            self._forget_below(place.path)
+        with place.entered():
+            yield
+
+    def count_items(self, path: str, executed: int, reused: int) -> None:
+        with self._lock:
+            self._executed += executed
+            if executed and len(self._ran) < MAX_LISTED:
+                self._ran.append(path)
+            elif reused and not executed:
+                self._reused.append(path)
+
     def count(self, path: str) -> None:
         with self._lock:
             self._executed += 1
             if len(self._ran) < MAX_LISTED:
                 self._ran.append(path)
+
+    @property
+    def lease(self) -> Lease:
+        return self._lease
 
     def pause_point(self) -> None:
         """Between two pieces of work: here a run stops, waits, or learns that it was cancelled."""

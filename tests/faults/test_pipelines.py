@@ -1,0 +1,40 @@
+"""Killed at any durable write, a run goes on: what was completed is not executed again, and the result is the same."""
+
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.torture.pipelines import Violation, case_for_real, case_in_process
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_killed_at_any_durable_write(part: int) -> None:
+    kills = sum(case_in_process(f"{part}-{number}") for number in range(75))
+    assert kills > 75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_for_real(tmp_path: Path, seed: int) -> None:
+    assert case_for_real(seed, tmp_path) >= 0
+
+
+@pytest.mark.mutant
+def test_a_step_that_is_not_found_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdfast.Run, "_kept", lambda run, work: None)
+    with pytest.raises((Violation, holdfast.Conflict)):
+        for number in range(20):
+            case_in_process(number)
+
+
+@pytest.mark.mutant
+def test_a_map_that_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.pipeline.fanout import Map
+
+    monkeypatch.setattr(Map, "_catch_up", lambda map, *, with_results: None)
+    with pytest.raises(Violation):
+        for number in range(50):
+            case_in_process(number)

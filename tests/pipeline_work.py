@@ -1,0 +1,69 @@
+"""Functions that tests send to other processes, in a module that is quickly imported there."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Noted:
+    """A picklable function whose calls are lines of a file, from whatever process."""
+
+    def __init__(self, file: Path, function: Callable[[Any], Any]) -> None:
+        self.file = str(file)
+        self.function = function
+
+    def __call__(self, item: Any) -> Any:
+        with open(self.file, "a") as log:
+            log.write(f"{item}\n")
+        return self.function(item)
+
+    def calls(self) -> list[str]:
+        return Path(self.file).read_text().split() if os.path.exists(self.file) else []
+
+
+def double(item: Any) -> Any:
+    return item * 2
+
+
+def text(item: Any) -> str:
+    return str(item)
+
+
+def fail_on_odd(item: int) -> int:
+    if item % 2:
+        raise ValueError(f"odd: {item}")
+    return item
+
+
+class Unpicklable(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("needs two arguments")
+
+
+def fail_unpicklably(item: int) -> int:
+    raise Unpicklable(item, item)
+
+
+def die_at_7(item: int) -> int:
+    if item == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def hang_at_3(item: int) -> int:
+    if item == 3:
+        time.sleep(60)
+    return item
+
+
+def write_when_done(file: str, seconds: float) -> str:
+    time.sleep(seconds)
+    Path(file).write_text("done")
+    return f"{os.getpid()}"
+
+
+def die() -> None:
+    os._exit(3)
