@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.blobs.faulty import Fault, FaultyBlobs, Plan
 from holdfast.blobs.memory import MemoryBlobs
-from holdfast.blobs.retrying import Backoff, RetryingBlobs
+from holdfast.backoff import Backoff
+from holdfast.blobs.retrying import RetryingBlobs
 from holdfast.errors import Corrupted, NotFound, StorageError, Unavailable
 
 AT_ONCE = Backoff(attempts=4, first_s=0.0)
