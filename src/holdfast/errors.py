@@ -17,6 +17,7 @@
         ├── NotAStore                                       not_a_store      503     7
         ├── ReadOnly       (PermissionError)                read_only        503     7
         ├── NoSpace                                         no_space         507     7
+        ├── Unavailable    the same call may be repeated    unavailable      503     7
         └── UnsupportedFormat                               unsupported_format 503   8
 
 Each class carries its row of that table; the service and the command line read it from there.
@@ -166,6 +167,12 @@ class NoSpace(StorageError):
 
     code = "no_space"
     http_status = 507
+
+
+class Unavailable(StorageError):
+    """A server could not be reached, or was too busy; the same call may be repeated, and `blobs.retrying` does."""
+
+    code = "unavailable"
 
 
 class UnsupportedFormat(StorageError):

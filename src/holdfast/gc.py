@@ -72,7 +72,7 @@ def _remove_unused(store: Store, progress: Callable[[int, int], None] | None) ->
 
 
 def _is_garbage(store: Store, pack: str) -> bool:
-    return not store.index.is_pack_used(pack)
+    return store.index.condemn(pack)
 
 
 def _compact(store: Store) -> tuple[int, list[str]]:

@@ -236,6 +236,14 @@ class Index(Protocol):
         """Whether any chunk row, of any namespace, names this pack, seen in the newest state of the index."""
         ...
 
+    def condemn(self, pack: str) -> bool:
+        """Whether no chunk row, of any namespace, names this pack; asked by gc before it removes the pack.
+
+        Where writers may be on machines that blobs cannot lock out, a pack for which this answered True is never
+        named again: `commit` raises ChunksGone for new chunks in it, and so does `relocate` (I3).
+        """
+        ...
+
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         """Point chunk rows that still are in `from_pack` to their new places (compaction); answers how many."""
         ...
@@ -291,7 +299,7 @@ class Blobs(Protocol):
         ...
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        """(name, size in bytes) of every pack, finished or not."""
+        """(name, size in bytes) of every pack that takes space, finished or not."""
         ...
 
     def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.blobs.faulty import FaultyBlobs, Plan
 from holdfast.blobs.memory import MemoryBlobs
 from holdfast.blobs.packs import PackBlobs
+from holdfast.blobs.retrying import RetryingBlobs
 from holdfast.ports import Blobs
 from holdfast.testing.blobs_suite import BlobsSuite
 
@@ -54,3 +55,42 @@ class TestMemoryBlobs(BlobsSuite):
 class TestFaultyBlobsWithoutFaults(BlobsSuite):
     def open_blobs(self, where: Path) -> Blobs:
         return FaultyBlobs(PackBlobs(str(where / "packs")), Plan())
+
+
+class TestRetryingBlobsWithoutFaults(BlobsSuite):
+    def open_blobs(self, where: Path) -> Blobs:
+        return RetryingBlobs(PackBlobs(str(where / "packs")))
+
+
+@pytest.mark.requires("module:obstore")
+class TestObjectBlobsInMemory(BlobsSuite):
+    shows_unfinished = False
+    counts_removals = False
+
+    @pytest.fixture(autouse=True)
+    def _storage(self) -> None:
+        from obstore.store import MemoryStore
+
+        self.storage = MemoryStore()
+
+    def open_blobs(self, where: Path) -> Blobs:
+        from holdfast.blobs.objects import ObjectBlobs
+
+        return ObjectBlobs(self.storage, "some/prefix")
+
+
+@pytest.mark.xdist_group("s3")
+@pytest.mark.requires("s3")
+class TestObjectBlobsOnS3(BlobsSuite):
+    shows_unfinished = False
+    counts_removals = False
+    races = 2  # SeaweedFS takes a second for each
+
+    @pytest.fixture(autouse=True)
+    def _storage(self, s3: str) -> None:
+        self.address = s3
+
+    def open_blobs(self, where: Path) -> Blobs:
+        from holdfast.blobs.objects import connect
+
+        return RetryingBlobs(connect(f"s3://holdfast/{where.name}"))

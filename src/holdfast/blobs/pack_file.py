@@ -305,11 +305,15 @@ def header(name: str) -> bytes:
 
 
 def refuse_newer(file: Input) -> None:
-    """UnsupportedFormat for a pack of a newer format (I8).
+    """UnsupportedFormat for a pack of a newer format (I8)."""
+    check_header(os.pread(file.fd, _HEADER.size + _CRC.size, 0))
+
+
+def check_header(block: bytes) -> None:
+    """UnsupportedFormat if `block`, with which a pack begins, says so.
 
     A damaged header is no reason to refuse: each chunk is verified by its own digest anyway.
     """
-    block = os.pread(file.fd, _HEADER.size + _CRC.size, 0)
     if len(block) < _HEADER.size + _CRC.size:
         return
     magic, version, name = _HEADER.unpack_from(block)

@@ -479,6 +479,9 @@ class SqliteIndex:
         found = self._one("SELECT 1 FROM chunk WHERE pack_no = (SELECT no FROM pack WHERE name = ?) LIMIT 1", pack)
         return found is not None
 
+    def condemn(self, pack: str) -> bool:
+        return not self.is_pack_used(pack)  # gc asks while it holds the pack's lock: nobody is about to name it
+
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self._write(partial(self._writes.relocate, chunks, from_pack))
 

@@ -52,6 +52,10 @@ def never() -> bool:
 class BlobsSuite:
     """Derive from it and say how to open the adapter; `other` is a second object on the same storage."""
 
+    shows_unfinished = True  # whether packs take space, and are listed, before their writer commits
+    counts_removals = True  # whether exactly one of several removers at the same time hears that it removed a pack
+    races = 20  # how often several removers are set on one pack
+
     def open_blobs(self, where: Path) -> Blobs:
         """An adapter on the storage that `where`, a directory of this test alone, stands for."""
         raise NotImplementedError
@@ -253,7 +257,10 @@ class BlobsSuite:
         for lister in (blobs, other):
             sizes = dict(lister.packs())
             assert sizes[place[0]] >= place[1] + 100_000
-            assert sizes[pending[0]] >= pending[1] + 200_000
+            if self.shows_unfinished:
+                assert sizes[pending[0]] >= pending[1] + 200_000
+        unfinished.commit()
+        assert dict(blobs.packs())[pending[0]] >= pending[1] + 200_000
 
     def test_garbage_is_removed(self, blobs: Blobs, other: Blobs) -> None:
         (place,) = put(blobs, pattern(700_000))
@@ -349,12 +356,12 @@ class BlobsSuite:
             assert read(other, place, 10_000) == pattern(10_000, 2)
 
     def test_only_one_of_many_removers_removes(self, blobs: Blobs, other: Blobs) -> None:
-        for _ in range(20):
+        for _ in range(self.races):
             (place,) = put(blobs, b"data")
             with ThreadPoolExecutor(4) as pool:
                 removers = (blobs, other, blobs, other)
                 removed = list(pool.map(lambda b, pack=place[0]: b.remove(pack, lambda: True), removers))
-            assert removed.count(True) == 1
+            assert removed.count(True) == 1 or (not self.counts_removals and any(removed))
 
     # --- the rest ---
 

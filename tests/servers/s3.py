@@ -1,0 +1,112 @@
+"""A real S3 server: SeaweedFS, from PyPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+KEY, SECRET = "holdfast-test", "holdfast-test-secret"
+BUCKET = "holdfast"
+
+
+def weed() -> str | None:
+    """The program, beside this interpreter or on the PATH."""
+    return shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[str]:
+    """The address of a server with one bucket, whose data lies in `folder`."""
+    server, address = _start(folder)
+    try:
+        _make_bucket(address)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    for _ in range(3):  # somebody else may take a port between finding it free and using it
+        server, address = _start_once(folder)
+        if _is_up(f"{address}/healthz", server):
+            return server, address
+        server.kill()
+        server.wait()
+    raise RuntimeError(f"the S3 server did not start:\n{(folder / 'weed.log').read_text(errors='replace')[-3000:]}")
+
+
+def _start_once(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    program = weed()
+    assert program is not None
+    names = ["s3", "master", "volume", "filer", "admin"]
+    ports = _free_ports(2 * len(names))
+    options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
+    options += [f"-{name}.port.grpc={port}" for name, port in zip(names, ports[len(names) :], strict=True)]
+    quiet = ["-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    with open(folder / "weed.log", "wb") as log:
+        server = subprocess.Popen(
+            [program, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *quiet, *options],
+            stdout=log, stderr=log, cwd=folder,
+            env={**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET},
+        )  # fmt: skip
+    return server, f"http://127.0.0.1:{ports[0]}"
+
+
+def environment(address: str) -> dict[str, str]:
+    """What tells clients of S3 about the server."""
+    return {
+        "AWS_ENDPOINT_URL": address,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _is_up(url: str, server: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            return False
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return True
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.1)
+    return False
+
+
+def _make_bucket(address: str) -> None:
+    """The first object makes the bucket: with these credentials everything is allowed."""
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store(
+        BUCKET,
+        endpoint=address,
+        access_key_id=KEY,
+        secret_access_key=SECRET,
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
+    obstore.put(store, "made", b"", use_multipart=False)
