@@ -121,7 +121,7 @@ def _fill(
     store.reader = ChunkReader(blobs, locate, store.pool)  # the new index does not know the chunks yet
     lost: list[str] = []
     ordered = sorted(records.values(), key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
-    for record in ordered:
+    for record in _parents_first(ordered):
         parse_name("job", record.job)
         chunks, status = _chunks_of(store, record, places)
         if status is CheckpointStatus.CORRUPTED:
@@ -129,6 +129,20 @@ def _fill(
         parent = record.parent if record.parent in records else None
         index.commit([replace(record, new_chunks=chunks, reused_chunks=(), parent=parent, status=status)], actor=actor)
     return lost
+
+
+def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
+    """The same records, every parent before its children: the index takes no child without its parent."""
+    by_id = {r.id: r for r in records}
+    placed: dict[str, NewCheckpoint] = {}
+    for record in records:
+        line: dict[str, NewCheckpoint] = {}
+        above: NewCheckpoint | None = record
+        while above is not None and above.id not in placed and above.id not in line:
+            line[above.id] = above
+            above = by_id.get(above.parent) if above.parent else None
+        placed.update(reversed(line.items()))
+    return list(placed.values())
 
 
 def _chunks_of(store: Store, record: NewCheckpoint, places: dict[bytes, Chunk]) -> tuple[list[Chunk], CheckpointStatus]:

@@ -339,8 +339,9 @@ class SqliteIndex:
         with self._reading() as db:
             if (span := self._span(db, job)) is None:
                 return []
-            first = span[0] + (after or 0) + 1
-            last = span[1] if before is None else span[0] + before - 1
+            # Kept inside the job: the rows beyond are those of other jobs, of other namespaces too.
+            first = span[0] + max(after or 0, 0) + 1
+            last = span[1] if before is None else min(span[0] + before - 1, span[1])
             if level is not None:
                 conditions.append("level = ?")
                 parameters.append(str(level))
