@@ -52,6 +52,7 @@ class SqliteIndex:
         *,
         namespace: str = "default",
         busy_timeout_s: float = 30.0,
+        create: bool = True,
         store_id: str | None = None,  # given when an index is made anew for a store that has an ID
     ) -> None:
         self.namespace = namespace
@@ -61,15 +62,15 @@ class SqliteIndex:
         self._is_closed = False
         self._is_connected = True  # until a fork
         with translated(self._name):
-            self._open(store_id)
+            self._open(create, store_id)
         survive_forks(self)
 
-    def _open(self, store_id: str | None = None) -> None:
+    def _open(self, create: bool, store_id: str | None) -> None:
         self._make_locks()
         _refuse_after_fork(self._path)
         if self._path is not None:
             refuse_full_small_blocks(self._path)
-        self._connection = db = connect(self._path, self._busy_timeout_s)
+        self._connection = db = connect(self._path, self._busy_timeout_s, create=create)
         try:
             migrate(db, self._name, store_id)
             if self._path is not None:
