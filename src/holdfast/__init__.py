@@ -127,8 +127,8 @@ _HOMES = {
     "codec": ("register",),
     "errors": (
         "Cancelled", "CheckpointError", "Conflict", "Corrupted", "Denied", "InvalidName", "LeaseHeld", "LeaseLost",
-        "NoSpace", "NotAStore", "NotFound", "ReadOnly", "StepTimeout", "StorageError", "Unavailable", "UnsupportedFormat",
-        "UnsupportedType", "Validation", "WorkerDied",
+        "NoSpace", "NotAStore", "NotFound", "ReadOnly", "StepTimeout", "StorageError", "Unavailable",
+        "UnsupportedFormat", "UnsupportedType", "Validation", "WorkerDied",
     ),
     "files": ("File", "Tree"),
     "manager": ("CheckpointManager",),
