@@ -9,7 +9,8 @@ from pathlib import Path
 
 from .harness import Bench, Row, interleave, milliseconds, timed
 
-TIMED_IMPORT = "import time; t = time.perf_counter(); import holdfast; print(time.perf_counter() - t)"
+TIMED_IMPORT = "import time; t = time.perf_counter(); import holdfast; {}; print(time.perf_counter() - t)"
+OPEN = "holdfast.open('memory:')"  # the import is lazy: what a program needs in any case
 
 
 def run(bench: Bench) -> list[Row]:
@@ -19,25 +20,27 @@ def run(bench: Bench) -> list[Row]:
     environment["PYTHONPYCACHEPREFIX"] = str(bench.fresh("bytecode"))
     help_command = [str(program)] if program.exists() else [sys.executable, "-m", "holdfast"]
 
-    def importing() -> float:
-        command = [sys.executable, "-c", TIMED_IMPORT]
+    def importing(then: str) -> float:
+        command = [sys.executable, "-c", TIMED_IMPORT.format(then)]
         return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
 
     def process(*command: str) -> float:
         return timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment))
 
-    importing(), process(*help_command, "--help")
+    importing(OPEN), process(*help_command, "--help")
 
     samples = interleave(
         5 * bench.rounds,
         {
             "python": lambda: process(sys.executable, "-c", "pass"),
-            "import": importing,
+            "import": lambda: importing("pass"),
+            "open": lambda: importing(OPEN),
             "help": lambda: process(*help_command, "--help"),
         },
     )
     empty = ("python -c pass", samples["python"])
     return [
         Row("import holdfast, in a running Python", samples["import"], *empty, 0.060, "limit", milliseconds),
+        Row("import and open a store, in a running Python", samples["open"], *empty, show=milliseconds, kind="share"),
         Row("holdfast --help, whole process", samples["help"], *empty, 0.150, "limit", milliseconds),
     ]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         CheckpointError,
         Conflict,
         Corrupted,
+        Denied,
         InvalidName,
         LeaseHeld,
         LeaseLost,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from .pipeline.run import Run as run  # noqa: N813
     from .pipeline.signals import Paused
     from .pipeline.step import step
+    from .pipeline.waiting import Approval, decide, send
     from .retention import RetentionPolicy
 
 __version__ = "0.1.0"
@@ -77,6 +79,7 @@ def open(
 
 
 __all__ = [
+    "Approval",
     "Cancelled",
     "Checkpoint",
     "CheckpointError",
@@ -85,6 +88,7 @@ __all__ = [
     "CheckpointStatus",
     "Conflict",
     "Corrupted",
+    "Denied",
     "Event",
     "File",
     "InvalidName",
@@ -110,24 +114,28 @@ __all__ = [
     "Validation",
     "WorkerDied",
     "current_run",
+    "decide",
     "open",
     "pipeline",
     "register",
     "run",
+    "send",
     "step",
 ]
 
 _HOMES = {
     "codec": ("register",),
     "errors": (
-        "Cancelled", "CheckpointError", "Conflict", "Corrupted", "InvalidName", "LeaseHeld", "LeaseLost", "NoSpace",
-        "NotAStore", "NotFound", "ReadOnly", "StepTimeout", "StorageError", "Unavailable", "UnsupportedFormat",
-        "UnsupportedType", "Validation", "WorkerDied",
+        "Cancelled", "CheckpointError", "Conflict", "Corrupted", "Denied", "InvalidName", "LeaseHeld", "LeaseLost",
+        "NoSpace", "NotAStore", "NotFound", "ReadOnly", "StepTimeout", "StorageError", "Unavailable",
+        "UnsupportedFormat", "UnsupportedType", "Validation", "WorkerDied",
     ),
     "files": ("File", "Tree"),
     "manager": ("CheckpointManager",),
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
-    "pipeline": ("Paused", "Retry", "Run", "current_run", "pipeline", "run", "step"),
+    "pipeline": (
+        "Approval", "Paused", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
+    ),
     "retention": ("RetentionPolicy",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

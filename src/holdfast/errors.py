@@ -8,7 +8,8 @@
     ├── Conflict                                            conflict         409     5
     │   ├── LeaseHeld      someone else may write           lease_held       409     5
     │   ├── LeaseLost      our right to write is gone       lease_lost       409     5
-    │   └── Cancelled      somebody ended the run           cancelled        409     5
+    │   ├── Cancelled      somebody ended the run           cancelled        409     5
+    │   └── Denied         an approval was refused          denied           409     5
     ├── StepTimeout    (TimeoutError)                       timeout          504     9
     ├── WorkerDied     the process at work was killed       worker_died      500     1
     ├── Corrupted      (ValueError)                         corrupted        400     6
@@ -111,6 +112,12 @@ class Cancelled(Conflict):
     """The run was cancelled and does not go on."""
 
     code = "cancelled"
+
+
+class Denied(Conflict):
+    """Somebody, or the end of the time given, said no; nothing goes on behind it."""
+
+    code = "denied"
 
 
 class StepTimeout(CheckpointError, TimeoutError):

@@ -50,3 +50,35 @@ def test_tiles(tmp_path: Path, how: tuple[str, ...]) -> None:
     assert len(everything) == 36 * 32  # each tile once: those that were kept were not done again
     with holdfast.open(store) as opened:
         assert opened.verify().is_ok
+
+
+def test_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    words = (str(EXAMPLES / "approval.py"), "2.0")
+    process = start(*words)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    process.kill()  # while it tests the pages
+    process.communicate()
+    assert lines == ["building 2.0\n", "testing units of app-2.0.tar\n", "testing pages of app-2.0.tar\n"]
+    process = start(*words)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert out == "testing pages of app-2.0.tar\ntesting upgrade of app-2.0.tar\n"
+    assert "holdfast runs resume release-2.0" in err
+    shown = finish(start("-m", "holdfast", "runs", "show", "release-2.0"))
+    assert "approval go live: Publish app-2.0.tar?" in shown
+    assert "built and tested app-2.0.tar" in shown
+    out = finish(start("-m", "holdfast", "approve", "release-2.0", "--by", "ada", "--resume"))
+    assert out.splitlines() == [
+        "go live of release-2.0 is approved by ada",
+        "publishing app-2.0.tar, approved by ada",
+        "published at https://example.org/app-2.0.tar",
+    ]
+    process = start("-m", "holdfast", "approve", "release-2.0", "go live", "--deny")
+    assert "was approved by ada" in process.communicate(timeout=60)[1]
+    assert process.returncode == 5
+    process = start("-m", "holdfast", "approve", "release-2.0")
+    process.communicate(timeout=60)
+    assert process.returncode == 4
+    start("-m", "holdfast", "runs", "signal", "release-2.0", "x", "[1]").communicate(timeout=60)

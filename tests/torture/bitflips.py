@@ -20,9 +20,9 @@ from .states import make, same
 CONTENT = (("small", 1), ("packed", 2), ("inline", 3), ("tree", 4), ("small", 5), ("packed", 6), ("small", 47))
 
 
-def fill(report: Report, _: Connection, place: str) -> None:
-    """One half of the content in the database proper, the other in its log; then wait to be killed."""
-    for part in (CONTENT[:4], CONTENT[4:]):
+def fill(report: Report, _: Connection, place: str, leave_log: bool) -> None:
+    """One half of the content in the database proper, the other in its log if wanted; then wait to be killed."""
+    for is_last, part in ((False, CONTENT[:4]), (True, CONTENT[4:])):
         store = holdfast.open(place)
         for kind, seed in part:
             tags = {"kind": kind}
@@ -30,7 +30,7 @@ def fill(report: Report, _: Connection, place: str) -> None:
                 f"job-{seed % 2}", f"step {seed}", make(kind, seed), metadata=about(kind, seed), tags=tags
             )
             report("saved", saved, f"job-{seed % 2}", kind, seed)
-        if part is not CONTENT[4:]:
+        if not (is_last and leave_log):
             store.close()
     report("filled")
     time.sleep(600)
@@ -65,12 +65,12 @@ class Damage:
 class Subject:
     """One undamaged store, and copies of it with one damage each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, leave_log: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.template = folder / "template"
         self.ledger = Ledger()
-        child = Child(fill, str(self.template), ledger=self.ledger)
+        child = Child(fill, str(self.template), leave_log, ledger=self.ledger)
         child.wait_for("filled")
         child.kill()
         (self.template / "index.sqlite-shm").unlink(missing_ok=True)  # memory of processes, not of the disk

@@ -2,13 +2,14 @@
 
 import numpy  # noqa: F401
 
-import holdfast
+import holdfast.codec
 import holdfast.diff
+import holdfast.embedded
 import holdfast.gc
+import holdfast.manager
+import holdfast.retention
 import holdfast.verify
-from holdfast.blobs import packs
-from holdfast.index import sqlite
 
-from . import children, mutants
+from . import bitflips, children, crash_states, many_processes, mutants, syscalls
 
-__all__ = ["children", "holdfast", "mutants", "packs", "sqlite"]
+__all__ = ["bitflips", "children", "crash_states", "holdfast", "many_processes", "mutants", "syscalls"]

@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Pipelines": {
         "run": ("run", "Run a pipeline of a Python file, or resume it."),
         "runs": ("runs", "List, show, explain, resume and cancel runs."),
+        "approve": ("approve", "Approve or deny what a run waits for."),
     },
     "Change": {
         "tag": ("change", "Set or remove tags of a checkpoint."),

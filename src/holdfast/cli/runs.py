@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -15,6 +16,7 @@ from .tables import Column, print_facts, print_table
 from .text import age, count_of, safe, style
 
 if TYPE_CHECKING:
+    from holdfast.manager import CheckpointManager
     from holdfast.pipeline.history import Explanation, RunSummary
 
 _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
@@ -23,7 +25,7 @@ _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn",
 @store_command(
     "list",
     json_keys='{"runs": [{key, status, pipeline, version, sessions, steps_run, steps_reused, error, updated_at, '
-    "is_abandoned}]}",
+    "is_abandoned, waiting, progress}]}",
 )
 @click.argument("prefix", default="", type=JobName())
 @click.option("--limit", type=Number(1), help="At most this many.")
@@ -42,7 +44,7 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
             Column("PIPELINE", drop=2),
             Column("SESSIONS", align=">", drop=3),
             Column("UPDATED", drop=1),
-            Column("ERROR"),
+            Column("NOTE"),
         )
         print_table(columns, [_row(run) for run in found])
     else:
@@ -55,12 +57,13 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
 @click.argument("run", type=JobName())
 def show_command(session: Session, run: str) -> None:
     """Show a run and its steps."""
-    from holdfast.pipeline.history import explain, find_run
+    from holdfast.pipeline.history import explain, find_run, logs_of
 
     with session.open() as manager:
-        summary, steps = find_run(manager, run), explain(manager, run)
+        summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
     if session.as_json:
-        emit({"run": summary_json(summary), "steps": [explanation_json(step) for step in steps]})
+        lines = [{"at": line.timestamp, **line.metadata} for line in logs]
+        emit({"run": summary_json(summary), "steps": [explanation_json(step) for step in steps], "log": lines})
         return
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
@@ -72,10 +75,14 @@ def show_command(session: Session, run: str) -> None:
             ("version", summary.version),
             ("sessions", sessions),
             ("updated", age(summary.updated_at)),
+            ("progress", _progress(summary)),
+            *[("waits for", _wait(wait)) for wait in summary.waiting],
             ("error", summary.error),
         ]
     )
     click.echo()
+    for line in logs:
+        click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
     for step in steps:
         depth = "  " * step.path.count("/")
         took = "" if step.seconds is None else style(f"  {step.seconds:.3g} s", "dim")
@@ -115,7 +122,7 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
 
     with session.open() as manager:
         argv, cwd = command_of(manager, run)
-        store = manager.url if manager.url.startswith("memory") else os.path.abspath(manager.url.removeprefix("file:"))
+        store = place_of(manager)
     if only_print:
         if session.as_json:
             emit({"run": run, "argv": argv, "cwd": cwd})
@@ -128,6 +135,20 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
     program = shutil.which(argv[0]) or sys.executable
     os.environ.setdefault("HOLDFAST_STORE", store)
     os.execv(program, argv)  # nosec B606 - the same program, by its arguments, without a shell
+
+
+def start_again(run: str, argv: list[str], cwd: str, store: str) -> NoReturn:
+    """Become the program of a run."""
+    click.echo(f"resuming {run}: {safe(' '.join(argv))}", err=True)
+    sys.stdout.flush()
+    os.chdir(cwd)
+    os.environ.setdefault("HOLDFAST_STORE", store)
+    program = shutil.which(argv[0]) or sys.executable
+    os.execv(program, argv)  # nosec B606 - the same program, by its arguments, without a shell
+
+
+def place_of(manager: CheckpointManager) -> str:
+    return manager.url if manager.url == "memory:" else os.path.abspath(manager.url.removeprefix("file:"))
 
 
 @store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')
@@ -144,6 +165,27 @@ def cancel_command(session: Session, run: str) -> None:
         click.echo(f"{run} is cancelled" if is_done else f"{run} is at work and will stop before its next step")
 
 
+@store_command("signal", json_keys='{"run": …, "name": …, "message": ID}')
+@click.argument("run", type=JobName())
+@click.argument("name")
+@click.argument("value", default="null", metavar="[JSON]")
+def signal_command(session: Session, run: str, name: str, value: str) -> None:
+    """Send a value to a run that waits, or will wait, for it with run.signal(NAME)."""
+    from holdfast.pipeline.history import find_run
+    from holdfast.pipeline.waiting import send
+
+    from .pairs import parse_json_pairs
+
+    sent = parse_json_pairs("value", [f"value={value}"])["value"]
+    with session.open() as manager:
+        find_run(manager, run)
+        message = send(manager, run, name, sent)
+    if session.as_json:
+        emit({"run": run, "name": name, "message": message})
+    else:
+        click.echo(f"sent {name} to {run}")
+
+
 def summary_json(run: RunSummary) -> dict[str, object]:
     return {
         "key": run.key,
@@ -156,6 +198,8 @@ def summary_json(run: RunSummary) -> dict[str, object]:
         "error": run.error,
         "updated_at": run.updated_at.isoformat(),
         "is_abandoned": run.is_abandoned,
+        "waiting": [dict(wait) for wait in run.waiting],
+        "progress": run.progress,
     }
 
 
@@ -174,9 +218,22 @@ def _status(run: RunSummary) -> str:
     return f"{run.status}, but its process is gone: it can be resumed" if run.is_abandoned else str(run.status)
 
 
+def _wait(wait: Mapping[str, str]) -> str:
+    prompt = f": {wait['prompt']}" if wait.get("prompt") else ""
+    return f"{wait.get('for')} {wait.get('name')}{prompt}"
+
+
+def _progress(run: RunSummary) -> str:
+    if run.progress is None:
+        return ""
+    done, total = run.progress.get("done"), run.progress.get("total")
+    return f"{done:,} of {total:,}" if done is not None and total is not None else f"{done}"
+
+
 def _row(run: RunSummary) -> tuple[str, ...]:
     status = "abandoned" if run.is_abandoned else str(run.status)
-    return (run.key, status, run.pipeline or "", f"{run.sessions}", age(run.updated_at), run.error)
+    note = run.error or "; ".join(f"waits for {_wait(wait)}" for wait in run.waiting)
+    return (run.key, status, run.pipeline or "", f"{run.sessions}", age(run.updated_at), note)
 
 
 def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
@@ -191,9 +248,9 @@ def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
 
 runs_command = click.Group(
     "runs",
-    commands=[list_command, show_command, resume_command, explain_command, cancel_command],
+    commands=[list_command, show_command, resume_command, explain_command, cancel_command, signal_command],
     callback=_pass_on,
     params=shared_options(),
-    help="List, show, explain, resume and cancel runs of pipelines.",
+    help="List, show, explain, resume, signal and cancel runs of pipelines.",
     epilog="JSON: holdfast runs COMMAND --help says what each one answers",
 )

@@ -21,10 +21,13 @@ from .retry import Retry
 from .run import Run
 from .signals import Paused
 from .step import step
+from .waiting import Approval, decide, send
 
 run = Run
 
-__all__ = ["Paused", "Pipeline", "Retry", "Run", "current_run", "pipeline", "run", "step"]
+__all__ = [
+    "Approval", "Paused", "Pipeline", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
+]  # fmt: skip
 
 
 class _Decorator(ModuleType):

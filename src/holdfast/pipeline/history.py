@@ -32,6 +32,8 @@ class RunSummary:
     error: str
     updated_at: datetime
     is_abandoned: bool  # said to be running, but its process is gone: it resumes at once
+    waiting: Sequence[Mapping[str, str]]  # [{"for": approval, signal or time, "name": path, "prompt": …}]
+    progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
 
 
 @dataclass(slots=True)
@@ -93,6 +95,8 @@ def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
         _text(about.get("error")),
         updated_at,
         status is RunStatus.RUNNING and is_gone(about.get("owner")),
+        _list(about.get("waiting")),
+        _mapping(about.get("progress")),
     )
 
 
@@ -116,6 +120,11 @@ def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHi
                 history.items += _count(about.get("items"))
                 history.failed_items += _count(about.get("failed"))
     return steps
+
+
+def logs_of(store: CheckpointManager, key: str, limit: int = 20) -> list[Checkpoint]:
+    """The newest lines of `run.log`, oldest first."""
+    return store.list(key, tags={"kind": "log"}, limit=limit)
 
 
 def explain(store: CheckpointManager, key: str) -> list[Explanation]:
@@ -229,6 +238,14 @@ def _inputs(about: Mapping[str, object]) -> Mapping[str, object]:
 
 def _shown(about: Mapping[str, object]) -> str:
     return repr(str(about.get("version", "/")).strip("/")) if about.get("version") != "/" else "none"
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
 
 
 def _text(value: object) -> str:

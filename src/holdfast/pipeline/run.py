@@ -32,6 +32,7 @@ from holdfast.errors import (
 from holdfast.manager import CheckpointManager
 from holdfast.model import CheckpointLevel, Lease, RunStatus, parse_step
 
+from . import waiting
 from .attempt import Isolation, await_within, call_in_thread
 from .inbox import CANCEL, Inbox, parse_run_key
 from .keys import Path, arguments, digest_of, show, step_key
@@ -40,10 +41,13 @@ from .retry import Retry
 from .signals import Paused, Signals
 from .step import UNSET, Options, Place, parse_options, place_in
 
+_WAITING = parse_options(0, None, "process", None)
+
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 INBOX_EVERY_S = 1.0
+PROGRESS_EVERY_S = 10.0
 MAX_ERROR_CHARACTERS = 500
 MAX_TRACEBACK_CHARACTERS = 20_000
 MAX_LISTED = 10_000  # steps named in the record of a session
@@ -97,6 +101,9 @@ class Run:
         self._reused: list[str] = []
         self._executed = 0
         self._inbox_at = 0.0
+        self._waiting: dict[Path, dict[str, str]] = {}
+        self._progress: dict[str, int | None] | None = None
+        self._progress_at = 0.0
         self._stack: ExitStack | None = None
         self.token = os.urandom(16).hex()  # by which workers in this process find it
         self.store: CheckpointManager
@@ -182,6 +189,8 @@ class Run:
             "inbox": self._inbox.seen,
             "ran": self._executed,
             "reused": len(self._reused),
+            "waiting": list(self._waiting.values()),
+            "progress": self._progress,
             "owner": this_process(),
             "token": self._lease.token,
         }
@@ -272,6 +281,90 @@ class Run:
         self.claim(path)
         self.pause_point()
         return Map(self, path, f"{self.version}/{declared}", function, key, options).run(items)
+
+    # Waiting for others
+
+    def signal(self, name: str, *, wait_s: float | None = None) -> Any:
+        """The value that somebody sends to this run under `name` (`holdfast.send`, `holdfast runs signal`); kept.
+
+        It may be sent before the run asks. After `wait_s` the process pauses and exits; None waits on.
+        """
+        return self._wait_for(name, lambda path: waiting.for_signal(self, path, name, wait_s))
+
+    def approval(
+        self,
+        name: str,
+        *,
+        prompt: str = "",
+        expires_s: float | None = None,
+        wait_s: float | None = None,
+        on_denied: str = "raise",
+    ) -> waiting.Approval:
+        """Wait until somebody approves or denies (`holdfast.decide`, `holdfast approve`): once, by name, for good.
+
+        After `wait_s` the process pauses and exits, and waiting costs nothing: 0 at once, None never. After `expires_s`
+        from the first asking it counts as denied. A denial raises Denied here, now and whenever the run is resumed,
+        unless on_denied="return".
+        """
+        ask = waiting.parse_ask(prompt, expires_s, on_denied)
+        kept = self._wait_for(name, lambda path: waiting.for_decision(self, path, ask, wait_s))
+        decision = waiting.Approval(**kept)
+        if not decision.approved and ask.raises:
+            raise decision.denied(self.key, name)
+        return decision
+
+    def sleep(self, seconds: float, *, name: str | None = None, wait_s: float | None = None) -> None:
+        """Go on `seconds` after the first time the run came here, whatever happened in between."""
+        seconds = waiting.parse_seconds("seconds", seconds)
+        self._wait_for(name or f"sleep {seconds:g} s", lambda path: waiting.for_time(self, path, seconds, wait_s))
+
+    def _wait_for(self, name: str, wait: Callable[[Path], Any]) -> Any:
+        """A step that waits: its answer is kept like any result."""
+        path = place_in(self).below(parse_step(name)).path
+        return self.call(name, wait, (path,), {}, _WAITING, inputs=None)
+
+    def asked(self, path: Path, question: Mapping[str, object]) -> Mapping[str, Any]:
+        """The question as it was first asked in this run, with the time of that."""
+        key = "asked:" + step_key(path, "", {})
+        found = self.store.load_by_key(self.key, key)
+        if found is None:
+            metadata = {"kind": "asked", "session": self.session}
+            self.save(path, {**question, "asked_at": time.time()}, CheckpointLevel.STEP, metadata, key)
+            found = self.store.load_by_key(self.key, key)
+        state: Any = found[1] if found else {}
+        return state  # type: ignore[no-any-return]
+
+    @contextmanager
+    def seen_waiting(self, path: Path, what: str, prompt: str = "") -> Iterator[None]:
+        """While this lasts, the run says for what it waits."""
+        about = {"for": what, "name": show(path), "prompt": prompt}
+        with self._lock:
+            self._waiting[path] = about
+        self._record(RunStatus.PAUSED)
+        try:
+            yield
+        except Paused:
+            raise  # it still waits
+        except BaseException:
+            self._waiting.pop(path, None)
+            raise
+        self._waiting.pop(path, None)
+        self._record(RunStatus.RUNNING)
+
+    def progress(self, done: int, total: int | None = None) -> None:
+        """Say how far the run is: `holdfast runs show` tells it, as of the newest record of the run."""
+        if isinstance(done, bool) or not isinstance(done, int) or done < 0 or (total is not None and total < done):
+            raise Validation(f"progress {done!r} of {total!r} makes no sense", hint="use whole numbers, done ≤ total")
+        self._progress = {"done": done, "total": total}
+        if time.monotonic() >= self._progress_at:
+            self._progress_at = time.monotonic() + PROGRESS_EVERY_S
+            self._record(RunStatus.RUNNING)
+
+    def log(self, text: str, **fields: object) -> None:
+        """A line in the history of the run, durable; `holdfast runs show` prints the last ones."""
+        path = place_in(self).path
+        metadata = {"kind": "log", "session": self.session, "text": str(text)[:2000], "fields": fields}
+        self.save(path or ("log",), {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
 
     def call(
         self,
@@ -474,6 +567,9 @@ class Run:
             self._executed += 1
             if len(self._ran) < MAX_LISTED:
                 self._ran.append(path)
+
+    def pause(self, reason: str) -> NoReturn:
+        raise Paused(reason)
 
     @property
     def lease(self) -> Lease:

@@ -1,0 +1,144 @@
+"""Signals, approvals, sleep, progress and log: what is answered stays answered."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import CheckpointManager, Conflict, Denied, NotFound, Paused, Validation
+from holdfast.pipeline.history import find_run, logs_of
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with holdfast.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointManager) -> None:
+    done: list[str] = []
+
+    def pipeline() -> holdfast.Approval:
+        with holdfast.run("r", store=store) as run:
+            with run.stage("release"):
+                decision = run.approval("publish", prompt="Go live?", wait_s=0)
+            run.step("publish", lambda: done.append("published"))
+            return decision
+
+    for _ in range(2):
+        with pytest.raises(Paused, match="approval release/publish") as caught:
+            pipeline()
+        assert caught.value.code == 75
+    found = find_run(store, "r")
+    assert found.status == "paused"
+    assert found.waiting == [{"for": "approval", "name": "release/publish", "prompt": "Go live?"}]
+    with pytest.raises(NotFound):
+        holdfast.decide(store, "r", "other", True)
+    made = holdfast.decide(store, "r", "release/publish", True, actor="ada", comment="fine")
+    with pytest.raises(Conflict, match="was approved by ada"):
+        holdfast.decide(store, "r", "release/publish", False, actor="bob")
+    assert done == []
+    assert pipeline() == made
+    assert pipeline().actor == "ada"
+    assert done == ["published"]
+    assert find_run(store, "r").waiting == []
+
+
+def test_nothing_goes_on_behind_a_denial(store: CheckpointManager) -> None:
+    def pipeline(on_denied: str = "raise") -> Any:
+        with holdfast.run(f"r-{on_denied}", store=store) as run:
+            answer = run.approval("go", wait_s=0, on_denied=on_denied)
+            run.step("behind", lambda: 1)
+            return answer
+
+    for rule in ("raise", "return"):
+        with pytest.raises(Paused):
+            pipeline(rule)
+        holdfast.decide(store, f"r-{rule}", "go", False, actor="bob", comment="not today")
+    for _ in range(2):
+        with pytest.raises(Denied, match="denied by bob: not today"):
+            pipeline()
+    assert not [c for c in store.list("r-raise") if c.step == "behind"]
+    assert not pipeline("return").approved
+
+
+def test_an_approval_expires_from_when_it_was_first_asked(store: CheckpointManager) -> None:
+    def pipeline() -> None:
+        with holdfast.run("r", store=store) as run:
+            run.approval("go", wait_s=0, expires_s=0.3)
+
+    with pytest.raises(Paused):
+        pipeline()
+    time.sleep(0.35)
+    with pytest.raises(Denied, match="denied by expiry"):
+        pipeline()
+    with pytest.raises(Conflict, match="was denied by expiry"):
+        holdfast.decide(store, "r", "go", True)
+
+
+def test_a_decision_made_meanwhile_lets_the_run_go_on(store: CheckpointManager) -> None:
+    def decide() -> None:
+        while True:
+            try:
+                holdfast.decide(store, "r", "go", True)
+            except NotFound:
+                time.sleep(0.01)
+            else:
+                return
+
+    decider = threading.Thread(target=decide)
+    with holdfast.run("r", store=store) as run:
+        decider.start()
+        assert run.approval("go").approved
+    decider.join()
+
+
+def test_signals_are_kept_and_may_come_first(store: CheckpointManager) -> None:
+    for _ in range(2):
+        with pytest.raises(Paused), holdfast.run("r", store=store) as run:
+            run.signal("data", wait_s=0)
+    holdfast.send(store, "r", "data", {"rows": [1, 2]})
+    holdfast.send(store, "r", "data", "too late")
+    for _ in range(2):
+        with holdfast.run("r", store=store) as run:
+            assert run.signal("data") == {"rows": [1, 2]}
+
+
+def test_sleep_counts_from_the_first_time(store: CheckpointManager) -> None:
+    with pytest.raises(Paused), holdfast.run("r", store=store) as run:
+        run.sleep(0.5, name="cool down", wait_s=0)
+    time.sleep(0.3)
+    for longest in (0.45, 0.1):
+        with holdfast.run("r", store=store) as run:
+            began = time.monotonic()
+            run.sleep(0.5, name="cool down")
+            assert time.monotonic() - began < longest + 0.5  # a busy machine
+
+
+def test_progress_and_log(store: CheckpointManager) -> None:
+    with holdfast.run("r", store=store) as run:
+        run.progress(3, 10)
+        run.log("three of ten", rate=1.5)
+        with pytest.raises(Validation):
+            run.progress(5, 3)
+        run.progress(10, 10)
+    assert find_run(store, "r").progress == {"done": 10, "total": 10}
+    (line,) = logs_of(store, "r")
+    assert line.metadata["text"] == "three of ten"
+    assert line.metadata["fields"] == {"rate": 1.5}
+
+
+def test_nonsense_is_refused(store: CheckpointManager) -> None:
+    with holdfast.run("r", store=store) as run:
+        with pytest.raises(Validation):
+            run.approval("a", on_denied="ignore")
+        with pytest.raises(Validation):
+            run.approval("b", expires_s=-1)
+        with pytest.raises(Validation):
+            run.sleep(-1)
+        with pytest.raises(Validation):
+            run.signal("s", wait_s=-1)
