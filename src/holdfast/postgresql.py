@@ -18,7 +18,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from .backoff import Backoff
-from .errors import Corrupted, NoSpace, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
+from .errors import Corrupted, NoSpace, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Server:
             if have == newest:
                 return
             if have == 0 and not create:
-                raise StorageError(f"there is no store in {self.name}", hint="check the address of the database")
+                raise NotFound(f"there is no store in {self.name}", hint="check --store or $HOLDFAST_STORE")
             db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
             have = _version(db)  # another process may have been faster
             if have > newest:
@@ -167,10 +167,9 @@ def _connect(url: str) -> Connection:
 
 
 def _version(db: Connection) -> int:
-    found = db.execute("SELECT to_regclass('holdfast.meta')").fetchone()
-    if found is None or found[0] is None:
-        return 0
-    row = db.execute("SELECT value FROM holdfast.meta WHERE key = 'format'").fetchone()
+    # The catalog as this statement sees it. to_regclass would ask a cache that may not have heard of who was faster.
+    is_there = db.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'holdfast' AND tablename = 'meta'").fetchone()
+    row = is_there and db.execute("SELECT value FROM holdfast.meta WHERE key = 'format'").fetchone()
     return int(row[0]) if row else 0
 
 

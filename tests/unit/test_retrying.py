@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from holdfast.backoff import Backoff
 from holdfast.blobs.faulty import Fault, FaultyBlobs, Plan
 from holdfast.blobs.memory import MemoryBlobs
-from holdfast.backoff import Backoff
 from holdfast.blobs.retrying import RetryingBlobs
 from holdfast.errors import Corrupted, NotFound, StorageError, Unavailable
 

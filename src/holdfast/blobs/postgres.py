@@ -66,9 +66,7 @@ class PostgresBlobs:
             )
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        yield from self._server.all(  # type: ignore[misc]
-            'SELECT pack, max("offset" + size_bytes)::bigint FROM holdfast.blob GROUP BY pack'
-        )
+        yield from self._server.all('SELECT pack, max("offset" + size_bytes)::bigint FROM holdfast.blob GROUP BY pack')
 
     def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
         while self._dropped:

@@ -8,6 +8,7 @@ from holdfast.backoff import Backoff
 from holdfast.errors import Unavailable
 from holdfast.ports import Blobs, BlobWriter, Buffer
 
+
 class RetryingBlobs:
     """`ports.Blobs` around another one, whose calls may be made again after Unavailable."""
 

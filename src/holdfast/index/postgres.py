@@ -45,7 +45,9 @@ REFUSALS = (CheckpointError, ChunksGone, IdTaken)  # raised before anything is c
 _LOST_ANSWERS = 3  # in a row, until a save gives up
 
 _CHECKPOINT = ", ".join(f'c."{name.strip()}"' for name in CHECKPOINT.split(","))
-_CHUNK = 'digest, size_bytes, stored_bytes, encoding, (SELECT name FROM holdfast.pack WHERE no = pack_no), "offset", data'
+_CHUNK = (
+    'digest, size_bytes, stored_bytes, encoding, (SELECT name FROM holdfast.pack WHERE no = pack_no), "offset", data'
+)
 _FROM = 'holdfast.checkpoint c JOIN holdfast.job j ON j.no = c."row" >> 32'
 
 
@@ -63,7 +65,7 @@ class PostgresIndex:
         self._group = GroupCommit(self._run_batch)
         store = server.one("SELECT value FROM holdfast.meta WHERE key = 'store_id'")
         if store is None:
-            raise StorageError(f"there is no store in {server.name}", hint="run holdfast migrate")
+            raise StorageError(f"there is no store in {server.name}", hint="open it with create=True")
         self.store_id: str = store[0]
         if (found := self._number()) is None:
             server.all(
@@ -241,7 +243,9 @@ class PostgresIndex:
             conditions.append("level = %s")
             parameters.append(str(level))
         for name, value in (tags or {}).items():
-            conditions.append('"row" IN (SELECT "row" FROM holdfast.tag WHERE job_no = %s AND name = %s AND value = %s)')
+            conditions.append(
+                '"row" IN (SELECT "row" FROM holdfast.tag WHERE job_no = %s AND name = %s AND value = %s)'
+            )
             parameters += [span[0] >> SEQ_BITS, name, value]
         where = " AND ".join(['"row" BETWEEN %s AND %s', *conditions])
         order = "ASC" if after is not None or limit is None else "DESC"
@@ -405,6 +409,10 @@ class PostgresIndex:
             )
             return changed.rowcount == 1
 
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
+        if chunks:
+            self._write_again(lambda writes: writes.mark_damaged(chunks, is_damaged))
+
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self._write_again(lambda writes: writes.relocate(chunks, from_pack))
 
@@ -417,7 +425,9 @@ class PostgresIndex:
             "SELECT count(*), sum(stored_bytes), sum(length(data)) FROM holdfast.chunk WHERE ns_no = %s", self._ns
         )
         names = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "chunk_bytes", "inline_bytes")
-        return {name: int(value or 0) for name, value in zip(names, (*(of_jobs or ()), *(of_chunks or ())), strict=True)}
+        return {
+            name: int(value or 0) for name, value in zip(names, (*(of_jobs or ()), *(of_chunks or ())), strict=True)
+        }
 
     def integrity_problems(self) -> Problems:
         """Jobs whose counters are off, and breaks in the chain of events; the pages are the server's own affair."""

@@ -15,7 +15,7 @@ from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease
 from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
 from holdfast.postgresql import CHANNEL, Connection
 
-from .rows import CHECKPOINT, SEQ_BITS, Row, checkpoint_of
+from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 from .writes import chain_of, held, lost, missing, now_us
 
 _COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
@@ -52,9 +52,7 @@ class PostgresWrites:
     def finish(self) -> None:
         """Before the commit: where the chain of events ends now. Listeners hear of it when it is durable."""
         if self._has_events:
-            self._do(
-                "UPDATE holdfast.namespace SET last_event = %s, chain = %s WHERE no = %s", *self._head, self._ns
-            )
+            self._do("UPDATE holdfast.namespace SET last_event = %s, chain = %s WHERE no = %s", *self._head, self._ns)
             self._do("SELECT pg_notify(%s, %s)", CHANNEL, f"{self._namespace}:{self._head[0]}")
 
     # Events
@@ -176,7 +174,7 @@ class PostgresWrites:
             there = {
                 digest
                 for (digest,) in self._db.execute(
-                    "SELECT digest FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s)",
+                    f"SELECT digest FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s) AND encoding < {DAMAGED}",
                     (self._ns, list(new.reused_chunks)),
                 )
             }
@@ -200,7 +198,9 @@ class PostgresWrites:
 
     def _insert_chunks(self, chunks: Sequence[Chunk], packs: Mapping[str, int | None]) -> None:
         self._many(
-            "INSERT INTO holdfast.chunk VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            "INSERT INTO holdfast.chunk VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (ns_no, digest) DO UPDATE "
+            "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
+            f'"offset" = excluded."offset", data = excluded.data WHERE chunk.encoding >= {DAMAGED}',
             [
                 (self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
                 for c in chunks
@@ -331,6 +331,13 @@ class PostgresWrites:
         )  # fmt: skip
 
     # Chunks
+
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
+        self._many(
+            'UPDATE holdfast.chunk SET encoding = %s WHERE ns_no = %s AND digest = %s AND "offset" = %s '
+            "AND pack_no IS NOT DISTINCT FROM (SELECT no FROM holdfast.pack WHERE name = %s)",
+            [(c.encoding + DAMAGED * is_damaged, self._ns, c.digest, c.offset, c.pack) for c in chunks],
+        )
 
     def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
         packs = self._name_packs(chunks)
