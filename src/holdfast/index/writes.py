@@ -419,7 +419,8 @@ def held(job: str, holder: str, left_s: float) -> LeaseHeld:
 
 def lost(job: str) -> LeaseLost:
     return LeaseLost(
-        f"the lease of job {job} is no longer ours", hint="somebody else took the job over: stop, or take a new lease"
+        f"the lease of job {job} is no longer ours",
+        hint="it ended, or somebody took the job over: stop, or take a new lease",
     )
 
 
