@@ -103,7 +103,8 @@ class Server:
             if have == 0:
                 db.execute("INSERT INTO holdfast.meta VALUES ('store_id', %s)", (os.urandom(16).hex(),))
             db.execute(
-                "INSERT INTO holdfast.meta VALUES ('format', %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                "INSERT INTO holdfast.meta VALUES ('format', %s) "
+                "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 (str(newest),),
             )
 

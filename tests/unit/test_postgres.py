@@ -244,7 +244,8 @@ def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactor
     conf.write_text(
         f"[databases]\npostgres = host={postgres.folder} dbname=postgres user=postgres\n[pgbouncer]\n"
         f"pool_mode = transaction\ndefault_pool_size = 2\nlisten_addr =\nunix_socket_dir = {folder}\n"
-        f"listen_port = {port}\nauth_type = any\nlogfile = {folder}/log\nignore_startup_parameters = extra_float_digits\n"
+        f"listen_port = {port}\nauth_type = any\nlogfile = {folder}/log\n"
+        "ignore_startup_parameters = extra_float_digits\n"
     )
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres")

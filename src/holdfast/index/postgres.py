@@ -211,7 +211,8 @@ class PostgresIndex:
         found: dict[str, tuple[Checkpoint, bytes]] = {}
         for start in range(0, len(keys), BATCH):
             for row in self._all(
-                f'SELECT {_CHECKPOINT}, manifest, key FROM holdfast.idempotency JOIN holdfast.checkpoint c USING ("row") '
+                f"SELECT {_CHECKPOINT}, manifest, key FROM holdfast.idempotency "
+                'JOIN holdfast.checkpoint c USING ("row") '
                 "WHERE job_no = (SELECT no FROM holdfast.job WHERE ns_no = %s AND name = %s) AND key = ANY(%s)",
                 self._ns, job, [*keys[start : start + BATCH]],
             ):  # fmt: skip
@@ -434,7 +435,8 @@ class PostgresIndex:
         wrong = self._all(
             'SELECT name FROM holdfast.job LEFT JOIN (SELECT ("row" >> 32)::integer AS no, count(*) AS n, '
             'sum(size_bytes) AS size, sum(stored_bytes) AS stored, max("row" & 4294967295) AS last '
-            "FROM holdfast.checkpoint GROUP BY 1) counted USING (no) WHERE ns_no = %s AND (checkpoints <> coalesce(n, 0) "
+            "FROM holdfast.checkpoint GROUP BY 1) counted USING (no) "
+            "WHERE ns_no = %s AND (checkpoints <> coalesce(n, 0) "
             "OR job.size_bytes <> coalesce(size, 0) OR job.stored_bytes <> coalesce(stored, 0) "
             "OR last_seq < coalesce(last, 0))",
             self._ns,

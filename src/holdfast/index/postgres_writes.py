@@ -148,7 +148,8 @@ class PostgresWrites:
 
     def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
         found = self._one(
-            f'SELECT {_OF_CHECKPOINT}, request_digest FROM holdfast.idempotency JOIN holdfast.checkpoint c USING ("row") '
+            f"SELECT {_OF_CHECKPOINT}, request_digest FROM holdfast.idempotency "
+            'JOIN holdfast.checkpoint c USING ("row") '
             "WHERE job_no = %s AND key = %s",
             job_no, new.idempotency_key,
         )  # fmt: skip
