@@ -238,8 +238,9 @@ class PostgresIndex:
         conditions, parameters = _metadata_filter(metadata or {})
         if (span := self._span(job)) is None:
             return []
-        first = span[0] + (after or 0) + 1
-        last = span[1] if before is None else span[0] + before - 1
+        # Kept inside the job: the rows beyond are those of other jobs, of other namespaces too.
+        first = span[0] + max(after or 0, 0) + 1
+        last = span[1] if before is None else min(span[0] + before - 1, span[1])
         if level is not None:
             conditions.append("level = %s")
             parameters.append(str(level))
