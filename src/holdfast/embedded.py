@@ -1,6 +1,6 @@
 """The embedded store: one directory with SQLite for the index and packs for the bytes.
 
-<store>/holdfast-store     what this is: format version and store ID; written last, so that a store is whole
+<store>/holdfast-store     what this is: format, store ID, name of the index; written last, so that a store is whole
 <store>/lock               held while the store is made or rebuilt
 <store>/index.sqlite       the source of truth
 <store>/packs/             chunk bytes
@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from .blobs.direct import sync_directory
@@ -35,10 +36,19 @@ _NETWORK_FILE_SYSTEMS = (
     "ceph",
     "lustre",
     "glusterfs",
-    "fuse.sshfs",
-    "fuse.s3fs",
+    "sshfs",
+    "s3fs",
 )
-_MARKER = re.compile(rb"Holdfast store\nformat: (\d{1,9})\nid: ([0-9a-f]{32})\n")
+_MARKER = re.compile(rb"Holdfast store\nformat: (\d{1,9})\nid: ([0-9a-f]{32})\nindex: (index(?:-\d{1,9})?\.sqlite)\n")
+_FORMAT = re.compile(rb"Holdfast store\nformat: (\d{1,9})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a store says of itself. Replacing it is how a repaired index takes the place of a damaged one."""
+
+    store_id: str
+    index: str = INDEX
 
 
 def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[SqliteIndex, PackBlobs]:
@@ -56,41 +66,45 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
                     _create(path)
         else:
             _refuse_network(path)
-        store_id = read_marker(path)
+        marker = read_marker(path)
+        index_path = path / marker.index
+        if not index_path.is_file():
+            raise Corrupted(f"{index_path} is missing", hint="put it back, or run holdfast check --repair")
     except OSError as error:
         if isinstance(error, StorageError | NotFound):
             raise
         raise storage_error("open the store", str(path), error) from error
-    index = SqliteIndex(str(path / INDEX), namespace=namespace)
-    if index.store_id != store_id:
+    index = SqliteIndex(str(index_path), namespace=namespace, create=False)
+    if index.store_id != marker.store_id:
         index.close()
         raise Corrupted(
-            f"{path / INDEX} belongs to another store than {path / MARKER} says",
+            f"{index_path} belongs to another store than {path / MARKER} says",
             hint="two stores were mixed: put the right index.sqlite back, or run holdfast check --repair",
         )
     return index, PackBlobs(str(path / PACKS))
 
 
-def read_marker(path: Path) -> str:
-    """The ID of the store in `path`; a newer format is refused (I8)."""
+def read_marker(path: Path) -> Marker:
+    """What the store in `path` says of itself; a newer format is refused (I8)."""
     text = (path / MARKER).read_bytes()[:1024]
+    version = _FORMAT.match(text)
+    if version is not None and int(version[1]) > FORMAT_VERSION:
+        raise UnsupportedFormat(
+            f"the store at {path} has format {int(version[1])}, this Holdfast knows up to {FORMAT_VERSION}",
+            hint="upgrade Holdfast (pip install -U holdfast)",
+        )
     found = _MARKER.fullmatch(text)
     if found is None:
         raise Corrupted(f"{path / MARKER} is damaged", hint="run holdfast check --repair")
-    version = int(found[1])
-    if version > FORMAT_VERSION:
-        raise UnsupportedFormat(
-            f"the store at {path} has format {version}, this Holdfast knows up to {FORMAT_VERSION}",
-            hint="upgrade Holdfast (pip install -U holdfast)",
-        )
-    return found[2].decode()
+    return Marker(found[2].decode(), found[3].decode())
 
 
-def write_marker(path: Path, store_id: str) -> None:
+def write_marker(path: Path, marker: Marker) -> None:
     """Say that `path` is a whole store. Atomic: the name appears with its content, durably, or not at all (I1)."""
     draft = path / (MARKER + ".new")
     with open(draft, "wb") as file:
-        file.write(f"Holdfast store\nformat: {FORMAT_VERSION}\nid: {store_id}\n".encode())
+        lines = ("Holdfast store", f"format: {FORMAT_VERSION}", f"id: {marker.store_id}", f"index: {marker.index}")
+        file.write("".join(f"{line}\n" for line in lines).encode())
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path / MARKER)
@@ -115,7 +129,7 @@ def _create(path: Path) -> None:
     index.close()
     sync_directory(path)
     _sync_names(path)
-    write_marker(path, store_id)
+    write_marker(path, Marker(store_id))
 
 
 def _sync_names(path: Path) -> None:
@@ -147,7 +161,7 @@ def _refuse_foreign(path: Path) -> None:
 
 def _refuse_network(path: Path) -> None:
     kind = _file_system(path)
-    if kind.startswith(_NETWORK_FILE_SYSTEMS):
+    if kind.removeprefix("fuse.").startswith(_NETWORK_FILE_SYSTEMS):
         raise NotAStore(
             f"{path} is on a network file system ({kind}), where SQLite's locks cannot be trusted",
             hint="use a local disk, or a store for many machines (postgresql://…)",

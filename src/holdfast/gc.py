@@ -105,7 +105,7 @@ def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:
             new_pack, offset = writer.append(stored)
             moved.append(replace(chunk, pack=new_pack, offset=offset))
         for namespace, record, _ in read_records(store.blobs, pack):
-            if record.id and _exists(store, record.id):
+            if record.id and store.knows(record.id):
                 writer.append(pack_record(namespace, record, ()))
         writer.append(pack_places(store.index.namespace, moved))
         writer.commit()
@@ -114,14 +114,6 @@ def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:
         writer.abort()
         raise
     writer.release()
-
-
-def _exists(store: Store, checkpoint_id: str) -> bool:
-    try:
-        store.index.get(checkpoint_id)
-    except NotFound:
-        return False
-    return True
 
 
 def read_verified(store: Store, chunk: Chunk) -> bytes:

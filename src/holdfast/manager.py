@@ -151,11 +151,7 @@ class CheckpointManager:
         return self._store.index.get(parse_name("checkpoint ID", checkpoint_id))
 
     def exists(self, checkpoint_id: str) -> bool:
-        try:
-            self.get(checkpoint_id)
-        except NotFound:
-            return False
-        return True
+        return self._store.knows(parse_name("checkpoint ID", checkpoint_id))
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
         """Jobs by name; page with `after=` the last name."""
@@ -302,6 +298,8 @@ class CheckpointManager:
         for source in history:
             record = self._copy_of(*self._store.index.read(source.id), new_job)
             parent = renamed.get(source.parent or "", source.parent)
+            if parent is not None and not self.exists(parent):
+                parent = None  # deleted: the line of ancestors begins here
             record = replace(record, parent=parent, idempotency_key=f"copy:{source.id}")
             copies.append(self._store.commit_shared(record, actor=self.actor))
             renamed[source.id] = copies[-1].id

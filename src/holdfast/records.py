@@ -98,6 +98,8 @@ def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk]) 
             "tags": dict(record.tags),
             "pinned": record.is_pinned,
             "metadata": record.metadata_json,
+            "key": record.idempotency_key,
+            "request_digest": record.request_digest,
             "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
         }
     )
@@ -155,5 +157,7 @@ def _unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | Non
         is_pinned=fields["pinned"],
         metadata_json=fields["metadata"],
         has_chunks=True,
+        idempotency_key=fields["key"],
+        request_digest=fields["request_digest"],
     )
     return fields["namespace"], record, chunks

@@ -2,29 +2,34 @@
 
 Every save that wrote to a pack left a record of itself there. Small states live in the index alone: of those, what the
 damaged index still gives is kept, the rest is gone and reported. Nothing is thrown away: the old index stays beside
-the new one as `index.damaged-…`.
+the new one as `index….damaged-…`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .chunks import ChunkReader
-from .embedded import INDEX, MARKER, PACKS, locked, read_marker, write_marker
-from .errors import CheckpointError, Corrupted, NotFound
-from .index.salvage import salvage
+from .embedded import INDEX, PACKS, Marker, locked, read_marker, write_marker
+from .errors import CheckpointError, Conflict, Corrupted, NotFound
+from .index.salvage import Salvaged, put_jobs, salvage
 from .index.sqlite import SqliteIndex
 from .model import CheckpointStatus, parse_name
 from .ports import Chunk, NewCheckpoint
 from .records import read_records
 from .store import Store
+
+_INDEX = re.compile(r"index(?:-(\d{1,9}))?\.sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +42,103 @@ class RepairReport:
 
 
 def repair(path: Path, *, actor: str) -> RepairReport:
-    """Make a new index for the store at `path`. No other process may have the store open.
+    """Make a new index for the store at `path`.
 
-    Processes that do are refused at their next commit, because the file they opened is no longer the index.
+    Other processes wait while it is made. Those that have the old index open are refused at their next commit,
+    because it is no longer the index. Killed at any moment, the store has the old index or the new one, whole: the
+    marker, replaced atomically, says which (I1).
     """
     path = path.expanduser().absolute()
     if not (path / PACKS).is_dir():
         raise NotFound(f"there is no store at {path}", hint="check --store or $HOLDFAST_STORE")
     with locked(path):
         try:
-            store_id = read_marker(path)
+            marker = read_marker(path)
         except (Corrupted, FileNotFoundError):
-            store_id = os.urandom(16).hex()
-        found = salvage(path / INDEX)
-        places: dict[str, dict[bytes, Chunk]] = {ns: {c.digest: c for c in rows} for ns, rows in found.chunks.items()}
-        records: dict[str, dict[str, NewCheckpoint]] = {
-            ns: {r.id: r for r in rows} for ns, rows in found.checkpoints.items()
-        }
-        blobs = PackBlobs(str(path / PACKS))
-        from_packs = _read_packs(blobs, places, records, found.deleted)
-        draft = path / (INDEX + ".new")
-        _remove(draft)
-        count, corrupted = 0, []
-        for namespace, of_namespace in records.items():
-            index = SqliteIndex(str(draft), namespace=namespace, store_id=store_id)
-            lost = _fill(index, blobs, of_namespace, places.get(namespace, {}), actor)
-            count += len(of_namespace)
-            corrupted += lost
-            index.close()
-        if not records:
-            SqliteIndex(str(draft), store_id=store_id).close()
-        blobs.close()
-        kept = _swap(path, draft)
-        if not (path / MARKER).is_file() or store_id != _marker_or_none(path):
-            write_marker(path, store_id)
-    return RepairReport(count, from_packs, tuple(corrupted), found.is_complete, str(kept))
+            marker = Marker(os.urandom(16).hex(), _first_index(path))
+        old = path / marker.index
+        with _writers_kept_out(old):
+            found = salvage(old)
+            new = path / _next_index(path)
+            count, from_packs, corrupted = _rebuild(path, new, marker.store_id, found, actor)
+            sync_directory(path)
+            write_marker(path, Marker(marker.store_id, new.name))
+            kept = _put_aside(path, old)
+    return RepairReport(count, from_packs, corrupted, found.is_complete, str(kept))
 
 
-def _marker_or_none(path: Path) -> str | None:
+def _rebuild(path: Path, new: Path, store_id: str, found: Salvaged, actor: str) -> tuple[int, int, tuple[str, ...]]:
+    """Fill a new index; answers how many checkpoints it has, how many only packs knew, which are damaged."""
+    places: dict[str, dict[bytes, Chunk]] = {ns: {c.digest: c for c in rows} for ns, rows in found.chunks.items()}
+    records: dict[str, dict[str, NewCheckpoint]] = {
+        ns: {r.id: r for r in rows} for ns, rows in found.checkpoints.items()
+    }
+    blobs = PackBlobs(str(path / PACKS))
+    corrupted: list[str] = []
     try:
-        return read_marker(path)
-    except Corrupted:
-        return None
+        from_packs = _read_packs(blobs, places, records, found.deleted)
+        for namespace in {"default", *records, *found.jobs}:
+            index = SqliteIndex(str(new), namespace=namespace, store_id=store_id)
+            corrupted += _fill(index, blobs, records.get(namespace, {}), places.get(namespace, {}), actor)
+            index.close()
+            put_jobs(new, namespace, found.jobs.get(namespace, []))
+    finally:
+        blobs.close()
+    return sum(map(len, records.values())), from_packs, tuple(corrupted)
+
+
+@contextmanager
+def _writers_kept_out(index: Path) -> Iterator[None]:
+    """Hold the write lock of the old index; if it cannot be locked, it cannot be committed to either."""
+    db = None
+    if index.is_file():
+        db = sqlite3.connect(f"{index.as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=30)
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                db.close()
+                raise Conflict(
+                    f"{index} is in use", hint="stop the jobs that write to this store, then repair"
+                ) from error
+        except sqlite3.DatabaseError:
+            pass
+    try:
+        yield
+    finally:
+        if db is not None:
+            db.close()
+
+
+def _indexes(path: Path) -> dict[int, str]:
+    """Index files in the store, by their number."""
+    found = {}
+    for name in os.listdir(path):
+        if match := _INDEX.fullmatch(name):
+            found[int(match[1] or 1)] = name
+    return found
+
+
+def _first_index(path: Path) -> str:
+    """Which index a store without a readable marker has: a killed repair leaves a younger one, unfinished."""
+    found = _indexes(path)
+    return found[min(found)] if found else INDEX
+
+
+def _next_index(path: Path) -> str:
+    """A name that no index here has: what a killed repair left is not built upon."""
+    return f"index-{max(_indexes(path), default=1) + 1}.sqlite"
+
+
+def _put_aside(path: Path, old: Path) -> Path:
+    """Keep the old index under another name. It is out of use already, so the order does not matter."""
+    kept = path / f"{old.stem}.damaged-{time.time_ns()}"
+    for suffix in ("", "-wal", "-shm"):
+        part = path / (old.name + suffix)
+        if part.exists():
+            os.rename(part, str(kept) + suffix)
+    sync_directory(path)
+    return kept
 
 
 def _read_packs(
@@ -121,7 +181,7 @@ def _fill(
     store.reader = ChunkReader(blobs, locate, store.pool)  # the new index does not know the chunks yet
     lost: list[str] = []
     ordered = sorted(records.values(), key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
-    for record in ordered:
+    for record in _parents_first(ordered):
         parse_name("job", record.job)
         chunks, status = _chunks_of(store, record, places)
         if status is CheckpointStatus.CORRUPTED:
@@ -129,6 +189,20 @@ def _fill(
         parent = record.parent if record.parent in records else None
         index.commit([replace(record, new_chunks=chunks, reused_chunks=(), parent=parent, status=status)], actor=actor)
     return lost
+
+
+def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
+    """The same records, every parent before its children: the index takes no child without its parent."""
+    by_id = {r.id: r for r in records}
+    placed: dict[str, NewCheckpoint] = {}
+    for record in records:
+        line: dict[str, NewCheckpoint] = {}
+        above: NewCheckpoint | None = record
+        while above is not None and above.id not in placed and above.id not in line:
+            line[above.id] = above
+            above = by_id.get(above.parent) if above.parent else None
+        placed.update(reversed(line.items()))
+    return list(placed.values())
 
 
 def _chunks_of(store: Store, record: NewCheckpoint, places: dict[bytes, Chunk]) -> tuple[list[Chunk], CheckpointStatus]:
@@ -141,20 +215,3 @@ def _chunks_of(store: Store, record: NewCheckpoint, places: dict[bytes, Chunk]) 
     chunks = [places[d] for d in digests if d in places]
     whole = len(chunks) == len(digests)
     return chunks, record.status if whole else CheckpointStatus.CORRUPTED
-
-
-def _swap(path: Path, draft: Path) -> Path:
-    """Put the new index in the place of the old one, which is kept under another name."""
-    kept = path / f"index.damaged-{time.time_ns()}"
-    for suffix in ("-wal", "-shm", ""):
-        old = path / (INDEX + suffix)
-        if old.exists():
-            os.rename(old, str(kept) + suffix)
-    os.rename(draft, path / INDEX)
-    sync_directory(path)
-    return kept
-
-
-def _remove(draft: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
-        Path(str(draft) + suffix).unlink(missing_ok=True)

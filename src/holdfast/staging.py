@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -42,6 +44,7 @@ class BackgroundSaves:
         self._arenas: list[memoryview] = []
         self._failed: list[PendingSave[object]] = []
         self._thread: threading.Thread | None = None
+        _unfinished.add(self)
 
     def submit(self, encoded: Encoded, commit: Callable[[Encoded], T]) -> PendingSave[T]:
         """Copy the buffers of `encoded`, then `commit` the copy later. Returns once the state may be changed again."""
@@ -92,7 +95,8 @@ class BackgroundSaves:
         while (job := self._jobs.get()) is not None:
             future, commit, arena = job
             try:
-                future.set_result(commit())
+                if future.set_running_or_notify_cancel():  # from here on cancel() is refused
+                    future.set_result(commit())
             except BaseException as error:  # noqa: BLE001 - handed to the caller through the future
                 with self._lock:
                     self._failed.append(future)
@@ -102,6 +106,14 @@ class BackgroundSaves:
                     with self._lock:
                         self._arenas.append(arena)
                 self._slots.release()
+
+    def finish(self) -> None:
+        """Wait for everything staged."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            thread.join()
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody has looked at yet."""
@@ -115,10 +127,16 @@ class BackgroundSaves:
 
     def close(self) -> None:
         """Wait for everything staged, then raise what failed unseen."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._jobs.put(None)
-            thread.join()
+        self.finish()
         self._arenas.clear()
         self.raise_unseen()
+
+
+_unfinished: weakref.WeakSet[BackgroundSaves] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    """A program that ends without close() still gets what it staged."""
+    for saves in list(_unfinished):
+        saves.close()

@@ -44,7 +44,7 @@ from .manifest import (
     parse_manifest,
     root_of,
 )
-from .model import Checkpoint, CheckpointId, new_checkpoint_id
+from .model import Checkpoint, CheckpointId, new_checkpoint_id, to_datetime
 from .ports import Blobs, Buffer, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import new_record, pack_record
 from .request import Request
@@ -105,6 +105,8 @@ class Store:
                     raise Conflict(
                         f"checkpoint {checkpoint_id} exists already", hint="choose another ID, or none"
                     ) from None
+                if has_failed and (saved := self._same(checkpoint_id, request.job, created_us)) is not None:
+                    return saved
                 checkpoint_id = new_checkpoint_id(request.step, created_us)
             except (NoSpace, ReadOnly):
                 raise
@@ -116,6 +118,14 @@ class Store:
             f"job {request.job}: gc kept removing chunks this save wanted to reuse",
             hint="run it again when holdfast gc has ended",
         )
+
+    def _same(self, checkpoint_id: CheckpointId, job: str, created_us: int) -> Checkpoint | None:
+        """The checkpoint of an attempt that was reported as failed after its commit; None if the ID is another's."""
+        try:
+            found = self.index.get(checkpoint_id)
+        except NotFound:
+            return None
+        return found if found.job == job and found.created_at == to_datetime(created_us) else None
 
     def _save_once(
         self,
@@ -327,6 +337,14 @@ class Store:
     def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
         span = manifest.buffers[ordinal]
         return StoredStream(manifest.streams[span.stream], span.size_bytes, self.reader, checkpoint.id)
+
+    def knows(self, checkpoint_id: str) -> bool:
+        """Whether the checkpoint exists."""
+        try:
+            self.index.get(checkpoint_id)
+        except NotFound:
+            return False
+        return True
 
     def references(self, packed: bytes) -> Iterable[bytes]:
         """Every chunk an index manifest names, those of a spilled manifest included (for gc and copies)."""

@@ -58,6 +58,8 @@ def verify(store: Store, *, job: str | None, deep: bool, actor: str, progress: P
     for checkpoint, packed in _manifests(store, job):
         count += 1
         why = _damage(store, checkpoint, packed, bad)
+        if why is not None and not store.knows(checkpoint.id):
+            continue  # deleted meanwhile
         if why is None:
             if deep and checkpoint.status in (CheckpointStatus.CREATED, CheckpointStatus.CORRUPTED):
                 sound.append(checkpoint.id)
@@ -108,14 +110,17 @@ def _check_chunks(
     """Chunks that are damaged or lie in missing packs; how many were looked at; how many bytes were read."""
     bad: set[bytes] = set()
     problems: list[Problem] = []
-    sizes = dict(store.blobs.packs())
     uses = list(store.index.packs())
+    sizes = dict(store.blobs.packs())  # after the rows: a row names bytes that are there already (I1)
     total = sum(use.live_bytes for use in uses)
     chunks = done = bytes_read = 0
     for use in uses:
         rows = [c for c in store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
         chunks += len(rows)
         size = sizes.get(use.pack)
+        if size is not None and any(c.offset + c.stored_bytes > size for c in rows):
+            sizes = dict(store.blobs.packs())  # it grew since it was listed
+            size = sizes.get(use.pack)
         if size is None and rows:
             # gc may have moved its chunks since it was listed; then nothing names it any more
             rows = [c for c in store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]

@@ -47,11 +47,11 @@ class GroupCommit:
                 mine.is_leader = True
             else:
                 mine.wake.acquire()
+            if mine.is_leader:
+                self._run_queued(mine)
         except BaseException:  # a signal handler raised
             self._leave(mine)
             raise
-        if mine.is_leader:
-            self._run_queued(mine)
         if mine.error is not None:
             raise mine.error
         return mine.result
@@ -66,6 +66,7 @@ class GroupCommit:
         finally:
             for each in batch:
                 each.is_done = True
+            mine.is_leader = False
             self._pass_on()  # first, so that the next transaction is under way while the others wake up
             for other in batch:
                 if other is not mine:

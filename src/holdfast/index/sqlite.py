@@ -52,6 +52,7 @@ class SqliteIndex:
         *,
         namespace: str = "default",
         busy_timeout_s: float = 30.0,
+        create: bool = True,
         store_id: str | None = None,  # given when an index is made anew for a store that has an ID
     ) -> None:
         self.namespace = namespace
@@ -61,15 +62,15 @@ class SqliteIndex:
         self._is_closed = False
         self._is_connected = True  # until a fork
         with translated(self._name):
-            self._open(store_id)
+            self._open(create, store_id)
         survive_forks(self)
 
-    def _open(self, store_id: str | None = None) -> None:
+    def _open(self, create: bool, store_id: str | None) -> None:
         self._make_locks()
         _refuse_after_fork(self._path)
         if self._path is not None:
             refuse_full_small_blocks(self._path)
-        self._connection = db = connect(self._path, self._busy_timeout_s)
+        self._connection = db = connect(self._path, self._busy_timeout_s, create=create)
         try:
             migrate(db, self._name, store_id)
             if self._path is not None:
@@ -339,8 +340,9 @@ class SqliteIndex:
         with self._reading() as db:
             if (span := self._span(db, job)) is None:
                 return []
-            first = span[0] + (after or 0) + 1
-            last = span[1] if before is None else span[0] + before - 1
+            # Kept inside the job: the rows beyond are those of other jobs, of other namespaces too.
+            first = span[0] + max(after or 0, 0) + 1
+            last = span[1] if before is None else min(span[0] + before - 1, span[1])
             if level is not None:
                 conditions.append("level = ?")
                 parameters.append(str(level))

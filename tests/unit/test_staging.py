@@ -1,0 +1,60 @@
+"""save_async: order, cancellation, errors nobody asked for, and the end of the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+
+def test_a_cancelled_save_does_not_disturb_the_others() -> None:
+    with holdfast.open("memory:") as store:
+        pending = [store.save_async("job", "step", n) for n in range(20)]
+        cancelled = [future.cancel() for future in pending]
+        saved = [future.result(30) for future, was in zip(pending, cancelled, strict=True) if not was]
+        assert [c.id for c in store.list("job")] == saved
+        store.save("job", "after", 1)
+        assert store.save_async("job", "last", 2).result(30) == store.list("job")[-1].id
+
+
+def test_saves_are_committed_in_the_order_given() -> None:
+    with holdfast.open("memory:") as store:
+        pending = [store.save_async("job", f"step {n}", {"n": n}) for n in range(30)]
+        assert [future.result(30) for future in pending] == [c.id for c in store.list("job")]
+
+
+def test_the_state_may_be_changed_at_once() -> None:
+    with holdfast.open("memory:") as store:
+        state = {"buffer": bytearray(b"a" * 3_000_000)}
+        pending = store.save_async("job", "step", state)
+        state["buffer"][:] = b"b" * 3_000_000
+        assert store.load(pending.result(30)) == {"buffer": bytearray(b"a" * 3_000_000)}
+
+
+def test_an_error_nobody_asked_for_comes_up_at_the_next_save() -> None:
+    with holdfast.open("memory:") as store:
+        failed = store.save_async("job", "step", 1, parent="nobody")
+        while not failed.done():
+            pass
+        with pytest.raises(holdfast.NotFound):
+            store.save("job", "next", 2)
+        store.save("job", "next", 2)  # once is enough
+        seen = store.save_async("job", "step", 1, parent="nobody")
+        with pytest.raises(holdfast.NotFound):
+            seen.result(30)
+        store.save("job", "next", 3)  # it was asked for: no second time
+
+
+def test_what_was_staged_is_saved_when_the_process_ends(tmp_path: Path) -> None:
+    program = (
+        "import holdfast, sys\n"
+        "store = holdfast.open(sys.argv[1])\n"
+        "for n in range(5): store.save_async('job', 'step', {'n': n, 'bytes': bytes(1_000_000)})\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True, timeout=60)
+    with holdfast.open(tmp_path / "store") as store:
+        assert [store.load(c.id)["n"] for c in store.list("job")] == list(range(5))  # type: ignore[index]
