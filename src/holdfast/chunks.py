@@ -74,6 +74,9 @@ def cut_by_content(data: Buffer, average: int) -> Iterator[memoryview]:
         yield view[piece.offset : piece.offset + piece.length]
 
 
+_BEGIN_OF_ZEROS = bytes(64)  # asked first: pieces cut by content have all sizes, and hashing zeros for each costs
+
+
 @lru_cache(maxsize=16)
 def _zeros_fast(size: int) -> bytes:
     return blake3(bytes(size)).digest()
@@ -171,7 +174,7 @@ class ChunkWriter:
             if old.fast == fast and old.size_bytes == size and self._reuse(old):
                 entries[slot] = old
                 continue
-            if size >= 4096 and fast == _zeros_fast(size):
+            if size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and fast == _zeros_fast(size):
                 entries[slot] = Entry(size, ZERO, fast)
                 continue
             digest = hashlib.sha256(piece).digest()
@@ -180,8 +183,8 @@ class ChunkWriter:
         if fresh:
             known = self._locate(list(fresh))
             with self._lock:
-                for digest in known:
-                    if digest not in self._distrusted:
+                for digest, chunk in known.items():
+                    if digest not in self._distrusted and not chunk.is_damaged:
                         self._reused.add(digest)
                         del fresh[digest]
                 for digest in self._claimed & fresh.keys():

@@ -9,8 +9,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,7 +65,7 @@ class CheckpointManager:
         self._background = BackgroundSaves()
         self._watchers: list[Callable[[str, Checkpoint], None]] = []
         self._policies: dict[str, RetentionPolicy | None] = {}
-        self._retain_at: dict[str, int] = {}  # sequence number from which to plan again
+        self._retaining: dict[str, tuple[int, int]] = {}  # saves of a job so far, and at which to plan again
         self._closed = threading.Event()
         _open_managers.add(self)
 
@@ -89,7 +89,8 @@ class CheckpointManager:
         """Make `state` durable as the next checkpoint of `job_id` and return its ID.
 
         When this returns, the checkpoint survives kill -9 and power loss (I1). When it raises, nothing was stored
-        that anyone can see. The same `idempotency_key` again returns the first ID instead of saving twice.
+        that anyone can see, except when a `watch` callback raised: those run after the commit. The same
+        `idempotency_key` again returns the first ID instead of saving twice.
         """
         request = parse_request(
             job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
@@ -109,13 +110,13 @@ class CheckpointManager:
 
     def _commit(self, request: Request, encoded: codec.Encoded) -> CheckpointId:
         self._check_open()
+        self._retain(request.job)
         checkpoint = self._store.save(request, encoded, actor=self.actor)
         self.counters["saves"] += 1
         self.counters["saved_bytes"] += checkpoint.size_bytes
         self.counters["stored_bytes"] += checkpoint.stored_bytes
         for watcher in self._watchers:
             watcher("save", checkpoint)
-        self._retain(checkpoint)
         return checkpoint.id
 
     # Finding
@@ -142,8 +143,8 @@ class CheckpointManager:
             tags=parse_tags(tags) or None,
             metadata=_parse_filter(metadata),
             limit=_parse_limit(limit),
-            before=self._seq_of(before),
-            after=self._seq_of(after),
+            before=self._seq_of(job_id, before),
+            after=self._seq_of(job_id, after),
         )
 
     def get(self, checkpoint_id: str) -> Checkpoint:
@@ -282,7 +283,7 @@ class CheckpointManager:
         return self._store.index.update(parse_name("checkpoint ID", checkpoint_id), tags=tags, actor=self.actor)
 
     def set_status(self, checkpoint_id: str, status: CheckpointStatus | str) -> Checkpoint:
-        """Mark a checkpoint as archived, or as corrupted so that `latest` passes it over."""
+        """Mark a checkpoint as archived, or as corrupted: `latest` passes it over until verify finds it sound."""
         wanted = parse_choice(CheckpointStatus, status)
         return self._store.index.update(parse_name("checkpoint ID", checkpoint_id), status=wanted, actor=self.actor)
 
@@ -339,22 +340,23 @@ class CheckpointManager:
         text = None if policy is None else policy.to_json()
         self._store.index.set_retention(parse_name("job", job_id), text, actor=self.actor)
         self._policies[job_id] = policy
-        self._retain_at.pop(job_id, None)
+        self._retaining.pop(job_id, None)
 
-    def _retain(self, saved: Checkpoint) -> None:
+    def _retain(self, job: str) -> None:
         """Apply the job's own policy, as last read: at every 16th save, because another process may have set it.
 
-        Planning looks at all that is kept, so it waits until a tenth of that has come on top: the cost of a save
-        stays the same however much is kept (I6).
+        Before the save, so that its failure cannot be taken for a failure of the save. Planning looks at all that is
+        kept, so it waits until a tenth of that has come on top: the cost of a save stays the same (I6).
         """
-        job = saved.job
-        if saved.seq % 16 == 0:
+        count, due = self._retaining.get(job, (0, 0))
+        if count % 16 == 0:
             found = self._store.index.job(job)
             self._policies[job] = RetentionPolicy.from_json(found.retention) if found and found.retention else None
         policy = self._policies.get(job)
-        if policy is not None and saved.seq >= self._retain_at.get(job, 0):
+        if policy is not None and count >= due:
             plan = self.apply(policy, job=job, dry_run=False)
-            self._retain_at[job] = saved.seq + max(1, len(plan.keep) // 10)
+            due = count + max(1, len(plan.keep) // 10)
+        self._retaining[job] = count + 1, due
 
     # Caring for the store
 
@@ -446,19 +448,30 @@ class CheckpointManager:
             )
         return checkpoint
 
-    def _seq_of(self, where: str | int | None) -> int | None:
+    def _seq_of(self, job_id: str, where: str | int | None) -> int | None:
         if isinstance(where, str):
-            return self.get(where).seq
+            return self._in_job(job_id, where).seq
         if where is not None and type(where) is not int:
             raise Validation(f"{where!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
         return where
 
 
 class AsyncView:
-    """Every method of a manager as a coroutine that runs in a worker thread."""
+    """Every method of a manager as a coroutine that runs in a worker thread; `async with view.lease(job)`."""
 
     def __init__(self, manager: CheckpointManager) -> None:
         self._manager = manager
+
+    @asynccontextmanager
+    async def lease(self, job_id: str, ttl_s: float = 30.0) -> AsyncIterator[Lease]:
+        import asyncio
+
+        holding = self._manager.lease(job_id, ttl_s)
+        held = await asyncio.to_thread(holding.__enter__)
+        try:
+            yield held
+        finally:
+            await asyncio.to_thread(holding.__exit__, None, None, None)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._manager, name)

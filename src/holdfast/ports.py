@@ -50,6 +50,7 @@ class Chunk:
     pack: str = ""  # "" when inline
     offset: int = 0
     data: bytes | None = None  # the stored bytes when inline
+    is_damaged: bool = False  # found so by verify: not to be reused; a new copy takes its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ class Index(Protocol):
         current token, else LeaseHeld / LeaseLost; check that reused chunks exist, else ChunksGone; a known
         idempotency key with the same request digest answers the first checkpoint instead of inserting, with
         another digest it is a Conflict; an unknown parent is NotFound; a used ID is IdTaken.
-        New chunks that exist already keep their first location. Concurrent callers may share one sync.
+        New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
+        share one sync.
         """
         ...
 
@@ -242,6 +244,10 @@ class Index(Protocol):
         Where writers may be on machines that blobs cannot lock out, a pack for which this answered True is never
         named again: `commit` raises ChunksGone for new chunks in it, and so does `relocate` (I3).
         """
+        ...
+
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
+        """Say whether saves may reuse these chunks as they lie now; rows that name another place are left alone."""
         ...
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:

@@ -16,6 +16,7 @@ from .store import Store
 Progress = Callable[[int, int], None]
 
 _MARK_AT_ONCE = 500
+_PUT_BACK = "put the file back from a copy of the store, or save the same state again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +125,24 @@ def _check_chunks(
         if size is None and rows:
             # gc may have moved its chunks since it was listed; then nothing names it any more
             rows = [c for c in store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
+            damaged = rows
             if rows:
-                problems.append(Problem(f"pack {use.pack}", "is missing", "put the file back from a copy of the store"))
-                bad.update(c.digest for c in rows)
+                problems.append(Problem(f"pack {use.pack}", "is missing", _PUT_BACK))
         elif deep:
+            damaged = []
             for chunk, damage in _read_all(store, rows):
                 bytes_read += chunk.stored_bytes
                 if damage:
-                    bad.add(chunk.digest)
-                    problems.append(Problem(f"pack {use.pack}", damage, "put the file back from a copy of the store"))
+                    damaged.append(chunk)
+                    problems.append(Problem(f"pack {use.pack}", damage, _PUT_BACK))
         else:
-            bad.update(c.digest for c in rows if size is not None and c.offset + c.stored_bytes > size)
+            damaged = [c for c in rows if size is not None and c.offset + c.stored_bytes > size]
+            if damaged:
+                problems.append(Problem(f"pack {use.pack}", "is cut short", _PUT_BACK))
+        bad.update(c.digest for c in damaged)
+        store.index.mark_damaged([c for c in damaged if not c.is_damaged], True)
+        if deep:  # a pack that was put back
+            store.index.mark_damaged([c for c in rows if c.is_damaged and c.digest not in bad], False)
         done += use.live_bytes
         if progress:
             progress(done, total)

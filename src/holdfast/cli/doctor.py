@@ -212,12 +212,14 @@ def _store(session: Session, where: Path) -> Iterator[Finding]:
 
 
 def _files(where: Path) -> Iterator[Finding]:
+    from holdfast.embedded import read_marker
+
     state = where.stat()
     if state.st_mode & 0o007:
         yield Finding("permissions", "note", "other users of this machine can read the store", f"chmod o= {where}")
     if state.st_uid != os.geteuid() and os.geteuid() != 0:
         yield Finding("permissions", "warn", f"the store belongs to user {state.st_uid}", "run as that user")
-    waiting = where / "index.sqlite-wal"
+    waiting = where / f"{read_marker(where).index}-wal"
     if waiting.exists() and waiting.stat().st_size > 256 << 20:
         what = f"the write-ahead log has grown to {size(waiting.stat().st_size)}"
         yield Finding("index", "warn", what, "a reader has been open for long: end it, the next save shrinks the log")

@@ -11,6 +11,7 @@ from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, Checkpoint
 from holdfast.ports import Chunk, Encoding
 
 SEQ_BITS = 32
+DAMAGED = 128  # added to the encoding of a chunk that verify found damaged
 
 CHECKPOINT = (
     "row, id, step, level, parent, created_us, status, size_bytes, stored_bytes, digest, codec, schema_version, "
@@ -55,7 +56,7 @@ def checkpoint_of(job: str, row: Row) -> Checkpoint:
 
 def chunk_of(row: Row) -> Chunk:
     digest, size, stored, encoding, pack, offset, data = row
-    return Chunk(digest, size, stored, Encoding(encoding), pack or "", offset, data)
+    return Chunk(digest, size, stored, Encoding(encoding & ~DAMAGED), pack or "", offset, data, encoding >= DAMAGED)
 
 
 def job_of(row: Row) -> Job:

@@ -484,6 +484,10 @@ class SqliteIndex:
     def condemn(self, pack: str) -> bool:
         return not self.is_pack_used(pack)  # gc asks while it holds the pack's lock: nobody is about to name it
 
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
+        if chunks:
+            self._write(partial(self._writes.mark_damaged, chunks, is_damaged))
+
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self._write(partial(self._writes.relocate, chunks, from_pack))
 

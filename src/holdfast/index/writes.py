@@ -18,7 +18,7 @@ from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
 from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
 
-from .rows import CHECKPOINT, SEQ_BITS, Row, checkpoint_of
+from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 
 BATCH = 500  # parameters in one statement
 MAX_JOBS = 1000  # remembered between transactions
@@ -210,7 +210,8 @@ class Writes:
             if not parent.fetchone():
                 raise NotFound(f"parent {new.parent} not found", hint="give the ID of an existing checkpoint, or none")
         if new.reused_chunks:
-            there = {digest for digest, *_ in self.find_chunks("digest", new.reused_chunks)}
+            rows = self.find_chunks("digest, encoding", new.reused_chunks)
+            there = {digest for digest, encoding in rows if encoding < DAMAGED}
             if gone := [digest for digest in new.reused_chunks if digest not in there]:
                 raise ChunksGone(gone)
 
@@ -223,7 +224,9 @@ class Writes:
             self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (name,))
             packs[name] = self._db.execute("SELECT no FROM pack WHERE name = ?", (name,)).fetchone()[0]
         self._db.executemany(
-            "INSERT OR IGNORE INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
+            f"offset = excluded.offset, data = excluded.data WHERE encoding >= {DAMAGED}",
             [
                 (self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
                 for c in chunks
@@ -359,6 +362,13 @@ class Writes:
         return found
 
     # Chunks
+
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
+        self._db.executemany(
+            "UPDATE chunk SET encoding = ? WHERE ns_no = ? AND digest = ? AND offset = ? "
+            "AND pack_no IS (SELECT no FROM pack WHERE name = ?)",
+            [(c.encoding + DAMAGED * is_damaged, self._ns, c.digest, c.offset, c.pack) for c in chunks],
+        )
 
     def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
         old = self._db.execute("SELECT no FROM pack WHERE name = ?", (from_pack,)).fetchone()

@@ -1,0 +1,87 @@
+"""Verify: what it finds, what it leaves alone, and how a damaged store heals."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+
+def only_pack(place: Path) -> Path:
+    (pack,) = (place / "packs").iterdir()
+    return pack
+
+
+@pytest.fixture
+def state() -> dict[str, object]:
+    return {"blob": os.urandom(500_000)}
+
+
+def test_a_damaged_chunk_is_not_reused_and_a_new_save_heals_the_old_one(
+    tmp_path: Path, state: dict[str, object]
+) -> None:
+    place = tmp_path / "store"
+    with holdfast.open(place) as store:
+        first = store.save("job", "step", state)
+    data = bytearray(only_pack(place).read_bytes())
+    data[4096 + 1000] ^= 1
+    only_pack(place).write_bytes(data)
+    with holdfast.open(place) as store:
+        report = store.verify()
+        assert report.corrupted == (first,)
+        assert store.load_latest("job") is None  # passed over
+        second = store.save("job", "step", state)
+        assert store.load(second) == state
+        assert store.load(first) == state
+        assert store.verify().is_ok
+        assert store.get(first).status == "valid"
+
+
+def test_a_pack_that_is_put_back_is_trusted_again(tmp_path: Path, state: dict[str, object]) -> None:
+    place = tmp_path / "store"
+    with holdfast.open(place) as store:
+        saved = store.save("job", "step", state)
+    shutil.copy(only_pack(place), tmp_path / "copy")
+    name = only_pack(place)
+    for deep in (True, False):
+        name.unlink()
+        with holdfast.open(place) as store:
+            assert saved in store.verify(deep=deep).corrupted
+        shutil.copy(tmp_path / "copy", name)
+        with holdfast.open(place) as store:
+            assert store.verify().is_ok
+            assert store.load_latest("job") is not None
+            again = store.get(store.save("other", "step", state))
+            assert again.stored_bytes < 10_000  # reused
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_nothing_is_wrong_with_a_store_in_use(tmp_path: Path, deep: bool) -> None:
+    with holdfast.open(tmp_path / "store") as store, holdfast.open(tmp_path / "store") as other:
+        done = threading.Event()
+
+        def write() -> None:
+            n = 0
+            while not done.is_set():
+                n += 1
+                saved = other.save("job", f"step {n}", {"blob": os.urandom(150_000)})
+                if n % 3 == 0:
+                    other.delete("job", saved)
+                if n % 10 == 0:
+                    other.gc()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(15):
+                report = store.verify(deep=deep)
+                assert report.is_ok, report.problems
+        finally:
+            done.set()
+            thread.join()
+        assert all(c.status != "corrupted" for c in store.list("job"))
