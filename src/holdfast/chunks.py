@@ -354,14 +354,17 @@ class ChunkReader:
         if entry.is_zero:
             target[:] = bytes(len(target))
             return
-        try:
-            self._fill(entry, target, place, of)
-        except NotFound as error:
-            # gc may have moved the chunk to another pack since it was looked up; ask once more.
-            moved = self._locate([entry.digest]).get(entry.digest)
-            if moved is None or moved == place:
-                raise _damaged(entry, of, str(error)) from error
-            self._fill(entry, target, moved, of)
+        while True:
+            try:
+                self._fill(entry, target, place, of)
+            except NotFound as error:
+                # gc may have moved the chunk to another pack since it was looked up; ask again.
+                moved = self._locate([entry.digest]).get(entry.digest)
+                if moved is None or moved == place:
+                    raise _damaged(entry, of, str(error)) from error
+                place = moved
+            else:
+                break
         if blake3(target).digest() != entry.fast:
             raise _damaged(entry, of, "its bytes do not match its digest")
 

@@ -7,10 +7,11 @@ import os
 import socket
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -57,6 +58,8 @@ class CheckpointManager:
         create: bool = True,
     ) -> None:
         chosen = storage_path if storage_path is not None else storage_dir
+        if chosen is not None and not isinstance(chosen, str | os.PathLike):
+            raise Validation(f"{chosen!r} names no store", hint='use a directory, "file:directory" or "memory:"')
         self.url = os.fspath(chosen) if chosen is not None else os.environ.get("HOLDFAST_STORE") or ".holdfast"
         self.namespace = parse_name("namespace", namespace)
         self._store = open_store(self.url, self.namespace, create=create)
@@ -95,16 +98,19 @@ class CheckpointManager:
         request = parse_request(
             job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
         )
+        self._background.drain()  # the newest save is the one that was asked for last
         self._background.raise_unseen()
         return self._commit(request, codec.encode(state))
 
     def save_async(self, job_id: str, step_name: str, state: object, **options: Any) -> PendingSave[CheckpointId]:
         """Copy `state` now, commit it in the background; options are those of `save`.
 
-        The state may be changed as soon as this returns. Durable when `.result()` returns the ID. Saves commit in
-        the order given. A failure that nobody asked for is raised by the next save and by close().
+        The state may be changed as soon as this returns, except the files of a Tree or File. Durable when `.result()`
+        returns the ID. Saves of one manager commit in the order given, those of `save` among them. A failure that
+        nobody asked for is raised by the next save and by close(); a program that just ends waits for them too.
         """
         request = parse_request(job_id, step_name, **options)
+        self._check_open()
         self._background.raise_unseen()
         return self._background.submit(codec.encode(state), lambda staged: self._commit(request, staged))
 
@@ -182,16 +188,31 @@ class CheckpointManager:
     def load_latest(
         self, job_id: str, *, level: CheckpointLevel | str | None = None
     ) -> tuple[Checkpoint, object] | None:
-        """The newest checkpoint of a job and its state; None when there is none yet."""
+        """The newest checkpoint of a job and its state; None when there is none yet.
+
+        One that verify found damaged is passed over with a warning; when all are, that is Corrupted.
+        """
         wanted = None if level is None else parse_choice(CheckpointLevel, level)
         while (found := self._store.index.latest(parse_name("job", job_id), wanted)) is not None:
+            self._warn_of_newer(found[0], wanted)
             try:
                 return found[0], self._load(*found)
             except NotFound:
                 if self.exists(found[0].id):
                     raise
                 # deleted while it was loaded: another one is the newest now
+        if damaged := self._store.index.list(job_id, level=wanted, limit=1):
+            raise Corrupted(
+                f"every checkpoint of job {job_id} is marked as damaged, such as {damaged[0].id}",
+                hint="run holdfast check; put lost files back, or load one by its ID to see what is wrong",
+            )
         return None
+
+    def _warn_of_newer(self, found: Checkpoint, level: CheckpointLevel | None) -> None:
+        newer = self._store.index.list(found.job, level=level, limit=1, after=found.seq)
+        if newer and newer[0].status is CheckpointStatus.CORRUPTED:
+            text = f"checkpoint {newer[0].id}, newer than {found.id} of job {found.job}, is damaged and passed over"
+            warnings.warn(text, stacklevel=3)
 
     def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
         """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
@@ -208,7 +229,9 @@ class CheckpointManager:
         self._in_job(job_id, checkpoint_id)
         return self.load(checkpoint_id)
 
-    def resume_from(self, checkpoint_id: str, job_id: str | None = None) -> tuple[Checkpoint, object]:
+    def resume_from(
+        self, checkpoint_id: str, job_id: str | None = None, *, lease: Lease | None = None
+    ) -> tuple[Checkpoint, object]:
         """Branch: make this state the newest of its job, or of `job_id`, with `checkpoint_id` as parent.
 
         Returns the new checkpoint and the state. Nothing is copied: both share their chunks.
@@ -216,7 +239,8 @@ class CheckpointManager:
         source, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
         state = self._load(source, packed)
         record = self._copy_of(source, packed, job_id or source.job)
-        branch = replace(record, parent=source.id, created_us=time.time_ns() // 1000)
+        token = lease.token if lease else None
+        branch = replace(record, parent=source.id, created_us=time.time_ns() // 1000, lease_token=token)
         return self._store.commit_shared(branch, actor=self.actor), state
 
     def outline(self, checkpoint_id: str) -> object:
@@ -237,7 +261,7 @@ class CheckpointManager:
     ) -> object:
         self._check_open()
         patterns = [only] if isinstance(only, str) else only
-        if patterns is not None and not _are_texts(patterns):
+        if patterns is not None and (not patterns or not _are_texts(patterns)):
             raise Validation(f"only={only!r}", hint='use paths, with * where any name fits: "model/*"')
         if into is not None and (patterns is not None or mapped):
             raise Validation("into= excludes only= and mapped=", hint="give a smaller state to into= instead")
@@ -314,7 +338,7 @@ class CheckpointManager:
     def cleanup(self, job_id: str, keep_last: int = 10) -> int:
         """Delete all but the newest `keep_last` checkpoints of a job; pinned ones stay. Returns how many went."""
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
-            raise Validation(f"keep_last={keep_last!r}", hint="keep at least 1")
+            raise Validation(f"keep_last={keep_last!r}", hint="use a whole number from 1 on")
         plan = self.apply(RetentionPolicy(keep_last=keep_last), job=job_id, dry_run=False)
         return len(plan.delete)
 
@@ -372,6 +396,8 @@ class CheckpointManager:
         from .verify import verify
 
         wanted = None if job is None else parse_name("job", job)
+        if wanted is not None and self._store.index.job(wanted) is None:
+            raise NotFound(f"job {wanted} not found", hint="holdfast jobs shows which jobs exist")
         return verify(self._store, job=wanted, deep=deep, actor=self.actor, progress=progress)
 
     def gc(self, *, progress: Progress | None = None) -> GcReport:
@@ -388,9 +414,18 @@ class CheckpointManager:
 
     # Leases, events
 
-    def lease(self, job_id: str, ttl_s: float = 30.0) -> AbstractContextManager[Lease]:
-        """`with manager.lease(job) as lease: manager.save(…, lease=lease)`; LeaseHeld when somebody has it (I5)."""
-        return lease.hold(self._store.index, parse_name("job", job_id), ttl_s=ttl_s)
+    @contextmanager
+    def lease(self, job_id: str, ttl_s: float = 30.0) -> Iterator[Lease]:
+        """`with manager.lease(job) as lease: manager.save(…, lease=lease)`; LeaseHeld when somebody has it (I5).
+
+        It is about saving: deleting and tagging need no lease. At the end of the block pending save_asyncs are waited
+        for. A forked child must take a lease of its own.
+        """
+        with lease.hold(self._store.index, parse_name("job", job_id), ttl_s=ttl_s) as held:
+            try:
+                yield held
+            finally:
+                self._background.drain()
 
     def break_lease(self, lease: Lease) -> None:
         """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""

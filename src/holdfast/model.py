@@ -75,7 +75,7 @@ def parse_step(text: str) -> str:
     """A step name may be any text of 1 to 1,024 characters that UTF-8 can hold."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_STEP_CHARACTERS or not is_utf8(text):
         raise InvalidName(
-            f"a step name must be text of 1 to {MAX_STEP_CHARACTERS:,} characters, got "
+            f"a step name must be text of 1 to {MAX_STEP_CHARACTERS:,} characters that UTF-8 can hold, got "
             + (f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__),
             hint="shorten it, and put details into metadata=",
         )

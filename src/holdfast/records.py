@@ -26,10 +26,16 @@ def new_record(
     created_us: int,
     size_bytes: int,
     packed: bytes,
+    *,
+    content: bytes,
 ) -> NewCheckpoint:
-    """The index record of a save whose chunks are still to be added."""
+    """The index record of a save whose chunks are still to be added.
+
+    `content` is what an idempotency key stands for: bytes that no other version of a compressor makes differently.
+    """
     digest = hashlib.sha256(packed).digest()
     key = request.idempotency_key
+    asked = f"{request.level}\0{request.step}\0".encode()
     return NewCheckpoint(
         id=checkpoint_id,
         job=request.job,
@@ -48,7 +54,7 @@ def new_record(
         metadata_json=request.metadata_json,
         lease_token=request.lease.token if request.lease else None,
         idempotency_key=key,
-        request_digest=hashlib.sha256(digest + f"{request.level}\0{request.step}".encode()).digest() if key else b"",
+        request_digest=hashlib.sha256(asked + content).digest() if key else b"",
     )
 
 

@@ -4,7 +4,7 @@ A checkpoint stays when any rule of the policy keeps it. Whatever the rules say,
 
     pinned     until somebody lets go of them
     newest     the newest checkpoint of each job that is not corrupted, so never the only usable one
-    ancestors  the parents of what stays, and their parents, in other jobs too
+    ancestors  the parents of what stays, and their parents, in other jobs too when all jobs are planned
 
 "Last" and "newest" come from sequence numbers (I4). Corrupted checkpoints satisfy no counting or time rule
 and go, unless a job has no other ones.

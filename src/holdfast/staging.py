@@ -6,9 +6,9 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .chunks import allocate
 from .codec import Encoded, Source
@@ -43,6 +43,7 @@ class BackgroundSaves:
         self._lock = threading.Lock()
         self._arenas: list[memoryview] = []
         self._failed: list[PendingSave[object]] = []
+        self._pending: list[PendingSave[Any]] = []
         self._thread: threading.Thread | None = None
         _unfinished.add(self)
 
@@ -56,6 +57,7 @@ class BackgroundSaves:
             raise
         future: PendingSave[T] = PendingSave()
         with self._lock:
+            self._pending = [known for known in self._pending if not known.done()] + [future]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
                 self._thread.start()
@@ -106,6 +108,11 @@ class BackgroundSaves:
                     with self._lock:
                         self._arenas.append(arena)
                 self._slots.release()
+
+    def drain(self) -> None:
+        """Wait until all that was given so far is committed or has failed: what comes next comes after it."""
+        if self._pending and threading.current_thread() is not self._thread:
+            wait(self._pending)
 
     def finish(self) -> None:
         """Wait for everything staged."""

@@ -54,6 +54,7 @@ TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small 
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
+_RECENT_CHUNKS = 4
 _RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
 
@@ -139,7 +140,7 @@ class Store:
         tree = encoded.tree
         if not encoded.buffers and len(tree) <= INLINE_BYTES:
             packed = pack_manifest(Manifest(tree))
-            record = new_record(request, checkpoint_id, created_us, len(tree), packed)
+            record = new_record(request, checkpoint_id, created_us, len(tree), packed, content=tree)
             return self.index.commit((record,), actor=actor)[0]
 
         size_bytes = len(tree) + sum(_size(b) for b in encoded.buffers)
@@ -153,7 +154,7 @@ class Store:
         )
         try:
             manifest, packed = self._write_streams(writer, request.job, encoded)
-            record = new_record(request, checkpoint_id, created_us, size_bytes, packed)
+            record = new_record(request, checkpoint_id, created_us, size_bytes, packed, content=packed)
             written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
             record = replace(
                 record,
@@ -274,10 +275,11 @@ class Store:
         """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
         manifest = self.open(checkpoint, packed)
         tree = self.tree(checkpoint, manifest)
+        recent: dict[tuple[int, int], memoryview] = {}
         if mapped:
-            return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest), only=only)
+            return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)
         if only is not None:
-            return codec.decode(tree, lambda n: self.read_buffers(checkpoint, manifest, [n])[n], only=only)
+            return codec.decode(tree, partial(self._read_buffer, checkpoint, manifest, recent), only=only)
         targets = codec.buffer_targets(tree, into) if into is not None else {}
         ready = self.read_buffers(checkpoint, manifest, range(len(manifest.buffers)), targets)
         return codec.decode(tree, ready.__getitem__, into=into)
@@ -288,11 +290,15 @@ class Store:
         manifest: Manifest,
         ordinals: Iterable[int],
         targets: dict[int, memoryview] | None = None,
+        recent: dict[tuple[int, int], memoryview] | None = None,
     ) -> dict[int, memoryview | StoredStream]:
-        """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store."""
+        """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store.
+
+        Small buffers share chunks: who asks for one buffer after the other gives a dictionary for `recent` ones.
+        """
         ready: dict[int, memoryview | StoredStream] = {}
         wanted: list[tuple[Entry, memoryview]] = []
-        shared: dict[tuple[int, int], memoryview] = {}  # chunks that hold several buffers: (stream, offset)
+        shared = {} if recent is None else recent  # chunks that hold several buffers: (stream, offset)
         copies: list[tuple[memoryview, memoryview]] = []
         starts: dict[int, list[int]] = {}
         for n in ordinals:
@@ -322,13 +328,22 @@ class Store:
         self.reader.read(wanted, of=checkpoint.id)
         for into, source in copies:
             into[:] = source
+        while recent is not None and len(recent) > _RECENT_CHUNKS:
+            del recent[next(iter(recent))]
         return ready
 
-    def _map_buffer(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> memoryview | StoredStream:
+    def _read_buffer(
+        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
+    ) -> memoryview | StoredStream:
+        return self.read_buffers(checkpoint, manifest, [ordinal], recent=recent)[ordinal]
+
+    def _map_buffer(
+        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
+    ) -> memoryview | StoredStream:
         """A large buffer over the packs; small ones, which share their chunks, are read as usual."""
         span = manifest.buffers[ordinal] if 0 <= ordinal < len(manifest.buffers) else None
         if span is None or span.is_lazy or span.size_bytes < SMALL_BUFFER_BYTES:
-            return self.read_buffers(checkpoint, manifest, [ordinal])[ordinal]
+            return self._read_buffer(checkpoint, manifest, recent, ordinal)
         try:
             return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
         except NotFound:

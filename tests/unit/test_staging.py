@@ -58,3 +58,17 @@ def test_what_was_staged_is_saved_when_the_process_ends(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True, timeout=60)
     with holdfast.open(tmp_path / "store") as store:
         assert [store.load(c.id)["n"] for c in store.list("job")] == list(range(5))  # type: ignore[index]
+
+
+def test_a_save_after_a_save_async_is_the_newest() -> None:
+    with holdfast.open("memory:") as store:
+        store.save_async("job", "first", {"n": 1, "bytes": bytes(30_000_000)})
+        store.save("job", "second", {"n": 2})
+        assert store.restore("job") == {"n": 2}
+
+
+def test_a_lease_lasts_until_its_pending_saves_are_done() -> None:
+    with holdfast.open("memory:") as store:
+        with store.lease("job") as lease:
+            pending = store.save_async("job", "step", {"bytes": bytes(30_000_000)}, lease=lease)
+        assert store.get(pending.result(30)).job == "job"

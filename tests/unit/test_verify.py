@@ -34,7 +34,8 @@ def test_a_damaged_chunk_is_not_reused_and_a_new_save_heals_the_old_one(
     with holdfast.open(place) as store:
         report = store.verify()
         assert report.corrupted == (first,)
-        assert store.load_latest("job") is None  # passed over
+        with pytest.raises(holdfast.Corrupted):
+            store.load_latest("job")
         second = store.save("job", "step", state)
         assert store.load(second) == state
         assert store.load(first) == state
@@ -85,3 +86,24 @@ def test_nothing_is_wrong_with_a_store_in_use(tmp_path: Path, deep: bool) -> Non
             done.set()
             thread.join()
         assert all(c.status != "corrupted" for c in store.list("job"))
+
+
+def test_damage_never_looks_like_a_fresh_start(tmp_path: Path, state: dict[str, object]) -> None:
+    with holdfast.open(tmp_path / "store") as store:
+        older = store.save("job", "older", {"n": 1})
+        newer = store.save("job", "newer", state)
+        store.set_status(newer, "corrupted")
+        with pytest.warns(UserWarning, match=f"{newer}.*passed over"):
+            found = store.load_latest("job")
+        assert found is not None
+        assert found[0].id == older
+        store.set_status(older, "corrupted")
+        with pytest.raises(holdfast.Corrupted, match="every checkpoint of job job"):
+            store.load_latest("job")
+        with pytest.raises(holdfast.Corrupted):
+            store.restore("job")
+
+
+def test_a_job_that_does_not_exist_is_not_sound() -> None:
+    with holdfast.open("memory:") as store, pytest.raises(holdfast.NotFound):
+        store.verify("typo")

@@ -237,8 +237,8 @@ class SqliteIndex:
     def _check_identity(self) -> None:
         if self._path is not None and _identity(self._path) != self._identity:
             raise StorageError(
-                f"the store at {self._path} was replaced or removed while it was open",
-                hint="nothing was saved there; close this store and open it again",
+                f"the store at {self._path} was moved, replaced or removed while it was open",
+                hint="nothing was saved at that place; close this store and open the right one",
             )
 
     @contextmanager

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import ormsgpack
 
-from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound
-from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
+from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound, Validation
+from holdfast.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
 from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
 
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
@@ -288,6 +288,8 @@ class Writes:
             self.event("pin" if is_pinned else "unpin", actor, old.job, old.id)
         if tags:
             now = {k: v for k, v in {**old.tags, **tags}.items() if v is not None}
+            if len(now) > MAX_TAGS:
+                raise Validation(f"{old.id} would have {len(now)} tags", hint=f"keep to {MAX_TAGS}: remove some first")
             self._drop_tags(job_no, number, old.tags)
             self._insert_tags(job_no, number, now)
             self._db.execute("UPDATE checkpoint SET tags = ? WHERE row = ?", (json.dumps(now) if now else None, number))
@@ -417,7 +419,8 @@ def held(job: str, holder: str, left_s: float) -> LeaseHeld:
 
 def lost(job: str) -> LeaseLost:
     return LeaseLost(
-        f"the lease of job {job} is no longer ours", hint="somebody else took the job over: stop, or take a new lease"
+        f"the lease of job {job} is no longer ours",
+        hint="it ended, or somebody took the job over: stop, or take a new lease",
     )
 
 

@@ -199,6 +199,30 @@ class IndexSuite:
         assert len(set(answers)) == 1
         assert len(index.list("job")) == 1
 
+    def test_damaged_chunks_are_not_reused_until_they_are_replaced(self, index: Index) -> None:
+        old = chunk("x")
+        save(index, with_chunks(old))
+        index.mark_damaged([old], True)
+        assert index.locate([old.digest])[old.digest].is_damaged
+        with pytest.raises(ChunksGone):
+            save(index, with_chunks(reused=[old]))
+        fresh = replace(old, pack="f" * 32, offset=8192)
+        save(index, with_chunks(fresh))
+        assert index.locate([old.digest]) == {old.digest: fresh}
+        index.mark_damaged([old], True)  # that is no longer where it lies
+        assert index.locate([old.digest]) == {old.digest: fresh}
+        index.mark_damaged([fresh], True)
+        index.mark_damaged([fresh], False)
+        save(index, with_chunks(reused=[fresh]))
+
+    def test_bounds_outside_the_job_stay_inside_it(self, index: Index) -> None:
+        for job in ("a", "b", "c"):
+            save(index, record(job))
+        assert [c.job for c in index.list("b", before=1 << 40)] == ["b"]
+        assert [c.job for c in index.list("b", after=-(1 << 40))] == ["b"]
+        assert index.list("b", after=1 << 40) == []
+        assert index.list("b", before=-(1 << 40)) == []
+
     def test_reused_chunks_must_exist(self, index: Index) -> None:
         here, gone = chunk("here"), chunk("gone")
         save(index, with_chunks(here))
