@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .pipeline.signals import Paused
     from .pipeline.step import step
     from .pipeline.waiting import Approval, decide, send
+    from .process import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
     from .retention import RetentionPolicy
 
 __version__ = "0.1.0"
@@ -87,7 +88,9 @@ __all__ = [
     "CheckpointError",
     "CheckpointLevel",
     "CheckpointManager",
+    "CheckpointPolicy",
     "CheckpointStatus",
+    "CheckpointableProcess",
     "Conflict",
     "Corrupted",
     "Denied",
@@ -103,6 +106,7 @@ __all__ = [
     "NotFound",
     "Paused",
     "ReadOnly",
+    "ResumableProcess",
     "RetentionPolicy",
     "Retry",
     "Run",
@@ -115,6 +119,7 @@ __all__ = [
     "UnsupportedType",
     "Validation",
     "WorkerDied",
+    "checkpoint_on_interval",
     "current_run",
     "decide",
     "open",
@@ -138,6 +143,7 @@ _HOMES = {
     "pipeline": (
         "Approval", "Paused", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
     ),
+    "process": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "retention": ("RetentionPolicy",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -20,23 +20,36 @@ def approve_command(
 ) -> None:
     """Approve, or deny, what RUN waits for. A decision is final: the first one counts.
 
-    NAME is the approval's path; it may be left out when the run waits for only one.
+    RUN is a run or an execution of a workflow. NAME is the approval's path, or the name of the checkpoint; it may be
+    left out when only one is waited for.
     """
     from holdfast.errors import NotFound, Validation
     from holdfast.pipeline.history import command_of, find_run
-    from holdfast.pipeline.waiting import decide
+    from holdfast.pipeline.waiting import Approval, decide
+    from holdfast.workflow import Workflows
 
     from .runs import place_of, start_again
 
     with session.open() as manager:
+        newest = manager.list(run, limit=1)
+        is_workflow = bool(newest) and newest[0].metadata.get("kind") == "execution"
+        workflows = Workflows(manager)
         if name is None:
-            asked = [wait["name"] for wait in find_run(manager, run).waiting if wait.get("for") == "approval"]
+            if is_workflow:
+                checkpoints = workflows.get_execution(run)["checkpoints"]
+                asked = [c["checkpoint_name"] for c in checkpoints if c["approval_status"] == "pending"]
+            else:
+                asked = [wait["name"] for wait in find_run(manager, run).waiting if wait.get("for") == "approval"]
             if not asked:
                 raise NotFound(f"run {run} waits for no approval", hint="holdfast runs show RUN says for what it waits")
             if len(asked) > 1:
                 raise Validation(f"run {run} waits for several approvals", hint=f"name one of: {', '.join(asked)}")
             name = asked[0]
-        made = decide(manager, run, name, not deny, actor=by, comment=comment)
+        if is_workflow:
+            workflows.approve_checkpoint(run, name, not deny, actor=by, comment=comment)
+            made = Approval(not deny, by or manager.actor, comment)
+        else:
+            made = decide(manager, run, name, not deny, actor=by, comment=comment)
         start = command_of(manager, run) if resume else None
         store = place_of(manager)
     if session.as_json:

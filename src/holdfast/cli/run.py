@@ -34,7 +34,7 @@ def run_command(ctx: click.Context, session: Session, target: str, key: str | No
     with session.open(create=True) as manager:
         key = key or pipeline.key_of(**arguments)
         try:
-            result = pipeline.at(key, store=manager)(**arguments)
+            result = pipeline.at(key, store=manager, progress=not session.as_json)(**arguments)
         except CheckpointError:
             raise
         except Exception as error:  # noqa: BLE001 - the pipeline's own: shown as Python shows it

@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from holdfast.manager import CheckpointManager
 from .attempt import Isolation, check_picklable, timed_out, worker_died
 from .digests import DIGEST_BYTES, DigestSet
 from .keys import digest_of, map_key, show
+from .progress import Tally
 from .retry import Retry, parse_retries, parse_timeout
 from .worker import Item, ItemError, Outcome, Spec, item_error, local_runs, save_items, work
 
@@ -163,6 +164,7 @@ class Map:
         self._executed = 0
         self._failures = 0
         self._last_failure: ItemError | None = None
+        self._tally = Tally(None)
         self._chunk = 1
         self._again: deque[Item] = deque()  # items of chunks whose worker died
         self._attempts: Counter[int] = Counter()
@@ -172,6 +174,7 @@ class Map:
         if self._options.executor == "process":
             check_picklable(self._spec, f"map {show(self._spec.path)}", "its items are worked on in other processes")
         local_runs[self._spec.token] = self._run
+        self._tally.total = len(items) if isinstance(items, Sized) else None
         workers = _workers(self._options, self._spec, self._run.isolation)
         try:
             self._drive(iter(items), workers)
@@ -179,6 +182,7 @@ class Map:
             workers.stop()
             raise
         workers.close()
+        self._show(is_over=True)
         self._run.count_items(show(self._spec.path), self._executed, self._reused)
         if self._failures > self._allowed():
             self._raise_failure()
@@ -211,6 +215,12 @@ class Map:
                 self._run.pause_point()
             for future in finished:
                 self._finish(future, pending.pop(future), workers)
+            self._show()
+
+    def _show(self, *, is_over: bool = False) -> None:
+        tally = self._tally
+        tally.done, tally.reused, tally.failed = self._executed, self._reused, self._failures
+        self._run.watcher.items(self._spec.path, tally, is_over=is_over)
 
     def _next_chunk(self, source: Iterator[Item]) -> list[Item]:
         size = 1 if self._options.executor == "process" and self._options.timeout_s is not None else self._chunk

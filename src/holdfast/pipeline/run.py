@@ -37,6 +37,7 @@ from .attempt import Isolation, await_within, call_in_thread
 from .inbox import CANCEL, Inbox, parse_run_key
 from .keys import Path, arguments, digest_of, show, step_key
 from .owner import held_by_another, newest_status, save_status, take_lease, this_process
+from .progress import watcher
 from .retry import Retry
 from .signals import Paused, Signals
 from .step import UNSET, Options, Place, parse_options, place_in
@@ -83,7 +84,9 @@ class Run:
         ttl_s: float = 30.0,
         grace_s: float = 30.0,
         signals: bool = True,
+        progress: bool | None = None,
     ) -> None:
+        """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case."""
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
             raise Validation(f"grace_s={grace_s!r} makes no sense", hint="use 0 to 86400 seconds")
@@ -94,6 +97,7 @@ class Run:
         self._ttl_s = ttl_s
         self._signals = Signals(grace_s)
         self._wants_signals = signals
+        self.watcher = watcher(progress)
         self.isolation = Isolation()
         self._lock = threading.Lock()
         self._claimed: set[Path] = set()
@@ -140,6 +144,7 @@ class Run:
             return
         with stack:
             self._signals.disarm()
+            self.watcher.close()
             status = _status_after(error)
             try:
                 if not isinstance(error, LeaseLost):  # else the run belongs to somebody else
@@ -242,6 +247,7 @@ class Run:
             raise Validation(f"stage {name!r} is inside step {show(place.path)}", hint="steps inside a step need none")
         path = (*place.path, parse_step(name))
         executed, began = self._executed, time.monotonic()
+        self.watcher.stage(path)
         with Place(self, path, CheckpointLevel.STAGE).entered():
             yield
         if self._executed > executed:
@@ -467,6 +473,7 @@ class Run:
         if found is None:
             return None
         self._reused.append(show(work.place.path))
+        self.watcher.step(work.place.path, "reused")
         return found[1]
 
     def _attempt(self, work: Work) -> Any:
@@ -490,6 +497,7 @@ class Run:
             "error": _one_line(error),
         }
         self.save(path, {"traceback": _traceback(error)}, work.place.level, metadata)
+        self.watcher.step(path, "failed", note=_one_line(error))
         if not work.options.retry.allows(error, attempt):
             times = "" if attempt == 1 else f", {attempt} times"
             error.add_note(f"It failed in {work.title} of run {self.key}{times}.")
@@ -521,6 +529,7 @@ class Run:
             except UnsupportedType as error:
                 _name_result(error, f"the result of {work.title}")
         self.count(path)
+        self.watcher.step(work.place.path, "ran", seconds)
 
     # What map and others use
 

@@ -1,0 +1,78 @@
+"""What is shown of a run at work, and that the time left is not fooled by what was done before."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import holdfast
+from holdfast.pipeline.progress import Lines, Nobody, Tally, Terminal, duration, watcher
+
+
+def test_the_time_left_comes_from_this_sessions_rate() -> None:
+    now = [0.0]
+    tally = Tally(1000, clock=lambda: now[0])
+    tally.reused = 900
+    assert tally.left_s is None  # 900 in no time tell nothing
+    now[0] = 10.0
+    tally.done = 20
+    assert tally.rate == 2
+    assert tally.left_s == 40
+    assert str(tally) == "920 of 1,000 items (900 of them before), 2/s, 40 s left"
+    assert str(Tally(None, done=3, clock=lambda: 0.0)).startswith("3 items")
+
+
+def test_durations() -> None:
+    shown = [duration(s) for s in (0.0123, 0.5, 9.4, 61, 600, 8000)]
+    assert shown == ["12 ms", "0.5 s", "9.4 s", "61 s", "10 min", "2 h 13 min"]
+
+
+def pipeline(store: object, **options: object) -> None:
+    with holdfast.run("r", store=store, **options) as run:  # type: ignore[arg-type]
+        with run.stage("part\x1b[31m"):
+            run.step("one", lambda: 1)
+        run.map(abs, range(5), name="items")
+        with pytest.raises(ZeroDivisionError):
+            run.step("broken", lambda: 1 / 0)
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with holdfast.open("memory:") as store:
+        pipeline(store)
+        assert capsys.readouterr().err == ""  # not asked for, and no terminal
+        pipeline(store, progress=True)
+        first, *lines = capsys.readouterr().err.splitlines()
+        assert first == "holdfast: stage part?[31m"
+        assert lines[:2] == [
+            "holdfast: step part?[31m/one reused",
+            "holdfast: map items: 5 of 5 items (5 of them before)",
+        ]
+        assert lines[2] == "holdfast: step broken failed: ZeroDivisionError: division by zero"
+
+
+def test_a_terminal() -> None:
+    out = io.StringIO()
+    shown = Terminal(Console(file=out, force_terminal=True, width=100))
+    shown.stage(("a",))
+    shown.step(("a", "one"), "ran", 1.5)
+    shown.step(("a", "two [x]"), "reused")
+    shown.step(("bad",), "failed", note="ValueError: no")
+    tally = Tally(10)
+    tally.done = 4
+    shown.items(("m",), tally, is_over=False)
+    tally.done = 10
+    shown.items(("m",), tally, is_over=True)
+    shown.close()
+    text = out.getvalue()
+    for part in ("✓", "↺", "✗", "1.5 s", "two [x]", "ValueError: no", "10 of 10 items"):
+        assert part in text
+
+
+def test_who_watches(tmp_path: Path) -> None:
+    assert isinstance(watcher(None), Nobody)
+    assert isinstance(watcher(False), Nobody)
+    assert isinstance(watcher(True), Lines)
+    broken = Lines((tmp_path / "x").open("w"))
+    broken._out.close()
+    broken.stage(("a",))  # a closed stderr does not stop a run
