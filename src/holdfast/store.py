@@ -45,7 +45,7 @@ from .manifest import (
     root_of,
 )
 from .model import Checkpoint, CheckpointId, new_checkpoint_id, to_datetime
-from .ports import Blobs, Buffer, ChunksGone, IdTaken, Index, NewCheckpoint
+from .ports import Blobs, Buffer, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
@@ -197,6 +197,7 @@ class Store:
     def _commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
         """Make the chunks durable, then the record that names them (I1)."""
         written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
+        self._check_packs(written.reused)
         record = replace(
             record,
             stored_bytes=record.stored_bytes + written.stored_bytes,
@@ -205,6 +206,23 @@ class Store:
             reused_chunks=written.reused,
         )
         return self.index.commit((record,), actor=actor)[0]
+
+    def _check_packs(self, reused: Sequence[bytes]) -> None:
+        """A save must not rest on a pack that somebody removed or cut: its chunks are written again (ChunksGone).
+
+        Looks at the end of each pack only; a chunk damaged inside is found by reading it, that is by verify.
+        """
+        by_pack: dict[str, list[Chunk]] = {}
+        for chunk in self.index.locate(reused).values():
+            if chunk.pack:
+                by_pack.setdefault(chunk.pack, []).append(chunk)
+        for pack, chunks in by_pack.items():
+            last = max(chunk.offset + chunk.stored_bytes for chunk in chunks) - 1
+            try:
+                self.blobs.read_into(pack, last, memoryview(bytearray(1)))
+            except (NotFound, Corrupted):
+                self.index.mark_damaged(chunks, True)
+                raise ChunksGone([chunk.digest for chunk in chunks]) from None
 
     def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
         for buffer in encoded.buffers:
