@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +29,7 @@ TASK_BYTES = 2 << 20  # what a worker takes at once: one look-up and one compres
 INLINE_BYTES = 64 * 1024  # new data of one save up to this lives in index rows: one commit, one sync (I1)
 BUNDLE_BYTES = 1 << 20  # small chunks are written together
 WORKERS = 6
+_TRY_BYTES = 256  # less does not shrink by itself
 
 _local = threading.local()
 
@@ -180,20 +181,33 @@ class ChunkWriter:
             digest = hashlib.sha256(piece).digest()
             entries[slot] = Entry(size, digest, fast)
             fresh[digest] = piece
-        if fresh:
-            known = self._locate(list(fresh))
-            with self._lock:
-                for digest, chunk in known.items():
-                    if digest not in self._distrusted and not chunk.is_damaged:
-                        self._reused.add(digest)
-                        del fresh[digest]
-                for digest in self._claimed & fresh.keys():
+        self._store_fresh(fresh)
+
+    def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
+        """Write chunks that belong to no stream and whose digests are known: one look-up for all."""
+        self._store_fresh({digest: memoryview(piece) for digest, piece in pieces.items()})
+
+    def reuse(self, digest: bytes) -> bool:
+        """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
+        return self._reuse(Entry(0, digest, ZERO))
+
+    def _store_fresh(self, fresh: dict[bytes, memoryview]) -> None:
+        """Place those that the index does not have and nobody else in this save has placed."""
+        if not fresh:
+            return
+        known = self._locate(list(fresh))
+        with self._lock:
+            for digest, chunk in known.items():
+                if digest not in self._distrusted and not chunk.is_damaged:
+                    self._reused.add(digest)
                     del fresh[digest]
-                self._claimed |= fresh.keys()
-            if fresh:
-                shrinks = _shrinks(next(iter(fresh.values())))
-                for digest, piece in fresh.items():
-                    self._place(digest, piece, try_zstd=shrinks)
+            for digest in self._claimed & fresh.keys():
+                del fresh[digest]
+            self._claimed |= fresh.keys()
+        if fresh:
+            shrinks = _shrinks(max(fresh.values(), key=len))
+            for digest, piece in fresh.items():
+                self._place(digest, piece, try_zstd=shrinks and len(piece) >= _TRY_BYTES)
 
     def _place(self, digest: bytes, piece: memoryview, *, try_zstd: bool) -> None:
         encoding, stored = Encoding.RAW, piece
@@ -279,7 +293,7 @@ def _shrinks(piece: memoryview) -> bool:
     """Whether three samples of 16 KiB shrink by more than a tenth; small pieces are simply tried."""
     size = len(piece)
     if size <= INLINE_BYTES:
-        return size >= 256
+        return size >= _TRY_BYTES
     sample = b"".join(piece[at : at + 16384] for at in (size // 6, size // 2, size - size // 6))
     return len(_compressor().compress(sample)) < 0.85 * len(sample)  # random float32 gives 0.9 and costs as much
 
@@ -315,6 +329,31 @@ class ChunkReader:
             for future in futures:  # nobody may write into the targets once this has returned
                 if not future.cancelled():
                     future.exception()
+
+    def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
+        """The bytes of chunks that are known by their digests alone, verified by them (I2)."""
+        places = self._locate(digests)
+        return {digest: self._read_named(digest, places.get(digest), of) for digest in digests}
+
+    def _read_named(self, digest: bytes, place: Chunk | None, of: str) -> bytes:
+        entry = Entry(place.size_bytes if place else 0, digest, ZERO)
+        if place is None:
+            raise _damaged(entry, of, "it is not in the index")
+        try:
+            stored = place.data
+            if stored is None:
+                target = bytearray(place.stored_bytes)
+                self._blobs.read_into(place.pack, place.offset, memoryview(target))
+                stored = bytes(target)
+        except NotFound as error:
+            moved = self._locate([digest]).get(digest)
+            if moved is None or moved == place:
+                raise _damaged(entry, of, str(error)) from error
+            return self._read_named(digest, moved, of)
+        plain = decompress(stored, place.size_bytes) if place.encoding is Encoding.ZSTD else stored
+        if hashlib.sha256(plain).digest() != digest:
+            raise _damaged(entry, of, "its bytes do not match its digest")
+        return plain
 
     def map(self, entries: Sequence[Entry], *, of: str) -> memoryview:
         """A stream as read-only memory over the packs themselves: only compressed chunks are copied.

@@ -45,15 +45,17 @@ from .manifest import (
     root_of,
 )
 from .model import Checkpoint, CheckpointId, new_checkpoint_id, to_datetime
-from .ports import Blobs, Buffer, ChunksGone, IdTaken, Index, NewCheckpoint
+from .ports import Blobs, Buffer, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import new_record, pack_record
 from .request import Request
+from .rope import PartedTree, parts_of, read_parts, references, write_parts
 
 SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
 TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
+_RECENT_DIGESTS = 65536
 _RECENT_CHUNKS = 4
 _RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
@@ -65,6 +67,7 @@ class Store:
         self.index = index
         self.blobs = blobs
         self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
+        self._committed: OrderedDict[bytes, None] = OrderedDict()  # chunks of parted trees, as far as remembered
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
         self.reader = ChunkReader(blobs, index.locate, self.pool)
@@ -90,7 +93,7 @@ class Store:
 
     # Saving
 
-    def save(self, request: Request, encoded: codec.Encoded, *, actor: str) -> Checkpoint:
+    def save(self, request: Request, encoded: codec.Encoded | PartedTree, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         distrusted: frozenset[bytes] = frozenset()
         has_failed = False
@@ -131,12 +134,14 @@ class Store:
     def _save_once(
         self,
         request: Request,
-        encoded: codec.Encoded,
+        encoded: codec.Encoded | PartedTree,
         checkpoint_id: CheckpointId,
         created_us: int,
         distrusted: frozenset[bytes],
         actor: str,
     ) -> Checkpoint:
+        if isinstance(encoded, PartedTree):
+            return self._save_parts(request, encoded, checkpoint_id, created_us, distrusted, actor)
         tree = encoded.tree
         if not encoded.buffers and len(tree) <= INLINE_BYTES:
             packed = pack_manifest(Manifest(tree))
@@ -155,21 +160,69 @@ class Store:
         try:
             manifest, packed = self._write_streams(writer, request.job, encoded)
             record = new_record(request, checkpoint_id, created_us, size_bytes, packed, content=packed)
-            written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
-            record = replace(
-                record,
-                stored_bytes=len(packed) + written.stored_bytes,
-                has_chunks=True,
-                new_chunks=written.new,
-                reused_chunks=written.reused,
-            )
-            checkpoint = self.index.commit((record,), actor=actor)[0]
+            checkpoint = self._commit(writer, record, actor)
         except BaseException:
             writer.abort()
             raise
         writer.release()
         self._remember(request.job, manifest.streams)
         return checkpoint
+
+    def _save_parts(
+        self,
+        request: Request,
+        tree: PartedTree,
+        checkpoint_id: CheckpointId,
+        created_us: int,
+        distrusted: frozenset[bytes],
+        actor: str,
+    ) -> Checkpoint:
+        writer = ChunkWriter(self.blobs, self.index.locate, self.pool, distrusted=distrusted)
+        try:
+            packed, named = write_parts(tree, writer, self._committed.__contains__)
+            record = new_record(request, checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
+            checkpoint = self._commit(writer, record, actor)
+        except BaseException:
+            writer.abort()
+            raise
+        writer.release()
+        with self._lock:
+            for digest in named:
+                self._committed[digest] = None
+                self._committed.move_to_end(digest)
+            while len(self._committed) > _RECENT_DIGESTS:
+                self._committed.popitem(last=False)
+        return checkpoint
+
+    def _commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
+        """Make the chunks durable, then the record that names them (I1)."""
+        written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
+        self._check_packs(written.reused)
+        record = replace(
+            record,
+            stored_bytes=record.stored_bytes + written.stored_bytes,
+            has_chunks=True,
+            new_chunks=written.new,
+            reused_chunks=written.reused,
+        )
+        return self.index.commit((record,), actor=actor)[0]
+
+    def _check_packs(self, reused: Sequence[bytes]) -> None:
+        """A save must not rest on a pack that somebody removed or cut: its chunks are written again (ChunksGone).
+
+        Looks at the end of each pack only; a chunk damaged inside is found by reading it, that is by verify.
+        """
+        by_pack: dict[str, list[Chunk]] = {}
+        for chunk in self.index.locate(reused).values():
+            if chunk.pack:
+                by_pack.setdefault(chunk.pack, []).append(chunk)
+        for pack, chunks in by_pack.items():
+            last = max(chunk.offset + chunk.stored_bytes for chunk in chunks) - 1
+            try:
+                self.blobs.read_into(pack, last, memoryview(bytearray(1)))
+            except (NotFound, Corrupted):
+                self.index.mark_damaged(chunks, True)
+                raise ChunksGone([chunk.digest for chunk in chunks]) from None
 
     def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
         for buffer in encoded.buffers:
@@ -244,6 +297,8 @@ class Store:
             self.reader.read(_place(entries, data), of=of)
             return bytes(data)
 
+        if (parts := parts_of(packed)) is not None:
+            return Manifest(read_parts(parts, partial(self.reader.read_named, of=of)))
         return parse_manifest(packed, read_spilled)
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
@@ -364,6 +419,9 @@ class Store:
 
     def references(self, packed: bytes) -> Iterable[bytes]:
         """Every chunk an index manifest names, those of a spilled manifest included (for gc and copies)."""
+        if (parts := parts_of(packed)) is not None:
+            yield from references(parts, partial(self.reader.read_named, of="a checkpoint"))
+            return
         root = root_of(packed)
         if root is not None:
             yield from (e.digest for e in root[1] if not e.is_zero)

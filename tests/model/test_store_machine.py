@@ -259,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert copied.id == first
                 continue
             self.keys[target_job, f"copy:{original}"] = copied.id
-            parent = renamed.get(known.parent, known.parent)
+            parent = renamed.get(known.parent, known.parent if known.parent in self.model else None)
             made = replace(known, job=target_job, seq=copied.seq, parent=parent, tags=dict(known.tags), corrupted=False)
             new.append(self.add(copied.id, made))
         return multiple(*new)

@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from .mutants import MUTANTS
+
 NAMES = (
     "kill_loop",
     "syscalls",
@@ -41,7 +43,7 @@ def main() -> int:
         start = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{name}-"))
         try:
-            numbers = _model(chosen.minutes) if name == "model" else _run(name, chosen.minutes, folder)
+            numbers = _run(name, chosen.minutes, folder)
             result = ", ".join(f"{key} {value:,.0f}" for key, value in numbers.items())
         except AssertionError as error:
             failed = True
@@ -58,22 +60,38 @@ def main() -> int:
 
 
 def _run(name: str, minutes: float, folder: Path) -> dict[str, float]:
+    if name == "model":
+        return _model(minutes)
+    if name == "mutants":
+        return _mutants()
     numbers: dict[str, float] = importlib.import_module(f"tests.torture.{name}").torture(minutes, folder)
     return numbers
 
 
-def _model(minutes: float) -> dict[str, float]:
-    """The state machine of tests/model with many more and longer examples."""
+def _pytest(path: str, minutes: float) -> str:
+    """What pytest says of a test file, hypothesis with many more and longer examples; "" when the time is over."""
     environment = {**os.environ, "HOLDFAST_HYPOTHESIS_PROFILE": "torture"}
-    command = [sys.executable, "-m", "pytest", "-q", "tests/model", "--timeout", "0"]
+    command = [sys.executable, "-m", "pytest", "-q", path, "--timeout", "0"]
     root = Path(__file__).parents[2]
     try:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=minutes * 60)
     except subprocess.TimeoutExpired:
-        return {"minutes without a finding": minutes}
+        return ""
     if done.returncode:
         raise AssertionError(done.stdout[-4000:])
-    return {"machines": 2}
+    return done.stdout
+
+
+def _model(minutes: float) -> dict[str, float]:
+    """The state machine of tests/model, for as long as there is time."""
+    _pytest("tests/model", minutes)
+    return {"machines": 2, "findings": 0}
+
+
+def _mutants() -> dict[str, float]:
+    """Every safeguard taken out once; takes as long as it takes."""
+    _pytest("tests/faults/test_mutants.py", 60)
+    return {"mutants": len(MUTANTS), "unnoticed": 0}
 
 
 if __name__ == "__main__":

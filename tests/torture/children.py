@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
+from typing import Any
 
 import holdfast
 
@@ -52,17 +53,17 @@ class Child:
             if left <= 0:
                 return
 
-    def receive(self) -> tuple[object, ...] | None:
+    def receive(self) -> tuple[Any, ...] | None:
         """One message, noted; None when the child has ended."""
         try:
-            message: tuple[object, ...] = self.connection.recv()
+            moment, message = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.is_ended = True
             return None
-        self.ledger.note(message)
+        self.ledger.note(message, moment)
         return message
 
-    def wait_for(self, what: str, seconds: float = 60) -> tuple[object, ...]:
+    def wait_for(self, what: str, seconds: float = 60) -> tuple[Any, ...]:
         """Go on taking in messages until one of this kind comes."""
         until = time.monotonic() + seconds
         while self.connection.poll(max(until - time.monotonic(), 0)):
@@ -112,14 +113,18 @@ def _run(connection: Connection, mutant: str, work: Callable[..., None], args: t
     lock = threading.Lock()
 
     def report(*message: object) -> None:
+        moment = time.monotonic()  # one clock for all processes
         with lock:  # one write(2) of less than a pipe takes at once: a kill leaves all of it or nothing
-            connection.send(message)
+            connection.send((moment, message))
 
     with mutants.applied(mutant):
         try:
             work(report, connection, *args)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(3)  # the test has ended before us
+        except holdfast.CheckpointError as error:
+            report("failed", describe(error))
+            os._exit(4)
 
 
 def describe(error: BaseException) -> str:
@@ -152,13 +157,15 @@ def save_and_delete(
     def run(thread: int) -> None:
         draw = random.Random(f"{seed} {thread}")
         mine = f"job-{thread}"
-        history = [c.id for c in store.list(mine)]
+        history: list[str] | None = None
         count = 0
         while limit is None or count < limit:
             count += 1
             kind, number = draw.choice(kinds), draw.randrange(10**9)
             job = mine if draw.random() < 0.8 else "common"
             try:
+                if history is None:
+                    history = [c.id for c in store.list(mine)]
                 state = make(kind, number)
                 if draw.random() < 0.2:
                     saved = store.save_async(job, "later", state, metadata=about(kind, number)).result()

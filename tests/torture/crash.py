@@ -150,7 +150,8 @@ class _Reader:
         if path.startswith("socket:") and name == "write":
             data = _TEXT.search(rest)
             assert data
-            self.trace.messages.append((done, pickle.loads(_bytes(data[1])[4:])))
+            _, message = pickle.loads(_bytes(data[1])[4:])  # of our own child
+            self.trace.messages.append((done, message))
             return
         inode = self._find(PurePosixPath(path))
         if inode is None or _IGNORED.fullmatch(path):

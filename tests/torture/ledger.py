@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,9 +31,12 @@ class Ledger:
     deleted: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    until: float = math.inf  # what is acknowledged later on the monotonic clock does not count
 
-    def note(self, message: tuple[object, ...]) -> None:
+    def note(self, message: tuple[object, ...], moment: float = 0) -> None:
         what, *rest = message
+        if moment > self.until and what in ("saved", "deleted"):
+            return
         self.counts[str(what)] = self.counts.get(str(what), 0) + 1
         match what, *rest:
             case "saved", str(checkpoint), str(job), str(kind), int(seed):

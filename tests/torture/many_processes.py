@@ -81,8 +81,8 @@ class Tally(Ledger):
         self.numbers: dict[str, list[int]] = {}
         self.counted: list[int] = []
 
-    def note(self, message: tuple[object, ...]) -> None:
-        super().note(message)
+    def note(self, message: tuple[object, ...], moment: float = 0) -> None:
+        super().note(message, moment)
         if message[0] == "numbered":
             self.numbers.setdefault(str(message[1]), []).append(int(str(message[2])))
         elif message[0] == "counted":

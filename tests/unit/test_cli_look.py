@@ -104,6 +104,11 @@ def test_arrays_come_back_as_npy(run: Run, manager: CheckpointManager, tmp_path:
     with_arrays = json.loads(run("restore", "arrays").stdout)
     assert with_arrays["fortran"]["order"] == "F"
     run("restore", "arrays", "--format", "npy", code=3)
+    run("restore", "arrays", "--to", "all.npy", code=3)
+    run("restore", "arrays", "--path", "times", "--to", "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["$type"] == "ndarray"
+    run("restore", "arrays", "--path", "c", "--to", "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == arrays["c"].tobytes()
 
 
 def test_diff(run: Run) -> None:
@@ -152,6 +157,7 @@ def test_check_and_gc(run: Run, tmp_path: Path) -> None:
     assert found["bytes_read"] >= 3_000_000
     assert "all is well" in run("check", "--quick").stdout
     assert "all is well" in run("check", "train").stdout
+    assert "there is no job trian" in run("check", "trian", code=4).stderr
     run("delete", "train", saved)
     freed = answer(run("gc", "--json"))
     assert freed["chunks_removed"] >= 1
@@ -206,12 +212,34 @@ def test_repair_makes_a_new_index(run: Run, store: Path, tmp_path: Path) -> None
     (store / "index.sqlite").write_bytes(b"garbage" * 1000)
     run("list", "train", code=6)
     run("check", "train", "--repair", code=2)
-    mended = answer(run("check", "--repair", "--json"))
-    assert mended["ok"]
+    mended = answer(run("check", "--repair", "--json", code=6))
+    assert not mended["ok"]
+    assert not mended["repaired"]["is_index_complete"]
     assert mended["repaired"]["from_packs"] == 1
     assert os.path.exists(mended["repaired"]["old_index"])
     run("restore", "train", "--path", "big", "--to", "out")
     assert (tmp_path / "out").read_bytes() == (tmp_path / "big").read_bytes()
+
+
+def test_a_repair_says_what_may_be_lost(run: Run, store: Path) -> None:
+    save(run, "small", 1)
+    for name in os.listdir(store):
+        if name.startswith("index.sqlite"):
+            (store / name).unlink()
+    shown = run("check", "--repair", code=6).stdout
+    assert "all is well" not in shown
+    assert "states up to 64 KiB are in the index only" in shown
+    assert "0 came back" in shown
+    assert "all is well: 0 checkpoints" in run("check").stdout
+
+
+def test_check_says_where_the_data_is(run: Run, tmp_path: Path) -> None:
+    save(run, "small", 1)
+    assert "all is well: 1 checkpoint, with all data in the index" in run("check").stdout
+    (tmp_path / "big").write_bytes(os.urandom(300_000))
+    run("save", "train", "big", "--file", "big")
+    assert "2 checkpoints, with 1 chunk in packs (293 KiB read), other data in the index" in run("check").stdout
+    assert "(there, not read)" in run("check", "--quick").stdout
 
 
 def test_repair_needs_a_store(run: Run, store: Path) -> None:

@@ -4,6 +4,8 @@
 
 import json
 import os
+import socket
+import stat
 import zipfile
 from pathlib import Path
 
@@ -150,6 +152,57 @@ def test_restore_refuses_to_overwrite(run: Run, tmp_path: Path) -> None:
     assert json.loads(target.read_text()) == {"x": 1}
     assert sorted(os.listdir(tmp_path)) == ["out.json", "store"]
     run("restore", "train", "--to", "no/such/place", code=4)
+
+
+def test_only_files_are_replaced(run: Run, tmp_path: Path) -> None:
+    """As root, replacing /dev/null by a file would harm the whole machine."""
+    (tmp_path / "blob").write_bytes(b"content")
+    (tmp_path / "tree").mkdir()
+    save(run, "json", {"x": 1}, "json")
+    run("save", "file", "one", "--file", "blob")
+    run("save", "tree", "one", "--tree", "tree")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+        for job in ("json", "file", "tree"):
+            for target in ("socket", "tree/../socket", *(["tree"] if job != "tree" else ["blob"])):
+                assert "is not a " in run("restore", job, "--to", target, "--force", code=5).stderr
+        run("export", "json", "socket", "--force", code=5)
+        run("export", "json", "socket", "--force", "--format", "json", code=5)
+    assert stat.S_ISSOCK(os.stat("socket").st_mode)
+    run("export", "json", str(tmp_path / "store"), "--force", code=5)
+
+
+def test_streams_are_written_into(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"content")
+    run("save", "job", "file", "--file", "blob")
+    assert run("restore", "job", "--to", "/dev/stdout").stdout == "content"
+    assert run("restore", "job", "--to", "-").stdout == "content"
+    assert answer(run("restore", "job", "--to", "/dev/null", "--json"))["bytes"] == 7
+    run("export", "job", "/dev/null", "--format", "zip")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    os.mkfifo("fifo")
+    reader = os.open("fifo", os.O_RDONLY | os.O_NONBLOCK)
+    run("restore", "job", "--to", "fifo", "--force")
+    assert os.read(reader, 100) == b"content"
+    os.close(reader)
+    assert stat.S_ISFIFO(os.stat("fifo").st_mode)
+
+
+def test_a_state_of_one_tree_or_file_needs_no_path(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_text("alpha")
+    run("save", "job", "tree", "--tree", "tree")
+    run("restore", "job", "--to", "out")
+    assert (tmp_path / "out" / "a").read_text() == "alpha"
+    assert "--to DIR" in run("restore", "job", code=3).stderr
+    run("save", "job", "both", "--file", "tree/a", "-", data='{"step": 1}')
+    assert "only a, " in run("restore", "job", "--to", "a").stderr
+    assert (tmp_path / "a").read_text() == "alpha"
+    run("restore", "job", "--to", "a.json", code=3)
+    run("save", "job", "two", "--file", "tree/a", "--file", "b=tree/a")
+    run("restore", "job", "--to", "b", code=3)
+    for form in ("zip", "json"):
+        assert "export it to a directory" in run("export", "job~2", f"out.{form}", code=3).stderr
 
 
 def test_restore_answers_json(run: Run) -> None:

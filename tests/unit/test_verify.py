@@ -107,3 +107,14 @@ def test_damage_never_looks_like_a_fresh_start(tmp_path: Path, state: dict[str, 
 def test_a_job_that_does_not_exist_is_not_sound() -> None:
     with holdfast.open("memory:") as store, pytest.raises(holdfast.NotFound):
         store.verify("typo")
+
+
+def test_a_save_does_not_rest_on_a_pack_that_is_gone(tmp_path: Path, state: dict[str, object]) -> None:
+    place = tmp_path / "store"
+    with holdfast.open(place) as store:
+        first = store.save("job", "one", state)
+    only_pack(place).unlink()
+    with holdfast.open(place) as store:
+        second = store.save("job", "two", state)
+        assert store.load(second) == state
+        assert store.load(first) == state

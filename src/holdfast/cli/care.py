@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.chunks import INLINE_BYTES
 from holdfast.errors import Corrupted, NotFound
 
-from .naming import JobName
+from .naming import JobName, require_job
 from .progress import progress
 from .session import Session, emit, store_command
 from .tables import print_facts
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 @store_command(
     "check",
-    json_keys='{"ok": bool, "deep": bool, "checkpoints", "chunks", "bytes_read", "unused_packs", '
-    '"problems": [{subject, what, fix}], "corrupted": [IDs]}. Exit code 6 when something is wrong.',
+    json_keys='{"ok": bool, "deep": bool, "checkpoints", "chunks": in packs, "bytes_read": of these, "unused_packs", '
+    '"problems": [{subject, what, fix}], "corrupted": [IDs], "repaired": null or {checkpoints, from_packs, corrupted, '
+    "is_index_complete, old_index}}. Exit code 6 when something is wrong, or was lost with the old index.",
 )
 @click.argument("job", required=False, type=JobName())
 @click.option("--quick", is_flag=True, help="Only that everything named exists; do not read the bytes.")
@@ -32,21 +34,25 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
     """Read everything stored, of JOB or of the whole store, and prove it against its digests.
 
     Checkpoints that cannot be loaded are marked corrupted, so that restoring passes them over. With --repair
-    no other process may have the store open; the old index is kept beside the new one.
+    no other process may have the store open; the old index is kept beside the new one. States up to 64 KiB
+    are in the index only: those that the old one no longer gives are lost.
     """
     if repair and job:
         raise click.UsageError("--repair is for the whole store: leave JOB out")
     mended = _repair(session) if repair else None
     with session.open() as manager, progress("checking", unit="bytes") as report:
+        if job is not None:
+            require_job(manager, job)
         found = manager.verify(job, deep=not quick, progress=report)
+    is_whole = mended is None or mended.is_index_complete
     if session.as_json:
         repaired = None if mended is None else asdict(mended)
-        emit({"ok": found.is_ok, "deep": not quick, **asdict(found), "repaired": repaired})
+        emit({"ok": found.is_ok and is_whole, "deep": not quick, **asdict(found), "repaired": repaired})
     else:
         if mended is not None:
             _print_repair(mended)
-        _print_check(found, is_deep=not quick)
-    if not found.is_ok:
+        _print_check(found, is_deep=not quick, is_whole=is_whole)
+    if not (found.is_ok and is_whole):
         click.get_current_context().exit(Corrupted.exit_code)
 
 
@@ -71,24 +77,37 @@ def _print_repair(mended: RepairReport) -> None:
     packs = f", {mended.from_packs:,} of them known from packs only" if mended.from_packs else ""
     click.echo(f"{style('✓', 'good')} a new index with {count_of(mended.checkpoints, 'checkpoint')}{packs}")
     if not mended.is_index_complete:
-        what = "the old index could not be read to its end: small states may be missing"
-        click.echo(f"{style('!', 'warn')} {what}")
+        click.echo(f"{style('!', 'warn')} the old index could not be read to its end, so checkpoints may be missing:")
+        click.echo(
+            f"  states up to {size(INLINE_BYTES)} are in the index only, and those that could not be read are lost; "
+            f"larger ones are known to the packs, and {mended.from_packs:,} came back from there"
+        )
+        click.echo(style("  → if there is a copy of the store, compare holdfast jobs of both", "dim"))
     click.echo(style(f"  the old index is {safe(mended.old_index)}", "dim"))
 
 
-def _print_check(found: VerifyReport, *, is_deep: bool) -> None:
+def _print_check(found: VerifyReport, *, is_deep: bool, is_whole: bool) -> None:
     for problem in found.problems:
         click.echo(f"{style('✗', 'bad')} {safe(problem.subject)}: {safe(problem.what)}")
         click.echo(style(f"  → {safe(problem.fix)}", "dim"))
-    read = f", {size(found.bytes_read)} read" if is_deep else ""
-    counted = f"{count_of(found.checkpoints, 'checkpoint')}, {count_of(found.chunks, 'chunk')}{read}"
+    counted = _counted(found, is_deep=is_deep)
     if found.is_ok:
-        click.echo(f"{style('✓', 'good')} all is well: {counted}")
+        well = "all is well" if is_whole else "what is there now is whole"
+        click.echo(f"{style('✓', 'good')} {well}: {counted}")
     else:
         bad = count_of(len(found.corrupted), "checkpoint")
         click.echo(f"{count_of(len(found.problems), 'problem')}, {bad} cannot be loaded ({counted})")
     if found.unused_packs:
         click.echo(style(f"{count_of(found.unused_packs, 'pack')} nobody uses: holdfast gc removes them", "dim"))
+
+
+def _counted(found: VerifyReport, *, is_deep: bool) -> str:
+    """What was looked at. Data that the index holds itself is read and proved with its checkpoint, quick or not."""
+    checkpoints = count_of(found.checkpoints, "checkpoint")
+    if not found.chunks:
+        return f"{checkpoints}, with all data in the index" if found.checkpoints else checkpoints
+    packed = f"{size(found.bytes_read)} read" if is_deep else "there, not read"
+    return f"{checkpoints}, with {count_of(found.chunks, 'chunk')} in packs ({packed}), other data in the index"
 
 
 @store_command(

@@ -50,6 +50,8 @@ In state.json, what JSON has no words for is an object with a "$type", for examp
 A state without such objects comes back with:   holdfast save JOB STEP NNNNNN/state.json
 """
 
+AS_DIRECTORY = "export it to a directory: holdfast export JOB DIR, with --format dir if the name of DIR has a suffix"
+
 Parts = Iterable[bytes | memoryview]
 
 
@@ -63,7 +65,7 @@ class Sink:
         raise NotImplementedError
 
     def add_tree(self, name: str, tree: Tree, report: Report | None) -> None:
-        raise Validation("this job holds trees of files, which only go into a directory", hint="use --format dir")
+        raise Validation("this holds trees of files, which go into no zip file", hint=AS_DIRECTORY)
 
 
 class DirectorySink(Sink):
@@ -147,7 +149,7 @@ def _document(manager: CheckpointManager, checkpoints: list[Checkpoint]) -> dict
     exported = []
     for checkpoint in checkpoints:
         state = open_state(manager, checkpoint.id)
-        view = to_view(state.outline, with_content(state, MAX_INLINE_BYTES))
+        view = to_view(state.outline, with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
         exported.append({**checkpoint_json(checkpoint), "state": view})
     return {"format": FORMAT, "checkpoints": exported}
 

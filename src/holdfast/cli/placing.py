@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from holdfast.blobs.direct import sync_directory
+from holdfast.embedded import MARKER
 from holdfast.errors import Conflict, NotFound, storage_error
 
 
+def is_stream(target: Path) -> bool:
+    """Whether `target` is there to be written into, not to be replaced: a FIFO, stdout, or /dev/null."""
+    if str(target) == "/dev/stdout":
+        return True
+    try:
+        found = target.stat()
+        return stat.S_ISFIFO(found.st_mode) or os.path.samestat(found, os.stat(os.devnull))
+    except OSError:
+        return False
+
+
 def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool) -> int:
-    """Write a file durably under another name, then give it its own. Answers its size in bytes."""
+    """Write a file durably under another name, then give it its own. Answers its size in bytes.
+
+    Streams are written into. Anything else that is there and no regular file is a Conflict, also with `force`.
+    """
+    if is_stream(target):
+        with _os_errors("write", target), _Counted(io.FileIO(target, "w")) as stream:
+            write(stream)
+        return stream.count
+    refuse_other(target, stat.S_ISREG, "a regular file")
     _refuse_existing(target, force)
     with _os_errors("write", target):
         handle, draft = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
@@ -37,6 +59,9 @@ def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool
 @contextmanager
 def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
     """A new directory to fill, beside `target`; it becomes `target` when the block ends well."""
+    refuse_other(target, stat.S_ISDIR, "a directory")
+    if os.path.lexists(target / MARKER):
+        raise Conflict(f"{target} is a store", hint="choose another name")
     _refuse_existing(target, force)
     with _os_errors("write", target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +85,29 @@ def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
 def read_bytes(path: str) -> bytes:
     with _os_errors("read", Path(path)):
         return Path(path).read_bytes()
+
+
+def refuse_other(target: Path, fits: Callable[[int], bool], what: str) -> None:
+    """Conflict if there is something else at `target` than `what`: devices, sockets and the like are not replaced."""
+    try:
+        found = target.stat()
+    except OSError:
+        return  # nothing there, or nothing that can be reached: writing says which
+    if not fits(found.st_mode):
+        raise Conflict(f"{target} exists and is not {what}", hint="choose another name")
+
+
+class _Counted(io.BufferedWriter):
+    """A stream that knows how much was written to it; nobody can seek in it."""
+
+    count = 0
+
+    def write(self, data: Any, /) -> int:
+        self.count += len(memoryview(data).cast("B"))
+        return super().write(data)
+
+    def tell(self) -> int:
+        raise io.UnsupportedOperation("tell")
 
 
 def _refuse_existing(target: Path, force: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,17 +18,19 @@ from holdfast.files import File, FilesSummary, Tree
 from .naming import JobName, Ref, find
 from .npy import npy_header
 from .output import checkpoint_json
-from .placing import place_file
+from .placing import is_stream, place_file, refuse_other
 from .progress import progress
 from .session import Session, emit, store_command, to_json, write_all
-from .states import StoredState, inside, open_state, split_at_tree, to_view, with_content
-from .text import safe, size, style
+from .states import StoredState, files_in, inside, open_state, split_at_tree, to_view, with_content
+from .text import safe, size, style, with_article
 
 if TYPE_CHECKING:
     from holdfast.manager import CheckpointManager
     from holdfast.model import Checkpoint
 
 MAX_INLINE_BYTES = 64 << 20  # of arrays that may go into one JSON document
+_IN_PARTS = "restore a part with --path and --to; holdfast export writes all to a directory; holdfast show lists them"
+_SUFFIXES = {".json": "json", ".npy": "npy", ".bin": "raw", ".raw": "raw"}
 
 
 @store_command(
@@ -42,9 +46,11 @@ MAX_INLINE_BYTES = 64 << 20  # of arrays that may go into one JSON document
     "--format",
     "form",
     type=click.Choice(["json", "raw", "npy"]),
-    help="JSON, the bytes as they are, or an array as .npy.  [default: what fits]",
+    help="JSON, the bytes as they are, or an array as .npy.  [default: what fits, and for arrays the name of FILE]",
 )
-@click.option("--force", is_flag=True, help="Replace what is at the destination.")
+@click.option(
+    "--force", is_flag=True, help="Replace the file at the destination; in a directory, files of the same name."
+)
 def restore_command(
     session: Session, job: str, ref: str | None, to: str | None, path: str | None, form: str | None, force: bool
 ) -> None:
@@ -52,16 +58,19 @@ def restore_command(
 
     JSON goes to stdout or a file; byte strings and files as they are; arrays as .npy; trees of files to a
     directory. All are written whole or not at all. What JSON cannot say is written as {"$type": …}.
+    A state with one file or tree in it is restored as that.
     """
-    target = None if to in (None, "-") else Path(str(to))
+    target = None if to in (None, "-", "/dev/stdout") else Path(str(to))
     with session.open() as manager:
         state = open_state(manager, _chosen(manager, job, ref).id)
-        part, place, rest = split_at_tree(state.outline, path or "")
-        chosen = form or _fitting(part, rest)
         if session.as_json and target is None:
-            view = to_view(inside(state.outline, path or ""), with_content(state, MAX_INLINE_BYTES))
+            view = to_view(inside(state.outline, path or ""), with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS))
             emit({"checkpoint": checkpoint_json(state.checkpoint), "path": path or "", "state": view})
             return
+        if path is None and form is None:
+            path = _only_files(state.outline, target)
+        part, place, rest = split_at_tree(state.outline, path or "")
+        chosen = form or _fitting(part, rest, "" if target is None else target.suffix.lower())
         if isinstance(part, FilesSummary) and chosen in ("raw", "tree"):
             size_bytes = _restore_files(state.files_at(place), rest, target, force=force)
         else:
@@ -86,15 +95,30 @@ def _chosen(manager: CheckpointManager, job: str, ref: str | None) -> Checkpoint
     return found
 
 
-def _fitting(part: object, rest: str) -> str:
-    """The format a part is restored in when none is asked for."""
+def _only_files(outline: object, target: Path | None) -> str | None:
+    """Where the one file or tree of a state is, if that is what can be restored: JSON has no words for it.
+
+    Other values of the state are left out only where a place for files is given, and then that is said.
+    """
+    found = list(islice(files_in(outline), 2))
+    is_alone = isinstance(outline, FilesSummary) or (isinstance(outline, dict) and len(outline) == 1)
+    if len(found) != 1 or not (is_alone or (target is not None and target.suffix.lower() != ".json")):
+        return None
+    ((path, _),) = found
+    if not is_alone:
+        click.echo(style(f"only {safe(path)}, which is files; --format json or --path for the rest", "dim"), err=True)
+    return path
+
+
+def _fitting(part: object, rest: str, suffix: str) -> str:
+    """The format a part is restored in when none is asked for; `suffix` is that of the file it goes to."""
     if isinstance(part, FilesSummary):
         return "tree" if part.kind == "Tree" and not rest else "raw"
-    if isinstance(part, bytes):
+    if isinstance(part, bytes) or getattr(part, "kind", "") in ("bytes", "bytearray"):
         return "raw"
     if isinstance(part, BufferSummary) and part.kind != "numpy scalar":
-        return "npy" if npy_header(part) else "raw"
-    return "json"
+        return _SUFFIXES.get(suffix) or ("npy" if npy_header(part) else "raw")
+    return "npy" if suffix == ".npy" else "json"  # which is refused
 
 
 def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force: bool) -> int:
@@ -102,10 +126,12 @@ def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force:
     if isinstance(files, Tree) and not rest:
         if target is None:
             raise Validation("a tree of files needs a directory", hint="give --to DIR, or --path to one of its files")
+        refuse_other(target, stat.S_ISDIR, "a directory")
         with progress("restoring", unit="bytes") as report:
             files.write_to(target, overwrite=force, progress=report)
         return files.size_bytes
-    if isinstance(files, File) and target is not None:
+    if isinstance(files, File) and target is not None and not is_stream(target):
+        refuse_other(target, stat.S_ISREG, "a regular file")
         with progress("restoring", unit="bytes") as report:
             files.write_to(target, overwrite=force, progress=report)
         return files.size_bytes
@@ -120,18 +146,20 @@ def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force:
 def _writer(state: StoredState, part: object, form: str) -> Callable[[BinaryIO], object]:
     """What writes the part; everything that may fail for another reason than the disk has been done before."""
     if form == "json":
-        view = to_view(part, with_content(state, MAX_INLINE_BYTES))
+        view = to_view(part, with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS))
         return lambda file: write_all(file, to_json(view).encode() + b"\n")
     if isinstance(part, bytes) and form == "raw":
         return lambda file: write_all(file, part)
     if not isinstance(part, BufferSummary):
         raise Validation(
-            f"a {type(part).__name__} cannot be restored as {form}",
+            f"{with_article(type(part).__name__)} cannot be restored as {form}",
             hint="name an array or a byte string with --path, or use --format json",
         )
     header = npy_header(part) if form == "npy" else b""
     if header is None:
-        raise Validation(f"a {part.kind} of {part.dtype} has no form in .npy files", hint="use --format raw")
+        raise Validation(
+            f"{with_article(part.kind)} of {part.dtype} has no form in .npy files", hint="use --format raw"
+        )
     data = state.bytes_of(part)
 
     def write(file: BinaryIO) -> None:

@@ -190,7 +190,7 @@ def to_view(value: object, fields_of: BufferFields = _nothing) -> object:
     return _ViewWithBuffers(None, None, fields_of).show(value)
 
 
-def with_content(state: StoredState, limit_bytes: int) -> BufferFields:
+def with_content(state: StoredState, limit_bytes: int, *, hint: str) -> BufferFields:
     """Arrays and byte strings with their content, as base64, up to a limit for all of them together."""
     room = limit_bytes
 
@@ -201,7 +201,7 @@ def with_content(state: StoredState, limit_bytes: int) -> BufferFields:
             what = "files" if isinstance(summary, FilesSummary) else f"more than {limit_bytes >> 20} MiB of arrays"
             raise Validation(
                 f"this state holds {what}, which do not go into JSON",
-                hint="restore a part with --path and --to; holdfast export writes files; holdfast show leaves them out",
+                hint=hint,
             )
         data = base64.b64encode(state.bytes_of(summary)).decode()
         is_fortran = isinstance(summary, ArraySummary) and summary.is_fortran

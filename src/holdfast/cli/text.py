@@ -144,6 +144,10 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def with_article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
+
+
 def age(moment: datetime, now: datetime | None = None) -> str:
     """How long ago; a date for what is older than two months."""
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()

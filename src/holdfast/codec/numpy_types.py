@@ -150,7 +150,9 @@ def _array_target(payload: bytes, ctx: DecodeContext, own: Array) -> tuple[int |
     dtype = _restore_dtype(stored)
     if own.shape != shape or not _is_same(own.dtype, dtype):
         raise Problem(
-            f"the target is {own.dtype} {list(own.shape)}, what was saved is {dtype} {list(shape)}", error=Validation
+            f"the target is {own.dtype} {list(own.shape)}, what was saved is {dtype} {list(shape)}",
+            "give a target of that form, or load without into=",
+            Validation,
         )
     fits = own.flags.c_contiguous if order == "C" else own.flags.f_contiguous
     if not fits or not own.flags.writeable:

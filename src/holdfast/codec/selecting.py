@@ -17,6 +17,8 @@ from .unpacking import Unpacker, name_of
 
 _DROPPED = object()
 
+_FIT = "give a target of that form, or load without into="
+
 
 class Selection:
     """The branches of a raw tree whose '/'-joined paths match any of some glob patterns."""
@@ -103,12 +105,12 @@ class Placement:
                 return self._unpacker.build(raw[0], head, self._lift_items(children, own, depth), depth)
             if (shape is Shape.PAIRS and isinstance(own, dict)) or raw[0] == Tag.FIELDS:
                 return self._lift_pairs(raw, own, depth)
-        raise Problem(f"the target is a {qualified(type(own))}, what was saved is not", "", Validation)
+        raise Problem(f"the target is a {qualified(type(own))}, what was saved is not", _FIT, Validation)
 
     def _place(self, raw: Raw, own: Any, kind: Leaf, depth: int) -> Any:
         if type(raw) is not tuple or raw[0] != kind.tag:
             saved = name_of(raw[0]) if type(raw) is tuple else type(raw).__name__
-            raise Problem(f"the target is a {qualified(type(own))}, what was saved is a {saved}", "", Validation)
+            raise Problem(f"the target is a {qualified(type(own))}, what was saved is a {saved}", _FIT, Validation)
         reference, view = self._unpacker.call(kind.tag, kind.target, raw[1], depth, own)
         if self._targets is not None:
             if type(reference) is int:

@@ -87,7 +87,8 @@ def _tensor_target(payload: bytes, ctx: DecodeContext, own: Any) -> tuple[int | 
     if tuple(own.shape) != shape or own.dtype is not _dtype(name):
         raise Problem(
             f"the target is {own.dtype} {list(own.shape)}, what was saved is torch.{name} {list(shape)}",
-            error=Validation,
+            "give a target of that form, or load without into=",
+            Validation,
         )
     if own.device.type != "cpu" or own.layout is not torch.strided or not own.is_contiguous():
         raise Problem("the target tensor is not contiguous in main memory", "use .contiguous()", Validation)

@@ -1,0 +1,1 @@
+"""Holdfast inside other frameworks. Each needs its extra: `pip install holdfast[langgraph]`."""

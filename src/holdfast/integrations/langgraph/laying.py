@@ -1,0 +1,240 @@
+"""How a LangGraph checkpoint becomes a parted tree, and what of it is remembered for the next one.
+
+A channel that holds a list is a run of its items; a long value is cut. What was saved last is remembered, encoded and
+as a copy nobody else has, so that the next save encodes only the items that are new or were changed in place, and the
+next load of the same digest decodes nothing. Comparing is strict: 1, 1.0 and True differ.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import codec
+from holdfast.rope import PartedTree, Piece
+
+from . import types
+
+SMALL_BYTES = 256  # less stays in the manifest
+PIECE_BYTES = 896  # fits into a row of SQLite's index without a page of its own
+LARGE_BYTES = 8192  # from here on pieces of LARGE_PIECE_BYTES: fewer rows, and pages fill anyway
+LARGE_PIECE_BYTES = 16384
+STREAM_BYTES = 1 << 20  # values beyond are for the store's own streams
+
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class NeedsStreams(Exception):
+    """The state holds arrays, files or other large values, which are better kept as the store does it."""
+
+
+class Item:
+    """One item of a list: encoded, cut, and a copy to compare with and to hand out copies of."""
+
+    __slots__ = ("_copy", "data", "segments")
+
+    def __init__(self, value: object) -> None:
+        self.data = encode(value)
+        self.segments = cut(self.data, value)
+        self._copy = decode(self.data) if _is_copyable(value) else _NO_COPY
+
+    def is_of(self, value: object) -> bool:
+        """Whether `value` would be encoded as this item was."""
+        return self._copy is not _NO_COPY and _same(self._copy, value)
+
+    def value(self) -> object:
+        """The value, shared with nobody."""
+        return decode(self.data) if self._copy is _NO_COPY else _copy(self._copy)
+
+
+_NO_COPY = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """The value of a channel, laid out: a list by its items, anything else by its bytes."""
+
+    items: Sequence[Item] | None
+    data: bytes = b""
+    segments: Sequence[bytes | Piece] = ()
+
+    def value(self) -> object:
+        return decode(self.data) if self.items is None else [item.value() for item in self.items]
+
+
+def lay_channel(value: Any, earlier: Channel | None = None) -> Channel:
+    """Lay a value out, with what it has in common with an earlier one at the same place."""
+    if type(value) is not list:
+        data = encode(value)
+        return Channel(None, data, cut(data, value))
+    known = earlier.items if earlier is not None and earlier.items is not None else ()
+    same = [old if old.is_of(new) else Item(new) for old, new in zip(known, value, strict=False)]
+    return Channel([*same, *(Item(new) for new in value[len(same) :])])
+
+
+def lay_tree(head: bytes, channels: Mapping[str, Channel], names: tuple[str, str]) -> PartedTree:
+    """{names[0]: head, names[1]: {channel: value}} as a tree in parts."""
+    parts: list[bytes | list[Piece]] = []
+    plain = _map(2) + encode(names[0]) + head + encode(names[1]) + _map(len(channels))
+    for name, channel in channels.items():
+        plain += encode(name)
+        if channel.items is None:
+            run, rest = _group(plain, channel.segments)
+        else:
+            segments = (segment for item in channel.items for segment in item.segments)
+            run, rest = _group(plain + _array(len(channel.items)), segments)
+        if run:
+            parts += [*run]
+        plain = rest
+    return PartedTree([*parts, plain] if plain else parts)
+
+
+def _group(before: bytes, segments: Iterable[bytes | Piece]) -> tuple[list[bytes | list[Piece]], bytes]:
+    """The parts of a value behind `before`: small segments are joined, what is left over at the end is answered too."""
+    run: list[Piece] = []
+    small = b""
+    is_first = True
+    for segment in segments:
+        if isinstance(segment, bytes):
+            small += segment
+            if len(small) < SMALL_BYTES:
+                continue
+            segment, small = Piece(small), b""
+        if is_first:
+            before, small, is_first = before + small, b"", False
+        elif small:
+            run.append(Piece(small))
+            small = b""
+        run.append(segment)
+    return ([before, run], small) if run else ([], before + small)
+
+
+def cut(data: bytes, value: object) -> list[bytes | Piece]:
+    """The encoding of a value in segments: long texts become pieces, so that whoever has the same text shares them."""
+    if len(data) < SMALL_BYTES:
+        return [data]
+    segments: list[bytes | Piece] = []
+    start = 0
+    for text in _texts(value):
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        begin = data.find(raw, start)
+        if begin >= 0:
+            segments += [data[start:begin], *_pieces(raw)]
+            start = begin + len(raw)
+    rest = data[start:]
+    return [*segments, *(_pieces(rest) if len(rest) >= SMALL_BYTES else [rest])]
+
+
+def _pieces(data: bytes) -> list[Piece]:
+    size = PIECE_BYTES if len(data) <= LARGE_BYTES else LARGE_PIECE_BYTES
+    return [Piece(data[start : start + size]) for start in range(0, len(data), size)]
+
+
+def _texts(value: Any) -> Iterator[str | bytes]:
+    """Long texts of a value, in the order of its encoding."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        if len(value) >= SMALL_BYTES:
+            yield value
+    elif kind is dict:
+        for item in value.values():
+            yield from _texts(item)
+    elif kind is list or kind is tuple:
+        for item in value:
+            yield from _texts(item)
+    elif kind in types.message_classes:
+        yield from _texts(value.content)
+
+
+def encode(value: object) -> bytes:
+    """`value` as it stands in a tree, at most three levels deep there: one byte for each goes again."""
+    encoded = codec.encode([[[value]]], out_of_band_bytes=STREAM_BYTES)
+    if encoded.buffers or len(encoded.tree) > STREAM_BYTES:
+        raise NeedsStreams
+    return encoded.tree[3:]
+
+
+def decode(data: bytes) -> Any:
+    return codec.decode(data, _no_buffer)
+
+
+def _no_buffer(number: int) -> bytes:
+    raise NeedsStreams
+
+
+def _map(size: int) -> bytes:
+    return bytes([0x80 | size]) if size < 16 else struct.pack(">BI", 0xDF, size)
+
+
+def _array(size: int) -> bytes:
+    return bytes([0x90 | size]) if size < 16 else struct.pack(">BI", 0xDD, size)
+
+
+# --- copies ---
+
+
+def _is_copyable(value: Any) -> bool:
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_copyable, value.values()))
+    if kind is list or kind is tuple:
+        return all(map(_is_copyable, value))
+    if kind in types.message_classes:
+        return _is_copyable(value.__dict__) and _is_copyable(value.__pydantic_extra__)
+    return False
+
+
+def _copy(value: Any) -> Any:
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {key: item if type(item) in _ATOMS else _copy(item) for key, item in value.items()}
+    if kind is list:
+        return [_copy(item) for item in value]
+    if kind is tuple:
+        return tuple(_copy(item) for item in value)
+    extra = value.__pydantic_extra__
+    was_set = set(value.__pydantic_fields_set__)
+    return types.made(kind, _copy(value.__dict__), was_set, None if extra is None else _copy(extra))
+
+
+def _same(ours: Any, other: Any) -> bool:
+    """Equal in type and value, all the way down."""
+    kind = type(ours)
+    if kind is not type(other):
+        return False
+    if kind in _ATOMS:
+        return bool(ours == other) and (kind is not float or repr(ours) == repr(other))
+    if kind is dict:
+        if len(ours) != len(other):
+            return False
+        for (key, item), (other_key, other_item) in zip(ours.items(), other.items(), strict=True):
+            if key != other_key or type(other_key) is not str:
+                return False
+            if item is not other_item and not _same(item, other_item):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        return len(ours) == len(other) and all(map(_same, ours, other))
+    return (
+        _same_fields(ours.__dict__, other.__dict__)
+        and ours.__pydantic_fields_set__ == other.__pydantic_fields_set__
+        and _same(ours.__pydantic_extra__ or None, other.__pydantic_extra__ or None)
+        and other.__pydantic_private__ is None
+    )
+
+
+def _same_fields(ours: dict[str, Any], other: dict[str, Any]) -> bool:
+    """As `_same`, for fields, whose order means nothing."""
+    if len(ours) != len(other):
+        return False
+    for name, value in ours.items():
+        found = other.get(name, _NO_COPY)
+        if value is not found and not _same(value, found):
+            return False
+    return True

@@ -1,0 +1,68 @@
+"""What a saver remembers of its threads: the checkpoints it has seen last, and from where they may be continued."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .laying import Channel
+
+MOST_CHECKPOINTS = 128
+MOST_VIEWS = 4096
+_MOST_READERS = 16
+
+Key = tuple[str, str | None]  # job, LangGraph's checkpoint ID; None: before the first
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A checkpoint as it was saved: valid for as long as the store has the same digest for it."""
+
+    digest: str
+    head: bytes
+    channels: Mapping[str, Channel]
+    versions: Mapping[str, object]
+
+
+class Memory:
+    """Bounded; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._laid: OrderedDict[Key, Laid] = OrderedDict()
+        self._views: OrderedDict[Key, list[int]] = OrderedDict()
+
+    def laid(self, key: Key) -> Laid | None:
+        with self._lock:
+            return self._laid.get(key)
+
+    def keep(self, key: Key, laid: Laid) -> None:
+        with self._lock:
+            self._laid[key] = laid
+            self._laid.move_to_end(key)
+            while len(self._laid) > MOST_CHECKPOINTS:
+                self._laid.popitem(last=False)
+
+    def saw(self, key: Key, newest: int) -> None:
+        """Somebody was given this checkpoint while `newest` was the number of the thread's newest."""
+        with self._lock:
+            views = self._views.setdefault(key, [])
+            views.append(newest)
+            del views[:-_MOST_READERS]
+            self._views.move_to_end(key)
+            while len(self._views) > MOST_VIEWS:
+                self._views.popitem(last=False)
+
+    def continues(self, key: Key) -> int | None:
+        """The newest number known to whoever now continues this checkpoint; None when nobody was given it."""
+        with self._lock:
+            views = self._views.get(key)
+            return views.pop() if views else None
+
+    def forget(self, job: str) -> None:
+        with self._lock:
+            for kept in (self._laid, self._views):
+                for key in [key for key in kept if key[0] == job]:
+                    del kept[key]
