@@ -58,7 +58,7 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
         if not (path / MARKER).is_file():
             if not create:
                 raise NotFound(f"there is no store at {path}", hint="check --store or $HOLDFAST_STORE")
-            _refuse_foreign(path)
+            refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
             _refuse_network(path)
             with locked(path):
@@ -144,7 +144,7 @@ def _sync_names(path: Path) -> None:
             return  # nobody who may not read it has made it
 
 
-def _refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path) -> None:
     """A directory with other things in it is left alone. What an interrupted creation left behind is ours."""
     if not path.exists():
         return
