@@ -1,4 +1,4 @@
-"""python -m benchmarks store [row …] [--quick] [--json FILE]"""
+"""python -m benchmarks store|pipelines [row …] [--quick] [--json FILE]"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import arrays, history, memory, small_saves, startup, trees
+from . import arrays, history, memory, pipelines, small_saves, startup, trees
 from .harness import Bench, Missing, Row, log, table, write_json
 
 Rows = dict[str, Callable[[Bench], list[Row]]]
@@ -26,13 +26,14 @@ STORE: Rows = {
     "memory": memory.run,
     "startup": startup.run,
 }
-SUITES = {"store": STORE}
+PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps}
+SUITES = {"store": STORE, "pipelines": PIPELINES}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench", description="Measure Holdfast against its peers.")
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {', '.join(STORE)}")
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {', '.join([*STORE, *PIPELINES])}")
     parser.add_argument("--quick", action="store_true", help="an eighth of the size, fewer rounds: for a first look")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (7; 3 when quick)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")

@@ -380,7 +380,8 @@ class Store:
                     wanted.append((entry, scratch))
                 start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
                 copies.append((target[start:stop], scratch[start - inside : stop - inside]))
-        self.reader.read(wanted, of=checkpoint.id)
+        if wanted:
+            self.reader.read(wanted, of=checkpoint.id)
         for into, source in copies:
             into[:] = source
         while recent is not None and len(recent) > _RECENT_CHUNKS:

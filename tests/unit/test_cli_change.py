@@ -37,6 +37,8 @@ def test_copy(run: Run) -> None:
         save(run, f"s{n}", n)
     copied = answer(run("copy", "train", "again", "--json"))
     assert [c["job"] for c in copied["checkpoints"]] == ["again"] * 3
+    assert copied["copied"] == 3
+    assert "0 checkpoints of train copied to again; 3 were there already" in run("copy", "train", "again").stdout
     assert json.loads(run("restore", "again").stdout) == 2
     run("copy", "train", "train", code=5)
     run("copy", "nobody", "x", code=4)
@@ -63,7 +65,8 @@ def test_cleanup_stores_a_policy(run: Run) -> None:
     for n in range(3):
         save(run, f"s{n}", n)
     run("cleanup", "train", code=2)
-    run("cleanup", "train", "--keep-last", "1", "--min-per-level", "step=2", "--set")
+    stored = answer(run("cleanup", "train", "--keep-last", "1", "--min-per-level", "step=2", "--set", "--json"))
+    assert stored.keys() == {"job", "policy", "applied", "delete", "keep", "frees_bytes"}
     assert answer(run("jobs", "--json"))["jobs"][0]["retention"] == {"keep_last": 1, "min_per_level": {"step": 2}}
     assert [c["seq"] for c in answer(run("cleanup", "train", "--json"))["delete"]] == [1]
     assert answer(run("cleanup", "train", "--unset", "--json")) == {"job": "train", "policy": None}

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import holdfast
 from holdfast import CheckpointManager
 from holdfast.cli import cli
+from holdfast.cli.failures import IN_OUR_WORDS
 from tests.unit.test_cli import Run, answer, run, save, store  # noqa: F401 - fixtures
 
 READS = [
@@ -77,7 +78,7 @@ def test_every_error_has_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch
 
     save(run, "one", 1)
     every = kinds(holdfast.CheckpointError)
-    assert {kind.exit_code for kind in every} == {1, 3, 4, 5, 6, 7, 8}
+    assert {kind.exit_code for kind in every} == {1, 3, 4, 5, 6, 7, 8, 9}
     for kind in every:
         error = kind("it failed\x1b[2J", hint="do this")
         monkeypatch.setattr(CheckpointManager, "list", lambda *_, failure=error, **__: (_ for _ in ()).throw(failure))
@@ -105,3 +106,37 @@ def test_ctrl_c_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, "one", 1)
     monkeypatch.setattr(CheckpointManager, "list", interrupt)
     assert run("list", "train", code=130).stderr.strip() == "interrupted"
+
+
+def test_hints_speak_of_options(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_text("alpha")
+    run("save", "job", "tree", "--tree", "tree")
+    run("save", "file", "file", "--file", "tree/a")
+    for words, option in (
+        (("restore", "job", "--to", "tree"), "--force"),
+        (("restore", "file", "--to", "tree/a"), "--force"),
+        (("save", "job", "x", "--file", "tree"), "--tree"),
+        (("save", "job", "x", "--tree", "tree/a"), "--file"),
+        (("save", "job", "x" * 2000, "--tree", "tree"), "--metadata"),
+        (("save", "job", "x", "--tree", "tree", "--tag", "t=" + "x" * 2000), "--metadata"),
+    ):
+        result = CliRunner().invoke(cli, words)
+        hint = result.stderr.partition(" hint: ")[2]
+        assert option in hint, words
+        assert "=True" not in hint
+        assert "holdfast." not in hint
+
+
+def test_translated_words_are_still_said() -> None:
+    source = Path(holdfast.__file__).parent
+    said = "".join(file.read_text() for file in source.rglob("*.py") if "cli" not in file.parts)
+    for theirs in IN_OUR_WORDS:
+        assert theirs.replace("another 0 s", "another {left_s:.0f} s") in said, theirs
+
+
+def test_a_job_of_damaged_checkpoints_is_not_missing(run: Run) -> None:
+    saved = save(run, "one", 1)
+    with CheckpointManager() as manager:
+        manager.set_status(saved, "corrupted")
+    assert "marked as damaged" in run("restore", "train", code=6).stderr

@@ -157,7 +157,7 @@ def test_check_and_gc(run: Run, tmp_path: Path) -> None:
     assert found["bytes_read"] >= 3_000_000
     assert "all is well" in run("check", "--quick").stdout
     assert "all is well" in run("check", "train").stdout
-    assert "there is no job trian" in run("check", "trian", code=4).stderr
+    assert "job trian not found" in run("check", "trian", code=4).stderr
     run("delete", "train", saved)
     freed = answer(run("gc", "--json"))
     assert freed["chunks_removed"] >= 1
@@ -200,6 +200,15 @@ def test_doctor(run: Run, store: Path) -> None:
     assert "format 1, 1 job, 1 checkpoint" in shown
     assert sorted(os.listdir(store.parent)) == ["store"]
     assert not [name for name in os.listdir(store) if "doctor" in name]
+
+
+def test_doctor_leaves_foreign_places_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    monkeypatch.setattr("holdfast.cli.disk.measure_sync", lambda _: pytest.fail("written"))
+    for place in ("mine", "mine/file"):
+        found = json.loads(run("doctor", "--store", place, "--json", code=7).stdout)["findings"]
+        assert [f["what"].endswith("it cannot become one") for f in found if f["status"] == "bad"] == [True]
 
 
 def test_repair_makes_a_new_index(run: Run, store: Path, tmp_path: Path) -> None:
@@ -251,3 +260,9 @@ def test_long_runs_of_items_are_shown_together(run: Run) -> None:
     save(run, "one", {"losses": [1, 2]})
     save(run, "two", {"losses": list(range(1, 50))})
     assert "+ losses/2…48  47 items: 3, 4, 5, 6, 7, 8, …" in run("diff", "train~1", "train").stdout
+
+
+def test_long_texts_are_shown_in_part(run: Run) -> None:
+    save(run, "one", {})
+    save(run, "two", {"text": "word " * 100})
+    assert f"+ text  {('word ' * 20)!r}… · 500 characters" in run("diff", "train~1", "train").stdout

@@ -153,6 +153,18 @@ def test_tables_fit_the_terminal(environment: dict[str, str], columns: int) -> N
             assert saved in "".join(line.strip() for line in lines)
 
 
+def test_long_ids_leave_room_for_the_rest(environment: dict[str, str]) -> None:
+    with CheckpointManager(environment["HOLDFAST_STORE"]) as manager:
+        for n in range(3):
+            manager.save("job", f"{n} " + "long " * 30, n)
+    shown = on_a_terminal(["list", "job", "--limit", "2"], {**environment, "NO_COLOR": "1"})
+    assert [word for word in ("ID", "#", "STEP", "AGE") if word in shown.split()] == ["ID", "#", "STEP", "AGE"]
+    assert "  1 long long" in shown
+    assert "s ago" in shown or "now" in shown
+    assert "there are older ones: --before 2" in shown
+    assert "older ones" not in on_a_terminal(["list", "job", "--limit", "3"], environment)
+
+
 def test_colours_only_on_a_terminal(environment: dict[str, str]) -> None:
     fill(environment, 2)
     assert "\x1b[" in on_a_terminal(["list", "job"], environment)

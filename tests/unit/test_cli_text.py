@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cli.tables import Column, facts_layout, layout
-from holdfast.cli.text import age, clip, count_of, pieces, safe, size, width_of
+from holdfast.cli.text import age, clip, count_of, pieces, safe, size, width_of, with_article
 
 ESCAPES = [
     "\x1b[2J",
@@ -86,6 +86,14 @@ def test_ages(past: timedelta, shown: str) -> None:
 def test_counts_have_their_plural() -> None:
     assert count_of(1, "job") == "1 job"
     assert count_of(2000, "job") == "2,000 jobs"
+
+
+def test_nouns_have_their_article() -> None:
+    assert (with_article("dict"), with_article("OrderedDict"), with_article("int")) == (
+        "a dict",
+        "an OrderedDict",
+        "an int",
+    )
 
 
 COLUMNS = (

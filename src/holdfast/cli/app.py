@@ -156,7 +156,8 @@ cli = Commands(
     help=_remember.__doc__,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="holdfast COMMAND --help explains a command. Exit codes: 0 done, 2 wrong usage, 3 invalid input, "
-    "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 130 interrupted, 1 anything else.",
+    "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 9 out of time, 75 paused, 130 interrupted, "
+    "1 anything else.",
 )
 
 

@@ -10,7 +10,7 @@ import click
 from holdfast.chunks import INLINE_BYTES
 from holdfast.errors import Corrupted, NotFound
 
-from .naming import JobName, require_job
+from .naming import JobName
 from .progress import progress
 from .session import Session, emit, store_command
 from .tables import print_facts
@@ -41,8 +41,6 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
         raise click.UsageError("--repair is for the whole store: leave JOB out")
     mended = _repair(session) if repair else None
     with session.open() as manager, progress("checking", unit="bytes") as report:
-        if job is not None:
-            require_job(manager, job)
         found = manager.verify(job, deep=not quick, progress=report)
     is_whole = mended is None or mended.is_index_complete
     if session.as_json:

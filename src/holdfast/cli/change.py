@@ -47,7 +47,7 @@ def pin_command(session: Session, ref: str, off: bool) -> None:
         click.echo(f"{style(changed.id, 'id')}  {'pinned' if changed.is_pinned else 'no longer pinned'}")
 
 
-@store_command("copy", json_keys='{"job": NEW, "checkpoints": [as in list]}')
+@store_command("copy", json_keys='{"job": NEW, "checkpoints": [as in list], "copied": how many are new}')
 @click.argument("job", type=JobName())
 @click.argument("new")
 def copy_command(session: Session, job: str, new: str) -> None:
@@ -62,12 +62,15 @@ def copy_command(session: Session, job: str, new: str) -> None:
             copied = job_named(manager, new)
             return min(copied.checkpoints if copied else 0, total), total
 
+        known = {c.id for c in manager.list(new)}
         with progress(f"copying {job}", unit="checkpoints") as report, watched(report, look):
             copies = manager.copy(job, new)
+        copied = sum(c.id not in known for c in copies)
     if session.as_json:
-        emit({"job": new, "checkpoints": [checkpoint_json(c) for c in copies]})
+        emit({"job": new, "checkpoints": [checkpoint_json(c) for c in copies], "copied": copied})
     else:
-        click.echo(f"{count_of(len(copies), 'checkpoint')} of {job} copied to {style(new, 'id')}")
+        there = f"; {len(copies) - copied:,} were there already" if copied < len(copies) else ""
+        click.echo(f"{count_of(copied, 'checkpoint')} of {job} copied to {style(new, 'id')}{there}")
 
 
 @store_command("delete", json_keys='{"job": …, "deleted": [IDs]}')

@@ -26,7 +26,7 @@ _SHOWN = 40  # rows of a plan on screen; --json has all
 @store_command(
     "cleanup",
     json_keys='{"job": … or null, "policy": {…}, "applied": bool, "delete": [as in list], '
-    '"keep": [as in list, with "reasons"], "frees_bytes": …}; with --set and --unset: {"job", "policy"}.',
+    '"keep": [as in list, with "reasons"], "frees_bytes": …}; with --unset only {"job", "policy": null}.',
 )
 @click.argument("job", required=False, type=JobName())
 @click.option("--all-jobs", is_flag=True, help="Every job instead of one.")

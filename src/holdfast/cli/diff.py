@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SIGNS = {"added": ("+", "good"), "removed": ("-", "bad"), "changed": ("~", "warn"), "type_changed": ("~", "warn")}
 _SHOWN_FILES = 50
+_SHOWN_CHARACTERS = 100
 _LINE_LOOKS = {"+": "good", "-": "bad", "@": "type"}
 
 
@@ -178,6 +179,8 @@ def _print_change(change: Change, names: int, width: int | None) -> None:
         return
     if isinstance(change.detail, ArrayDelta):
         detail = f"{_value(change.new)}: {change.detail}"
+        if change.detail.bytes_changed == 1:
+            detail = detail.replace("1 bytes differ", "1 byte differs")
     elif str(change.kind) == "added":
         detail = _value(change.new)
     elif str(change.kind) == "removed":
@@ -191,13 +194,18 @@ def _print_change(change: Change, names: int, width: int | None) -> None:
         click.echo(f"{style(head, look)}  {detail}")
         return
     click.echo(style(clip(head.rstrip(), width), look))
-    for line in islice(pieces(detail, width - 4), 4):
+    lines = list(islice(pieces(detail, width - 4), 5))
+    for line in lines[:3] if len(lines) > 4 else lines:
         click.echo(f"    {line}")
+    if len(lines) > 4:
+        click.echo(f"    {clip(lines[3] + ' …', width - 4)}")
 
 
 def _value(value: object) -> str:
     from .tree import describe
 
+    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
+        return f"{value[:_SHOWN_CHARACTERS]!r}… · {count_of(len(value), 'character')}"
     return describe(value)[0]
 
 

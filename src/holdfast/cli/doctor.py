@@ -40,7 +40,7 @@ def doctor_command(session: Session) -> None:
     Writes and removes a small test file beside the store's files; changes nothing else.
     """
     where = session.directory()
-    findings = [*_machine(), *_disk(where), *_store(session, where)]
+    findings = [*_machine(), *(_foreign(where) or [*_disk(where), *_store(session, where)])]
     is_ok = all(finding.status != "bad" for finding in findings)
     if session.as_json:
         emit({"ok": is_ok, "store": str(where), "findings": [asdict(finding) for finding in findings]})
@@ -177,6 +177,21 @@ def _space(place: Path) -> Iterator[Finding]:
 
 
 # --- the store ---
+
+
+def _foreign(where: Path) -> list[Finding]:
+    """A place that is no store and cannot become one is left alone: nothing is tried there."""
+    from holdfast.embedded import MARKER, refuse_foreign
+    from holdfast.errors import NotAStore
+
+    try:
+        if not (where / MARKER).is_file():
+            refuse_foreign(where)
+    except NotAStore as error:
+        return [Finding("store", "bad", f"{error.message}: it cannot become one", error.hint)]
+    except OSError as error:
+        return [Finding("store", "bad", f"{where} cannot be read: {error.strerror}", "check its owner and mode")]
+    return []
 
 
 def _store(session: Session, where: Path) -> Iterator[Finding]:

@@ -7,9 +7,23 @@ import sys
 
 import click
 
-from .text import safe, style
+from .text import columns, pieces, safe, style
 
 USAGE, INTERRUPTED = 2, 130
+
+# What errors say to who writes Python, and how that is said here.
+IN_OUR_WORDS = {
+    "choose another destination, or pass overwrite=True": "choose another destination, or --force to replace it",
+    "or pass overwrite=True to replace what has the same name": "or --force to replace what has the same name",
+    "exclude it, or leave out all such files with skip_special=True": "leave it out with --exclude NAME",
+    "exclude it, or accept that with allow_changing=True": "or leave it out with --exclude NAME",
+    "use holdfast.File for a single file": "use --file for a single file",
+    "use holdfast.Tree for a directory": "use --tree for a directory",
+    "put details into metadata=": "put details into --metadata",
+    "larger data belongs into metadata=": "larger data belongs into --metadata",
+    "convert it with str(), or put it into metadata=": "shorten it, or put it into --metadata",
+    "for another 0 s": "for less than a second",
+}
 
 
 def report_failure(error: BaseException, *, as_json: bool) -> int:
@@ -25,9 +39,9 @@ def report_failure(error: BaseException, *, as_json: bool) -> int:
         elif code == "interrupted":
             click.echo("interrupted", err=True)
         else:
-            click.echo(style("error:", "bad") + " " + safe(message), err=True)
+            _print("error:", "bad", message)
             if hint:
-                click.echo(style(" hint:", "warn") + " " + safe(hint), err=True)
+                _print(" hint:", "warn", hint)
         if code == "unexpected" and os.environ.get("HOLDFAST_DEBUG"):
             import traceback
 
@@ -37,12 +51,27 @@ def report_failure(error: BaseException, *, as_json: bool) -> int:
     return exit_code
 
 
+def _print(label: str, look: str, text: str) -> None:
+    """A label and a text, on a terminal broken between words."""
+    room = columns() - len(label) - 1 if sys.stderr.isatty() else 1 << 30
+    first, *more = [*pieces(safe(text), room)] or [""]
+    click.echo(style(label, look) + " " + first, err=True)
+    for line in more:
+        click.echo(" " * (len(label) + 1) + line, err=True)
+
+
+def in_our_words(text: str) -> str:
+    for theirs, ours in IN_OUR_WORDS.items():
+        text = text.replace(theirs, ours)
+    return text
+
+
 def describe(error: BaseException) -> tuple[str, str, str, int]:
     """(code, message, hint, exit code) of anything that may end a command."""
     from holdfast.errors import CheckpointError, storage_error
 
     if isinstance(error, CheckpointError):
-        return error.code, error.message, error.hint, error.exit_code
+        return error.code, in_our_words(error.message), in_our_words(error.hint), error.exit_code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return "usage", "no command given", "see holdfast --help", USAGE
     if isinstance(error, click.UsageError):

@@ -65,14 +65,15 @@ def list_command(
     """
     wanted_tags = parse_pairs("--tag", tags)
     wanted = parse_json_pairs("--metadata", metadata)
-    is_shortened = limit is None and sys.stdout.isatty() and not session.as_json
+    is_terminal = sys.stdout.isatty() and not session.as_json
+    most = limit or (50 if is_terminal else None)
     with session.open() as manager:
         found = manager.list(
             job,
             level=level,
             tags=wanted_tags,
             metadata=wanted,
-            limit=51 if is_shortened else limit,
+            limit=most + 1 if most and is_terminal else most,  # one more tells whether there are more
             before=_position(before),
         )
         if not found and not (level or tags or metadata or before):
@@ -85,12 +86,11 @@ def list_command(
     if not found:
         click.echo("no checkpoint fits", err=True)
         return
-    has_more = is_shortened and len(found) > 50
-    shown = found[-50:] if has_more else found
+    shown = found if most is None else found[-most:]
     print_checkpoints(shown)
-    if sys.stdout.isatty():
+    if is_terminal:
         total = f"{count_of(len(shown), 'checkpoint')}, {size(sum(c.size_bytes for c in shown))}"
-        more = f"; older ones: --before {shown[0].seq}, or --limit" if has_more else ""
+        more = f"; there are older ones: --before {shown[0].seq}, or --limit" if len(shown) < len(found) else ""
         click.echo(style(f"{total}{more}", "dim"))
 
 

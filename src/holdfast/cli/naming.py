@@ -62,7 +62,7 @@ def _by_id(manager: CheckpointManager, text: str) -> Checkpoint | None:
 
 def _newest(manager: CheckpointManager, job: str) -> Checkpoint:
     """The newest checkpoint of a job that is not marked corrupted (I4)."""
-    from holdfast.errors import NotFound
+    from holdfast.errors import Corrupted, NotFound
 
     page = manager.list(job, limit=1)
     while page:
@@ -70,6 +70,11 @@ def _newest(manager: CheckpointManager, job: str) -> Checkpoint:
             if checkpoint.status != "corrupted":
                 return checkpoint
         page = manager.list(job, limit=100, before=page[0].seq)
+    if damaged := manager.list(job, limit=1):
+        raise Corrupted(
+            f"every checkpoint of job {job} is marked as damaged, such as {damaged[0].id}",
+            hint="run holdfast check; put lost files back, or restore one by its ID to see what is wrong",
+        )
     raise NotFound(
         f"no checkpoint and no job is called {job}",
         hint="holdfast jobs lists the jobs, holdfast list JOB the checkpoints of one",

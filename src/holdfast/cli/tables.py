@@ -49,8 +49,8 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int 
             yield from _lines(columns, rows, fitted)
             return
         droppable = [n for n in shown if columns[n].drop]
-        if not droppable:
-            yield from _broken(columns, rows, shown, width)
+        if not droppable or (len(droppable) == 1 and _is_filled(columns, {n: natural[n] for n in shown}, width)):
+            yield from _broken(columns, rows, natural, width)
             return
         shown.remove(max(droppable, key=lambda n: columns[n].drop))
 
@@ -82,16 +82,27 @@ def _lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: dic
         yield gap.join(shown).rstrip()
 
 
+def _is_filled(columns: Sequence[Column], widths: Mapping[int, int], width: int) -> bool:
+    """Whether without the last column that may go only an ID and the like would be left."""
+    is_rest_whole = all(columns[n].is_whole or columns[n].drop for n in widths)
+    return is_rest_whole and max(w for n, w in widths.items() if columns[n].is_whole) > width // 2
+
+
 def _broken(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int], width: int
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], natural: Mapping[int, int], width: int
 ) -> Iterator[str]:
-    """For IDs wider than the terminal: the ID on lines of its own, the rest of the row below it."""
-    widest = max((n for n in shown if columns[n].is_whole), key=lambda n: max(width_of(row[n]) for row in rows))
-    for row in rows:
+    """For IDs that leave no room beside them: the ID on lines of its own, the rest of the row below it."""
+    widest = max((n for n in natural if columns[n].is_whole), key=lambda n: natural[n])
+    others = [n for n in natural if n != widest]
+    below = list(layout([columns[n] for n in others], [[row[n] for n in others] for row in rows], width - 2))
+    yield style(columns[widest].title, columns[widest].look)
+    if below:
+        yield "  " + below[0]
+    for row, rest in zip(rows, below[1:] or [""] * len(rows), strict=True):
         for start in range(0, len(row[widest]), width):
             yield style(row[widest][start : start + width], columns[widest].look)
-        rest = [row[n] for n in shown if n != widest and row[n]]
-        yield "  " + clip("  ".join(rest), width - 2)
+        if rest:
+            yield "  " + rest
 
 
 def print_facts(facts: Iterable[tuple[str, str]], *, look: str = "dim") -> None:

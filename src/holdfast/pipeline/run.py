@@ -40,9 +40,7 @@ from .owner import held_by_another, newest_status, save_status, take_lease, this
 from .progress import watcher
 from .retry import Retry
 from .signals import Paused, Signals
-from .step import UNSET, Options, Place, parse_options, place_in
-
-_WAITING = parse_options(0, None, "process", None)
+from .step import PLAIN, UNSET, Options, Place, parse_options, place_in
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -327,7 +325,7 @@ class Run:
     def _wait_for(self, name: str, wait: Callable[[Path], Any]) -> Any:
         """A step that waits: its answer is kept like any result."""
         path = place_in(self).below(parse_step(name)).path
-        return self.call(name, wait, (path,), {}, _WAITING, inputs=None)
+        return self.call(name, wait, (path,), {}, PLAIN, inputs=None)
 
     def asked(self, path: Path, question: Mapping[str, object]) -> Mapping[str, Any]:
         """The question as it was first asked in this run, with the time of that."""
@@ -441,7 +439,7 @@ class Run:
         options: Options,
         inputs: Any,
     ) -> Work:
-        place = place_in(self).below(parse_step(name))
+        place = place_in(self).below(name)
         self.claim(place.path)
         what = f"step {show(place.path)}"
         given = arguments(function, args, kwargs) if inputs is UNSET else {"inputs": inputs}
@@ -453,6 +451,7 @@ class Run:
         """One path, one step: else two of them would be told apart only by chance."""
         if self._stack is None:
             raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
+        parse_step(path[-1])
         parse_step(show(path))
         with self._lock:
             if path in self._claimed:

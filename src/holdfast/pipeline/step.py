@@ -36,7 +36,12 @@ class Options:
     version: str
 
 
+PLAIN = Options(Retry(times=0), None, "process", "")
+
+
 def parse_options(retries: int | Retry, timeout_s: float | None, timeout_in: str, version: str | int | None) -> Options:
+    if type(retries) is int and retries == 0 and timeout_s is None and timeout_in == "process" and version is None:
+        return PLAIN
     if timeout_in not in TIMEOUT_IN:
         raise Validation(f"timeout_in={timeout_in!r}", hint=f"use one of: {', '.join(TIMEOUT_IN)}")
     if version is not None and not isinstance(version, str | int):
