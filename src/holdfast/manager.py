@@ -463,9 +463,13 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def place(self) -> str:
+        """The URL for showing: without user and password."""
+        return re.sub(r"//[^@/]*@", "//", self.url)
+
     def __repr__(self) -> str:
-        url = re.sub(r"//[^@/]*@", "//", self.url)  # a password is nobody's business
-        return f"CheckpointManager({url!r}, namespace={self.namespace!r})"
+        return f"CheckpointManager({self.place!r}, namespace={self.namespace!r})"
 
     def _after_fork(self) -> None:
         """In a forked child: threads and locks of the parent are of no use here. The adapters see to themselves."""

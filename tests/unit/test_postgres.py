@@ -189,6 +189,23 @@ def test_what_is_wrong_with_the_address_is_said_without_the_password(postgres: C
         holdfast.open("s3://bucket/prefix")
 
 
+def test_the_command_line_serves_it_and_keeps_the_password(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    from holdfast.cli.app import cli
+
+    with_password = url.replace("postgres@", "postgres:secret@")
+    with holdfast.open(with_password) as store:
+        store.save("job", "step", {"a": 1})
+        assert "secret" not in repr(store)
+    answers = {}
+    for command in ("list job", "stats", "check", "gc", "doctor"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command.split(), "--store", with_password])
+        answers[command] = ended.value.code
+    shown = capfd.readouterr()
+    assert answers == {"list job": 0, "stats": 0, "check": 0, "gc": 0, "doctor": 3}
+    assert "secret" not in shown.out + shown.err
+
+
 # old readers and listeners
 
 

@@ -148,7 +148,8 @@ def start_again(run: str, argv: list[str], cwd: str, store: str) -> NoReturn:
 
 
 def place_of(manager: CheckpointManager) -> str:
-    return manager.url if manager.url == "memory:" else os.path.abspath(manager.url.removeprefix("file:"))
+    is_elsewhere = manager.url == "memory:" or "://" in manager.url
+    return manager.url if is_elsewhere else os.path.abspath(manager.url.removeprefix("file:"))
 
 
 @store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')

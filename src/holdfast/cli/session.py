@@ -37,6 +37,10 @@ class Session(NamedTuple):
         from pathlib import Path
 
         url = self.store or os.environ.get("HOLDFAST_STORE") or ".holdfast"
+        if "://" in url:
+            from holdfast.errors import Validation
+
+            raise Validation("this looks at stores in directories only", hint="holdfast check looks at any store")
         return Path(url.removeprefix("file:")).expanduser().absolute()
 
 

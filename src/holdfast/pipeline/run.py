@@ -621,7 +621,10 @@ class Run:
 def resume_command(store: CheckpointManager, key: str) -> str:
     if store.url == "memory:":
         return "run it again in this process (its store is in memory)"
-    place = os.path.abspath(store.url.removeprefix("file:"))
+    if "://" in store.url:
+        place = "$HOLDFAST_STORE"  # it may hold a password
+    else:
+        place = os.path.abspath(store.url.removeprefix("file:"))
     tenant = "" if store.namespace == "default" else f" --namespace {store.namespace}"
     return f"holdfast runs resume {key} --store {place}{tenant}"
 
