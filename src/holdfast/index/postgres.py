@@ -33,7 +33,7 @@ from holdfast.postgresql import Connection, Server, typed
 
 from .connections import survive_forks
 from .groupcommit import GroupCommit, Waiting
-from .postgres_writes import PostgresWrites
+from .postgres_writes import Known, PostgresWrites
 from .rows import CHECKPOINT, EVENT, JOB, SEQ_BITS, Row, checkpoint_of, chunk_of, event_of, job_of
 from .writes import chain_of, missing
 
@@ -62,6 +62,7 @@ class PostgresIndex:
         self.namespace = namespace
         self._server = server
         self._writes: PostgresWrites | None = None  # of the transaction that is open
+        self._known = Known()
         self._group = GroupCommit(self._run_batch)
         store = server.one("SELECT value FROM holdfast.meta WHERE key = 'store_id'")
         if store is None:
@@ -137,17 +138,20 @@ class PostgresIndex:
                 for waiting in batch:
                     waiting.error = waiting.error or lost
                 db.close()
+            else:
+                assert self._writes is not None
+                self._writes.committed()
 
-    def _begin(self, db: Connection) -> PostgresWrites:
+    def _begin(self, db: Connection, *, is_careful: bool) -> PostgresWrites:
         db.execute("BEGIN")
-        self._writes = PostgresWrites(db, self._ns, self.namespace)
+        self._writes = PostgresWrites(db, self._ns, self.namespace, self._known, is_careful=is_careful)
         return self._writes
 
     def _run_together(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
         """The usual way: operations refuse before they change anything. False if one failed half-way."""
         try:
             with db.pipeline():  # what nobody waits for goes out together
-                writes = self._begin(db)
+                writes = self._begin(db, is_careful=False)
                 for waiting in batch:
                     waiting.error = None
                     try:
@@ -164,7 +168,7 @@ class PostgresIndex:
 
     def _run_apart(self, db: Connection, batch: Sequence[Waiting[Any]]) -> None:
         """Each in a savepoint, so that what one of them did half-way is undone and the others do not suffer."""
-        writes = self._begin(db)
+        writes = self._begin(db, is_careful=True)
         for waiting in batch:
             waiting.error = None
             head = writes.savepoint()

@@ -18,21 +18,43 @@ from holdfast.postgresql import CHANNEL, Connection
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 from .writes import chain_of, held, lost, missing, now_us
 
+_MAX_JOBS = 10_000
 _COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
 _OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in _COLUMNS.split(","))
 
 
-class PostgresWrites:
-    """The write operations of one transaction."""
+class Known:
+    """What one transaction leaves for the next: jobs as they are while the chain of events ends at `head`.
 
-    def __init__(self, db: Connection, ns_no: int, namespace: str) -> None:
+    Whoever else writes in the namespace moves its end on. Jobs that were ever leased are asked for each time, because
+    renewing a lease leaves no event.
+    """
+
+    def __init__(self) -> None:
+        self.head: tuple[int, bytes] | None = None
+        self.jobs: dict[str, tuple[int, int]] = {}  # number, last_seq
+
+
+class PostgresWrites:
+    """The write operations of one transaction.
+
+    `is_careful`: look whether an ID is taken before using it. Otherwise the database refuses, and fails the
+    transaction, which is then run again with care: IDs are drawn at random, and saves need not wait for an answer each.
+    """
+
+    def __init__(self, db: Connection, ns_no: int, namespace: str, known: Known, *, is_careful: bool) -> None:
         self._db = db
         self._ns = ns_no
         self._namespace = namespace
+        self._known = known
+        self._is_careful = is_careful
         self._has_events = False
         head = self._one("SELECT last_event, chain FROM holdfast.namespace WHERE no = %s FOR UPDATE", ns_no)
         assert head is not None
         self._head: tuple[int, bytes] = (head[0], head[1])
+        if is_careful or known.head != self._head or len(known.jobs) > _MAX_JOBS:
+            known.jobs.clear()
+        known.head = None  # until this transaction has committed
 
     def _one(self, sql: str, *parameters: object) -> Row | None:
         return self._db.execute(sql, parameters).fetchone()
@@ -48,6 +70,10 @@ class PostgresWrites:
     def undo(self, head: tuple[int, bytes]) -> None:
         self._do("ROLLBACK TO one")
         self._head = head
+        self._known.jobs.clear()
+
+    def committed(self) -> None:
+        self._known.head = self._head
 
     def finish(self) -> None:
         """Before the commit: where the chain of events ends now. Listeners hear of it when it is durable."""
@@ -81,20 +107,13 @@ class PostgresWrites:
         except (Conflict, NotFound, ChunksGone, IdTaken):
             self._do("ROLLBACK TO several")
             self._head = head
+            self._known.jobs.clear()
             raise
 
     def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
-        jobs = self._db.execute(
-            "SELECT no, last_seq, token, holder, extract(epoch FROM until - clock_timestamp())::float8, is_live "
-            "FROM holdfast.job LEFT JOIN holdfast.lease ON job_no = no WHERE ns_no = %s AND name = %s",
-            (self._ns, new.job),
-        )
-        twins = self._db.execute(
-            f"SELECT {_OF_CHECKPOINT}, name, ns_no FROM holdfast.checkpoint c "
-            'JOIN holdfast.job ON no = "row" >> 32 WHERE id = %s',
-            (new.id,),
-        )
-        job, twin = jobs.fetchone(), twins.fetchone()
+        known = self._known.jobs.get(new.job)
+        job = (*known, None, "", 0.0, False) if known else self._job(new.job)
+        twin = self._twin(new) if self._is_careful else None
         if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
             return first
         if twin is not None:
@@ -144,7 +163,23 @@ class PostgresWrites:
                 job_no, new.idempotency_key, row, new.request_digest,
             )  # fmt: skip
         self.event("save", actor, new.job, new.id)
+        if job is None or job[2] is None:
+            self._known.jobs[new.job] = (job_no, max(seq, job[1] if job else 0))
         return checkpoint_of(new.job, fields)
+
+    def _job(self, name: str) -> Row | None:
+        return self._one(
+            "SELECT no, last_seq, token, holder, extract(epoch FROM until - clock_timestamp())::float8, is_live "
+            "FROM holdfast.job LEFT JOIN holdfast.lease ON job_no = no WHERE ns_no = %s AND name = %s",
+            self._ns, name,
+        )  # fmt: skip
+
+    def _twin(self, new: NewCheckpoint) -> Row | None:
+        return self._one(
+            f"SELECT {_OF_CHECKPOINT}, name, ns_no FROM holdfast.checkpoint c "
+            'JOIN holdfast.job ON no = "row" >> 32 WHERE id = %s',
+            new.id,
+        )
 
     def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
         found = self._one(
@@ -299,6 +334,7 @@ class PostgresWrites:
         found = self._lease(job)
         if found and found[3] and found[2] > 0:
             raise held(job, found[1], found[2])
+        self._known.jobs.pop(job, None)
         token = (found[0] if found else 0) + 1
         self._do(
             "INSERT INTO holdfast.lease VALUES (%s, %s, %s, clock_timestamp() + make_interval(secs => %s), true) "
