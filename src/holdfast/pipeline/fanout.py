@@ -16,6 +16,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from blake3 import blake3
 from holdfast.errors import CheckpointError, Validation
 from holdfast.manager import CheckpointManager
 
-from .attempt import Isolation, check_picklable, timed_out, worker_died
+from .attempt import Isolation, check_picklable, no_workers, timed_out, worker_died
 from .digests import DIGEST_BYTES, DigestSet
 from .keys import digest_of, map_key, show
 from .progress import Tally
@@ -449,6 +450,8 @@ class Processes(Workers):
             return future.result()
         except ProcessExpired as error:
             raise WorkerLost(worker_died(what, error.exitcode)) from error
+        except BrokenProcessPool as error:
+            raise no_workers(what) from error
         except TimeoutError as error:
             if self._timeout_s is None:
                 raise
