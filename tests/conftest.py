@@ -14,9 +14,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Cluster
 
 # --- parts of the machine: each probe returns None, or the reason why the part is missing ---
 
@@ -92,6 +96,14 @@ def _power_cut() -> str | None:
     return _command("xfs_io") or _ext4()
 
 
+def _postgres() -> str | None:
+    from tests.servers.postgres import programs
+
+    if importlib.util.find_spec("psycopg") is None:
+        return "Python module psycopg is not installed"
+    return None if programs() else "no PostgreSQL server on this machine"
+
+
 def _s3() -> str | None:
     from tests.servers.s3 import weed
 
@@ -103,6 +115,7 @@ def _s3() -> str | None:
 _PROBES: dict[str, Callable[[], str | None]] = {
     "ext4": _ext4,
     "faketime": _faketime,
+    "postgres": _postgres,
     "power_cut": _power_cut,
     "root": _root,
     "s3": _s3,
@@ -150,6 +163,16 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for name, value in environment(address).items():
             patch.setenv(name, value)
         yield address
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator["Cluster"]:
+    """A PostgreSQL server. Ask for it in tests of xdist_group("postgres"), so that one is enough."""
+    require("postgres")
+    from tests.servers.postgres import postgres_cluster
+
+    with postgres_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

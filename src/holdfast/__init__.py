@@ -70,7 +70,9 @@ __version__ = "0.1.0"
 def open(
     url: str | os.PathLike[str] | None = None, *, namespace: str = "default", create: bool = True
 ) -> CheckpointManager:
-    """Open a store: a directory (made if new), "file:directory" or "memory:".
+    """Open a store: a directory (made if new), "file:directory", "memory:", or "postgresql://…" for many machines.
+
+    With PostgreSQL the bytes are in the database too, or in an object store: "postgresql://…?blobs=s3://bucket/prefix".
 
     None means $HOLDFAST_STORE, else ./.holdfast. With create=False a missing store is NotFound.
     """

@@ -18,7 +18,7 @@ from functools import partial
 
 from .errors import Corrupted, NoSpace, NotFound
 from .manifest import decompress
-from .ports import Chunk, Encoding
+from .ports import Chunk, ChunksGone, Encoding
 from .records import pack_places, pack_record, read_records
 from .store import Store
 
@@ -88,6 +88,8 @@ def _compact(store: Store) -> tuple[int, list[str]]:
             _rewrite(store, use.pack, live)
         except NoSpace:
             break  # what could be freed without writing is free already; the rest waits for space
+        except ChunksGone:
+            continue  # another gc took the new pack for abandoned: the old one stays, until the next time
         except (Corrupted, NotFound):
             damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
         else:

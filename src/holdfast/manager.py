@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 import threading
 import time
@@ -463,7 +464,8 @@ class CheckpointManager:
         self.close()
 
     def __repr__(self) -> str:
-        return f"CheckpointManager({self.url!r}, namespace={self.namespace!r})"
+        url = re.sub(r"//[^@/]*@", "//", self.url)  # a password is nobody's business
+        return f"CheckpointManager({url!r}, namespace={self.namespace!r})"
 
     def _after_fork(self) -> None:
         """In a forked child: threads and locks of the parent are of no use here. The adapters see to themselves."""

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from .errors import Validation
 from .store import Store
+
+if TYPE_CHECKING:
+    from .ports import Blobs
+    from .postgresql import Server
+
+_FORMS = 'use a directory, "file:directory", "memory:" or "postgresql://…[?blobs=s3://bucket/prefix]"'
 
 
 def open_store(url: str, namespace: str, *, create: bool) -> Store:
@@ -17,11 +27,55 @@ def open_store(url: str, namespace: str, *, create: bool) -> Store:
         from .index.sqlite import SqliteIndex
 
         return Store(SqliteIndex(None, namespace=namespace), MemoryBlobs())
+    if scheme in ("postgresql", "postgres") and rest.startswith("//"):
+        return _open_postgresql(url, namespace, create=create)
+    if scheme in ("s3", "gs", "az") and rest.startswith("//"):
+        raise Validation(
+            f"{scheme}: alone keeps no index", hint=f"add a database: postgresql://…?blobs={scheme}:{rest}"
+        )
     if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
-        raise Validation(f"no store speaks {scheme}:", hint='use a directory, "file:directory" or "memory:"')
+        raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
     path = rest if colon and scheme == "file" else url
     if not path or "\0" in path:
-        raise Validation(f"{url!r} names no directory", hint='use a directory, "file:directory" or "memory:"')
+        raise Validation(f"{url!r} names no directory", hint=_FORMS)
     from .embedded import open_embedded
 
     return Store(*open_embedded(Path(path), namespace=namespace, create=create))
+
+
+def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
+    """The index in PostgreSQL; the bytes there too, or where `blobs=` says."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    blobs_url = options.pop("blobs", None)
+    with _needing("psycopg", extra="postgres"):
+        from .index.postgres import PostgresIndex
+        from .postgresql import Server
+    server = Server(urlunsplit(parts._replace(query=urlencode(options))))
+    blobs = _open_blobs(server, blobs_url)
+    server.migrate(create=create)
+    return Store(PostgresIndex(server, namespace=namespace), blobs)
+
+
+def _open_blobs(server: Server, url: str | None) -> Blobs:
+    if url is None:
+        from .blobs.postgres import PostgresBlobs
+
+        return PostgresBlobs(server)
+    if urlsplit(url).scheme not in ("s3", "gs", "az"):
+        raise Validation(f"blobs={url} is no object store", hint="use s3://bucket/prefix, gs://… or az://…")
+    with _needing("obstore", extra="object"):
+        from .blobs.objects import connect
+    from .blobs.retrying import RetryingBlobs
+
+    return RetryingBlobs(connect(url))
+
+
+@contextmanager
+def _needing(module: str, *, extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise Validation(f"this store needs {module}", hint=f"pip install 'holdfast[{extra}]'") from error

@@ -1,9 +1,12 @@
 """Every adapter of `ports.Blobs` keeps the port's contract."""
 
+from __future__ import annotations
+
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +16,9 @@ from holdfast.blobs.packs import PackBlobs
 from holdfast.blobs.retrying import RetryingBlobs
 from holdfast.ports import Blobs
 from holdfast.testing.blobs_suite import BlobsSuite
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Cluster
 
 
 class TestPackBlobs(BlobsSuite):
@@ -77,6 +83,26 @@ class TestObjectBlobsInMemory(BlobsSuite):
         from holdfast.blobs.objects import ObjectBlobs
 
         return ObjectBlobs(self.storage, "some/prefix")
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres")
+class TestPostgresBlobs(BlobsSuite):
+    shows_unfinished = False
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres: Cluster) -> Iterator[None]:
+        from holdfast.postgresql import Server
+
+        self.server = Server(postgres.empty_database())
+        self.server.migrate()
+        yield
+        self.server.close()
+
+    def open_blobs(self, where: Path) -> Blobs:
+        from holdfast.blobs.postgres import PostgresBlobs
+
+        return PostgresBlobs(self.server)
 
 
 @pytest.mark.xdist_group("s3")

@@ -1,10 +1,18 @@
 """Every adapter of `ports.Index` keeps the port's contract."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from holdfast.index.sqlite import SqliteIndex
 from holdfast.ports import Index
 from holdfast.testing.index_suite import IndexSuite
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Cluster
 
 
 class TestSqliteIndex(IndexSuite):
@@ -17,3 +25,19 @@ class TestSqliteIndexInMemory(IndexSuite):
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
         return SqliteIndex(None, namespace=namespace)
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres")
+class TestPostgresIndex(IndexSuite):
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres: Cluster) -> None:
+        self.url = postgres.empty_database()
+
+    def open_index(self, where: Path, namespace: str = "default") -> Index:
+        from holdfast.index.postgres import PostgresIndex
+        from holdfast.postgresql import Server
+
+        server = Server(self.url)
+        server.migrate()
+        return PostgresIndex(server, namespace=namespace)

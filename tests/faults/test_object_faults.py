@@ -11,8 +11,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.xdist_group("s3"), pytest.mark.req
 
 
 def test_nothing_is_lost_and_no_conflict_is_false(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.backoff import Backoff
     from holdfast.blobs.objects import connect
-    from holdfast.blobs.retrying import Backoff, RetryingBlobs
+    from holdfast.blobs.retrying import RetryingBlobs
 
     with fault_proxy(s3, rate=0.3) as (address, proxy):
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)

@@ -15,9 +15,10 @@ obstore = pytest.importorskip("obstore")
 
 from obstore.store import MemoryStore  # noqa: E402
 
+from holdfast.backoff import Backoff  # noqa: E402
 from holdfast.blobs import objects  # noqa: E402
 from holdfast.blobs.objects import PACK_BYTES, ObjectBlobs  # noqa: E402
-from holdfast.blobs.retrying import Backoff, RetryingBlobs  # noqa: E402
+from holdfast.blobs.retrying import RetryingBlobs  # noqa: E402
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from holdfast.backoff import Backoff
 from holdfast.blobs.faulty import Fault, FaultyBlobs, Plan
 from holdfast.blobs.memory import MemoryBlobs
-from holdfast.blobs.retrying import Backoff, RetryingBlobs
+from holdfast.blobs.retrying import RetryingBlobs
 from holdfast.errors import Corrupted, NotFound, StorageError, Unavailable
 
 AT_ONCE = Backoff(attempts=4, first_s=0.0)

@@ -1,0 +1,365 @@
+"""What happens inside write transactions on PostgreSQL. As in `writes`, operations check before they change.
+
+The transaction holds the row of its namespace, so that nobody else writes there meanwhile: between a check and the
+change that relies on it nothing can happen. Only packs, IDs and nothing else are shared between namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease
+from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
+from holdfast.postgresql import CHANNEL, Connection
+
+from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
+from .writes import chain_of, held, lost, missing, now_us
+
+_COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
+_OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in _COLUMNS.split(","))
+
+
+class PostgresWrites:
+    """The write operations of one transaction."""
+
+    def __init__(self, db: Connection, ns_no: int, namespace: str) -> None:
+        self._db = db
+        self._ns = ns_no
+        self._namespace = namespace
+        self._has_events = False
+        head = self._one("SELECT last_event, chain FROM holdfast.namespace WHERE no = %s FOR UPDATE", ns_no)
+        assert head is not None
+        self._head: tuple[int, bytes] = (head[0], head[1])
+
+    def _one(self, sql: str, *parameters: object) -> Row | None:
+        return self._db.execute(sql, parameters).fetchone()
+
+    def _do(self, sql: str, *parameters: object) -> None:
+        """Without waiting for it, in a pipeline: what goes wrong is told by a later statement."""
+        self._db.execute(sql, parameters)
+
+    def savepoint(self) -> tuple[int, bytes]:
+        self._do("SAVEPOINT one")
+        return self._head
+
+    def undo(self, head: tuple[int, bytes]) -> None:
+        self._do("ROLLBACK TO one")
+        self._head = head
+
+    def finish(self) -> None:
+        """Before the commit: where the chain of events ends now. Listeners hear of it when it is durable."""
+        if self._has_events:
+            self._do("UPDATE holdfast.namespace SET last_event = %s, chain = %s WHERE no = %s", *self._head, self._ns)
+            self._do("SELECT pg_notify(%s, %s)", CHANNEL, f"{self._namespace}:{self._head[0]}")
+
+    # Events
+
+    def event(
+        self, action: str, actor: str, job: str | None = None, checkpoint: str | None = None, detail: str = "{}"
+    ) -> None:
+        number, at_us = self._head[0] + 1, now_us()
+        chain = chain_of(self._head[1], number, at_us, self._ns, actor, action, job, checkpoint, detail)
+        self._do(
+            "INSERT INTO holdfast.event VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            self._ns, number, at_us, actor, action, job, checkpoint, detail, chain,
+        )  # fmt: skip
+        self._head = (number, chain)
+        self._has_events = True
+
+    # Checkpoints
+
+    def commit(self, records: Sequence[NewCheckpoint], actor: str) -> list[Checkpoint]:
+        if len(records) == 1:
+            return [self._insert(records[0], actor)]
+        head = self._head
+        self._do("SAVEPOINT several")
+        try:
+            return [self._insert(record, actor) for record in records]
+        except (Conflict, NotFound, ChunksGone, IdTaken):
+            self._do("ROLLBACK TO several")
+            self._head = head
+            raise
+
+    def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
+        jobs = self._db.execute(
+            "SELECT no, last_seq, token, holder, extract(epoch FROM until - clock_timestamp())::float8, is_live "
+            "FROM holdfast.job LEFT JOIN holdfast.lease ON job_no = no WHERE ns_no = %s AND name = %s",
+            (self._ns, new.job),
+        )
+        twins = self._db.execute(
+            f"SELECT {_OF_CHECKPOINT}, name, ns_no FROM holdfast.checkpoint c "
+            'JOIN holdfast.job ON no = "row" >> 32 WHERE id = %s',
+            (new.id,),
+        )
+        job, twin = jobs.fetchone(), twins.fetchone()
+        if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
+            return first
+        if twin is not None:
+            return self._landed(new, twin)
+        ends_lease = _check_lease(new, job[2:] if job else None)
+        self._check_references(new)
+        packs = self._name_packs(new.new_chunks)
+        created_us = new.created_us
+        if job is None:
+            seq = new.seq or 1
+            made = self._one(
+                "INSERT INTO holdfast.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, "
+                "updated_us) VALUES (%s, %s, %s, 1, %s, %s, %s, %s) RETURNING no",
+                self._ns, new.job, seq, new.size_bytes, new.stored_bytes, created_us, created_us,
+            )  # fmt: skip
+            assert made is not None
+            job_no = made[0]
+        else:
+            job_no = job[0]
+            seq = new.seq or job[1] + 1
+            if new.seq and self._one('SELECT 1 FROM holdfast.checkpoint WHERE "row" = %s', job_no << SEQ_BITS | seq):
+                raise Conflict(f"job {new.job} has a checkpoint number {seq}", hint="give another number, or none")
+            self._do(
+                "UPDATE holdfast.job SET last_seq = greatest(last_seq, %s), checkpoints = checkpoints + 1, "
+                "size_bytes = size_bytes + %s, stored_bytes = stored_bytes + %s, updated_us = %s WHERE no = %s",
+                seq, new.size_bytes, new.stored_bytes, created_us, job_no,
+            )  # fmt: skip
+            if ends_lease:
+                self._do("UPDATE holdfast.lease SET is_live = false WHERE job_no = %s", job_no)
+        row = job_no << SEQ_BITS | seq
+        self._insert_chunks(new.new_chunks, packs)
+        fields = (
+            row, new.id, new.step, str(new.level), new.parent, created_us, str(new.status), new.size_bytes,
+            new.stored_bytes, new.digest, new.codec, new.schema_version,
+            json.dumps(dict(new.tags)) if new.tags else None, new.is_pinned,
+            None if new.metadata_json == "{}" else new.metadata_json,
+        )  # fmt: skip
+        self._do(
+            f"INSERT INTO holdfast.checkpoint VALUES ({', '.join(['%s'] * 17)})",
+            *fields, new.has_chunks, new.manifest,
+        )  # fmt: skip
+        if new.tags:
+            self._insert_tags(job_no, row, new.tags)
+        if new.idempotency_key is not None:
+            self._do(
+                "INSERT INTO holdfast.idempotency VALUES (%s, %s, %s, %s)",
+                job_no, new.idempotency_key, row, new.request_digest,
+            )  # fmt: skip
+        self.event("save", actor, new.job, new.id)
+        return checkpoint_of(new.job, fields)
+
+    def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
+        found = self._one(
+            f"SELECT {_OF_CHECKPOINT}, request_digest FROM holdfast.idempotency "
+            'JOIN holdfast.checkpoint c USING ("row") '
+            "WHERE job_no = %s AND key = %s",
+            job_no, new.idempotency_key,
+        )  # fmt: skip
+        if found is None:
+            return None
+        if found[15] != new.request_digest:
+            raise Conflict(
+                f"idempotency key {new.idempotency_key!r} of job {new.job} was used for another state",
+                hint=f"it belongs to checkpoint {found[1]}; use a new key for a new state",
+            )
+        return checkpoint_of(new.job, found)
+
+    def _landed(self, new: NewCheckpoint, twin: Row) -> Checkpoint:
+        """IdTaken, unless it is this very save that has it: then the answer to its commit was lost, and it is done."""
+        if (twin[15], twin[16], twin[5], twin[9]) != (new.job, self._ns, new.created_us, new.digest):
+            raise IdTaken
+        return checkpoint_of(new.job, twin)
+
+    def _check_references(self, new: NewCheckpoint) -> None:
+        if new.parent is not None and self._find(new.parent) is None:
+            raise NotFound(f"parent {new.parent} not found", hint="give the ID of an existing checkpoint, or none")
+        if new.reused_chunks:
+            there = {
+                digest
+                for (digest,) in self._db.execute(
+                    f"SELECT digest FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s) AND encoding < {DAMAGED}",
+                    (self._ns, list(new.reused_chunks)),
+                )
+            }
+            if gone := [digest for digest in new.reused_chunks if digest not in there]:
+                raise ChunksGone(gone)
+
+    def _name_packs(self, chunks: Iterable[Chunk]) -> dict[str, int | None]:
+        """Numbers of the packs, locked against `condemn`; ChunksGone for chunks in a pack that is condemned (I3)."""
+        packs: dict[str, int | None] = {"": None}
+        for name in sorted({chunk.pack for chunk in chunks} - {""}):
+            found = self._one(
+                "INSERT INTO holdfast.pack (name) VALUES (%s) ON CONFLICT (name) DO UPDATE SET name = excluded.name "
+                "RETURNING no, is_condemned",
+                name,
+            )
+            assert found is not None
+            if found[1]:
+                raise ChunksGone([chunk.digest for chunk in chunks if chunk.pack == name])
+            packs[name] = found[0]
+        return packs
+
+    def _insert_chunks(self, chunks: Sequence[Chunk], packs: Mapping[str, int | None]) -> None:
+        self._many(
+            "INSERT INTO holdfast.chunk VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (ns_no, digest) DO UPDATE "
+            "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
+            f'"offset" = excluded."offset", data = excluded.data WHERE chunk.encoding >= {DAMAGED}',
+            [
+                (self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
+                for c in chunks
+            ],
+        )
+
+    def _insert_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
+        self._many("INSERT INTO holdfast.tag VALUES (%s, %s, %s, %s)", [(job_no, n, v, row) for n, v in tags.items()])
+
+    def _many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            with self._db.cursor() as cursor:
+                cursor.executemany(sql, rows)
+
+    def delete(self, checkpoint_ids: Sequence[str], even_pinned: bool, actor: str) -> list[CheckpointId]:
+        found = [row for i in dict.fromkeys(checkpoint_ids) if (row := self._find(i)) is not None]
+        for row in found:
+            if row[13] and not even_pinned:
+                raise Conflict(f"checkpoint {row[1]} is pinned", hint="unpin it first: holdfast pin --off ID")
+        for row in found:
+            for table in ("checkpoint", "idempotency", "tag"):
+                where = '"row" = %s' if table != "tag" else f'job_no = {row[0] >> SEQ_BITS} AND "row" = %s'
+                self._do(f"DELETE FROM holdfast.{table} WHERE {where}", row[0])
+            self._do(
+                "UPDATE holdfast.job SET checkpoints = checkpoints - 1, size_bytes = size_bytes - %s, "
+                "stored_bytes = stored_bytes - %s WHERE no = %s",
+                row[7], row[8], row[0] >> SEQ_BITS,
+            )  # fmt: skip
+            self.event("delete", actor, row[15], row[1])
+        return [row[1] for row in found]
+
+    def _find(self, checkpoint_id: str) -> Row | None:
+        return self._one(
+            f'SELECT {_OF_CHECKPOINT}, name FROM holdfast.checkpoint c JOIN holdfast.job ON no = "row" >> 32 '
+            "WHERE id = %s AND ns_no = %s",
+            checkpoint_id, self._ns,
+        )  # fmt: skip
+
+    def update(
+        self,
+        checkpoint_id: str,
+        is_pinned: bool | None,
+        tags: Mapping[str, str | None] | None,
+        status: CheckpointStatus | None,
+        actor: str,
+    ) -> Checkpoint:
+        row = self._find(checkpoint_id)
+        if row is None:
+            raise missing(checkpoint_id)
+        number, job_no = row[0], row[0] >> SEQ_BITS
+        old = checkpoint_of(row[15], row)
+        if is_pinned is not None:
+            self._do('UPDATE holdfast.checkpoint SET is_pinned = %s WHERE "row" = %s', is_pinned, number)
+            self.event("pin" if is_pinned else "unpin", actor, old.job, old.id)
+        if tags:
+            now = {k: v for k, v in {**old.tags, **tags}.items() if v is not None}
+            self._do('DELETE FROM holdfast.tag WHERE job_no = %s AND "row" = %s', job_no, number)
+            self._insert_tags(job_no, number, now)
+            text = json.dumps(now) if now else None
+            self._do('UPDATE holdfast.checkpoint SET tags = %s WHERE "row" = %s', text, number)
+            self.event("tag", actor, old.job, old.id, json.dumps(dict(tags)))
+        if status is not None:
+            self._do('UPDATE holdfast.checkpoint SET status = %s WHERE "row" = %s', str(status), number)
+            self.event("status", actor, old.job, old.id, json.dumps({"status": str(status)}))
+        changed = self._find(checkpoint_id)
+        assert changed is not None
+        return checkpoint_of(old.job, changed)
+
+    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, actor: str) -> None:
+        self._do(
+            'UPDATE holdfast.checkpoint SET status = %s FROM holdfast.job WHERE no = "row" >> 32 AND ns_no = %s '
+            "AND id = ANY(%s)",
+            str(status), self._ns, list(checkpoint_ids),
+        )  # fmt: skip
+        detail = json.dumps({"status": str(status), "checkpoints": len(checkpoint_ids)})
+        self.event("status", actor, detail=detail)
+
+    def job_no(self, name: str) -> int:
+        """The number of a job, which is made if there is none."""
+        found = self._one("SELECT no FROM holdfast.job WHERE ns_no = %s AND name = %s", self._ns, name) or self._one(
+            "INSERT INTO holdfast.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, "
+            "updated_us) VALUES (%s, %s, 0, 0, 0, 0, %s, %s) RETURNING no",
+            self._ns, name, now_us(), now_us(),
+        )  # fmt: skip
+        assert found is not None
+        return int(found[0])
+
+    def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
+        self._do("UPDATE holdfast.job SET retention = %s WHERE no = %s", policy_json, self.job_no(job))
+        self.event("retention", actor, job, detail=policy_json or "null")
+
+    # Leases, by the clock of the server: that of the transaction would stand still while it waits its turn
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        found = self._lease(job)
+        if found and found[3] and found[2] > 0:
+            raise held(job, found[1], found[2])
+        token = (found[0] if found else 0) + 1
+        self._do(
+            "INSERT INTO holdfast.lease VALUES (%s, %s, %s, clock_timestamp() + make_interval(secs => %s), true) "
+            "ON CONFLICT (job_no) DO UPDATE SET token = excluded.token, holder = excluded.holder, "
+            "until = excluded.until, is_live = true",
+            self.job_no(job), token, holder, ttl_s,
+        )  # fmt: skip
+        self.event("lease", holder, job, detail=json.dumps({"token": token}))
+        return Lease(job, token, holder, ttl_s)
+
+    def renew_lease(self, lease: Lease) -> None:
+        found = self._lease(lease.job)
+        if not found or found[0] != lease.token or not found[3]:
+            raise lost(lease.job)
+        self._do(
+            "UPDATE holdfast.lease SET until = clock_timestamp() + make_interval(secs => %s) WHERE job_no = %s",
+            lease.ttl_s, self.job_no(lease.job),
+        )  # fmt: skip
+
+    def release_lease(self, lease: Lease) -> None:
+        found = self._lease(lease.job)
+        if found and found[0] == lease.token and found[3]:
+            self._do("UPDATE holdfast.lease SET is_live = false WHERE job_no = %s", self.job_no(lease.job))
+            self.event("release", lease.holder, lease.job, detail=json.dumps({"token": lease.token}))
+
+    def _lease(self, job: str) -> Row | None:
+        return self._one(
+            "SELECT token, holder, extract(epoch FROM until - clock_timestamp())::float8, is_live "
+            "FROM holdfast.lease JOIN holdfast.job ON no = job_no WHERE ns_no = %s AND name = %s",
+            self._ns, job,
+        )  # fmt: skip
+
+    # Chunks
+
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
+        self._many(
+            'UPDATE holdfast.chunk SET encoding = %s WHERE ns_no = %s AND digest = %s AND "offset" = %s '
+            "AND pack_no IS NOT DISTINCT FROM (SELECT no FROM holdfast.pack WHERE name = %s)",
+            [(c.encoding + DAMAGED * is_damaged, self._ns, c.digest, c.offset, c.pack) for c in chunks],
+        )
+
+    def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
+        packs = self._name_packs(chunks)
+        moved = 0
+        for chunk in chunks:
+            changed = self._db.execute(
+                'UPDATE holdfast.chunk SET pack_no = %s, "offset" = %s WHERE ns_no = %s AND digest = %s '
+                "AND pack_no = (SELECT no FROM holdfast.pack WHERE name = %s) RETURNING 1",
+                (packs[chunk.pack], chunk.offset, self._ns, chunk.digest, from_pack),
+            )
+            moved += len(changed.fetchall())
+        return moved
+
+
+def _check_lease(new: NewCheckpoint, lease: Row | None) -> bool:
+    """Refuse a write without the right to it (I5); answers whether it ends an expired lease."""
+    token, holder, left_s, is_live = lease or (None, "", 0.0, False)
+    if new.lease_token is not None:
+        if not is_live or token != new.lease_token:
+            raise lost(new.job)
+        return False
+    if is_live and left_s > 0:
+        raise held(new.job, holder, left_s)
+    return bool(is_live)

@@ -1,0 +1,185 @@
+"""A PostgreSQL server that holds a store: connections, migrations, and its errors as ours.
+
+Safe behind pgbouncer in transaction mode: nothing is prepared, no session is relied on, every table is named with its
+schema. A server that is away for a moment (a restart, a failover) is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from .backoff import Backoff
+from .errors import Corrupted, NoSpace, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
+
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+T = TypeVar("T")
+
+CHANNEL = "holdfast"  # NOTIFY: "<namespace>:<number of the newest event>"
+MAX_CONNECTIONS = 16  # of one process
+
+_MIGRATING = 0x486F6C64  # advisory lock, for one transaction: "Hold"
+_MIGRATION = re.compile(r"(\d{3})\.sql")
+
+
+class Server:
+    """Connections to one database, lent for one statement or one transaction each. Thread-safe; survives fork."""
+
+    def __init__(self, url: str, *, backoff: Backoff | None = None) -> None:
+        self.name = _without_secrets(url)
+        self.backoff = backoff or Backoff()
+        self._url = url
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._idle: list[Connection] = []
+        self._inherited: list[Connection] = []  # of the parent process: kept, unused, so that nothing closes them
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        """A connection in autocommit mode. When one breaks, the idle ones are not trusted any more either."""
+        self.check_open()
+        self._leave_parent()
+        with self._places, self.translated():
+            connection = self._idle.pop() if self._idle else _connect(self._url)
+            try:
+                yield connection
+            except BaseException as error:
+                connection.close()  # with whatever was under way on it
+                if isinstance(error, psycopg.OperationalError):
+                    self._close_idle()
+                raise
+            if self._is_closed or connection.info.transaction_status != TransactionStatus.IDLE:
+                connection.close()
+            else:
+                self._idle.append(connection)
+
+    def run(self, action: Callable[[Connection], T]) -> T:
+        """What may be done twice without harm, tried again while the server is away."""
+
+        def attempt() -> T:
+            with self.lend() as connection:
+                return action(connection)
+
+        return self.backoff.run(attempt)
+
+    def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        return self.run(lambda db: db.execute(sql, parameters, binary=True).fetchall())
+
+    def one(self, sql: str, *parameters: object) -> tuple[Any, ...] | None:
+        rows = self.all(sql, *parameters)
+        return rows[0] if rows else None
+
+    def migrate(self, *, create: bool = True) -> None:
+        """Bring the schema to the newest version, in one transaction; refuse a newer one (I8)."""
+        steps = _migrations()
+        newest = steps[-1][0]
+        with self.translated(), _connect(self._url) as db, db.transaction():
+            have = _version(db)
+            if have == newest:
+                return
+            if have == 0 and not create:
+                raise NotFound(f"there is no store in {self.name}", hint="check --store or $HOLDFAST_STORE")
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
+            have = _version(db)  # another process may have been faster
+            if have > newest:
+                raise UnsupportedFormat(
+                    f"the store in {self.name} has format {have}, this Holdfast knows up to {newest}",
+                    hint="upgrade Holdfast (pip install -U holdfast)",
+                )
+            if have == 0:
+                db.execute("CREATE SCHEMA holdfast")
+            for version, text in steps:
+                if version > have:
+                    db.execute(text.encode())
+            if have == 0:
+                db.execute("INSERT INTO holdfast.meta VALUES ('store_id', %s)", (os.urandom(16).hex(),))
+            db.execute(
+                "INSERT INTO holdfast.meta VALUES ('format', %s) "
+                "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                (str(newest),),
+            )
+
+    def close(self) -> None:
+        self._leave_parent()
+        self._is_closed = True
+        self._close_idle()
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"{self.name} is closed", hint="open the store again")
+
+    def _leave_parent(self) -> None:
+        """After a fork, in the child: connections of the parent stay the parent's, and so do its locks."""
+        if self._pid != os.getpid():
+            self._inherited += self._idle
+            self._idle = []
+            self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+            self._pid = os.getpid()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """The server's errors leave as ours; no raw one escapes an adapter."""
+        try:
+            yield
+        except (psycopg.Error, UnicodeEncodeError) as error:
+            raise typed(error, self.name) from error
+
+
+def typed(error: BaseException, name: str) -> BaseException:
+    """The CheckpointError for an error of psycopg; any other error as it is."""
+    text = f"{name}: {str(error).strip().partition(chr(10))[0]}"
+    if isinstance(error, UnicodeEncodeError | psycopg.DataError):
+        return Validation(f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers")
+    if isinstance(error, psycopg.errors.DiskFull):
+        return NoSpace(text, hint="free some space on the database server, then run it again")
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction | psycopg.errors.InsufficientPrivilege):
+        return ReadOnly(text, hint="check the rights of the database user, and that the server is not a standby")
+    if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
+        return Corrupted(text, hint="see the log of the database server; restore it from a backup")
+    if isinstance(error, psycopg.errors.InvalidPassword | psycopg.errors.InvalidAuthorizationSpecification):
+        return StorageError(text, hint="check the user and the password of the database")
+    if isinstance(error, psycopg.errors.InvalidCatalogName):
+        return StorageError(text, hint="create the database first: createdb NAME")
+    if isinstance(error, psycopg.OperationalError):
+        return Unavailable(text, hint="check that the database can be reached, then run it again")
+    if isinstance(error, psycopg.Error):
+        return StorageError(text, hint="see the log of the database server")
+    return error
+
+
+def _connect(url: str) -> Connection:
+    # A server that vanished without a word is noticed after half a minute, not after the kernel's quarter of an hour.
+    return psycopg.connect(
+        url, autocommit=True, prepare_threshold=None, connect_timeout=10, keepalives_idle=30, tcp_user_timeout=30_000
+    )
+
+
+def _version(db: Connection) -> int:
+    # The catalog as this statement sees it. to_regclass would ask a cache that may not have heard of who was faster.
+    is_there = db.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'holdfast' AND tablename = 'meta'").fetchone()
+    row = is_there and db.execute("SELECT value FROM holdfast.meta WHERE key = 'format'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _migrations() -> list[tuple[int, str]]:
+    """(version, SQL) of every schema step, in order."""
+    folder = files("holdfast.index").joinpath("sql", "postgres")
+    found = [(m[1], f) for f in folder.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+    return sorted((int(version), file.read_text()) for version, file in found)
+
+
+def _without_secrets(url: str) -> str:
+    return re.sub(r"//[^@/]*@", "//", url).partition("?")[0]

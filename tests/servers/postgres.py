@@ -1,0 +1,114 @@
+"""A PostgreSQL cluster of the tests' own: a socket in a temporary directory, no port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def programs() -> Path | None:
+    """Where initdb and pg_ctl are; Debian keeps them off the PATH."""
+    for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (folder / "initdb").exists():
+            return folder
+    found = shutil.which("initdb")
+    return Path(found).parent if found else None
+
+
+class Cluster:
+    """A server that can be stopped, killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        bin_folder = programs()
+        assert bin_folder is not None
+        self._bin = bin_folder
+        self.folder = folder
+        self._data = folder / "data"
+        self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+        with open(self._data / "postgresql.conf", "a") as conf:
+            conf.write(
+                f"listen_addresses = ''\nunix_socket_directories = '{folder}'\nmax_connections = 200\n"
+                "shared_buffers = 32MB\nautovacuum = off\nrestart_after_crash = on\n"
+                "fsync = off\n"  # tests kill the server, not the machine: what it wrote stays in the page cache
+            )
+
+    def start(self) -> None:
+        self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "-l", str(self.folder / "log"), "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", str(self._data), "-w", "-m", "immediate", "stop")
+
+    def crash(self) -> None:
+        """SIGQUIT to one backend: the server drops everybody at once, and recovers."""
+        pid = int((self._data / "postmaster.pid").read_text().split()[0])
+        children = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True)
+        for line in children.stdout.splitlines():
+            number, _, args = line.strip().partition(" ")
+            if "walwriter" in args:
+                os.kill(int(number), signal.SIGQUIT)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={self.folder}"
+
+    def empty_database(self) -> str:
+        """The URL of a database in which nothing of Holdfast is left."""
+        import psycopg
+
+        with psycopg.connect(self.url("postgres"), autocommit=True) as db:
+            db.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                "AND datname = 'postgres'"
+            )
+            db.execute("DROP VIEW IF EXISTS pipeline_checkpoints CASCADE")
+            db.execute("DROP SCHEMA IF EXISTS holdfast CASCADE")
+        return self.url("postgres")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._bin / program), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            timeout=90,
+            user="postgres" if os.geteuid() == 0 else None,  # the server refuses to run as root
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stdout.decode(errors='replace')[-2000:]}")
+
+
+@contextmanager
+def postgres_cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="pg"))  # short: the path of a socket has 107 characters at most
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres")
+    try:
+        cluster = Cluster(folder)
+        cluster.start()
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until_up(url: str, timeout_s: float = 30.0) -> None:
+    import psycopg
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with psycopg.connect(url):
+                return
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

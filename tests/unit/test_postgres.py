@@ -1,0 +1,317 @@
+"""PostgreSQL: its own protocols beside the suites: fences, lost answers, migrations, pgbouncer, old readers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from holdfast.ports import ChunksGone
+from holdfast.testing.index_suite import chunk, record, save, with_chunks
+
+if TYPE_CHECKING:
+    from holdfast.index.postgres import PostgresIndex
+    from tests.servers.postgres import Cluster
+
+pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]
+
+
+@pytest.fixture
+def url(postgres: Cluster) -> str:
+    return postgres.empty_database()
+
+
+@pytest.fixture
+def index(url: str) -> Iterator[PostgresIndex]:
+    index = open_index(url)
+    yield index
+    assert index.integrity_problems() == []
+    index.close()
+
+
+def open_index(url: str, namespace: str = "default") -> PostgresIndex:
+    from holdfast.index.postgres import PostgresIndex
+    from holdfast.postgresql import Server
+
+    server = Server(url)
+    server.migrate()
+    return PostgresIndex(server, namespace=namespace)
+
+
+def sql(url: str, text: str, *parameters: object) -> list[tuple[Any, ...]]:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as db:
+        done = db.execute(text, parameters)  # type: ignore[call-overload]
+        return done.fetchall() if done.description else []
+
+
+# fences
+
+
+def test_a_condemned_pack_is_never_named_again(index: PostgresIndex, url: str) -> None:
+    """A writer on another machine wrote this pack, slept through the grace period, and wakes up (I3)."""
+    late = chunk("late", pack="p1")
+    assert index.condemn("p1")
+    with pytest.raises(ChunksGone) as refusal:
+        save(index, with_chunks(late))
+    assert list(refusal.value.digests) == [late.digest]
+    tenant = open_index(url, "tenant")
+    with pytest.raises(ChunksGone):
+        save(tenant, with_chunks(late))
+    tenant.close()
+    save(index, with_chunks(replace(late, pack="p2")))
+    assert not index.condemn("p2")
+    with pytest.raises(ChunksGone):
+        index.relocate([replace(late, pack="p1")], from_pack="p2")
+    assert index.locate([late.digest])[late.digest].pack == "p2"
+
+
+def test_condemning_and_naming_at_the_same_time_never_both_succeed(index: PostgresIndex, url: str) -> None:
+    other = open_index(url, "tenant")
+    for n in range(40):
+        one = chunk(str(n), pack=f"p{n}")
+        answers: list[bool] = []
+        thread = threading.Thread(target=lambda p=one.pack, a=answers: a.append(index.condemn(p)))
+        thread.start()
+        try:
+            save(other, with_chunks(one))
+            is_named = True
+        except ChunksGone:
+            is_named = False
+        thread.join()
+        assert answers == [not is_named]
+    other.close()
+
+
+# lost answers
+
+
+def test_a_save_whose_answer_was_lost_is_found_not_doubled(index: PostgresIndex) -> None:
+    new = with_chunks(chunk("a"), tags={"k": "v"})
+    first = save(index, new)
+    assert save(index, new) == first
+    assert len(index.list("job")) == 1
+    assert [e.action for e in index.events()] == ["save"]
+
+
+@pytest.mark.faults
+def test_crashes_of_the_server_lose_and_double_nothing(postgres: Cluster, url: str) -> None:
+    """Everybody's connections break at once, in the middle of statements and commits, again and again."""
+    stop = threading.Event()
+    saved: dict[str, list[str]] = {}
+
+    with holdfast.open(url) as store:
+
+        def work(job: str) -> None:
+            ids = saved.setdefault(job, [])
+            while not stop.is_set():
+                ids.append(
+                    store.save(job, "step", {"n": len(ids), "big": os.urandom(70_000) if len(ids) % 9 == 0 else b""})
+                )
+
+        threads = [threading.Thread(target=work, args=(f"job-{n}",)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(4):
+            time.sleep(0.5)
+            postgres.crash()
+        time.sleep(2)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for job, ids in saved.items():
+            assert [c.id for c in store.list(job)] == ids  # nothing lost, nothing twice, in order
+            assert len(ids) > 4
+            assert store.restore(job)["n"] == len(ids) - 1  # type: ignore[index]
+        assert store.verify().is_ok
+
+
+# migrations
+
+
+def test_a_newer_store_is_refused(url: str) -> None:
+    from holdfast.postgresql import Server
+
+    Server(url).migrate()
+    sql(url, "UPDATE holdfast.meta SET value = '99' WHERE key = 'format'")
+    with pytest.raises(holdfast.UnsupportedFormat, match="99"):
+        Server(url).migrate()
+
+
+def test_many_may_make_the_store_at_once(url: str) -> None:
+    from holdfast.postgresql import Server
+
+    errors: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            Server(url).migrate()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sql(url, "SELECT count(*) FROM holdfast.meta WHERE key = 'store_id'") == [(1,)]
+
+
+def test_nothing_is_made_unless_asked_for(url: str) -> None:
+    with pytest.raises(holdfast.NotFound):
+        holdfast.open(url, create=False)
+    assert sql(url, "SELECT to_regclass('holdfast.meta') IS NULL") == [(True,)]
+
+
+# errors
+
+
+def test_what_is_wrong_with_the_address_is_said_without_the_password(postgres: Cluster) -> None:
+    with pytest.raises(holdfast.StorageError, match="nowhere") as caught:
+        holdfast.open(f"postgresql://postgres:secret@/nowhere?host={postgres.folder}")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(holdfast.Validation, match="object store"):
+        holdfast.open(f"postgresql://x@/x?host={postgres.folder}&blobs=ftp://y")
+    with pytest.raises(holdfast.Validation, match="index"):
+        holdfast.open("s3://bucket/prefix")
+
+
+# old readers and listeners
+
+
+def test_old_queries_find_their_view(url: str) -> None:
+    with holdfast.open(url) as store:
+        store.save("proc", "load", {"a": 1}, level="stage", metadata={"rows": 5, "nul": "\0"})
+        store.save("proc", "merge", {"a": 2}, metadata={"rows": 7})
+    rows = sql(
+        url,
+        "SELECT checkpoint_id, level, processor_name, data_summary->>'rows', file_size_bytes > 0, status, "
+        "length(validation_checksum), created_at <= now() FROM pipeline_checkpoints ORDER BY created_at",
+    )
+    assert [row[1:] for row in rows] == [
+        ("phase", "proc", None, True, "created", 64, True),
+        ("step", "proc", "7", True, "created", 64, True),
+    ]
+    columns = sql(
+        url,
+        "SELECT column_name FROM information_schema.columns WHERE table_name = 'pipeline_checkpoints' "
+        "ORDER BY ordinal_position",
+    )
+    assert [name for (name,) in columns] == [
+        "id", "checkpoint_id", "level", "parent_id", "processor_name", "data_summary", "file_path", "file_size_bytes",
+        "compression_type", "status", "validation_checksum", "validation_result", "error_message", "created_at",
+        "updated_at",
+    ]  # fmt: skip
+
+
+def test_commits_are_announced(url: str, index: PostgresIndex) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("LISTEN holdfast")
+        save(index, record(), record())
+        (heard,) = db.notifies(timeout=10, stop_after=1)
+    assert heard.payload == "default:2"
+
+
+# pgbouncer
+
+
+@pytest.fixture
+def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("no pgbouncer on this machine")
+    folder = postgres.folder / "bouncer"
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    conf = folder / "pgbouncer.ini"
+    conf.write_text(
+        f"[databases]\npostgres = host={postgres.folder} dbname=postgres user=postgres\n[pgbouncer]\n"
+        f"pool_mode = transaction\ndefault_pool_size = 2\nlisten_addr =\nunix_socket_dir = {folder}\n"
+        f"listen_port = {port}\nauth_type = any\nlogfile = {folder}/log\n"
+        "ignore_startup_parameters = extra_float_digits\n"
+    )
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres")
+    user = "postgres" if os.geteuid() == 0 else None
+    process = subprocess.Popen([program, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=user)
+    try:
+        deadline = time.monotonic() + 20
+        while not Path(folder, f".s.PGSQL.{port}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"postgresql://postgres@/postgres?host={folder}&port={port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_pgbouncer_may_share_connections(bouncer: str) -> None:
+    """Eight threads on two connections: nothing may rely on which one it gets next."""
+    with holdfast.open(bouncer) as store:
+
+        def work(job: str) -> None:
+            for n in range(10):
+                store.save(job, "step", {"n": n, "big": os.urandom(70_000)})
+
+        threads = [threading.Thread(target=work, args=(f"job-{n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        store.cleanup("job-0", keep_last=2)
+        store.gc()
+        assert [len(store.list(f"job-{n}")) for n in range(8)] == [2] + [10] * 7
+        assert store.verify().is_ok
+
+
+# a whole store
+
+
+def test_gc_on_one_machine_beside_savers_on_others(url: str) -> None:
+    """Index and bytes in PostgreSQL, savers that reuse what gc is about to remove."""
+    stop = threading.Event()
+    shared = [os.urandom(100_000) for _ in range(4)]
+    failures: list[BaseException] = []
+
+    def work(store: holdfast.CheckpointManager, job: str) -> None:
+        try:
+            n = 0
+            while not stop.is_set():
+                n += 1
+                store.save(job, "step", {"n": n, "a": shared[n % 4], "b": shared[(n + 1) % 4]})
+                store.cleanup(job, keep_last=1)
+        except BaseException as error:
+            failures.append(error)
+
+    stores = [holdfast.open(url) for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(s, f"job-{n}")) for n, s in enumerate(stores[:2])]
+    for thread in threads:
+        thread.start()
+    for _ in range(8):
+        stores[2].gc()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert stores[2].verify().is_ok
+    for n in range(2):
+        assert stores[2].restore(f"job-{n}")["a"] in shared  # type: ignore[index]
+    for each in stores:
+        each.close()
