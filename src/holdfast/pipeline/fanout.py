@@ -246,19 +246,23 @@ class Map:
 
     def _identify(self, value: Any) -> tuple[bytes, str]:
         """What an item is known by: its key, or its content and how often it came before."""
-        what = f"map {show(self._spec.path)}, item {self._taken - 1}"
         if self._key is not None:
             key = self._key(value)
-            digest = digest_of(key, f"{what}, its key")[:DIGEST_BYTES]
+            digest = digest_of(key, lambda: f"{self._newest_item()}, its key")[:DIGEST_BYTES]
             if not self._seen.add(digest):
-                raise Validation(f"{what} has the key {key!r} of an earlier one", hint="keys must tell items apart")
+                raise Validation(
+                    f"{self._newest_item()} has the key {key!r} of an earlier one", hint="keys must tell items apart"
+                )
             return digest, key if isinstance(key, str) and 0 < len(key) <= 100 else digest.hex()
-        digest = digest_of(value, what)[:DIGEST_BYTES]
+        digest = digest_of(value, self._newest_item)[:DIGEST_BYTES]
         if not self._seen.add(digest):
             self._repeats[digest] += 1
             digest = blake3(digest + self._repeats[digest].to_bytes(8, "big")).digest(DIGEST_BYTES)
             self._seen.add(digest)
         return digest, digest.hex()
+
+    def _newest_item(self) -> str:
+        return f"map {show(self._spec.path)}, item {self._taken - 1}"
 
     def _finish(self, future: Future[Outcome], chunk: list[Item], workers: Workers) -> None:
         try:
