@@ -65,9 +65,7 @@ def restore_command(
     with session.open() as manager:
         state = open_state(manager, _chosen(manager, job, ref).id)
         if session.as_json and target is None:
-            view = to_json_view(
-                inside(state.outline, path or ""), fields_of=with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS)
-            )
+            view = _view(state, inside(state.outline, path or ""))
             emit({"checkpoint": checkpoint_json(state.checkpoint), "path": path or "", "state": view})
             return
         if path is None and form is None:
@@ -146,10 +144,14 @@ def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force:
     return _put(write, target, force=force, is_text=False)
 
 
+def _view(state: StoredState, part: object) -> object:
+    return to_json_view(part, fields_of=with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS))
+
+
 def _writer(state: StoredState, part: object, form: str) -> Callable[[BinaryIO], object]:
     """What writes the part; everything that may fail for another reason than the disk has been done before."""
     if form == "json":
-        view = to_json_view(part, fields_of=with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS))
+        view = _view(state, part)
         return lambda file: write_all(file, to_json(view).encode() + b"\n")
     if isinstance(part, bytes) and form == "raw":
         return lambda file: write_all(file, part)
