@@ -211,7 +211,9 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
         for name in OPERATIONS:
             if turn and time.monotonic() > end:
                 return total  # every call once, however long that takes
-            for key, value in inject_all(folder / f"{turn} {name}", name).items():
+            numbers = inject_all(folder / f"{turn} {name}", name)
+            print(f"  {name}: " + ", ".join(f"{key} {value:,.0f}" for key, value in numbers.items()), flush=True)
+            for key, value in numbers.items():
                 total[key] = total.get(key, 0) + value
             shutil.rmtree(folder / f"{turn} {name}")
     return total

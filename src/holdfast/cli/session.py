@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -36,8 +35,9 @@ class Session(NamedTuple):
         """Where the embedded store is, whether it exists or not."""
         from pathlib import Path
 
-        url = self.store or os.environ.get("HOLDFAST_STORE") or ".holdfast"
-        return Path(url.removeprefix("file:")).expanduser().absolute()
+        from holdfast.manager import default_url
+
+        return Path((self.store or default_url()).removeprefix("file:")).expanduser().absolute()
 
 
 def emit(document: object, *, indent: int | None = 2) -> None:
