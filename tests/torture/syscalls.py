@@ -211,9 +211,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
         for name in OPERATIONS:
             if turn and time.monotonic() > end:
                 return total  # every call once, however long that takes
-            numbers = inject_all(folder / f"{turn} {name}", name)
-            print(f"  {name}: " + ", ".join(f"{key} {value:,.0f}" for key, value in numbers.items()), flush=True)
-            for key, value in numbers.items():
+            for key, value in inject_all(folder / f"{turn} {name}", name).items():
                 total[key] = total.get(key, 0) + value
             shutil.rmtree(folder / f"{turn} {name}")
     return total
