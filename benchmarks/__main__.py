@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import arrays, history, memory, pipelines, small_saves, startup, trees
+from . import agents, arrays, history, memory, pipelines, small_saves, startup, trees
 from .harness import Bench, Missing, Row, log, table, write_json
 
 Rows = dict[str, Callable[[Bench], list[Row]]]
@@ -27,13 +27,15 @@ STORE: Rows = {
     "startup": startup.run,
 }
 PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps}
-SUITES = {"store": STORE, "pipelines": PIPELINES}
+AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation}
+SUITES = {"store": STORE, "pipelines": PIPELINES, "agents": AGENTS}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench", description="Measure Holdfast against its peers.")
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {', '.join([*STORE, *PIPELINES])}")
+    known = ", ".join(row for rows in SUITES.values() for row in rows)
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {known}")
     parser.add_argument("--quick", action="store_true", help="an eighth of the size, fewer rounds: for a first look")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (7; 3 when quick)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")

@@ -8,7 +8,8 @@ is shown as pairs. Arrays are summarised. The view is to be read, not to be load
     {"$type": "dict", "items": [[key, value], …]}            keys that are not str; OrderedDict, Counter, … alike
     {"$type": "float", "value": "nan"}                       inf, -inf; Decimal, datetime, UUID, paths … alike
     {"$type": "bytes", "size_bytes": 3, "base64": "YWJj"}
-    {"$type": "ndarray", "dtype": "<f4", "shape": [2, 3], "size_bytes": 24}
+    {"$type": "ndarray", "dtype": "<f4", "shape": [2, 3], "size_bytes": 24}    "order": "F" if not by rows
+    {"$type": "Tree", "entries": 7, "size_bytes": 24}        File alike
     {"$type": "myapp.Model", "version": 2, "fields": {…}}
     {"$truncated": n}                                        n more items, pairs or characters are left out
 """
@@ -27,7 +28,7 @@ from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -40,18 +41,29 @@ _NUMBERS = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u
 _NUMBERS |= {"f2": "e", "f4": "f", "f8": "d", "q": "q", "Q": "Q"}
 
 
-def to_json_view(state: object, *, max_items: int | None = None, max_string: int | None = None) -> Any:
+BufferFields: TypeAlias = Callable[[BufferSummary], Mapping[str, object]]
+
+
+def to_json_view(
+    state: object,
+    *,
+    max_items: int | None = None,
+    max_string: int | None = None,
+    fields_of: BufferFields = lambda _: {},
+) -> Any:
     """What `json.dumps` takes, for a state or for an outline of one; UnsupportedType for what cannot be saved.
 
-    At most `max_items` of each container and `max_string` characters (or bytes) of each text are shown.
+    At most `max_items` of each container and `max_string` characters (or bytes) of each text are shown. `fields_of`
+    answers what else to say of an array, a tree or file, or a byte string that is not in the outline itself.
     """
-    return _View(max_items, max_string).show(state)
+    return _View(max_items, max_string, fields_of).show(state)
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
     max_items: int | None
     max_string: int | None
+    fields_of: BufferFields
 
     def show(self, value: object) -> Any:
         if type(value) in _SHOWN:
@@ -138,13 +150,19 @@ class _View:
         if value.kind in ("bytes", "bytearray"):
             if not value.ordinals:
                 return self.of_bytes(value.data if value.kind == "bytes" else bytearray(value.data))
-            return {"$type": value.kind, "size_bytes": value.size_bytes}
+            return {"$type": value.kind, "size_bytes": value.size_bytes, **self.fields_of(value)}
+        if value.kind in ("Tree", "File"):
+            entries = {"entries": value.shape[0], "size_bytes": value.size_bytes}
+            return {"$type": value.kind, **entries, **self.fields_of(value)}
         view: dict[str, object] = {"$type": value.kind, "dtype": self.text(value.dtype), "shape": list(value.shape)}
         code = _NUMBERS.get(value.dtype[1:])
         if value.kind == "numpy scalar" and code and len(value.data) == struct.calcsize(code):
             order = ">" if value.dtype[0] == ">" else "<"
             return {**view, "value": self.show(struct.unpack(order + code, value.data)[0])}
-        return {**view, "size_bytes": value.size_bytes}
+        view["size_bytes"] = value.size_bytes
+        if value.order != "C":
+            view["order"] = value.order
+        return {**view, **self.fields_of(value)}
 
     def of_type(self, value: TypeSummary) -> object:
         fields = {name: self.show(item) for name, item in value.fields.items()}

@@ -61,10 +61,10 @@ class CheckpointManager:
         chosen = storage_path if storage_path is not None else storage_dir
         if chosen is not None and not isinstance(chosen, str | os.PathLike):
             raise Validation(f"{chosen!r} names no store", hint='use a directory, "file:directory" or "memory:"')
-        self.url = os.fspath(chosen) if chosen is not None else os.environ.get("HOLDFAST_STORE") or ".holdfast"
+        self.url = os.fspath(chosen) if chosen is not None else default_url()
         self.namespace = parse_name("namespace", namespace)
         self._store = open_store(self.url, self.namespace, create=create)
-        self.actor = f"{_user()}@{socket.gethostname()}"
+        self.actor = actor_here()
         self.counters: Counter[str] = Counter()
         self._background = BackgroundSaves()
         self._watchers: list[Callable[[str, Checkpoint], None]] = []
@@ -546,11 +546,18 @@ def _check_policy(policy: object) -> None:
         raise Validation(f"{policy!r} is not a RetentionPolicy", hint="use RetentionPolicy(keep_last=10), for example")
 
 
-def _user() -> str:
+def default_url() -> str:
+    """Where the store is when nobody says."""
+    return os.environ.get("HOLDFAST_STORE") or ".holdfast"
+
+
+def actor_here() -> str:
+    """Who works here, as events name it: user@host."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):
-        return f"uid {os.getuid()}"
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()

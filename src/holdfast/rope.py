@@ -31,6 +31,8 @@ MAX_HEIGHT = 16
 _LEAST, _MOST = 3, 8  # digests in a group
 _ENDS = 0x01  # one digest in two ends its group, once that is long enough: measured to store least
 
+# (height and digest of what the manifest names, digests below each, bytes of each) of a run
+Stack = tuple[list[tuple[int, bytes]], dict[bytes, list[bytes]], dict[bytes, bytes]]
 Read = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain bytes by digest
 
 
@@ -45,14 +47,29 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class PartedTree:
-    """A tree as it is saved: bytes, and runs of pieces."""
+class Run:
+    """Pieces in a row. Saved again, it is not grouped again."""
 
-    parts: Sequence[bytes | Sequence[Piece]]
+    pieces: Sequence[Piece]
 
     @cached_property
     def size_bytes(self) -> int:
-        return sum(len(part) if isinstance(part, bytes) else sum(len(p.data) for p in part) for part in self.parts)
+        return sum(len(piece.data) for piece in self.pieces)
+
+    @cached_property
+    def stack(self) -> Stack:
+        return _stack(self.pieces)
+
+
+@dataclass(frozen=True)
+class PartedTree:
+    """A tree as it is saved: bytes, and runs of pieces."""
+
+    parts: Sequence[bytes | Run]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(part) if isinstance(part, bytes) else part.size_bytes for part in self.parts)
 
 
 def write_parts(tree: PartedTree, writer: ChunkWriter, known: Callable[[bytes], bool]) -> tuple[bytes, list[bytes]]:
@@ -67,7 +84,7 @@ def write_parts(tree: PartedTree, writer: ChunkWriter, known: Callable[[bytes], 
         if isinstance(part, bytes):
             packed.append(part)
             continue
-        tops, below, data = _stack(part)
+        tops, below, data = part.stack
         packed += tops
         waiting = [digest for _, digest in tops]
         while waiting:
@@ -83,8 +100,7 @@ def write_parts(tree: PartedTree, writer: ChunkWriter, known: Callable[[bytes], 
     return b"\x05" + ormsgpack.packb(packed), named
 
 
-def _stack(run: Sequence[Piece]) -> tuple[list[tuple[int, bytes]], dict[bytes, list[bytes]], dict[bytes, bytes]]:
-    """(height and digest of what the manifest names, digests below each, bytes of each) of a run."""
+def _stack(run: Sequence[Piece]) -> Stack:
     data = {piece.digest: piece.data for piece in run}
     below: dict[bytes, list[bytes]] = {}
     tops: list[tuple[int, bytes]] = []

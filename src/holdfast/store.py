@@ -68,6 +68,7 @@ class Store:
         self.blobs = blobs
         self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
         self._committed: OrderedDict[bytes, None] = OrderedDict()  # chunks of parted trees, as far as remembered
+        self._groups: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
         self.reader = ChunkReader(blobs, index.locate, self.pool)
@@ -417,10 +418,21 @@ class Store:
             return False
         return True
 
+    def _read_groups(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Chunks of digests, remembered: neighbours in a history share most of them."""
+        missing = [digest for digest in digests if digest not in self._groups]
+        found = self.reader.read_named(missing, of="a checkpoint") if missing else {}
+        found.update((digest, self._groups[digest]) for digest in digests if digest not in found)
+        with self._lock:
+            if len(self._groups) + len(missing) > _RECENT_DIGESTS:
+                self._groups = {}
+            self._groups.update((digest, found[digest]) for digest in missing)
+        return found
+
     def references(self, packed: bytes) -> Iterable[bytes]:
         """Every chunk an index manifest names, those of a spilled manifest included (for gc and copies)."""
         if (parts := parts_of(packed)) is not None:
-            yield from references(parts, partial(self.reader.read_named, of="a checkpoint"))
+            yield from references(parts, self._read_groups)
             return
         root = root_of(packed)
         if root is not None:

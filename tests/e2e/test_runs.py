@@ -173,3 +173,13 @@ def test_wrong_use_of_the_commands(program: Program) -> None:
     assert program.runs()[key]["status"] == "failed"
     assert "is cancelled" in program.holdfast("runs", "cancel", key)
     program.holdfast("runs", "resume", key, code=5)
+
+
+def test_a_program_whose_processes_cannot_start_is_told_why(program: Program) -> None:
+    (program.folder / "bare.py").write_text(
+        "import holdfast\nwith holdfast.run('bare') as run:\n    run.map(abs, [1, 2], executor='process', workers=1)\n"
+    )
+    said = program.run("bare.py", code=1)
+    assert "its processes cannot start" in said
+    assert '`if __name__ == "__main__":`' in said
+    assert program.runs()["bare"]["status"] == "failed"

@@ -23,6 +23,7 @@ NAMES = (
     "disk_full",
     "many_processes",
     "pipelines",
+    "agents",
     "mutants",
     "model",
 )

@@ -119,6 +119,8 @@ class TestView:
     def test_long_bytes_are_summarised_in_an_outline(self):
         outline = codec.outline(codec.encode([b"x" * 5000]).tree)
         assert to_json_view(outline) == [{"$type": "bytes", "size_bytes": 5000}]
+        view = to_json_view(outline, fields_of=lambda summary: {"ordinals": list(summary.ordinals)})
+        assert view == [{"$type": "bytes", "size_bytes": 5000, "ordinals": [0]}]
 
     def test_integers_beyond_what_python_writes(self):
         view = to_json_view([10**5000])

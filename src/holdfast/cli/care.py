@@ -56,19 +56,16 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
 
 def _repair(session: Session) -> RepairReport | None:
     """A new index, if the present one cannot be opened or finds something wrong with itself."""
+    from holdfast.manager import actor_here
+    from holdfast.repair import repair
+
     try:
         with session.open() as manager:
             if all(problem.subject != "index" for problem in manager.verify(deep=False).problems):
                 return None
-            actor = manager.actor
-    except (Corrupted, NotFound):  # NotFound: the marker is gone; repair says if there is no store at all
-        from holdfast.manager import CheckpointManager
-
-        with CheckpointManager("memory:") as manager:
-            actor = manager.actor
-    from holdfast.repair import repair
-
-    return repair(session.directory(), actor=actor)
+    except (Corrupted, NotFound):
+        pass  # NotFound: the marker is gone; repair says if there is no store at all
+    return repair(session.directory(), actor=actor_here())
 
 
 def _print_repair(mended: RepairReport) -> None:
@@ -152,7 +149,7 @@ def stats_command(session: Session, job: str | None) -> None:
     """Show numbers of the store, or of JOB."""
     with session.open() as manager:
         numbers = dict(manager.stats(job))
-        where = manager.place
+        where = manager.url
     if session.as_json:
         emit(numbers)
         return

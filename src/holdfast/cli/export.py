@@ -13,6 +13,7 @@ import click
 from holdfast.codec import BufferSummary
 from holdfast.errors import Validation
 from holdfast.files import FilesSummary, Tree
+from holdfast.jsonview import to_json_view
 
 from .naming import REF_HELP, Ref, find, job_named
 from .npy import npy_header
@@ -21,7 +22,7 @@ from .placing import place_file, placed_directory
 from .progress import Report, progress
 from .restore import MAX_INLINE_BYTES
 from .session import Session, emit, store_command
-from .states import StoredState, files_in, open_state, to_view, with_content
+from .states import StoredState, files_in, open_state, with_content
 from .text import count_of, safe, size, style
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _document(manager: CheckpointManager, checkpoints: list[Checkpoint]) -> dict
     exported = []
     for checkpoint in checkpoints:
         state = open_state(manager, checkpoint.id)
-        view = to_view(state.outline, with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
+        view = to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
         exported.append({**checkpoint_json(checkpoint), "state": view})
     return {"format": FORMAT, "checkpoints": exported}
 
@@ -164,7 +165,7 @@ def _write_all(manager: CheckpointManager, checkpoints: list[Checkpoint], sink: 
     for checkpoint in checkpoints:
         folder = f"{checkpoint.seq:06}"
         state = open_state(manager, checkpoint.id)
-        view = to_view(state.outline, _as_files(state, folder, sink, inside))
+        view = to_json_view(state.outline, fields_of=_as_files(state, folder, sink, inside))
         sink.add(f"{folder}/state.json", [json.dumps(view, indent=2).encode(), b"\n"])
         done += checkpoint.size_bytes
         if report:

@@ -19,18 +19,16 @@ _TENSOR_DTYPES = {
 
 def npy_header(summary: BufferSummary) -> bytes | None:
     """What stands before the bytes of an array in a .npy file; None where that format has no words for it."""
-    is_fortran = False
     if isinstance(summary, ArraySummary):
         try:
             descr = _descr(summary.stored_dtype)
         except ValueError:
             return None
-        is_fortran = summary.is_fortran
     elif summary.kind == "tensor" and summary.dtype in _TENSOR_DTYPES:
         descr = _TENSOR_DTYPES[summary.dtype]
     else:
         return None
-    text = f"{{'descr': {descr!r}, 'fortran_order': {is_fortran}, 'shape': {summary.shape!r}, }}"
+    text = f"{{'descr': {descr!r}, 'fortran_order': {summary.order == 'F'}, 'shape': {summary.shape!r}, }}"
     encoded = text.encode()
     version, prefix = (1, "<H") if text.isascii() and len(encoded) < 60_000 else (3, "<I")
     head = 8 + struct.calcsize(prefix)

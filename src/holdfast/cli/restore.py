@@ -14,6 +14,7 @@ import click
 from holdfast.codec import BufferSummary
 from holdfast.errors import NotFound, Validation
 from holdfast.files import File, FilesSummary, Tree
+from holdfast.jsonview import to_json_view
 
 from .naming import JobName, Ref, find
 from .npy import npy_header
@@ -21,7 +22,7 @@ from .output import checkpoint_json
 from .placing import is_stream, place_file, refuse_other
 from .progress import progress
 from .session import Session, emit, store_command, to_json, write_all
-from .states import StoredState, files_in, inside, open_state, split_at_tree, to_view, with_content
+from .states import StoredState, files_in, inside, open_state, split_at_tree, with_content
 from .text import safe, size, style, with_article
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def restore_command(
     with session.open() as manager:
         state = open_state(manager, _chosen(manager, job, ref).id)
         if session.as_json and target is None:
-            view = to_view(inside(state.outline, path or ""), with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS))
+            view = _view(state, inside(state.outline, path or ""))
             emit({"checkpoint": checkpoint_json(state.checkpoint), "path": path or "", "state": view})
             return
         if path is None and form is None:
@@ -143,10 +144,14 @@ def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force:
     return _put(write, target, force=force, is_text=False)
 
 
+def _view(state: StoredState, part: object) -> object:
+    return to_json_view(part, fields_of=with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS))
+
+
 def _writer(state: StoredState, part: object, form: str) -> Callable[[BinaryIO], object]:
     """What writes the part; everything that may fail for another reason than the disk has been done before."""
     if form == "json":
-        view = to_view(part, with_content(state, MAX_INLINE_BYTES, hint=_IN_PARTS))
+        view = _view(state, part)
         return lambda file: write_all(file, to_json(view).encode() + b"\n")
     if isinstance(part, bytes) and form == "raw":
         return lambda file: write_all(file, part)

@@ -41,9 +41,9 @@ def run_command(ctx: click.Context, session: Session, target: str, key: str | No
             traceback.print_exception(error)
             ctx.exit(1)
     if session.as_json:
-        from .states import to_view
+        from holdfast.jsonview import to_json_view
 
-        emit({"run": key, "status": "completed", "result": to_view(result)})
+        emit({"run": key, "status": "completed", "result": to_json_view(result)})
     else:
         click.echo(f"{key} is completed")
 

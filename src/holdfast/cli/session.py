@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -36,10 +35,11 @@ class Session(NamedTuple):
         """Where the embedded store is, whether it exists or not."""
         from pathlib import Path
 
-        url = self.store or os.environ.get("HOLDFAST_STORE") or ".holdfast"
-        if "://" in url:
-            from holdfast.errors import Validation
+        from holdfast.errors import Validation
+        from holdfast.manager import default_url
 
+        url = self.store or default_url()
+        if "://" in url:
             raise Validation("this looks at stores in directories only", hint="holdfast check looks at any store")
         return Path(url.removeprefix("file:")).expanduser().absolute()
 

@@ -28,8 +28,10 @@ def show_command(session: Session, ref: str, path: str | None, depth: int, items
 
     Arrays are shown by type and shape; their bytes are not read.
     """
+    from holdfast.jsonview import to_json_view
+
     from .entries import entries_below, entry_json, print_entries
-    from .states import open_state, split_at_tree, to_view
+    from .states import open_state, split_at_tree
     from .tree import Limits, draw
 
     with session.open() as manager:
@@ -39,7 +41,7 @@ def show_command(session: Session, ref: str, path: str | None, depth: int, items
         entries = entries_below(state.files_at(place), rest) if is_tree else []
     checkpoint = state.checkpoint
     if session.as_json:
-        view = {"checkpoint": checkpoint_json(checkpoint), "path": path or "", "state": to_view(part)}
+        view = {"checkpoint": checkpoint_json(checkpoint), "path": path or "", "state": to_json_view(part)}
         emit({**view, "entries": [entry_json(entry) for entry in entries]} if is_tree else view)
         return
     if path is None:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import BufferSummary, TypeSummary
 from holdfast.codec.kinds import Tag
-from holdfast.codec.summaries import array_parts, dtype_text
 from holdfast.codec.unpacking import Unpacker, load
 from holdfast.errors import NotFound, Validation
 from holdfast.files import File, FilesSummary, Tree
-from holdfast.jsonview import _View
+from holdfast.jsonview import BufferFields
 
 if TYPE_CHECKING:
     from holdfast.manager import CheckpointManager
@@ -33,37 +32,20 @@ SEQUENCES = (list, tuple, set, frozenset, deque)
 
 @dataclass(frozen=True, slots=True)
 class ArraySummary(BufferSummary):
-    """An array with what its bytes mean exactly: the stored dtype, and whether rows or columns lie together."""
+    """An array with the dtype as it is stored: .npy files tell where in a record each field is."""
 
     stored_dtype: Any = None
-    is_fortran: bool = False
 
 
 class _Outliner(Unpacker):
-    """The codec's outline, but arrays keep their order and exact dtype."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
+    """The codec's outline, but arrays keep their stored dtype."""
 
     def _lift_leaf(self, raw: tuple[int, bytes], depth: int) -> Any:
-        if raw[0] == Tag.NDARRAY:
-            return self.call(raw[0], _summarise_array, raw[1], depth)
-        return super()._lift_leaf(raw, depth)
-
-
-def _summarise_array(payload: bytes, unpacker: Unpacker) -> ArraySummary:
-    dtype, shape, order, reference, size_bytes = array_parts(unpacker.unpack(payload))
-    is_inline = isinstance(reference, bytes)
-    return ArraySummary(
-        "ndarray",
-        dtype_text(dtype),
-        shape,
-        size_bytes,
-        ordinals=() if is_inline else (reference,),
-        data=reference if is_inline else b"",
-        stored_dtype=dtype,
-        is_fortran=order == "F",
-    )
+        found = super()._lift_leaf(raw, depth)
+        if raw[0] != Tag.NDARRAY:
+            return found
+        known = {field.name: getattr(found, field.name) for field in fields(BufferSummary)}
+        return ArraySummary(**known, stored_dtype=self.unpack(raw[1])[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +78,7 @@ def open_state(manager: CheckpointManager, checkpoint_id: str) -> StoredState:
     store = manager._store
     checkpoint, packed = store.index.read(checkpoint_id)
     manifest = store.open(checkpoint, packed)
-    outline = load(store.tree(checkpoint, manifest), None, lambda raw, _: _Outliner().lift(raw, 0))
+    outline = load(store.tree(checkpoint, manifest), None, lambda raw, _: _Outliner(None).lift(raw, 0))
     return StoredState(checkpoint, outline, manager, manifest)
 
 
@@ -161,35 +143,6 @@ def files_in(value: object, path: str = "") -> Iterator[tuple[str, FilesSummary]
         yield from files_in(child, f"{path}/{name}" if path else name)
 
 
-# --- as JSON ---
-
-BufferFields = Callable[[BufferSummary], Mapping[str, object]]
-
-
-@dataclass(frozen=True, slots=True)
-class _ViewWithBuffers(_View):
-    """The project's JSON view, with more about arrays than their shape."""
-
-    fields_of: BufferFields
-
-    def buffer(self, value: BufferSummary) -> object:
-        shown = _View.buffer(self, value)
-        if value.kind == "numpy scalar" or not isinstance(shown, dict) or "base64" in shown:
-            return shown
-        if isinstance(value, FilesSummary):
-            shown = {"$type": value.kind, "entries": value.shape[0], "size_bytes": value.size_bytes}
-        return {**shown, **self.fields_of(value)}
-
-
-def _nothing(_: BufferSummary) -> Mapping[str, object]:
-    return {}
-
-
-def to_view(value: object, fields_of: BufferFields = _nothing) -> object:
-    """A part of an outline for json.dumps (see holdfast.jsonview); `fields_of` answers what else to say of arrays."""
-    return _ViewWithBuffers(None, None, fields_of).show(value)
-
-
 def with_content(state: StoredState, limit_bytes: int, *, hint: str) -> BufferFields:
     """Arrays and byte strings with their content, as base64, up to a limit for all of them together."""
     room = limit_bytes
@@ -204,7 +157,6 @@ def with_content(state: StoredState, limit_bytes: int, *, hint: str) -> BufferFi
                 hint=hint,
             )
         data = base64.b64encode(state.bytes_of(summary)).decode()
-        is_fortran = isinstance(summary, ArraySummary) and summary.is_fortran
-        return {"order": "F", "base64": data} if is_fortran else {"base64": data}
+        return {"base64": data}
 
     return content_of

@@ -13,8 +13,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from multiprocessing import get_context
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import StepTimeout, Validation, WorkerDied
@@ -30,6 +28,8 @@ def timed_out(what: str, timeout_s: float) -> StepTimeout:
 
 
 def check_picklable(function: object, what: str, why: str) -> None:
+    from multiprocessing.reduction import ForkingPickler
+
     try:
         ForkingPickler.dumps(function)
     except Exception as error:
@@ -41,6 +41,8 @@ def check_picklable(function: object, what: str, why: str) -> None:
 
 def new_pool(workers: int) -> ProcessPool:
     """Processes that are started clean (no fork beside threads), ignore Ctrl-C, and end with their parent."""
+    from multiprocessing import get_context
+
     from pebble import ProcessPool
 
     context = get_context("forkserver")
@@ -76,6 +78,8 @@ class Isolation:
             self.drop(workers)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:
+        from concurrent.futures.process import BrokenProcessPool
+
         from pebble import ProcessExpired
 
         check_picklable((function, args, kwargs), what, "a step with timeout_s runs in a process of its own")
@@ -89,6 +93,9 @@ class Isolation:
             raise timed_out(what, timeout_s) from error
         except ProcessExpired as error:
             raise worker_died(what, error.exitcode) from error
+        except BrokenProcessPool as error:
+            self.drop(1)
+            raise no_workers(what) from error
         finally:
             future.cancel()  # type: ignore[no-untyped-call]  # kills it when we leave early
 
@@ -96,6 +103,14 @@ class Isolation:
 def worker_died(what: str, exit_code: int | None) -> WorkerDied:
     how = f"signal {-exit_code}" if exit_code and exit_code < 0 else f"exit code {exit_code}"
     return WorkerDied(f"{what}: its process died ({how})", hint="signal 9 often means that memory ran out")
+
+
+def no_workers(what: str) -> WorkerDied:
+    return WorkerDied(
+        f"{what}: its processes cannot start",
+        hint='a program that uses processes needs `if __name__ == "__main__":` around what it does, as each of them '
+        "imports it; what went wrong is above",
+    )
 
 
 def call_in_thread(function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:

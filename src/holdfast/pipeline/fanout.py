@@ -16,6 +16,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from blake3 import blake3
 from holdfast.errors import CheckpointError, Validation
 from holdfast.manager import CheckpointManager
 
-from .attempt import Isolation, check_picklable, timed_out, worker_died
+from .attempt import Isolation, check_picklable, no_workers, timed_out, worker_died
 from .digests import DIGEST_BYTES, DigestSet
 from .keys import digest_of, map_key, show
 from .progress import Tally
@@ -245,19 +246,23 @@ class Map:
 
     def _identify(self, value: Any) -> tuple[bytes, str]:
         """What an item is known by: its key, or its content and how often it came before."""
-        what = f"map {show(self._spec.path)}, item {self._taken - 1}"
         if self._key is not None:
             key = self._key(value)
-            digest = digest_of(key, f"{what}, its key")[:DIGEST_BYTES]
+            digest = digest_of(key, lambda: f"{self._newest_item()}, its key")[:DIGEST_BYTES]
             if not self._seen.add(digest):
-                raise Validation(f"{what} has the key {key!r} of an earlier one", hint="keys must tell items apart")
+                raise Validation(
+                    f"{self._newest_item()} has the key {key!r} of an earlier one", hint="keys must tell items apart"
+                )
             return digest, key if isinstance(key, str) and 0 < len(key) <= 100 else digest.hex()
-        digest = digest_of(value, what)[:DIGEST_BYTES]
+        digest = digest_of(value, self._newest_item)[:DIGEST_BYTES]
         if not self._seen.add(digest):
             self._repeats[digest] += 1
             digest = blake3(digest + self._repeats[digest].to_bytes(8, "big")).digest(DIGEST_BYTES)
             self._seen.add(digest)
         return digest, digest.hex()
+
+    def _newest_item(self) -> str:
+        return f"map {show(self._spec.path)}, item {self._taken - 1}"
 
     def _finish(self, future: Future[Outcome], chunk: list[Item], workers: Workers) -> None:
         try:
@@ -449,6 +454,8 @@ class Processes(Workers):
             return future.result()
         except ProcessExpired as error:
             raise WorkerLost(worker_died(what, error.exitcode)) from error
+        except BrokenProcessPool as error:
+            raise no_workers(what) from error
         except TimeoutError as error:
             if self._timeout_s is None:
                 raise

@@ -20,17 +20,19 @@ def show(path: Path) -> str:
     return "/".join(path)
 
 
-def digest_of(value: object, what: str) -> bytes:
+def digest_of(value: object, what: str | Callable[[], str]) -> bytes:
     """32 bytes that stand for a value: the digest of its encoded form. `what` names it where it has none."""
     try:
         encoded = codec.encode(value)
     except CheckpointError as error:
         raise UnsupportedType(
-            f"{what}: {error.message.replace('state', 'it', 1)}",
+            f"{what() if callable(what) else what}: {error.message.replace('state', 'it', 1)}",
             hint="give inputs= (of a step) or key= (of a map) to say what identifies it, or pass plain values",
             path=getattr(error, "path", "state"),
         ) from error
     hasher = blake3(encoded.tree)
+    if not encoded.buffers:
+        return hasher.digest()
     for buffer in encoded.buffers:
         inner = blake3(max_threads=blake3.AUTO)
         for piece in (buffer,) if isinstance(buffer, memoryview) else buffer.pieces():

@@ -441,9 +441,11 @@ class Run:
     ) -> Work:
         place = place_in(self).below(name)
         self.claim(place.path)
-        what = f"step {show(place.path)}"
         given = arguments(function, args, kwargs) if inputs is UNSET else {"inputs": inputs}
-        digests = {arg: digest_of(value, f"{what}, input {arg}") for arg, value in given.items()}
+        digests = {
+            arg: digest_of(value, lambda arg=arg: f"step {show(place.path)}, input {arg}")  # type: ignore[misc]
+            for arg, value in given.items()
+        }
         key = step_key(place.path, f"{self.version}/{options.version}", digests)
         return Work(place, key, digests, function, args, kwargs, options)
 
@@ -490,7 +492,6 @@ class Run:
         path = work.place.path
         metadata = {
             "kind": "attempt",
-            "key": work.key,
             "session": self.session,
             "attempt": attempt,
             "error": _one_line(error),
@@ -516,7 +517,6 @@ class Run:
         if keep:
             metadata = {
                 "kind": "step",
-                "key": work.key,
                 "session": self.session,
                 "attempts": attempt,
                 "seconds": round(seconds, 6),

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -13,7 +14,7 @@ from langgraph.checkpoint.base import get_checkpoint_id
 
 from holdfast.errors import NotFound
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint, CheckpointLevel
+from holdfast.model import Checkpoint, CheckpointLevel, to_datetime
 from holdfast.ports import Index
 
 from . import names
@@ -38,6 +39,15 @@ def _is_plain(key: str, value: object) -> bool:
     if type(value) is float:
         return value - value == 0  # finite
     return value is None or type(value) is bool or (type(value) is int and abs(value) < 1 << 63)
+
+
+def microseconds(text: str) -> int | None:
+    """The time of a checkpoint as Holdfast keeps it; None when it would not come back as the same text."""
+    try:
+        created_us = round(datetime.fromisoformat(text).timestamp() * 1_000_000)
+        return created_us if to_datetime(created_us).isoformat() == text else None
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def graph_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

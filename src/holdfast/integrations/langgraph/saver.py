@@ -36,6 +36,7 @@ PendingWrites = list[tuple[str, str, Any]]  # a name, because inside the class `
 
 _TREE = ("checkpoint", "channel_values")
 _WRITES = ("task", "values")
+_NO_PARENTS: dict[str, Any] = {"parents": {}}  # as almost always, and then not stored
 
 
 class HoldfastSaver(BaseCheckpointSaver[int]):
@@ -94,9 +95,14 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         """Make a checkpoint durable. Conflict when another run has continued the thread since this one read it."""
         thread, namespace, parent = _names(config)
         job = names.job_of(thread, namespace)
-        head: dict[str, Any] = {k: v for k, v in checkpoint.items() if k != _TREE[1]}
+        checkpoint_id, created_us = names.id_of(job, checkpoint["id"]), history.microseconds(checkpoint["ts"])
+        head: dict[str, Any] = {k: v for k, v in checkpoint.items() if k not in (_TREE[1], "id", "ts")}
+        if not checkpoint_id.startswith(checkpoint["id"] + "@"):
+            head["id"] = checkpoint["id"]
+        if created_us is None:
+            head["ts"] = checkpoint["ts"]
         plain, rest = history.split_metadata(get_checkpoint_metadata(config, metadata))
-        if rest:
+        if rest != _NO_PARENTS:
             head["metadata"] = rest
         parent_id = None if parent is None else names.id_of(job, parent)
         if parent_id is not None and not self._memory.laid((job, parent)) and not self.manager.exists(parent_id):
@@ -114,7 +120,8 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
                 metadata=plain,
                 idempotency_key=None if newest is None else f"after {newest}",
             ),
-            checkpoint_id=names.id_of(job, checkpoint["id"]),
+            checkpoint_id=checkpoint_id,
+            created_us=created_us,
         )
         values = checkpoint["channel_values"]
         before = self._memory.laid((job, parent))
@@ -235,7 +242,9 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         else:
             state: Any = self.manager._load(checkpoint, packed)
             head, values = state[_TREE[0]], state[_TREE[1]]
-        metadata = {**history.graph_metadata(checkpoint.metadata), **head.pop("metadata", {})}
+        head.setdefault("id", checkpoint.id.partition("@")[0])
+        head.setdefault("ts", checkpoint.created_at.isoformat())
+        metadata = {**history.graph_metadata(checkpoint.metadata), **head.pop("metadata", {"parents": {}})}
         parent = head.pop("parent", checkpoint.parent and checkpoint.parent.partition("@")[0])
         return CheckpointTuple(
             config=_config(thread, namespace, head["id"]),
