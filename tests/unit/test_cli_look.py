@@ -178,7 +178,9 @@ def test_check_finds_damage(run: Run, store: Path, tmp_path: Path) -> None:
     assert not found["ok"]
     assert found["corrupted"] == [saved]
     assert {"subject", "what", "fix"} == found["problems"][0].keys()
-    assert "cannot be loaded" in run("check", code=6).stdout
+    shown = run("check", code=6).stdout
+    assert "cannot be loaded" in shown
+    assert len(set(shown.splitlines())) == len(shown.splitlines())
     run("restore", "train", saved, "--path", "big", "--to", "out", code=6)
     assert not (tmp_path / "out").exists()
 
@@ -260,6 +262,12 @@ def test_long_runs_of_items_are_shown_together(run: Run) -> None:
     save(run, "one", {"losses": [1, 2]})
     save(run, "two", {"losses": list(range(1, 50))})
     assert "+ losses/2…48  47 items: 3, 4, 5, 6, 7, 8, …" in run("diff", "train~1", "train").stdout
+
+
+def test_one_byte_differs(run: Run, manager: CheckpointManager) -> None:
+    manager.save("train", "one", {"blob": b"a" * 9000})
+    manager.save("train", "two", {"blob": b"a" * 8999 + b"b"})
+    assert "~ blob  bytes · 8.8 KiB: 1 byte differs" in run("diff", "train~1", "train").stdout
 
 
 def test_long_texts_are_shown_in_part(run: Run) -> None:

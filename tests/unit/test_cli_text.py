@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cli.tables import Column, facts_layout, layout
-from holdfast.cli.text import age, clip, count_of, pieces, safe, size, width_of, with_article
+from holdfast.cli.text import age, clip, count_of, labelled, pieces, safe, size, width_of, with_article
 
 ESCAPES = [
     "\x1b[2J",
@@ -86,6 +86,13 @@ def test_ages(past: timedelta, shown: str) -> None:
 def test_counts_have_their_plural() -> None:
     assert count_of(1, "job") == "1 job"
     assert count_of(2000, "job") == "2,000 jobs"
+
+
+def test_labelled_text_is_broken_between_words() -> None:
+    lines = [plain(line) for line in labelled("hint:", "warn", "word\x1b " * 20, 40)]
+    assert lines[0].startswith("hint: word\\x1b word")
+    assert all(line.startswith("      word") and len(line) <= 40 for line in lines[1:])
+    assert list(labelled("x", "", "", 40)) == ["x "]
 
 
 def test_nouns_have_their_article() -> None:

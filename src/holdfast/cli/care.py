@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +15,7 @@ from .naming import JobName
 from .progress import progress
 from .session import Session, emit, store_command
 from .tables import print_facts
-from .text import count_of, safe, size, style
+from .text import count_of, labelled, safe, size, style, terminal_width
 
 if TYPE_CHECKING:
     from holdfast.repair import RepairReport
@@ -72,19 +73,25 @@ def _print_repair(mended: RepairReport) -> None:
     packs = f", {mended.from_packs:,} of them known from packs only" if mended.from_packs else ""
     click.echo(f"{style('✓', 'good')} a new index with {count_of(mended.checkpoints, 'checkpoint')}{packs}")
     if not mended.is_index_complete:
-        click.echo(f"{style('!', 'warn')} the old index could not be read to its end, so checkpoints may be missing:")
-        click.echo(
-            f"  states up to {size(INLINE_BYTES)} are in the index only, and those that could not be read are lost; "
+        lost = (
+            f"states up to {size(INLINE_BYTES)} are in the index only, and those that could not be read are lost; "
             f"larger ones are known to the packs, and {mended.from_packs:,} came back from there"
         )
-        click.echo(style("  → if there is a copy of the store, compare holdfast jobs of both", "dim"))
+        _say("!", "warn", f"the old index could not be read to its end, so checkpoints may be missing: {lost}")
+        _say("  →", "dim", "if there is a copy of the store, compare holdfast jobs of both")
     click.echo(style(f"  the old index is {safe(mended.old_index)}", "dim"))
 
 
+def _say(label: str, look: str, text: str) -> None:
+    for line in labelled(label, look, text, terminal_width()):
+        click.echo(line)
+
+
 def _print_check(found: VerifyReport, *, is_deep: bool, is_whole: bool) -> None:
-    for problem in found.problems:
-        click.echo(f"{style('✗', 'bad')} {safe(problem.subject)}: {safe(problem.what)}")
-        click.echo(style(f"  → {safe(problem.fix)}", "dim"))
+    for fix, problems in groupby(found.problems, key=lambda problem: problem.fix):
+        for problem in problems:
+            _say("✗", "bad", f"{problem.subject}: {problem.what}")
+        _say("  →", "dim", fix)
     counted = _counted(found, is_deep=is_deep)
     if found.is_ok:
         well = "all is well" if is_whole else "what is there now is whole"

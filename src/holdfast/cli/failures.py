@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from .text import columns, pieces, safe, style
+from .text import columns, labelled
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -52,12 +52,8 @@ def report_failure(error: BaseException, *, as_json: bool) -> int:
 
 
 def _print(label: str, look: str, text: str) -> None:
-    """A label and a text, on a terminal broken between words."""
-    room = columns() - len(label) - 1 if sys.stderr.isatty() else 1 << 30
-    first, *more = [*pieces(safe(text), room)] or [""]
-    click.echo(style(label, look) + " " + first, err=True)
-    for line in more:
-        click.echo(" " * (len(label) + 1) + line, err=True)
+    for line in labelled(label, look, text, columns() if sys.stderr.isatty() else None):
+        click.echo(line, err=True)
 
 
 def in_our_words(text: str) -> str:

@@ -126,6 +126,14 @@ def pieces(text: str, width: int) -> Iterator[str]:
         yield line
 
 
+def labelled(label: str, look: str, text: str, width: int | None) -> Iterator[str]:
+    """A label and a text made harmless, in lines of at most `width` columns that go on below the text's beginning."""
+    indent = width_of(label) + 1
+    first, *more = (width and [*pieces(safe(text), width - indent)]) or [safe(text)]
+    yield f"{style(label, look)} {first}"
+    yield from (" " * indent + line for line in more)
+
+
 def size(count: int) -> str:
     """A number of bytes: 999 B, 1.5 KiB, 12 GiB."""
     if count < 1024:
