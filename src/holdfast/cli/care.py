@@ -156,7 +156,7 @@ def stats_command(session: Session, job: str | None) -> None:
     """Show numbers of the store, or of JOB."""
     with session.open() as manager:
         numbers = dict(manager.stats(job))
-        where = manager.url
+        where = manager.place
     if session.as_json:
         emit(numbers)
         return
