@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec, lease
-from .errors import Conflict, Corrupted, NotFound, Validation
+from .errors import CheckpointError, Conflict, Corrupted, NotFound, Validation
 from .model import (
     Checkpoint,
     CheckpointId,
@@ -117,13 +117,16 @@ class CheckpointManager:
 
     def _commit(self, request: Request, encoded: codec.Encoded) -> CheckpointId:
         self._check_open()
-        self._retain(request.job)
         checkpoint = self._store.save(request, encoded, actor=self.actor)
         self.counters["saves"] += 1
         self.counters["saved_bytes"] += checkpoint.size_bytes
         self.counters["stored_bytes"] += checkpoint.stored_bytes
         for watcher in self._watchers:
             watcher("save", checkpoint)
+        try:
+            self._retain(request.job)
+        except CheckpointError as error:  # the save is done; the next one tries again
+            warnings.warn(f"retention of job {request.job} failed after a save: {error}", stacklevel=3)
         return checkpoint.id
 
     # Finding
@@ -370,8 +373,8 @@ class CheckpointManager:
     def _retain(self, job: str) -> None:
         """Apply the job's own policy, as last read: at every 16th save, because another process may have set it.
 
-        Before the save, so that its failure cannot be taken for a failure of the save. Planning looks at all that is
-        kept, so it waits until a tenth of that has come on top: the cost of a save stays the same (I6).
+        Planning looks at all that is kept, so it waits until a tenth of that has come on top: the cost of a save
+        stays the same (I6).
         """
         count, due = self._retaining.get(job, (0, 0))
         if count % 16 == 0:
