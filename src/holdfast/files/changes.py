@@ -82,5 +82,5 @@ def _is_same_content(a: StoredFiles, row_a: int, b: StoredFiles, row_b: int, *, 
 
 def _references(files: StoredFiles, row: int) -> list[tuple[bytes, int, int]]:
     """What a file's content is made of: chunk, offset in it, length; and where its holes are."""
-    chunks = [(entry.digest, part.offset, part.size_bytes) for entry, part in files.parts(row)]
+    chunks = [(entry.digest, part.offset, part.size_bytes) for _, entry, part in files.parts(row)]
     return chunks + [(b"", offset, length) for offset, length in files.table.sparse.get(row, [])]

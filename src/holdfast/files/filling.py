@@ -126,18 +126,17 @@ class Filling:
                         fd = self._create(part.row)
                         self._large[part.row] = _LargeFile(fd, self._table.data_bytes(part.row))
                         os.ftruncate(fd, self._table.size[part.row])
-            yield partial(self._write_chunk, entry, parts), entry.size_bytes
+            yield partial(self._write_chunk, self._stream, entry, parts), entry.size_bytes
 
     def _write_empty(self, rows: list[int]) -> None:
         for row in rows:
             with self._naming(row), self._created(row) as fd:
                 os.ftruncate(fd, self._table.size[row])
 
-    def _write_chunk(self, entry: Entry, parts: list[Part]) -> None:
-        assert self._stream is not None
+    def _write_chunk(self, stream: StoredStream, entry: Entry, parts: list[Part]) -> None:
         chunk = self._buffer(entry.size_bytes)
         if not entry.is_zero:
-            self._stream.reader.read([(entry, chunk)], of=self._stream.of)
+            stream.reader.read([(entry, chunk)], of=stream.of)
         for part in parts:
             data = chunk[part.offset : part.offset + part.size_bytes]
             with self._naming(part.row):

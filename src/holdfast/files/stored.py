@@ -57,8 +57,8 @@ class StoredFiles:
             self._rows = {found: row for row, found in enumerate(self.table.paths())}
         return self._rows.get(path) or None
 
-    def parts(self, row: int) -> Iterator[tuple[Entry, Part]]:
-        """The chunks that hold the content of a file, in order."""
+    def parts(self, row: int) -> Iterator[tuple[StoredStream, Entry, Part]]:
+        """The chunks that hold the content of a file, in order, each with the stream to read it from."""
         if self._starts is None:
             rows, starts = self.table.layout()
             self._starts = dict(zip(rows, starts, strict=False))
@@ -72,30 +72,35 @@ class StoredFiles:
         number = bisect_right(self._offsets, begin) - 1
         while number < len(entries) and (at := self._offsets[number]) < end:
             first, last = max(begin, at), min(end, self._offsets[number + 1])
-            yield entries[number], Part(row, first - begin, first - at, last - first)
+            yield self.content, entries[number], Part(row, first - begin, first - at, last - first)
             number += 1
 
     def pieces(self, row: int) -> Iterator[memoryview | bytes]:
         """The content of a file from beginning to end, holes as zeros. A piece is good until the next one."""
         position = 0
-        for entry, part in self.parts(row):
-            data = self._chunk(entry)[part.offset : part.offset + part.size_bytes]
+        for stream, entry, part in self.parts(row):
+            data = self._chunk(entry, stream)[part.offset : part.offset + part.size_bytes]
             for offset, length in self.table.segments(row, part.start, part.size_bytes):
                 yield from _zeros(offset - position)
                 yield data[:length]
                 data, position = data[length:], offset + length
         yield from _zeros(self.table.size[row] - position)
 
-    def _chunk(self, entry: Entry) -> memoryview:
+    def _chunk(self, entry: Entry, stream: StoredStream) -> memoryview:
         """The last one is kept: small files that follow each other lie in the same."""
-        assert self.content is not None
-        if self._last is None or self._last[0] != entry:
-            self._last = None
-            check_size(entry, self.content)
-            data = memoryview(bytearray(entry.size_bytes))
-            self.content.reader.read([(entry, data)], of=self.content.of)
-            self._last = (entry, data.toreadonly())
-        return self._last[1]
+        last = self._last
+        if last is None or last[0] != entry:
+            self._last = None  # before the next is read, so that not both are in memory
+            last = self._last = (entry, read_chunk(entry, stream).toreadonly())
+        return last[1]
+
+
+def read_chunk(entry: Entry, stream: StoredStream) -> memoryview:
+    """The bytes of one chunk, verified."""
+    check_size(entry, stream)
+    data = memoryview(bytearray(entry.size_bytes))
+    stream.reader.read([(entry, data)], of=stream.of)
+    return data
 
 
 def parts_of_chunks(table: Table, stream: StoredStream) -> Iterator[tuple[Entry, list[Part]]]:
@@ -130,13 +135,7 @@ class StoredSource:
 
     def pieces(self) -> Iterator[Deferred]:
         for entry in self.stream.entries:
-            yield Deferred(entry.size_bytes, partial(self._read, entry), entry)
-
-    def _read(self, entry: Entry) -> memoryview:
-        check_size(entry, self.stream)
-        data = memoryview(bytearray(entry.size_bytes))
-        self.stream.reader.read([(entry, data)], of=self.stream.of)
-        return data
+            yield Deferred(entry.size_bytes, partial(read_chunk, entry, self.stream), entry)
 
 
 class TableSource:

@@ -49,7 +49,7 @@ class Tree:
         always_read: bool = False,
     ) -> None:
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        self.path: str | None = os.fspath(path)
+        self.path = os.fspath(path)  # "" when loaded
         self._options = Options(patterns, skip_special, allow_changing, always_read)
         self._stored: StoredFiles | None = None
 
@@ -105,7 +105,6 @@ class Tree:
         return self._stored.table if self._stored is not None else self._scan().table
 
     def _scan(self) -> Scan:
-        assert self.path is not None
         return scan_tree(self.path, self._options)
 
     def __repr__(self) -> str:
@@ -116,7 +115,7 @@ class File:
     """One file; a path that is a symlink stands for the file it leads to. Saved and loaded like a Tree."""
 
     def __init__(self, path: Path, *, allow_changing: bool = False, always_read: bool = False) -> None:
-        self.path: str | None = os.fspath(path)
+        self.path = os.fspath(path)  # "" when loaded
         self._options = Options(allow_changing=allow_changing, always_read=always_read)
         self._stored: StoredFiles | None = None
 
@@ -162,7 +161,6 @@ class File:
         return self._stored.table if self._stored is not None else self._scan().table
 
     def _scan(self) -> Scan:
-        assert self.path is not None
         return scan_file(self.path, self._options)
 
     def __repr__(self) -> str:
@@ -245,14 +243,14 @@ def _stored(summary: FilesSummary, open_stream: Callable[[int], StoredStream]) -
 
 def _decode_tree(payload: bytes, context: codec.DecodeContext) -> Tree:
     tree = Tree.__new__(Tree)
-    tree.path, tree._options = None, Options()
+    tree.path, tree._options = "", Options()
     tree._stored = _stored(_summary("Tree", payload), context.stream)
     return tree
 
 
 def _decode_file(payload: bytes, context: codec.DecodeContext) -> File:
     file = File.__new__(File)
-    file.path, file._options = None, Options()
+    file.path, file._options = "", Options()
     file._stored = _stored(_summary("File", payload), context.stream)
     return file
 
