@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,21 +29,21 @@ def full_save(bench: Bench) -> list[Row]:
     def ours() -> float:
         state.change_all()
         with fresh_store(bench, "full") as manager:
-            return timed(lambda: manager.save("train", "epoch", state.arrays))
+            return timed(lambda: manager.save("train", "epoch", state.arrays), memory=2 * state.size_bytes)
 
     def torch() -> float:
         state.change_all()
         archive.unlink(missing_ok=True)
-        return timed(lambda: peers.torch_save(state.tensors, archive))
+        return timed(lambda: peers.torch_save(state.tensors, archive), memory=2 * state.size_bytes)
 
     def disk() -> float:
         raw.unlink(missing_ok=True)
         peers.reserve(raw, state.size_bytes)
-        return timed(lambda: peers.write_direct(raw, state.views))
+        return timed(lambda: peers.write_direct(raw, state.views), memory=2 * state.size_bytes)
 
     sides = {"holdfast": ours, "disk": disk}
     missing = _add(sides, "torch", torch, peers.torch)
-    samples = interleave(bench.rounds, sides, memory=2 * state.size_bytes)
+    samples = interleave(bench.rounds, sides)
     work = f"{mib(state.size_bytes)} of arrays, full save"
     return [
         Row(work, samples["holdfast"], "torch.save + fsync", samples["torch"], target=1.4, best=True)
@@ -67,14 +66,19 @@ def changed_save(bench: Bench) -> list[Row]:
 
         def ours() -> float:
             state.change_some()
-            cost = timed(lambda: manager.save("train", "epoch", state.arrays))
+            cost = timed(lambda: manager.save("train", "epoch", state.arrays), memory=2 * state.size_bytes)
             sizes.append(disk_bytes(bench.workspace / "changed"))
             state.write_files(files)
             return cost
 
         sides: dict[str, Callable[[], float]] = {"holdfast": ours}
         missing = {
-            "torch": _add(sides, "torch", lambda: timed(lambda: peers.torch_save(state.tensors, archive)), peers.torch)
+            "torch": _add(
+                sides,
+                "torch",
+                lambda: timed(lambda: peers.torch_save(state.tensors, archive), memory=2 * state.size_bytes),
+                peers.torch,
+            )
         }
         for name, peer in (("restic", peers.Restic), ("borg", peers.Borg)):
             try:
@@ -83,8 +87,10 @@ def changed_save(bench: Bench) -> list[Row]:
                 missing[name] = str(reason)
                 continue
             repository.backup(files)
-            sides[name] = lambda repository=repository: timed(lambda: repository.backup(files))
-        samples = interleave(bench.rounds, sides, memory=2 * state.size_bytes)
+            sides[name] = lambda repository=repository: timed(
+                lambda: repository.backup(files), memory=2 * state.size_bytes
+            )
+        samples = interleave(bench.rounds, sides)
         while len(sizes) < HISTORY:
             ours()
     rows = []
@@ -117,17 +123,16 @@ def load(bench: Bench) -> list[Row]:
 
             def ours(into: object, prepare: Callable[[Path], None] = prepare) -> float:
                 prepare(store)
-                return timed(lambda: manager.load(saved, into=into))
+                return timed(lambda: manager.load(saved, into=into), memory=2 * state.size_bytes)
 
             def theirs(prepare: Callable[[Path], None] = prepare) -> float:
                 prepare(archive)
-                return timed(lambda: torch.load(archive))
+                return timed(lambda: torch.load(archive), memory=2 * state.size_bytes)
 
             log(f"  {cache}")
             samples = interleave(
                 bench.rounds,
                 {"existing": lambda: ours(state.arrays), "torch": theirs, "fresh": lambda: ours(None)},
-                memory=2 * state.size_bytes,
             )
             for name, target in (("existing", 1.2), ("fresh", 0.7)):
                 where = "into existing arrays" if name == "existing" else "into fresh memory"
@@ -146,10 +151,11 @@ def async_stall(bench: Bench) -> list[Row]:
 
     def stall(manager: holdfast.CheckpointManager) -> float:
         state.change_all()
-        start = time.perf_counter()
-        pending = manager.save_async("train", "epoch", state.arrays)
-        cost = time.perf_counter() - start
-        pending.result()
+        pending = []
+        cost = timed(
+            lambda: pending.append(manager.save_async("train", "epoch", state.arrays)), memory=2 * state.size_bytes
+        )
+        pending[0].result()
         return cost
 
     def ours() -> float:
@@ -159,9 +165,9 @@ def async_stall(bench: Bench) -> list[Row]:
 
     def torch() -> float:
         archive.unlink(missing_ok=True)
-        return timed(lambda: peers.torch_save(state.tensors, archive))
+        return timed(lambda: peers.torch_save(state.tensors, archive), memory=2 * state.size_bytes)
 
-    samples = interleave(bench.rounds, {"holdfast": ours, "torch": torch}, memory=2 * state.size_bytes)
+    samples = interleave(bench.rounds, {"holdfast": ours, "torch": torch})
     rows = []
     for name, stalls in (("first", first), ("steady", samples["holdfast"])):
         rows.append(

@@ -157,11 +157,19 @@ def write_json(path: Path, rows: list[Row], *, quick: bool) -> None:
                 "skipped": row.skipped or None,
                 "holdfast_samples": row.holdfast,
                 "peer_samples": row.other,
+                "holdfast_cpu_s": cpu_of(row.holdfast),
+                "peer_cpu_s": cpu_of(row.other),
             }
             for row in rows
         ],
     }
     path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def cpu_of(samples: list[float]) -> float | None:
+    """CPU seconds of a run, in the middle; less disturbed by other work on the machine than the clock."""
+    known = [sample.cpu_s for sample in samples if isinstance(sample, Cost)]
+    return statistics.median(known) if known else None
 
 
 def machine() -> Mapping[str, object]:
@@ -187,26 +195,34 @@ def log(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-def timed(action: Callable[[], object]) -> float:
-    """Seconds; giving back what the action returned is not counted."""
-    start = time.perf_counter()
+class Cost(float):
+    """Seconds on the clock, with the CPU seconds that this process and its children spent meanwhile."""
+
+    cpu_s: float
+
+
+def timed(action: Callable[[], object], *, memory: int = 0) -> Cost:
+    """What the action takes, begun with a quiet disk; giving back what it returned is not counted.
+
+    `memory` is how much it will need, as page cache or of its own: see `touch_memory`.
+    """
+    if memory:
+        os.sync()
+        touch_memory(memory)
+    cpu_s, start = sum(os.times()[:4]), time.perf_counter()
     result = action()
-    cost = time.perf_counter() - start
+    cost = Cost(time.perf_counter() - start)
+    cost.cpu_s = sum(os.times()[:4]) - cpu_s
     del result
     return cost
 
 
-def interleave(rounds: int, sides: Mapping[str, Callable[[], float]], *, memory: int = 0) -> dict[str, list[float]]:
-    """A B A B …: each side prepares, measures its own cost, and returns it. The disk is quiet before each.
-
-    `memory` is how much any side will take, as page cache or of its own: see `touch_memory`.
-    """
+def interleave(rounds: int, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """A B A B …: each side prepares, measures its own cost, and returns it."""
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for n in range(rounds):
         for name, side in sides.items():
             os.sync()
-            if memory:
-                touch_memory(memory)
             samples[name].append(side())
         log(f"  {n + 1}/{rounds}  " + "  ".join(f"{name} {costs[-1]:.4g}" for name, costs in samples.items()))
     return samples

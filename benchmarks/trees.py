@@ -32,19 +32,19 @@ def run(bench: Bench) -> list[Row]:
             def save() -> object:
                 return manager.save("backup", "tree", {"tree": holdfast.Tree(source)})
 
-            cost = timed(save)
-            again["holdfast"].append(timed(save))
+            cost = timed(save, memory=2 * large_bytes)
+            again["holdfast"].append(timed(save, memory=2 * large_bytes))
             return cost
 
     def restic() -> float:
         repository = peers.Restic(bench.fresh("restic"))
-        cost = timed(lambda: repository.backup(source))
-        again["restic"].append(timed(lambda: repository.backup(source)))
+        cost = timed(lambda: repository.backup(source), memory=2 * large_bytes)
+        again["restic"].append(timed(lambda: repository.backup(source), memory=2 * large_bytes))
         return cost
 
     def tar(compressor: str) -> float:
         archive = bench.fresh("tar") / "tree.tar.zst"
-        return timed(lambda: peers.tar(source, archive, compressor))
+        return timed(lambda: peers.tar(source, archive, compressor), memory=2 * large_bytes)
 
     sides = {"holdfast": ours, "restic": restic, "zstd": lambda: tar("zstd"), "zstd -1 -T0": lambda: tar("zstd -1 -T0")}
     missing: dict[str, str] = {}
@@ -54,7 +54,7 @@ def run(bench: Bench) -> list[Row]:
         except Missing as reason:
             del sides[name]
             missing[name] = str(reason)
-    samples = interleave(max(3, bench.rounds // 2), sides, memory=2 * large_bytes)
+    samples = interleave(max(3, bench.rounds // 2), sides)
     work = f"{small:,} small files + {large_bytes / GIB:g} GiB"
     rows = []
     for name, title, target in (
