@@ -11,8 +11,8 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +36,7 @@ from .retention import Plan, RetentionPolicy
 from .staging import BackgroundSaves, PendingSave
 
 if TYPE_CHECKING:
+    from .aio import AsyncView
     from .diff import Diff
     from .gc import GcReport
     from .verify import VerifyReport
@@ -448,6 +449,8 @@ class CheckpointManager:
     @property
     def aio(self) -> AsyncView:
         """The same methods as coroutines: `await manager.aio.save(…)`. The event loop is never blocked."""
+        from .aio import AsyncView  # whoever gets here uses asyncio already; others need not pay for it
+
         return AsyncView(self)
 
     def close(self) -> None:
@@ -498,34 +501,6 @@ class CheckpointManager:
         if where is not None and type(where) is not int:
             raise Validation(f"{where!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
         return where
-
-
-class AsyncView:
-    """Every method of a manager as a coroutine that runs in a worker thread; `async with view.lease(job)`."""
-
-    def __init__(self, manager: CheckpointManager) -> None:
-        self._manager = manager
-
-    @asynccontextmanager
-    async def lease(self, job_id: str, ttl_s: float = 30.0) -> AsyncIterator[Lease]:
-        import asyncio
-
-        holding = self._manager.lease(job_id, ttl_s)
-        held = await asyncio.to_thread(holding.__enter__)
-        try:
-            yield held
-        finally:
-            await asyncio.to_thread(holding.__exit__, None, None, None)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._manager, name)
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            import asyncio  # whoever gets here has it already; others need not pay for it
-
-            return await asyncio.to_thread(method, *args, **kwargs)
-
-        return call
 
 
 def _parse_limit(limit: int | None) -> int | None:

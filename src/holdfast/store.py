@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +25,9 @@ from .chunks import (
     WORKERS,
     ChunkReader,
     ChunkWriter,
-    Deferred,
     RecallingSource,
     StoredStream,
     allocate,
-    cut,
     cut_by_content,
 )
 from .errors import Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
@@ -38,20 +35,18 @@ from .manifest import (
     SPILL_OVER_BYTES,
     Entry,
     Manifest,
-    Span,
     pack_manifest,
     pack_root,
     parse_manifest,
     root_of,
 )
 from .model import Checkpoint, CheckpointId, new_checkpoint_id, to_datetime
-from .ports import Blobs, Buffer, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
+from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
+from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, add_streams, entries_at, place, size_of
 
-SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
-TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
@@ -149,7 +144,7 @@ class Store:
             record = new_record(request, checkpoint_id, created_us, len(tree), packed, content=tree)
             return self.index.commit((record,), actor=actor)[0]
 
-        size_bytes = len(tree) + sum(_size(b) for b in encoded.buffers)
+        size_bytes = len(tree) + sum(size_of(b) for b in encoded.buffers)
         writer = ChunkWriter(
             self.blobs,
             self.index.locate,
@@ -229,7 +224,7 @@ class Store:
         for buffer in encoded.buffers:
             if isinstance(buffer, RecallingSource):
                 buffer.recall(self._earlier_states(job))
-        manifest = _add_streams(writer, encoded)
+        manifest = add_streams(writer, encoded)
         writer.drain()
         packed = pack_manifest(manifest)
         if len(packed) > SPILL_OVER_BYTES:
@@ -295,7 +290,7 @@ class Store:
 
         def read_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
             data = allocate(size_bytes)
-            self.reader.read(_place(entries, data), of=of)
+            self.reader.read(place(entries, data), of=of)
             return bytes(data)
 
         if (parts := parts_of(packed)) is not None:
@@ -316,7 +311,7 @@ class Store:
             return manifest.tree
         entries = manifest.streams[manifest.tree_stream]
         data = allocate(sum(e.size_bytes for e in entries))
-        self.reader.read(_place(entries, data), of=checkpoint.id)
+        self.reader.read(place(entries, data), of=checkpoint.id)
         return bytes(data)
 
     def load(
@@ -370,7 +365,7 @@ class Store:
             ready[n] = target
             if span.stream not in starts:
                 starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
-            for entry, at in _entries_at(manifest.streams[span.stream], starts[span.stream], span):
+            for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
                 inside = at - span.offset  # where the chunk begins, seen from the buffer
                 if inside >= 0 and inside + entry.size_bytes <= span.size_bytes:
                     wanted.append((entry, target[inside : inside + entry.size_bytes]))
@@ -438,67 +433,3 @@ class Store:
         if root is not None:
             yield from (e.digest for e in root[1] if not e.is_zero)
         yield from self.parse(packed, of="a checkpoint").digests()
-
-
-def _size(buffer: codec.Source) -> int:
-    return len(buffer) if isinstance(buffer, memoryview) else buffer.size_bytes
-
-
-def _add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
-    """Large buffers first, so that their streams keep their place from save to save; then small ones; then the tree."""
-    spans: list[Span | None] = [None] * len(encoded.buffers)
-    streams: list[list[Entry]] = []
-    small: list[tuple[int, memoryview]] = []
-    for n, buffer in enumerate(encoded.buffers):
-        size = _size(buffer)
-        if isinstance(buffer, memoryview):
-            if size < SMALL_BUFFER_BYTES:
-                small.append((n, buffer))
-                continue
-            pieces: Iterable[Buffer | Deferred] = cut(buffer)
-        else:
-            pieces = buffer.pieces()
-        spans[n] = Span(len(streams), 0, size, is_lazy=not isinstance(buffer, memoryview))
-        streams.append(writer.add(pieces, size_bytes=size))
-    if small:
-        offset = 0
-        for n, view in small:
-            spans[n] = Span(len(streams), offset, len(view))
-            offset += len(view)
-        streams.append(writer.add(_bundles([view for _, view in small]), size_bytes=offset))
-    tree: bytes | None = encoded.tree
-    tree_stream = -1
-    if len(encoded.tree) > INLINE_BYTES:
-        tree, tree_stream = None, len(streams)
-        streams.append(writer.add(cut_by_content(encoded.tree, TREE_CHUNK_BYTES), size_bytes=len(encoded.tree)))
-    return Manifest(tree, tree_stream, [span for span in spans if span is not None], streams)
-
-
-def _bundles(views: list[memoryview]) -> Iterable[bytes]:
-    """Small buffers joined to pieces of up to a chunk."""
-    waiting: list[memoryview] = []
-    size = 0
-    for view in views:
-        if waiting and size + len(view) > CHUNK_BYTES:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-        waiting.append(view)
-        size += len(view)
-    yield b"".join(waiting)
-
-
-def _place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memoryview]]:
-    placed, offset = [], 0
-    for entry in entries:
-        placed.append((entry, data[offset : offset + entry.size_bytes]))
-        offset += entry.size_bytes
-    return placed
-
-
-def _entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable[tuple[Entry, int]]:
-    """The entries of a stream that a span touches, with their offsets."""
-    stop = span.offset + span.size_bytes
-    for i in range(bisect_right(starts, span.offset) - 1, len(entries)):
-        if starts[i] >= stop:
-            return
-        yield entries[i], starts[i]

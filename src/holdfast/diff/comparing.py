@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from holdfast.codec import BufferSummary, TypeSummary
-from holdfast.store import SMALL_BUFFER_BYTES
+from holdfast.streams import SMALL_BUFFER_BYTES
 
 from .arrays import Tally
 from .changes import ArrayDelta, Change, ChangeKind, Diff

@@ -1,0 +1,79 @@
+"""How the buffers of a state lie in streams of chunks."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from . import codec
+from .chunks import CHUNK_BYTES, INLINE_BYTES, ChunkWriter, Deferred, cut, cut_by_content
+from .manifest import Entry, Manifest, Span
+from .ports import Buffer
+
+SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
+TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
+
+
+def size_of(buffer: codec.Source) -> int:
+    return len(buffer) if isinstance(buffer, memoryview) else buffer.size_bytes
+
+
+def add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
+    """Large buffers first, so that their streams keep their place from save to save; then small ones; then the tree."""
+    spans: list[Span | None] = [None] * len(encoded.buffers)
+    streams: list[list[Entry]] = []
+    small: list[tuple[int, memoryview]] = []
+    for n, buffer in enumerate(encoded.buffers):
+        size = size_of(buffer)
+        if isinstance(buffer, memoryview):
+            if size < SMALL_BUFFER_BYTES:
+                small.append((n, buffer))
+                continue
+            pieces: Iterable[Buffer | Deferred] = cut(buffer)
+        else:
+            pieces = buffer.pieces()
+        spans[n] = Span(len(streams), 0, size, is_lazy=not isinstance(buffer, memoryview))
+        streams.append(writer.add(pieces, size_bytes=size))
+    if small:
+        offset = 0
+        for n, view in small:
+            spans[n] = Span(len(streams), offset, len(view))
+            offset += len(view)
+        streams.append(writer.add(_bundles([view for _, view in small]), size_bytes=offset))
+    tree: bytes | None = encoded.tree
+    tree_stream = -1
+    if len(encoded.tree) > INLINE_BYTES:
+        tree, tree_stream = None, len(streams)
+        streams.append(writer.add(cut_by_content(encoded.tree, TREE_CHUNK_BYTES), size_bytes=len(encoded.tree)))
+    return Manifest(tree, tree_stream, [span for span in spans if span is not None], streams)
+
+
+def _bundles(views: list[memoryview]) -> Iterable[bytes]:
+    """Small buffers joined to pieces of up to a chunk."""
+    waiting: list[memoryview] = []
+    size = 0
+    for view in views:
+        if waiting and size + len(view) > CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        waiting.append(view)
+        size += len(view)
+    yield b"".join(waiting)
+
+
+def place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memoryview]]:
+    """Each entry with its part of `data`, which holds them one behind the other."""
+    placed, offset = [], 0
+    for entry in entries:
+        placed.append((entry, data[offset : offset + entry.size_bytes]))
+        offset += entry.size_bytes
+    return placed
+
+
+def entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable[tuple[Entry, int]]:
+    """The entries of a stream that a span touches, with their offsets."""
+    stop = span.offset + span.size_bytes
+    for i in range(bisect_right(starts, span.offset) - 1, len(entries)):
+        if starts[i] >= stop:
+            return
+        yield entries[i], starts[i]
