@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import platform
+import resource
 import shutil
 import statistics
 import sys
@@ -106,7 +107,7 @@ class Row:
 
     def cells(self) -> list[str]:
         if self.skipped:
-            return [self.work, "", f"left out: {self.skipped}", "", "", "", ""]
+            return [self.work, "", f"left out: {self.skipped}", "", "", "", "", ""]
         ratio, median = self.ratio, self.ratio_of_medians
         return [
             self.work,
@@ -114,9 +115,14 @@ class Row:
             f"{self.peer} {self.show(self._pick(self.other))}" if self.other else "",
             "" if ratio is None else f"{ratio:.2f}",
             "" if median is None else f"{median:.2f}",
+            self._cpu_text(),
             self._target_text(),
             {True: "yes", False: "NO", None: ""}[self.is_reached],
         ]
+
+    def _cpu_text(self) -> str:
+        used = [cpu_of(samples) for samples in (self.holdfast, self.other) if samples]
+        return " / ".join(_short(cpu_s) for cpu_s in used if cpu_s) if all(used) else ""
 
     def _target_text(self) -> str:
         if self.target is None:
@@ -128,7 +134,7 @@ class Row:
 
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table with aligned columns."""
-    head = ["work", "Holdfast", "peer", "ratio", "of medians", "target", "reached"]
+    head = ["work", "Holdfast", "peer", "ratio", "of medians", "CPU time", "target", "reached"]
     lines = [head, *(row.cells() for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     texts = [
@@ -143,6 +149,7 @@ def write_json(path: Path, rows: list[Row], *, quick: bool) -> None:
     report = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
+        "load_average": os.getloadavg(),
         "quick": quick,
         "rows": [
             {
@@ -164,6 +171,10 @@ def write_json(path: Path, rows: list[Row], *, quick: bool) -> None:
         ],
     }
     path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2g} ms"
 
 
 def cpu_of(samples: list[float]) -> float | None:
@@ -200,6 +211,11 @@ class Cost(float):
 
     cpu_s: float
 
+    def __truediv__(self, count: float) -> Cost:
+        part = Cost(float(self) / count)
+        part.cpu_s = self.cpu_s / count
+        return part
+
 
 def timed(action: Callable[[], object], *, memory: int = 0) -> Cost:
     """What the action takes, begun with a quiet disk; giving back what it returned is not counted.
@@ -209,12 +225,26 @@ def timed(action: Callable[[], object], *, memory: int = 0) -> Cost:
     if memory:
         os.sync()
         touch_memory(memory)
-    cpu_s, start = sum(os.times()[:4]), time.perf_counter()
+    since = Stopwatch()
     result = action()
-    cost = Cost(time.perf_counter() - start)
-    cost.cpu_s = sum(os.times()[:4]) - cpu_s
+    cost = since.cost()
     del result
     return cost
+
+
+class Stopwatch:
+    def __init__(self) -> None:
+        self._cpu_s, self._start = _cpu_s(), time.perf_counter()
+
+    def cost(self) -> Cost:
+        cost = Cost(time.perf_counter() - self._start)
+        cost.cpu_s = _cpu_s() - self._cpu_s
+        return cost
+
+
+def _cpu_s() -> float:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def interleave(rounds: int, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:

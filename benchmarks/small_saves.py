@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import holdfast
 
-from .harness import Bench, Row, interleave, per_second
+from .harness import Bench, Row, Stopwatch, interleave, per_second
 from .peers import SqliteTable
 
 PAYLOAD_BYTES = 1024
@@ -74,12 +74,12 @@ def cost_of(make: Callable[[int], Callable[[int], object]], threads: int, durati
         ready.wait()
     except threading.BrokenBarrierError:
         pass
-    start = time.perf_counter()
+    since = Stopwatch()
     time.sleep(duration_s)
     stop.set()
     for worker in workers:
         worker.join()
-    elapsed = time.perf_counter() - start
+    cost = since.cost()
     if failures:
         raise failures[0]
-    return elapsed / sum(counts)
+    return cost / sum(counts)
