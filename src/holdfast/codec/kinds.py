@@ -8,7 +8,9 @@ Kinds of other libraries live in modules of their own, brought in the first time
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -335,9 +337,19 @@ def kind_of(value: object) -> Kind | None:
     if kind is None:
         package = cls.__module__.partition(".")[0] if isinstance(cls.__module__, str) else ""
         if package in _HOMES and package in sys.modules:
-            importlib.import_module(f".{_HOMES[package]}", __package__)
+            _bring_in(_HOMES[package])
             kind = by_class.get(cls)
     return kind.choose(value) if isinstance(kind, Choice) else kind
+
+
+def _bring_in(module: str) -> None:
+    with _importing:
+        importlib.import_module(f".{module}", __package__)
+
+
+# Python has a lock for each module that is being imported. A child forked meanwhile would wait for it for ever.
+_importing = threading.RLock()
+os.register_at_fork(before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release)
 
 
 def kind_for(tag: int) -> Kind:
@@ -350,7 +362,7 @@ def kind_for(tag: int) -> Kind:
         raise Problem(f"unknown Ext tag {tag}")
     module, package = home
     try:
-        importlib.import_module(f".{module}", __package__)
+        _bring_in(module)
     except ImportError as error:
         raise Problem(
             f"{{path}} was saved from {package}, which cannot be imported here ({error})",
