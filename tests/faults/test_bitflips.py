@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 def test_damage_is_never_loaded(tmp_path: Path) -> None:
     """And verify finds what a load would meet, except in SQLite's log: damage there looks like a commit cut short."""
-    seen = flip(tmp_path / "subject", count=24)
+    seen = flip(tmp_path / "subject", count=15)
     print(dict(seen))
     assert seen["refused"] > 0
     assert seen["exact"] > 0

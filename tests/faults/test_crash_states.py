@@ -9,7 +9,7 @@ from tests.torture.crash_states import explore
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.requires("strace")]
 
 
-@pytest.mark.parametrize(("life", "limit"), [("create", 60), ("save", 70), ("gc", 90)])
+@pytest.mark.parametrize(("life", "limit"), [("create", 40), ("save", 40), ("gc", 50)])
 def test_every_disk_keeps_what_was_promised(tmp_path: Path, life: str, limit: int) -> None:
     numbers = explore(tmp_path / "trace", life, limit=limit)
     assert numbers["syncs"] > 3

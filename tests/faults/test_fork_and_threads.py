@@ -84,12 +84,12 @@ sys.exit(any(codes))
 def test_fork_while_saving(tmp_path: Path) -> None:
     place = str(tmp_path / "store")
     done = subprocess.run(
-        [sys.executable, "-c", FORKING, place, "8"], capture_output=True, text=True, timeout=100, cwd=ROOT
+        [sys.executable, "-c", FORKING, place, "5"], capture_output=True, text=True, timeout=100, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     with holdfast.open(place) as store:
         acknowledged = [line.split() for line in done.stdout.splitlines()]
-        assert len({words[1] for words in acknowledged if words[1].startswith("child")}) == 8
+        assert len({words[1] for words in acknowledged if words[1].startswith("child")}) == 5
         for checkpoint, job, kind, number in acknowledged:
             assert store.get(checkpoint).job == job
             assert same(store.load(checkpoint), make(kind, int(number)))
@@ -231,3 +231,36 @@ def test_what_a_child_saves_after_its_parent_has_closed_is_kept(tmp_path: Path) 
     with holdfast.open(tmp_path / "store") as store:
         assert [store.load(c.id) for c in store.list("child")] == [2, bytes(200_000)]
         assert store.verify().is_ok
+
+
+def test_fork_while_another_thread_meets_its_first_array(tmp_path: Path) -> None:
+    """That brings in a module; the child must not wait for an import of a thread it does not have."""
+    program = """
+        import os, sys, threading, time
+        import numpy
+        import holdfast
+
+        def slow(event, args):
+            if event == "exec" and args[0].co_filename.endswith("numpy_types.py"):
+                begun.set()
+                time.sleep(0.5)
+
+        begun = threading.Event()
+        sys.addaudithook(slow)
+        store = holdfast.open(sys.argv[1])
+        thread = threading.Thread(target=store.save, args=("job", "parent", numpy.zeros(3)))
+        thread.start()
+        begun.wait()
+        pid = os.fork()
+        if pid == 0:
+            store.save("job", "child", numpy.zeros(3))
+            os._exit(0)
+        thread.join()
+        assert os.waitpid(pid, 0)[1] == 0
+        store.close()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with holdfast.open(tmp_path / "store") as store:
+        assert sorted(c.step for c in store.list("job")) == ["child", "parent"]

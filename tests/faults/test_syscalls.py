@@ -12,13 +12,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.requires("strace
 @pytest.mark.parametrize(
     ("operation", "sample"),
     [
-        ("create", 24),
-        ("save small", 12),
-        ("save packed", 24),
-        ("save arrays", 20),
-        ("save tree", 12),
-        ("delete", 9),
-        ("gc", 30),
+        ("create", 15),
+        ("save small", 9),
+        ("save packed", 15),
+        ("save arrays", 12),
+        ("save tree", 6),
+        ("delete", 6),
+        ("gc", 18),
     ],
 )
 def test_every_call_killed_and_failed(tmp_path: Path, operation: str, sample: int) -> None:

@@ -106,13 +106,16 @@ def check_state(trace: Trace, state: CrashState, folder: Path) -> None:
 def explore(
     folder: Path, name: str, *, mutant: str = "", limit: int | None = None, seed: int = 1, extra: int = 4
 ) -> dict[str, float]:
-    """Trace a life, then check the disks that cuts may leave: all that the model draws, or `limit` of them."""
+    """Trace a life, then check the disks that cuts may leave: all that the model draws, or `limit` of them.
+
+    The latest cuts come first: most was promised by then, so a safeguard that is missing shows soonest.
+    """
     trace = record(folder, STEPS[name], mutant=mutant)
     states = list(crash_states(trace, seed=seed, extra=extra))
     found = len(states)
     if limit is not None and found > limit:
         states = random.Random(f"{name} {seed}").sample(states, limit)
-    for n, state in enumerate(states):
+    for n, state in enumerate(sorted(states, key=lambda state: -state.moment)):
         check_state(trace, state, folder / f"state-{n}")
     return {"traces": 1, "changes": len(trace.ops), "syncs": len(trace.syncs), "disks": len(states)}
 

@@ -196,8 +196,9 @@ def inject_all(
     if sample is not None and sample < len(todo):
         # Spread over the operation: its last calls (syncs, commits) matter as much as its many first ones.
         draw = random.Random(f"{name} {seed}")
-        width = len(todo) / sample
-        todo = [todo[int(n * width + draw.random() * width)] for n in range(sample)]
+        width = len(calls) / sample
+        places = [int((n + draw.random()) * width) for n in range(sample)]
+        todo = [(calls[place], faults[n % len(faults)]) for n, place in enumerate(places)]
     numbers = {"calls": float(len(calls)), "injected": float(len(todo)), "killed": 0.0, "refused": 0.0, "overcome": 0.0}
     for call, fault in todo:
         numbers[target.inject(call, fault)] += 1
