@@ -214,6 +214,10 @@ def cyclic_dict():
     return value
 
 
+class Unregistered(Exception):
+    """Integrations register some of the exceptions of Python itself."""
+
+
 class TestRefusal:
     @pytest.mark.parametrize(
         ("state", "path"),
@@ -237,7 +241,7 @@ class TestRefusal:
             ({"p": Point(1, 2)}, 'state["p"]'),
             ({"f": print}, 'state["f"]'),
             ({"c": int}, 'state["c"]'),
-            ({"e": ValueError("x")}, 'state["e"]'),
+            ({"e": Unregistered("x")}, 'state["e"]'),
             ({"l": threading.Lock()}, 'state["l"]'),
             ({"g": (n for n in ())}, 'state["g"]'),
             ({"d": collections.defaultdict(lambda: 0)}, 'state["d"]'),
@@ -265,7 +269,7 @@ class TestRefusal:
             (Key(), 'add @holdfast.register("{module}.Key", encode=…, decode=…)'),
             (Text("a"), "convert it with str(…)"),
             (memoryview(b""), "save bytes(view)"),
-            (ValueError(), "save its text"),
+            (Unregistered(), "save its text"),
             (int, "save the name of the class"),
         ],
     )
