@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -117,6 +118,7 @@ def _run(connection: Connection, mutant: str, work: Callable[..., None], args: t
         with lock:  # one write(2) of less than a pipe takes at once: a kill leaves all of it or nothing
             connection.send((moment, message))
 
+    warnings.simplefilter("ignore")  # what a dying disk does to retention is not what we look for
     with mutants.applied(mutant):
         try:
             work(report, connection, *args)

@@ -80,6 +80,8 @@ class PackBlobs:
                     yield name, entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
                 continue  # removed since
+            except OSError as error:
+                raise storage_error("list", self._folder.path, error) from error
 
     def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
         path = self._path(pack)

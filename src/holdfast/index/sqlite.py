@@ -61,6 +61,7 @@ class SqliteIndex:
         self._busy_timeout_s = busy_timeout_s
         self._is_closed = False
         self._is_connected = True  # until a fork
+        self._was_full = False  # the disk, when last written to
         with translated(self._name):
             self._open(create, store_id)
         survive_forks(self)
@@ -162,14 +163,21 @@ class SqliteIndex:
     def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
         """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
         with self._writing:
+            if self._was_full:
+                self._shrink_log()
             self._run_transaction(batch)
             if full := [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]:
-                try:
-                    is_moved = self._move_log_on()
-                except sqlite3.Error:
-                    return  # the first error is the one to report
-                if is_moved:
+                if self._shrink_log():
                     self._run_transaction(full)  # once more, in the space that the log has given back
+
+    def _shrink_log(self) -> bool:
+        """On a full disk: give back what the log takes. Tried before each write until it works: whatever somebody
+        frees would otherwise go into a longer log."""
+        try:
+            self._was_full = not (self._is_connected and self._move_log_on())
+        except sqlite3.Error:
+            self._was_full = True  # a write will tell what is wrong
+        return not self._was_full
 
     def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
         for waiting in batch:
@@ -449,7 +457,7 @@ class SqliteIndex:
                 return self._sweep(references)
             except NoSpace:
                 with self._writing:
-                    if not self._is_connected or not self._move_log_on():
+                    if not self._shrink_log():
                         raise
                 return self._sweep(references)  # in the space that the log has given back
 
