@@ -166,9 +166,9 @@ class SqliteIndex:
             if self._was_full:
                 self._shrink_log()
             self._run_transaction(batch)
-            if full := [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]:
-                if self._shrink_log():
-                    self._run_transaction(full)  # once more, in the space that the log has given back
+            full = [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]
+            if full and self._shrink_log():
+                self._run_transaction(full)  # once more, in the space that the log has given back
 
     def _shrink_log(self) -> bool:
         """On a full disk: give back what the log takes. Tried before each write until it works: whatever somebody
