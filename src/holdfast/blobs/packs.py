@@ -221,7 +221,8 @@ class PackWriter:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise StorageError(f"an earlier write failed: {self._failure.message}", hint=self._failure.hint)
+            kind = type(self._failure)  # a full disk is one for every thread
+            raise kind(f"an earlier write failed: {self._failure.message}", hint=self._failure.hint)
         if self._is_finished:
             raise Validation("this writer is finished", hint="ask for a new one")
 
