@@ -25,7 +25,7 @@ from .manifest import ZERO, Entry, decompress
 from .ports import Blobs, BlobWriter, Buffer, Chunk, Encoding
 
 CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
-TASK_BYTES = 2 << 20  # what a worker takes at once: one look-up and one compression test for all of it
+TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compression test for all of it
 INLINE_BYTES = 64 * 1024  # new data of one save up to this lives in index rows: one commit, one sync (I1)
 BUNDLE_BYTES = 1 << 20  # small chunks are written together
 WORKERS = 6
@@ -133,7 +133,7 @@ class ChunkWriter:
                 if piece.known is not None and self._reuse(piece.known):
                     entries.append(piece.known)
                     continue
-                task_bytes += 2 * piece.size_bytes  # its memory comes on top, so a worker takes fewer at once
+                task_bytes += 4 * piece.size_bytes  # its memory comes on top, so a worker takes fewer at once
             else:
                 piece = memoryview(piece)
                 task_bytes += len(piece)
