@@ -151,7 +151,10 @@ def refuse_foreign(path: Path) -> None:
     if not path.is_dir():
         raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
     ours = {MARKER + ".new", "lock", PACKS, INDEX, INDEX + "-wal", INDEX + "-shm", INDEX + "-journal"}
-    foreign = sorted(set(os.listdir(path)) - ours)
+    names = set(os.listdir(path))
+    if MARKER in names:
+        return  # whole, if only since another process made it a moment ago
+    foreign = sorted(names - ours)
     if foreign:
         raise NotAStore(
             f"{path} is not a Holdfast store and holds other files ({foreign[0]}, …)",

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -76,7 +77,9 @@ class Child:
         raise AssertionError(f"no {what!r} within {seconds} s")
 
     def tell(self, *message: object) -> None:
-        self.connection.send(message)
+        """Say something to the child; one that has ended already has said why, and `drain` tells."""
+        with suppress(BrokenPipeError):
+            self.connection.send(message)
 
     def kill(self) -> None:
         """SIGKILL, then everything it still had said."""
