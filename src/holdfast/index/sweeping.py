@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from holdfast.model import Checkpoint
 
 from .rows import SEQ_BITS
 from .writes import chain_of
+
+_AT_ONCE = 200  # chunk rows deleted in one transaction
 
 Manifests = Callable[[], Iterator[tuple[int, Checkpoint, bytes]]]
 
@@ -22,8 +25,9 @@ def sweep(
 ) -> tuple[int, int] | None:
     """Delete the chunk rows that no manifest names (I3); None if it was told to stop before.
 
-    Marks go to a temporary table, in a file of SQLite's own, so that memory stays bounded. Writers go on meanwhile;
-    what they commit is found through their events, inside the transaction that deletes.
+    Marks go to temporary tables, in a file of SQLite's own, so that memory stays bounded. Writers go on meanwhile;
+    what they commit is found through their events, inside each transaction that deletes. Those are small: writers
+    wait little, and a log of bounded length is enough, also on a disk that is nearly full.
     """
     db.execute("CREATE TEMP TABLE mark (digest BLOB PRIMARY KEY) WITHOUT ROWID")
     try:
@@ -32,30 +36,55 @@ def sweep(
             if should_stop():
                 return None
             _mark(db, references(manifest))
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            late = db.execute(
-                "SELECT manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
-                "WHERE event.id > ? AND action = 'save' AND ns_no = ? AND has_chunks",
-                (seen, ns_no),
-            )
-            for (manifest,) in late.fetchall():
-                _mark(db, references(manifest))
-            unnamed = "ns_no = ? AND digest NOT IN (SELECT digest FROM mark)"
-            count, size = db.execute(
-                f"SELECT count(*), coalesce(sum(stored_bytes), 0) FROM chunk WHERE {unnamed}",
-                (ns_no,),
-            ).fetchone()
-            db.execute(f"DELETE FROM chunk WHERE {unnamed}", (ns_no,))
-            db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:  # a full disk has ended it already
-                db.execute("ROLLBACK")
-            raise
+        db.execute(
+            "CREATE TEMP TABLE unnamed AS SELECT digest FROM chunk WHERE ns_no = ? AND digest NOT IN temp.mark",
+            (ns_no,),
+        )
+        last = count = size = 0
+        while True:
+            with _transaction(db):
+                seen = _mark_late(db, ns_no, seen, references)
+                rows = db.execute(
+                    "SELECT rowid, digest FROM temp.unnamed WHERE rowid > ? ORDER BY rowid LIMIT ?", (last, _AT_ONCE)
+                ).fetchall()
+                if not rows:
+                    db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
+                    return count, size
+                last = rows[-1][0]
+                for _, digest in rows:
+                    gone = db.execute(
+                        "DELETE FROM chunk WHERE ns_no = ? AND digest = ? AND digest NOT IN temp.mark "
+                        "RETURNING stored_bytes",
+                        (ns_no, digest),
+                    ).fetchall()
+                    count, size = count + len(gone), size + sum(stored for (stored,) in gone)
     finally:
         db.execute("DROP TABLE IF EXISTS temp.mark")
-    return int(count), int(size)
+        db.execute("DROP TABLE IF EXISTS temp.unnamed")
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # a full disk has ended it already
+            db.execute("ROLLBACK")
+        raise
+
+
+def _mark_late(db: sqlite3.Connection, ns_no: int, seen: int, references: Callable[[bytes], Iterable[bytes]]) -> int:
+    """Mark what was committed since event `seen`; answers the newest event."""
+    late = db.execute(
+        "SELECT manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
+        "WHERE event.id > ? AND action = 'save' AND ns_no = ? AND has_chunks",
+        (seen, ns_no),
+    )
+    for (manifest,) in late.fetchall():
+        _mark(db, references(manifest))
+    return int(db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0])
 
 
 def _mark(db: sqlite3.Connection, digests: Iterable[bytes]) -> None:
