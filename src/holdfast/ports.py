@@ -220,9 +220,9 @@ class Index(Protocol):
     def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
         """Delete every chunk row that no manifest names; answers (chunks, stored bytes) removed.
 
-        `references(manifest)` yields digests. Marking runs beside writers; the last part (manifests committed
-        meanwhile, then the deletion) is one write transaction, so that a save either has its reused chunks
-        found or gets ChunksGone (I3).
+        `references(manifest)` yields digests. Marking runs beside writers; each write transaction that deletes
+        first marks what was committed meanwhile, so that a save either has its reused chunks found or gets
+        ChunksGone (I3).
         """
         ...
 
