@@ -74,9 +74,8 @@ def _changed_files(
     manager: CheckpointManager, before: Checkpoint, after: Checkpoint, change: Change
 ) -> list[TreeChange]:
     """What changed inside a tree of files that is in both states."""
+    from holdfast.browsing import open_state
     from holdfast.files import FilesSummary, diff_trees
-
-    from .states import open_state
 
     sides = (change.old, change.new)
     if not all(isinstance(side, FilesSummary) and side.kind == "Tree" for side in sides):

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from holdfast.browsing import StoredState, files_in, open_state, with_content
 from holdfast.codec import BufferSummary
 from holdfast.errors import Validation
 from holdfast.files import FilesSummary, Tree
 from holdfast.jsonview import to_json_view
+from holdfast.npy import npy_header
 
 from .naming import REF_HELP, Ref, find, job_named
-from .npy import npy_header
 from .output import checkpoint_json
 from .placing import place_file, placed_directory
 from .progress import Report, progress
 from .restore import MAX_INLINE_BYTES
 from .session import Session, emit, store_command
-from .states import StoredState, files_in, open_state, with_content
 from .text import count_of, safe, size, style
 
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from holdfast.browsing import StoredState, files_in, inside, open_state, split_at_tree, with_content
 from holdfast.codec import BufferSummary
 from holdfast.errors import NotFound, Validation
 from holdfast.files import File, FilesSummary, Tree
 from holdfast.jsonview import to_json_view
+from holdfast.npy import npy_header
 
 from .naming import JobName, Ref, find
-from .npy import npy_header
 from .output import checkpoint_json
 from .placing import is_stream, place_file, refuse_other
 from .progress import progress
 from .session import Session, emit, store_command, to_json, write_all
-from .states import StoredState, files_in, inside, open_state, split_at_tree, with_content
 from .text import safe, size, style, with_article
 
 if TYPE_CHECKING:

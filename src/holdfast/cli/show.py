@@ -28,10 +28,10 @@ def show_command(session: Session, ref: str, path: str | None, depth: int, items
 
     Arrays are shown by type and shape; their bytes are not read.
     """
+    from holdfast.browsing import open_state, split_at_tree
     from holdfast.jsonview import to_json_view
 
     from .entries import entries_below, entry_json, print_entries
-    from .states import open_state, split_at_tree
     from .tree import Limits, draw
 
     with session.open() as manager:

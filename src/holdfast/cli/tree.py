@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from holdfast.browsing import SEQUENCES, children
 from holdfast.codec import BufferSummary, TypeSummary
+from holdfast.npy import values_of
 
-from .npy import values_of
-from .states import SEQUENCES, children
 from .text import clip, count_of, safe, size, style, width_of
 
 _INLINE = 60  # columns up to which a container of plain values is written on one line

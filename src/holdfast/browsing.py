@@ -1,4 +1,4 @@
-"""A stored state as the command line sees it: its outline, what is at a path in it, and the bytes of its arrays.
+"""A stored state as people browse it: its outline, what is at a path in it, and the bytes of its arrays.
 
 Nothing here needs the libraries or the registered types of the application that saved the state, and no array is
 read before somebody asks for its bytes.
@@ -14,17 +14,17 @@ from difflib import get_close_matches
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from holdfast.codec import BufferSummary, TypeSummary
-from holdfast.codec.kinds import Tag
-from holdfast.codec.unpacking import Unpacker, load
-from holdfast.errors import NotFound, Validation
-from holdfast.files import File, FilesSummary, Tree
-from holdfast.jsonview import BufferFields
+from .codec import BufferSummary, TypeSummary
+from .codec.kinds import Tag
+from .codec.unpacking import Unpacker, load
+from .errors import NotFound, Validation
+from .files import File, FilesSummary, Tree
+from .jsonview import BufferFields
 
 if TYPE_CHECKING:
-    from holdfast.manager import CheckpointManager
-    from holdfast.manifest import Manifest
-    from holdfast.model import Checkpoint
+    from .manager import CheckpointManager
+    from .manifest import Manifest
+    from .model import Checkpoint
 
 
 SEQUENCES = (list, tuple, set, frozenset, deque)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from holdfast.codec import BufferSummary
-from holdfast.codec.summaries import dtype_size
-
-from .states import ArraySummary
+from .browsing import ArraySummary
+from .codec import BufferSummary
+from .codec.summaries import dtype_size
 
 _TENSOR_DTYPES = {
     "bool": "|b1", "int8": "|i1", "uint8": "|u1", "int16": "<i2", "uint16": "<u2", "int32": "<i4", "uint32": "<u4",
