@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec, lease
@@ -27,6 +28,7 @@ from .model import (
     parse_choice,
     parse_name,
     parse_tags,
+    to_datetime,
 )
 from .opening import open_store
 from .ports import Checkpoints, Events, Jobs, NewCheckpoint
@@ -37,6 +39,7 @@ from .staging import BackgroundSaves, PendingSave
 
 if TYPE_CHECKING:
     from .aio import AsyncView
+    from .copying import Copying, CopyReport
     from .diff import Diff
     from .gc import GcReport
     from .verify import VerifyReport
@@ -334,6 +337,54 @@ class CheckpointManager:
             copies.append(self._store.commit_shared(record, actor=self.actor))
             renamed[source.id] = copies[-1].id
         return copies
+
+    def copy_to(
+        self,
+        target: CheckpointManager,
+        *,
+        job: str | None = None,
+        since: datetime | None = None,
+        mirror: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyReport:
+        """Bring another store, of any kind, up to this one: all jobs or one, everything or what was saved `since`.
+
+        IDs, numbers, parents, tags, pins, times and keys stay; only chunks that `target` lacks are moved, each
+        verified. Stopped anywhere, run it again. With `mirror`, what was deleted here is deleted there too.
+        """
+        return self._copying(target, job, since, mirror).copy(progress)
+
+    def follow_to(
+        self,
+        target: CheckpointManager,
+        *,
+        stop: threading.Event,
+        job: str | None = None,
+        since: datetime | None = None,
+        mirror: bool = False,
+        changed: Callable[[CopyReport], None] = lambda _: None,
+        progress: Progress | None = None,
+    ) -> None:
+        """As `copy_to`, then go on with every change here until `stop` is set; `changed` hears of each round."""
+        self._copying(target, job, since, mirror).follow(stop=stop, changed=changed, progress=progress)
+
+    def _copying(self, target: CheckpointManager, job: str | None, since: datetime | None, mirror: bool) -> Copying:
+        from .copying import Copying
+
+        if not isinstance(target, CheckpointManager):
+            raise Validation(f"{target!r} is no open store", hint="open it with holdfast.open(url)")
+        if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
+            raise Validation(
+                f"since={since!r}", hint="use a datetime with a time zone: datetime.now(UTC) - timedelta(1)"
+            )
+        return Copying(
+            self._store,
+            target._store,
+            job=None if job is None else parse_name("job", job),
+            since_us=None if since is None else (since - to_datetime(0)) // timedelta(microseconds=1),
+            mirror=mirror,
+            actor=self.actor,
+        )
 
     def _copy_of(self, source: Checkpoint, packed: bytes, job: str) -> NewCheckpoint:
         return copy_record(source, packed, parse_name("job", job), references=self._store.references(packed))

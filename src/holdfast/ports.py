@@ -78,7 +78,7 @@ class NewCheckpoint:
     lease_token: int | None = None
     idempotency_key: str | None = None
     request_digest: bytes = b""  # what an idempotency key must match
-    seq: int | None = None  # given only when rebuilding an index; else the next of the job
+    seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
     status: CheckpointStatus = CheckpointStatus.CREATED
 
 
@@ -115,7 +115,8 @@ class Index(Protocol):
         In that transaction: allocate each `seq` (I4); check leases (I5): a record whose job is leased needs the
         current token, else LeaseHeld / LeaseLost; check that reused chunks exist, else ChunksGone; a known
         idempotency key with the same request digest answers the first checkpoint instead of inserting, with
-        another digest it is a Conflict; an unknown parent is NotFound; a used ID is IdTaken.
+        another digest it is a Conflict; an unknown parent is NotFound, unless `seq` is given: what is copied or
+        rebuilt may come without its ancestors; a used ID is IdTaken.
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.
         """
@@ -138,6 +139,10 @@ class Index(Protocol):
 
         Any number of keys, in bounded statements.
         """
+        ...
+
+    def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        """Idempotency key and request digest by checkpoint ID, for copies; those without a key are left out."""
         ...
 
     def list(

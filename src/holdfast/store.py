@@ -156,7 +156,7 @@ class Store:
         try:
             manifest, packed = self._write_streams(writer, request.job, encoded)
             record = new_record(request, checkpoint_id, created_us, size_bytes, packed, content=packed)
-            checkpoint = self._commit(writer, record, actor)
+            checkpoint = self.commit(writer, record, actor)
         except BaseException:
             writer.abort()
             raise
@@ -177,7 +177,7 @@ class Store:
         try:
             packed, named = write_parts(tree, writer, self._committed.__contains__)
             record = new_record(request, checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
-            checkpoint = self._commit(writer, record, actor)
+            checkpoint = self.commit(writer, record, actor)
         except BaseException:
             writer.abort()
             raise
@@ -190,7 +190,7 @@ class Store:
                 self._committed.popitem(last=False)
         return checkpoint
 
-    def _commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
+    def commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
         """Make the chunks durable, then the record that names them (I1)."""
         written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
         self._check_packs(written.reused)

@@ -19,6 +19,7 @@ from blake3 import blake3
 import holdfast.blobs.pack_file
 import holdfast.blobs.packs
 import holdfast.chunks
+import holdfast.copying
 import holdfast.embedded
 import holdfast.gc
 import holdfast.index.sqlite
@@ -119,6 +120,11 @@ def _unsynced_compaction() -> Any:
     return mock.patch("holdfast.gc._rewrite", rewrite)
 
 
+def _copies_backwards() -> Any:
+    real = holdfast.copying.Copying._copy_all
+    return mock.patch.object(holdfast.copying.Copying, "_copy_all", lambda self, wanted: real(self, wanted[::-1]))
+
+
 def _packs(name: str, value: Any) -> Patch:
     return lambda: mock.patch(f"holdfast.blobs.{name}", value)
 
@@ -148,6 +154,7 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
         ),
     ),
     "pack removed unasked": (lambda: mock.patch("holdfast.gc._is_garbage", return_value=True),),
+    "copies not in order": (_copies_backwards,),
     "reader does not ask again": (_reader_asks_once,),
     "chunk digest not checked": (_unverified_chunks,),
     "manifest digest not checked": (_unverified_manifest,),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import holdfast
+from holdfast.copying import CopyReport
+from tests.unit.test_copying import fill, same
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
@@ -34,3 +37,16 @@ def test_a_store_of_a_database_and_a_bucket(postgres: Cluster, s3: str) -> None:
         assert np.array_equal(one.restore("training")["w"], weights)  # type: ignore[index]
         two.delete("training", found[0].id)
         assert two.gc().packs_kept == 0
+
+
+def test_a_store_goes_to_a_database_and_back(postgres: Cluster, s3: str, tmp_path: Path) -> None:
+    url = postgres.empty_database() + "&blobs=s3://holdfast/copies"
+    with holdfast.open(tmp_path / "here") as here, holdfast.open(url) as there, holdfast.open(tmp_path / "b") as back:
+        ids = fill(here)
+        assert here.copy_to(there).copied == 4
+        same(here, there)
+        assert here.copy_to(there) == CopyReport(present=4)
+        assert there.copy_to(back).copied == 4
+        same(here, back)
+        here.tag(ids[0], seen="yes")
+        assert here.copy_to(there, mirror=True).changed == 1

@@ -39,7 +39,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Change": {
         "tag": ("change", "Set or remove tags of a checkpoint."),
         "pin": ("change", "Keep a checkpoint from every cleanup."),
-        "copy": ("change", "Copy a job's history to a new name."),
+        "copy": ("copying", "Copy a job to a new name, or a store to another."),
+        "sync": ("copying", "Keep a second store behind a first."),
         "delete": ("change", "Delete checkpoints."),
         "cleanup": ("cleanup", "Delete old checkpoints by a policy."),
     },

@@ -1,15 +1,14 @@
-"""`holdfast tag`, `pin`, `copy`, `delete`: what may change about checkpoints that are there."""
+"""`holdfast tag`, `pin`, `delete`: what may change about checkpoints that are there."""
 
 from __future__ import annotations
 
 import click
 
-from .naming import REF_HELP, JobName, Ref, find, job_named, require_job
+from .naming import REF_HELP, JobName, Ref, find
 from .output import checkpoint_json, notes
 from .pairs import parse_pairs
-from .progress import progress, watched
 from .session import Session, emit, store_command
-from .text import count_of, safe, style
+from .text import safe, style
 
 
 @store_command("tag", note=f"ID is: {REF_HELP}", json_keys="the checkpoint, as in list.")
@@ -45,32 +44,6 @@ def pin_command(session: Session, ref: str, off: bool) -> None:
         emit(checkpoint_json(changed))
     else:
         click.echo(f"{style(changed.id, 'id')}  {'pinned' if changed.is_pinned else 'no longer pinned'}")
-
-
-@store_command("copy", json_keys='{"job": NEW, "checkpoints": [as in list], "copied": how many are new}')
-@click.argument("job", type=JobName())
-@click.argument("new")
-def copy_command(session: Session, job: str, new: str) -> None:
-    """Copy the history of JOB to the job NEW.
-
-    Both share all bytes. Running it again after an interruption goes on and copies nothing twice.
-    """
-    with session.open() as manager:
-        total = require_job(manager, job).checkpoints
-
-        def look() -> tuple[int, int]:
-            copied = job_named(manager, new)
-            return min(copied.checkpoints if copied else 0, total), total
-
-        known = {c.id for c in manager.list(new)}
-        with progress(f"copying {job}", unit="checkpoints") as report, watched(report, look):
-            copies = manager.copy(job, new)
-        copied = sum(c.id not in known for c in copies)
-    if session.as_json:
-        emit({"job": new, "checkpoints": [checkpoint_json(c) for c in copies], "copied": copied})
-    else:
-        there = f"; {len(copies) - copied:,} were there already" if copied < len(copies) else ""
-        click.echo(f"{count_of(copied, 'checkpoint')} of {job} copied to {style(new, 'id')}{there}")
 
 
 @store_command("delete", json_keys='{"job": …, "deleted": [IDs]}')

@@ -223,6 +223,17 @@ class PostgresIndex:
                 found[row[16]] = (checkpoint_of(job, row), row[15])
         return found
 
+    def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        found: dict[str, tuple[str, bytes]] = {}
+        for start in range(0, len(checkpoint_ids), BATCH):
+            rows = self._all(
+                'SELECT id, key, request_digest FROM holdfast.checkpoint JOIN holdfast.idempotency USING ("row") '
+                "JOIN holdfast.job ON no = job_no WHERE id = ANY(%s) AND ns_no = %s",
+                [*checkpoint_ids[start : start + BATCH]], self._ns,
+            )  # fmt: skip
+            found.update({row[0]: (row[1], row[2]) for row in rows})
+        return found
+
     def _span(self, job: str) -> tuple[int, int] | None:
         """First and last possible row of a job."""
         found = self._one("SELECT no FROM holdfast.job WHERE ns_no = %s AND name = %s", self._ns, job)

@@ -204,7 +204,7 @@ class PostgresWrites:
         return checkpoint_of(new.job, twin)
 
     def _check_references(self, new: NewCheckpoint) -> None:
-        if new.parent is not None and self._find(new.parent) is None:
+        if new.parent is not None and new.seq is None and self._find(new.parent) is None:
             raise NotFound(f"parent {new.parent} not found", hint="give the ID of an existing checkpoint, or none")
         if new.reused_chunks:
             there = {

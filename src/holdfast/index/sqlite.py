@@ -328,6 +328,19 @@ class SqliteIndex:
                 found.update({row[16]: (checkpoint_of(job, row), row[15]) for row in rows})
         return found
 
+    def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        found: dict[str, tuple[str, bytes]] = {}
+        with self._reading() as db:
+            for start in range(0, len(checkpoint_ids), BATCH):
+                some = checkpoint_ids[start : start + BATCH]
+                rows = db.execute(
+                    "SELECT id, key, request_digest FROM checkpoint JOIN idempotency USING (row) "
+                    f"JOIN job ON no = job_no WHERE id IN ({','.join('?' * len(some))}) AND ns_no = ?",
+                    (*some, self._ns),
+                )
+                found.update({row[0]: (row[1], row[2]) for row in rows})
+        return found
+
     def _span(self, db: sqlite3.Connection, job: str) -> tuple[int, int] | None:
         """First and last possible row of a job."""
         found = db.execute("SELECT no FROM job WHERE ns_no = ? AND name = ?", (self._ns, job)).fetchone()

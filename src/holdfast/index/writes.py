@@ -203,7 +203,7 @@ class Writes:
 
     def _check_references(self, new: NewCheckpoint) -> None:
         db = self._db
-        if new.parent is not None:
+        if new.parent is not None and new.seq is None:
             parent = db.execute(
                 "SELECT 1 FROM checkpoint JOIN job ON no = row >> 32 WHERE id = ? AND ns_no = ?", (new.parent, self._ns)
             )

@@ -192,6 +192,16 @@ class IndexSuite:
         index.delete([saved["k7"].id], actor="tester")
         assert "k7" not in index.find("job", ["k7", "k8"])
 
+    def test_keys_of_checkpoints(self, index: Index, tenant: Index) -> None:
+        keyed, plain = save(index, record(idempotency_key="k", request_digest=b"d"), record())
+        other = save(tenant, record(idempotency_key="k"))[0]
+        assert index.keys_of([keyed.id, plain.id, other.id, "nothing_1_0"]) == {keyed.id: ("k", b"d")}
+        assert index.keys_of([]) == {}
+
+    def test_a_numbered_record_may_name_a_parent_that_is_not_there(self, index: Index) -> None:
+        parent = CheckpointId("before_1_00000000")
+        assert save(index, record(seq=9, parent=parent))[0].parent == parent
+
     def test_threads_with_one_idempotency_key_save_once(self, index: Index) -> None:
         with ThreadPoolExecutor(8) as pool:
             keyed = [record(idempotency_key="k", request_digest=b"d") for _ in range(16)]

@@ -1,0 +1,434 @@
+"""From one store to another: the same checkpoints, with their IDs, numbers, parents, tags, pins, times and keys.
+
+A copy compares what both indexes list and moves what the target lacks; of that, only the chunks it lacks. Every chunk
+is read verified (I2) and durable in the target before the checkpoint that names it (I1), oldest first in each job. So
+the target always holds a beginning of what the source holds; a copy that was stopped anywhere is simply run again.
+
+Nothing is merged: an ID or a number that means something else in the target is a Conflict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from .chunks import ChunkWriter
+from .errors import Conflict, Corrupted, NotFound
+from .model import Checkpoint, CheckpointStatus, Event, to_datetime
+from .ports import ChunksGone, IdTaken, Index, NewCheckpoint
+from .store import Store
+
+Progress = Callable[[int, int], None]
+
+_PAGE = 500  # checkpoints compared at once
+_MOVE_BYTES = 4 << 20  # read and written by one worker at once
+_AT_ONCE = 4
+_SMALL_AT_ONCE = 200  # checkpoints without chunks that share a commit
+_MAX_ATTEMPTS = 8
+_POLL_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What one copy did, in numbers."""
+
+    copied: int = 0
+    present: int = 0  # in the target before
+    changed: int = 0  # of those, tags, pin or archived brought up to date
+    deleted: int = 0  # gone from the source: only with mirror=True
+    chunks_moved: int = 0
+    bytes_moved: int = 0  # of chunks, plain
+    size_bytes: int = 0  # of the checkpoints copied
+    damaged: tuple[str, ...] = ()  # IDs that the source itself cannot read; they were left out
+
+    def plus(self, other: CopyReport) -> CopyReport:
+        pairs = ((name, getattr(self, name) + getattr(other, name)) for name in self.__slots__)
+        return CopyReport(**dict(pairs))
+
+
+class Copying:
+    """One way from a source to a target."""
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        *,
+        job: str | None = None,
+        since_us: int | None = None,
+        mirror: bool = False,
+        actor: str,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._job = job
+        self._since_us = since_us
+        self._mirror = mirror
+        self._actor = actor
+        self._lock = threading.Lock()
+        self._report = CopyReport()
+        self._done_bytes = self._total_bytes = 0
+        self._progress: Progress | None = None
+
+    def copy(self, progress: Progress | None = None) -> CopyReport:
+        """Bring the target up to the source. `progress(done, total)` counts stored bytes of the source."""
+        self._report, self._progress, self._done_bytes = CopyReport(), progress, 0
+        jobs = [self._job] if self._job is not None else None
+        if self._job is not None and self._source.index.job(self._job) is None:
+            raise NotFound(f"job {self._job} not found", hint="holdfast jobs shows which jobs exist")
+        self._total_bytes = (
+            self._source.index.totals()["stored_bytes"]
+            if jobs is None
+            else sum(found.stored_bytes for job in jobs if (found := self._source.index.job(job)) is not None)
+        )
+        for job in self._jobs() if jobs is None else jobs:
+            self._copy_job(job)
+        return self._report
+
+    def follow(
+        self,
+        *,
+        stop: threading.Event,
+        changed: Callable[[CopyReport], None] = lambda _: None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy, then go on with whatever happens in the source, until `stop` is set.
+
+        No position is kept between runs: each begins with a comparison, so that nothing depends on who ran before.
+        """
+        position = newest_event(self._source.index)
+        changed(self.copy(progress))
+        self._progress = None
+        while not stop.is_set():
+            events = self._source.index.events(position, _PAGE)
+            if not events:
+                stop.wait(_POLL_S)
+                continue
+            self._report = CopyReport()
+            self._replay(events)
+            position = events[-1].id
+            changed(self._report)
+
+    # Jobs
+
+    def _jobs(self) -> Iterator[str]:
+        after = ""
+        while page := self._source.index.jobs(limit=_PAGE, after=after):
+            yield from (job.name for job in page)
+            after = page[-1].name
+
+    def _copy_job(self, job: str) -> None:
+        self._copy_retention(job)
+        after = 0
+        while page := self._source.index.list(job, after=after, limit=_PAGE):
+            last = page[-1].seq
+            there = self._target.index.list(job, after=after, before=last + 1)
+            self._copy_page(page, there)
+            self._delete_others(page, there)
+            after = last
+        self._delete_others([], self._target.index.list(job, after=after) if self._mirror else [])
+
+    def _copy_retention(self, job: str) -> None:
+        found, there = self._source.index.job(job), self._target.index.job(job)
+        if found is not None and found.retention != (there.retention if there else None):
+            self._target.index.set_retention(job, found.retention, actor=self._actor)
+
+    def _copy_page(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
+        known = {c.id: c for c in there}
+        numbers = {c.seq: c for c in there}
+        wanted: list[Checkpoint] = []
+        for checkpoint in page:
+            if (twin := known.get(checkpoint.id)) is not None:
+                _check_same(checkpoint, twin)
+                self._update(checkpoint, twin)
+                self._count(present=1)
+                self._advance(checkpoint.stored_bytes)
+            elif self._since_us is not None and _us(checkpoint) < self._since_us:
+                self._advance(checkpoint.stored_bytes)
+            elif checkpoint.seq in numbers:
+                raise Conflict(
+                    f"job {checkpoint.job} of the target has {numbers[checkpoint.seq].id} as number {checkpoint.seq}, "
+                    f"where the source has {checkpoint.id}",
+                    hint="both were written to: copy into another store or namespace",
+                )
+            else:
+                wanted.append(checkpoint)
+        self._copy_all(wanted)
+
+    def _copy_all(self, wanted: Sequence[Checkpoint]) -> None:
+        """Oldest first. Those without chunks, as small states are, share commits."""
+        keys = self._source.index.keys_of([c.id for c in wanted])
+        small: list[NewCheckpoint] = []
+        for checkpoint in wanted:
+            try:
+                record, references = self._record(checkpoint, keys.get(checkpoint.id))
+            except (NotFound, Corrupted):
+                self._left_out(checkpoint.id)
+                continue
+            if not references:
+                small.append(record)
+                if len(small) >= _SMALL_AT_ONCE:
+                    self._commit_small(small)
+                    small = []
+                continue
+            self._commit_small(small)
+            small = []
+            try:
+                self._copy_one(record, references)
+            except Corrupted:
+                self._left_out(checkpoint.id)
+        self._commit_small(small)
+
+    def _left_out(self, checkpoint_id: str) -> None:
+        if self._source.knows(checkpoint_id):  # else deleted meanwhile
+            self._count(damaged=(checkpoint_id,))
+
+    def _record(self, checkpoint: Checkpoint, key: tuple[str, bytes] | None) -> tuple[NewCheckpoint, list[bytes]]:
+        checkpoint, packed = self._source.index.read(checkpoint.id)
+        digest = hashlib.sha256(packed).digest()
+        if digest.hex() != checkpoint.digest:
+            raise Corrupted(f"the manifest of checkpoint {checkpoint.id} does not match its digest")
+        is_archived = checkpoint.status is CheckpointStatus.ARCHIVED
+        record = NewCheckpoint(
+            id=checkpoint.id,
+            job=checkpoint.job,
+            step=checkpoint.step,
+            level=checkpoint.level,
+            created_us=_us(checkpoint),
+            size_bytes=checkpoint.size_bytes,
+            stored_bytes=len(packed),
+            digest=digest,
+            codec=checkpoint.codec,
+            schema_version=checkpoint.schema_version,
+            manifest=packed,
+            parent=checkpoint.parent,
+            tags=checkpoint.tags,
+            is_pinned=checkpoint.is_pinned,
+            metadata_json=json.dumps(dict(checkpoint.metadata)),
+            idempotency_key=key[0] if key else None,
+            request_digest=key[1] if key else b"",
+            seq=checkpoint.seq,
+            status=CheckpointStatus.ARCHIVED if is_archived else CheckpointStatus.CREATED,
+        )
+        return record, sorted(set(self._source.references(packed)))
+
+    def _commit_small(self, records: Sequence[NewCheckpoint]) -> None:
+        if not records:
+            return
+        try:
+            saved = self._target.index.commit(records, actor=self._actor)
+        except IdTaken:
+            if len(records) > 1:
+                for record in records:
+                    self._commit_small([record])
+                return
+            saved = [self._taken(records[0])]
+        for record, checkpoint in zip(records, saved, strict=True):
+            self._arrived(record, checkpoint)
+            self._advance(record.stored_bytes)
+
+    def _copy_one(self, record: NewCheckpoint, references: Sequence[bytes]) -> None:
+        distrusted: frozenset[bytes] = frozenset()
+        for _ in range(_MAX_ATTEMPTS):
+            writer = ChunkWriter(
+                self._target.blobs,
+                self._target.index.locate,
+                self._target.pool,
+                distrusted=distrusted,
+                size_hint=record.size_bytes,
+            )
+            try:
+                with _aborted(writer):
+                    self._move(references, writer, distrusted)
+                    checkpoint = self._target.commit(writer, record, self._actor)
+            except ChunksGone as gone:
+                distrusted |= frozenset(gone.digests)
+                continue
+            except IdTaken:
+                checkpoint = self._taken(record)
+            else:
+                writer.release()
+            self._arrived(record, checkpoint)
+            return
+        raise Conflict(
+            f"gc of the target kept removing chunks that {record.id} needs", hint="run it again when gc has ended"
+        )
+
+    def _move(self, references: Sequence[bytes], writer: ChunkWriter, distrusted: frozenset[bytes]) -> None:
+        """Hand over what the target lacks: a few MiB for each worker, a few workers at once."""
+        there = self._target.index.locate(references)
+        missing: list[bytes] = []
+        for digest in references:
+            chunk = there.get(digest)
+            if chunk is None or chunk.is_damaged or digest in distrusted:
+                missing.append(digest)
+            else:
+                writer.reuse(digest)
+        sizes = {digest: chunk.size_bytes for digest, chunk in self._source.index.locate(missing).items()}
+        under_way: list[Future[None]] = []
+        try:
+            for some in _portions(missing, sizes):
+                while len(under_way) >= _AT_ONCE:
+                    under_way.pop(0).result()
+                under_way.append(self._source.pool().submit(self._move_some, some, writer))
+            while under_way:
+                under_way.pop(0).result()
+        finally:
+            for future in under_way:
+                future.cancel()
+            for future in under_way:  # the writer must not be used once this has returned
+                if not future.cancelled():
+                    future.exception()
+
+    def _move_some(self, digests: Sequence[bytes], writer: ChunkWriter) -> None:
+        pieces = self._source.reader.read_named(digests, of="a checkpoint to copy")
+        writer.add_named(pieces)
+        size = sum(map(len, pieces.values()))
+        self._count(chunks_moved=len(pieces), bytes_moved=size)
+        self._advance(size)
+
+    def _taken(self, record: NewCheckpoint) -> Checkpoint:
+        """The checkpoint that has the ID in the target; a Conflict if it is another one."""
+        try:
+            found = self._target.index.get(record.id)
+        except NotFound:
+            raise Conflict(
+                f"another namespace of the target has a checkpoint {record.id}",
+                hint="copy into another store, or into that namespace",
+            ) from None
+        return found
+
+    def _arrived(self, record: NewCheckpoint, found: Checkpoint) -> None:
+        """Count a copy, after making sure that the target has this very checkpoint."""
+        if (found.id, found.job, found.seq, found.digest) != (record.id, record.job, record.seq, record.digest.hex()):
+            raise _differs(record.id, record.job)
+        self._count(copied=1, size_bytes=record.size_bytes)
+
+    # What may change about a checkpoint
+
+    def _update(self, checkpoint: Checkpoint, twin: Checkpoint) -> None:
+        tags: dict[str, str | None] = {n: v for n, v in checkpoint.tags.items() if twin.tags.get(n) != v}
+        tags.update(dict.fromkeys(twin.tags.keys() - checkpoint.tags.keys()))
+        pinned = checkpoint.is_pinned if checkpoint.is_pinned != twin.is_pinned else None
+        was, now = (c.status is CheckpointStatus.ARCHIVED for c in (twin, checkpoint))
+        status = None if was == now else CheckpointStatus.ARCHIVED if now else CheckpointStatus.CREATED
+        if tags or pinned is not None or status is not None:
+            self._target.index.update(twin.id, actor=self._actor, is_pinned=pinned, tags=tags or None, status=status)
+            self._count(changed=1)
+
+    def _delete_others(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
+        """What the source has deleted. Looked up once more: it may have been saved since the page was read."""
+        if self._mirror:
+            known = {c.id for c in page}
+            self._delete([c for c in there if c.id not in known and not self._source.knows(c.id)])
+
+    def _delete(self, doomed: Sequence[Checkpoint]) -> None:
+        for start in range(0, len(doomed), _PAGE):
+            ids = [c.id for c in doomed[start : start + _PAGE]]
+            self._count(deleted=len(self._target.index.delete(ids, even_pinned=True, actor=self._actor)))
+
+    # Following
+
+    def _replay(self, events: Sequence[Event]) -> None:
+        """Do in the target what the events tell, as far as it still holds: the newest state of the source wins."""
+        saved: dict[str, None] = {}
+        for event in events:
+            if self._job is not None and event.job != self._job:
+                continue
+            if event.checkpoint is not None and event.action in ("save", "tag", "pin", "unpin", "status"):
+                saved[event.checkpoint] = None
+            elif event.action == "retention" and event.job is not None:
+                self._copy_retention(event.job)
+            elif event.action == "delete" and event.checkpoint is not None:
+                saved.pop(event.checkpoint, None)
+                self._forget(event.checkpoint)
+        new: list[Checkpoint] = []
+        for checkpoint_id in saved:
+            try:
+                checkpoint = self._source.index.get(checkpoint_id)
+            except NotFound:
+                continue  # deleted since: its own event comes later
+            try:
+                twin = self._target.index.get(checkpoint_id)
+            except NotFound:
+                if self._since_us is None or _us(checkpoint) >= self._since_us:
+                    new.append(checkpoint)
+            else:
+                _check_same(checkpoint, twin)
+                self._update(checkpoint, twin)
+        self._copy_all(new)
+
+    def _forget(self, checkpoint_id: str) -> None:
+        if self._mirror and not self._source.knows(checkpoint_id):
+            try:
+                self._delete([self._target.index.get(checkpoint_id)])
+            except NotFound:
+                pass
+
+    # Numbers
+
+    def _count(self, *, damaged: tuple[str, ...] = (), **numbers: int) -> None:
+        with self._lock:
+            self._report = self._report.plus(CopyReport(**numbers, damaged=damaged))
+
+    def _advance(self, size_bytes: int) -> None:
+        with self._lock:
+            self._done_bytes += size_bytes
+            done = min(self._done_bytes, self._total_bytes)
+        if self._progress is not None:
+            self._progress(done, self._total_bytes)
+
+
+def newest_event(index: Index) -> int:
+    """The number of the newest event, found in a few steps: a log may be long."""
+    low, step = 0, 1
+    while found := index.events(low + step, 1):
+        low, step = found[0].id, step * 2
+    while found := index.events(low, 1):  # between `low` and `low + step`
+        step = max(1, step // 2)
+        low = ahead[0].id if (ahead := index.events(low + step, 1)) else found[0].id
+    return low
+
+
+def _portions(digests: Sequence[bytes], sizes: dict[bytes, int]) -> Iterator[list[bytes]]:
+    some: list[bytes] = []
+    size = 0
+    for digest in digests:
+        some.append(digest)
+        size += sizes.get(digest, 0)
+        if size >= _MOVE_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+@contextmanager
+def _aborted(writer: ChunkWriter) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _check_same(checkpoint: Checkpoint, twin: Checkpoint) -> None:
+    if (checkpoint.job, checkpoint.seq, checkpoint.digest) != (twin.job, twin.seq, twin.digest):
+        raise _differs(checkpoint.id, checkpoint.job)
+
+
+def _differs(checkpoint_id: str, job: str) -> Conflict:
+    return Conflict(
+        f"checkpoint {checkpoint_id} of job {job} is another one in the target",
+        hint="the stores have nothing to do with each other: copy into another store or namespace",
+    )
+
+
+def _us(checkpoint: Checkpoint) -> int:
+    return (checkpoint.created_at - to_datetime(0)) // timedelta(microseconds=1)

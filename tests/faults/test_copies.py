@@ -1,0 +1,20 @@
+"""A copy between stores, killed anywhere, leaves a whole beginning and goes on when it is run again."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture.copies import die_everywhere
+from tests.torture.ledger import Violation
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+def test_a_copy_that_is_killed_goes_on(tmp_path: Path) -> None:
+    assert die_everywhere(tmp_path) >= 6
+
+
+@pytest.mark.mutant
+def test_copies_in_another_order_are_noticed(tmp_path: Path) -> None:
+    with pytest.raises(Violation):
+        die_everywhere(tmp_path, mutant="copies not in order")

@@ -1,0 +1,117 @@
+"""kill -9 while one store is copied to another: the target is always a whole beginning of the source."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import holdfast
+
+from .children import Child, Report
+from .ledger import Violation
+
+
+def fill(place: str, checkpoints: int = 24) -> None:
+    """A source with small states, large ones that share most of their chunks, and branches."""
+    draw = np.random.default_rng(1)
+    weights = draw.integers(0, 256, 4 << 20, dtype="u1")
+    with holdfast.open(place) as store:
+        parent = None
+        for n in range(checkpoints):
+            weights[(n % 4) << 20 :][:100] = n
+            state: object = {"n": n, "w": weights} if n % 3 else {"n": n}
+            parent = store.save(f"job-{n % 2}", f"step {n}", state, parent=parent, idempotency_key=f"key {n}")
+
+
+def copy(report: Report, connection: Any, source: str, target: str, deaths: tuple[str, int] = ("", 0)) -> None:
+    """With `deaths`, the process kills itself right before or after so many commits of the index or of packs."""
+    with holdfast.open(source) as here, holdfast.open(target) as there:
+        if deaths[0]:
+            _die_at(there, *deaths)
+        report("ready")
+        here.copy_to(there)
+    report("copied")
+
+
+def _die_at(store: holdfast.CheckpointManager, moment: str, count: int) -> None:
+    real = store._store.index.commit
+    calls = [0]
+
+    def commit(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == count and moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = real(*args, **options)
+        if calls[0] == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    store._store.index.commit = commit  # type: ignore[method-assign]
+
+
+def die_everywhere(folder: Path, *, mutant: str = "") -> int:
+    """One copy after another into one target, each killed at its own commit, until one gets through."""
+    source, target = str(folder / "source"), str(folder / "target")
+    fill(source, 12)
+    for round_ in range(100):
+        child = Child(copy, source, target, ("before" if round_ % 2 else "after", 2), mutant=mutant)
+        code = child.drain()
+        check(source, target, is_whole=code == 0)
+        if code == 0:
+            return round_
+    raise Violation("copies that are killed never come to an end")
+
+
+def check(source: str, target: str, *, is_whole: bool) -> int:
+    """That the target holds a beginning of every job of the source, and can load it."""
+    if not Path(target, "holdfast-store").exists():
+        return 0
+    with holdfast.open(source) as here, holdfast.open(target) as there:
+        count = 0
+        for job in here.jobs():
+            wanted, found = here.list(job.name), there.list(job.name)
+            if [(c.id, c.seq, c.parent) for c in found] != [(c.id, c.seq, c.parent) for c in wanted[: len(found)]]:
+                raise Violation(f"{job.name}: {[c.id for c in found]} is no beginning of {[c.id for c in wanted]}")
+            if is_whole and len(found) != len(wanted):
+                raise Violation(f"{job.name}: {len(wanted) - len(found)} are missing")
+            count += len(found)
+        report = there.verify()
+        if not report.is_ok:
+            raise Violation(f"the copy is damaged: {report.problems}")
+        return count
+
+
+def kill_copies(folder: Path, *, rounds: int, seconds: float = 1e9, seed: int = 1) -> dict[str, float]:
+    """Kill one copy after another; each goes on where the one before was."""
+    draw = random.Random(f"copies {seed}")
+    source = str(folder / "source")
+    fill(source)
+    kills = copies = checked = 0
+    target = str(folder / "target-0")
+    end = time.monotonic() + seconds
+    while kills < rounds and time.monotonic() < end:
+        child = Child(copy, source, target)
+        child.wait_for("ready")
+        child.pump(draw.random() ** 2 * 0.5)
+        if is_whole := child.is_ended:
+            copies += 1
+        else:
+            child.kill()
+            kills += 1
+        checked += check(source, target, is_whole=is_whole)
+        if is_whole:
+            target = str(folder / f"target-{copies}")
+    with holdfast.open(source) as here, holdfast.open(target) as there:
+        here.copy_to(there)
+    check(source, target, is_whole=True)
+    return {"kills": kills, "copies finished": copies + 1, "checkpoints checked": checked, "lost": 0}
+
+
+def torture(minutes: float, folder: Path) -> dict[str, float]:
+    return kill_copies(folder, rounds=10**9, seconds=minutes * 60, seed=time.time_ns())

@@ -1,0 +1,248 @@
+"""Copies between stores: everything arrives, only what is missing moves, nothing is merged."""
+
+# ruff: noqa: F811 - tests take the fixtures imported below by their names
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.copying import CopyReport, newest_event
+from holdfast.errors import Conflict, LeaseHeld, NotFound, Validation
+from holdfast.manager import CheckpointManager
+from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with holdfast.open(tmp_path / "source") as store:
+        yield store
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with holdfast.open(tmp_path / "target") as store:
+        yield store
+
+
+def noise(seed: int, megabytes: int = 1) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, megabytes << 20, dtype="u1")
+
+
+def fill(store: CheckpointManager) -> list[str]:
+    """Small and large states, with all that a checkpoint may have."""
+    first = store.save("a", "small", {"n": 1}, tags={"k": "v"}, metadata={"loss": 0.5})
+    second = store.save("a", "large ü", {"w": noise(1, 3)}, parent=first, pin=True, idempotency_key="once")
+    third = store.save("b", "other", {"w": noise(1, 3), "text": "x" * 5000}, level="stage", parent=second)
+    gone = store.save("b", "gone", 1)
+    store.delete("b", gone)
+    store.save("b", "after a gap", [1, 2])
+    store.set_retention("b", holdfast.RetentionPolicy(keep_last=5))
+    return [first, second, third]
+
+
+def same(a: CheckpointManager, b: CheckpointManager) -> None:
+    """The same jobs, checkpoints and states; only what a save added to its store may differ."""
+
+    def shown(store: CheckpointManager) -> list[object]:
+        fields = (
+            "id",
+            "job",
+            "seq",
+            "step",
+            "level",
+            "parent",
+            "created_at",
+            "digest",
+            "tags",
+            "is_pinned",
+            "metadata",
+        )
+        return [[getattr(c, f) for f in fields] for job in store.jobs() for c in store.list(job.name)]
+
+    assert shown(a) == shown(b)
+    assert [j.retention for j in a.jobs()] == [j.retention for j in b.jobs()]
+    for job in a.jobs():
+        for checkpoint in a.list(job.name):
+            assert repr(a.load(checkpoint.id)) == repr(b.load(checkpoint.id))
+    assert b.verify().is_ok
+
+
+def test_everything_arrives(source: CheckpointManager, target: CheckpointManager) -> None:
+    ids = fill(source)
+    seen: list[tuple[int, int]] = []
+    report = source.copy_to(target, progress=lambda done, total: seen.append((done, total)))
+    assert (report.copied, report.present) == (4, 0)
+    same(source, target)
+    assert seen[-1][0] <= seen[-1][1]
+    # keys too: who resumes on the copy does nothing twice
+    assert target.save("a", "large ü", {"w": noise(1, 3)}, idempotency_key="once") == ids[1]
+
+
+def test_only_what_is_missing_moves(source: CheckpointManager, target: CheckpointManager) -> None:
+    weights = noise(2, 10)
+    source.save("a", "one", {"w": weights})
+    first = source.copy_to(target)
+    weights[:100] = 0
+    source.save("a", "two", {"w": weights})
+    second = source.copy_to(target)
+    assert (second.copied, second.present) == (1, 1)
+    assert second.bytes_moved <= 0.11 * first.bytes_moved
+    assert source.copy_to(target) == CopyReport(present=2)
+    same(source, target)
+
+
+def test_changes_and_deletions(source: CheckpointManager, target: CheckpointManager) -> None:
+    first, second, third = fill(source)
+    source.copy_to(target)
+    source.tag(first, k=None, new="1")
+    source.pin(second, False)
+    source.set_status(third, "archived")
+    assert source.copy_to(target).changed == 3
+    same(source, target)
+    assert target.get(third).status == "archived"
+    source.delete("a", first)
+    assert source.copy_to(target).deleted == 0
+    assert target.exists(first)
+    assert source.copy_to(target, mirror=True).deleted == 1
+    same(source, target)
+    assert target.get(second).parent == first  # as in the source, where it was deleted too
+
+
+def test_one_job_and_since(source: CheckpointManager, target: CheckpointManager) -> None:
+    _, second, third = fill(source)
+    with pytest.raises(NotFound):
+        source.copy_to(target, job="unknown")
+    with pytest.raises(Validation):
+        source.copy_to(target, since=datetime(2026, 1, 1))  # noqa: DTZ001 - that is what is refused
+    assert source.copy_to(target, since=datetime.now(UTC) + timedelta(hours=1)).copied == 0
+    assert source.copy_to(target, job="b").copied == 2
+    assert [job.name for job in target.jobs()] == ["b"]
+    assert target.get(third).parent == second  # which comes later, or never
+    assert source.copy_to(target).copied == 2
+    same(source, target)
+
+
+def test_nothing_is_merged(source: CheckpointManager, target: CheckpointManager) -> None:
+    fill(source)
+    mine = target.save("a", "mine", 1)
+    with pytest.raises(Conflict, match=mine):
+        source.copy_to(target)
+    assert [c.id for c in target.list("a")] == [mine]
+
+
+def test_the_same_id_with_another_content_is_a_conflict(source: CheckpointManager, target: CheckpointManager) -> None:
+    from dataclasses import replace
+
+    from holdfast.records import copy_record
+
+    taken = source.save("a", "step", {"n": 1})
+    checkpoint, _ = source._store.index.read(taken)
+    other = target.save("elsewhere", "step", {"n": 2})
+    record = copy_record(*target._store.index.read(other), "a", references=())
+    target._store.index.commit([replace(record, id=checkpoint.id)], actor="t")
+    with pytest.raises(Conflict, match=taken):
+        source.copy_to(target)
+    assert target.load(taken) == {"n": 2}
+    source.save("b", "step", {"n": 1})
+    with pytest.raises(Conflict):
+        source.copy_to(target)
+
+
+def test_a_leased_job_is_left_to_its_holder(source: CheckpointManager, target: CheckpointManager) -> None:
+    fill(source)
+    with target.lease("a"), pytest.raises(LeaseHeld):
+        source.copy_to(target)
+    assert source.copy_to(target).copied == 4
+
+
+def test_damage_in_the_source_stays_there(source: CheckpointManager, target: CheckpointManager, tmp_path: Path) -> None:
+    _, second, third = fill(source)
+    for pack in (tmp_path / "source" / "packs").iterdir():
+        pack.write_bytes(pack.read_bytes()[:100_000] + bytes(200_000) + pack.read_bytes()[300_000:])
+    report = source.copy_to(target)
+    assert sorted(report.damaged) == sorted([second, third])
+    assert report.copied == 2
+    assert target.verify().is_ok
+
+
+def test_a_chunk_that_gc_of_the_target_takes_away_is_moved_again(
+    source: CheckpointManager, target: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.save("a", "one", {"w": noise(3, 2)})
+    doomed = target.save("other", "same bytes", {"w": noise(3, 2)})
+    target.delete("other", doomed)
+    commit = target._store.index.commit
+    calls: list[int] = []
+
+    def late(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            target.gc()
+        return commit(*args, **options)
+
+    monkeypatch.setattr(target._store.index, "commit", late)
+    assert source.copy_to(target).copied == 1
+    assert len(calls) == 2
+    assert target.verify().is_ok
+
+
+def test_following(source: CheckpointManager, target: CheckpointManager) -> None:
+    first, second, _ = fill(source)
+    stop, rounds, moved = threading.Event(), [], threading.Semaphore(0)
+
+    def changed(report: CopyReport) -> None:
+        rounds.append(report)
+        moved.release()
+
+    follower = threading.Thread(
+        target=source.follow_to, args=(target,), kwargs={"stop": stop, "changed": changed, "mirror": True}
+    )
+    follower.start()
+    try:
+        assert moved.acquire(timeout=60)
+        source.save("c", "new", {"w": noise(9)})
+        source.tag(second, late="yes")
+        source.delete("a", first)
+        source.set_retention("c", holdfast.RetentionPolicy(keep_last=2))
+        position = newest_event(source._store.index)
+        while sum(r.copied for r in rounds) < 5 or sum(r.deleted for r in rounds) < 1 or not rounds[-1].changed:
+            assert moved.acquire(timeout=60), rounds
+            if target.jobs("c") and target.jobs("c")[0].retention:
+                break
+        assert position == newest_event(source._store.index)
+    finally:
+        stop.set()
+        follower.join()
+    same(source, target)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 40, 129])
+def test_the_newest_event(source: CheckpointManager, count: int) -> None:
+    for n in range(count):
+        source._store.index.append_event(f"e{n}", actor="t")
+    events = source.events(limit=1000)
+    assert newest_event(source._store.index) == (events[-1].id if events else 0)
+
+
+def test_command_line(tmp_path: Path, run: Run) -> None:
+    one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
+    with holdfast.open(one) as store:
+        fill(store)
+    assert answer(run("copy", one, two, "--json"))["copied"] == 4
+    assert "4 were there already" in run("sync", one, two, "--since", "2d").stdout
+    for wrong in (("a", two), (one, "a"), ("a", "b", "--delete"), (one, two, "--since", "soon")):
+        run("copy", *wrong, code=2)
+    run("copy", str(tmp_path / "nowhere"), two, code=4)
+    assert not (tmp_path / "nowhere").exists()
+    assert "copied to tenant" in run("copy", "a", "tenant", "--store", two).stdout
+    run("copy", one, three, "--into", "tenant", "--job", "a", "--since", "2001-01-01")
+    with holdfast.open(three, namespace="tenant") as store:
+        assert [job.name for job in store.jobs()] == ["a"]
