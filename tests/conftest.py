@@ -104,6 +104,10 @@ def _postgres() -> str | None:
     return None if programs() else "no PostgreSQL server on this machine"
 
 
+def _runc() -> str | None:
+    return _command("runc")
+
+
 def _s3() -> str | None:
     from tests.servers.s3 import weed
 
@@ -118,6 +122,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "postgres": _postgres,
     "power_cut": _power_cut,
     "root": _root,
+    "runc": _runc,
     "s3": _s3,
     "strace": _strace,
     "tmpfs": _tmpfs,

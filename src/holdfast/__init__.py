@@ -23,9 +23,7 @@ was saved, verified, or raises Corrupted; loading never executes code.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # importing typing would cost more than all of this file, which the runtime wrapper starts with
 if TYPE_CHECKING:
     import os
 
@@ -153,6 +151,8 @@ def __getattr__(name: str) -> object:
     """Bring a name in when it is first used: importing Holdfast costs next to nothing."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return value
 

@@ -1,0 +1,1 @@
+"""Containers: frozen, kept in a store, brought back."""
