@@ -887,7 +887,7 @@ def test_a_table_of_tomorrow() -> None:
     fields = ormsgpack.unpackb(pack_table(table))
     assert parse_table(ormsgpack.packb({**fields, "xattrs": [1, 2]}), content_bytes=0, is_tree=True).names == [b""]
     with pytest.raises(holdfast.UnsupportedFormat):
-        parse_table(ormsgpack.packb({**fields, "version": 2}), content_bytes=0, is_tree=True)
+        parse_table(ormsgpack.packb({**fields, "version": 3}), content_bytes=0, is_tree=True)
 
 
 # --- memory ---

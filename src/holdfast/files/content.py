@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -43,6 +43,7 @@ class Content:
         self._table = scan.table
         self._find_earlier = find_earlier
         self._known: _Known | None = None
+        self._cuts = scan.options.cuts
         self._rows, self._starts = self._table.layout()  # of the content
         self.size_bytes = self._starts[-1]
         self._apart = bisect_left(self._rows, APART, key=lambda row: self._table.kind[row] & APART)
@@ -68,7 +69,8 @@ class Content:
             row = self._rows[number]
             known = self._known.chunks_of([row], self._starts[number : number + 2]) if self._known else []
             if not known:
-                yield from self._cut(row, windows)
+                borders = self._cuts.get(self._table.path(row)) if row not in self._table.sparse else None
+                yield from self._cut(row, windows) if borders is None else self._cut_at(row, borders, windows)
             begins = accumulate((entry.size_bytes for entry in known), initial=0)
             for entry, start in zip(known, begins, strict=False):
                 yield Deferred(entry.size_bytes, partial(self._read_part, row, start, entry.size_bytes), entry)
@@ -124,6 +126,32 @@ class Content:
                 rest = window[borders[-1] :]
                 for start, stop in pairwise(borders):
                     yield window[start:stop]
+            self._check(row, fd)
+        except OSError as error:
+            raise self._scan.unreadable(row, error) from error
+        finally:
+            os.close(fd)
+
+    def _cut_at(self, row: int, borders: Sequence[int], windows: Windows) -> Iterator[memoryview]:
+        """A file cut where the caller said, read in windows of several chunks."""
+        with Directories(self._table, self._open_root()) as directories:
+            try:
+                fd = self._open(row, directories)
+            except OSError as error:
+                raise self._scan.unreadable(row, error) from error
+        try:
+            self._check(row, fd)
+            start = number = 0
+            while number < len(borders):
+                last = max(bisect_right(borders, start + _WINDOW_BYTES), number + 1)
+                size = borders[last - 1] - start
+                window = windows.take()[:size] if size <= _WINDOW_BYTES else memoryview(bytearray(size))
+                self._fill(row, fd, start, window)
+                for end in borders[number:last]:
+                    piece, window = window[: end - start], window[end - start :]
+                    yield piece
+                    start = end
+                number = last
             self._check(row, fd)
         except OSError as error:
             raise self._scan.unreadable(row, error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,16 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from holdfast.chunks import StoredStream
-from holdfast.errors import CheckpointError, storage_error
+from holdfast.errors import CheckpointError, Validation, storage_error
 from holdfast.manifest import Entry
 
 from .directories import Directories
 from .stored import Part, parts_of_chunks
-from .table import APART, DIRECTORY, FILE, Table, shown
+from .table import APART, BLOCK_DEVICE, CHARACTER_DEVICE, DIRECTORY, FIFO, FILE, Table, shown
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WORKERS = 4
 _EMPTY_AT_ONCE = 256
+_TYPES = {FIFO: stat.S_IFIFO, CHARACTER_DEVICE: stat.S_IFCHR, BLOCK_DEVICE: stat.S_IFBLK}
 _NO_ID = 0xFFFFFFFF  # to chown(2): leave as it is
 
 Progress = Callable[[int, int], None]
@@ -34,6 +36,7 @@ class Wishes:
     overwrite: bool = False
     owners: bool | None = None  # restore them; None: if we are root
     setuid: bool = False  # restore set-user-ID and set-group-ID bits
+    exact: bool = False  # fifos, devices and extended attributes too
     progress: Progress | None = None  # called with (done, total) in bytes
 
     def dress(self, fd: int, table: Table, row: int) -> None:
@@ -41,6 +44,8 @@ class Wishes:
         if self.has_owners:
             uid, gid = table.uid[row], table.gid[row]
             os.fchown(fd, -1 if uid == _NO_ID else uid, -1 if gid == _NO_ID else gid)
+        for name, value in table.attributes.get(row, {}).items():  # chown would take capabilities away again
+            os.setxattr(fd, name, value)
         os.fchmod(fd, table.mode[row] & (0o7777 if self.setuid else 0o1777))
         os.utime(fd, ns=(table.mtime_ns[row], table.mtime_ns[row]))
 
@@ -74,6 +79,11 @@ class Filling:
         self._cleanup = ExitStack()
 
     def run(self) -> None:
+        if self._table.is_exact and not self._wishes.exact:
+            raise Validation(
+                "the tree holds fifos, devices or extended attributes",
+                hint="exact=True brings them back too, which takes root; only for trees you trust",
+            )
         with self._cleanup:
             self._make_directories()
             try:
@@ -82,6 +92,7 @@ class Filling:
                 for file in self._large.values():
                     os.close(file.fd)
             self._make_links()
+            self._make_special()
 
     def _make_directories(self) -> None:
         for row in self._table.rows(DIRECTORY):
@@ -181,8 +192,30 @@ class Filling:
                 os.symlink(target, name, dir_fd=fd)
                 if self._wishes.has_owners:
                     os.chown(name, table.uid[row], table.gid[row], dir_fd=fd, follow_symlinks=False)
+                self._set_attributes(row, name, fd)
                 times = (table.mtime_ns[row], table.mtime_ns[row])
                 os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
+
+    def _make_special(self) -> None:
+        """Fifos and devices. Nobody else can change the directory they are made in, so paths are safe here."""
+        table = self._table
+        for row, kind in enumerate(table.kind):
+            if kind not in _TYPES:
+                continue
+            with self._naming(row):
+                name, fd = table.names[row], self._directory_of(row)
+                device = os.makedev(*table.devices[row]) if row in table.devices else 0
+                os.mknod(name, 0o600 | _TYPES[kind], device, dir_fd=fd)
+                if self._wishes.has_owners:
+                    os.chown(name, table.uid[row], table.gid[row], dir_fd=fd, follow_symlinks=False)
+                self._set_attributes(row, name, fd)
+                os.chmod(name, table.mode[row], dir_fd=fd)
+                times = (table.mtime_ns[row], table.mtime_ns[row])
+                os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
+
+    def _set_attributes(self, row: int, name: bytes, fd: int) -> None:
+        for attribute, value in self._table.attributes.get(row, {}).items():
+            os.setxattr(os.path.join(b"/proc/self/fd/%d" % fd, name), attribute, value, follow_symlinks=False)
 
     def _create(self, row: int) -> int:
         return os.open(self._table.names[row], NEW_FILE, 0o600, dir_fd=self._directory_of(row))

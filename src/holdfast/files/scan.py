@@ -9,14 +9,27 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 from holdfast.errors import CheckpointError, Conflict, NotFound, Validation, storage_error
 
 from .directories import OPEN_DIRECTORY, Directories
-from .table import APART, DIRECTORY, FILE, HARD_LINK, MAX_DEPTH, SYMLINK, Ranges, Table, shown
+from .table import (
+    APART,
+    BLOCK_DEVICE,
+    CHARACTER_DEVICE,
+    DIRECTORY,
+    FIFO,
+    FILE,
+    HARD_LINK,
+    MAX_DEPTH,
+    SYMLINK,
+    Ranges,
+    Table,
+    shown,
+)  # fmt: skip
 
 BUNDLE_BYTES = 1 << 20  # smaller files are stored together, larger ones apart
 STORE_MARKER = b"holdfast-store"  # a directory with this file is a store; it never goes into a store by accident
@@ -40,12 +53,18 @@ _SPECIAL = {
 }
 
 
+_KEPT_IN_EXACT_TREES = {stat.S_IFIFO: FIFO, stat.S_IFCHR: CHARACTER_DEVICE, stat.S_IFBLK: BLOCK_DEVICE}
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     exclude: tuple[str, ...] = ()
     skip_special: bool = False
     allow_changing: bool = False
     always_read: bool = False
+    exact: bool = False  # extended attributes, fifos and devices too
+    without_attributes: frozenset[str] = frozenset()
+    cuts: Mapping[bytes, Sequence[int]] = field(default_factory=dict)  # path → where its chunks end
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +152,10 @@ def scan_tree(path: str | os.PathLike[str], options: Options) -> Scan:
     with Directories(scan.table, fd) as directories:
         scan.table.add(b"", 0, DIRECTORY)
         scan.table.fill(_Walk(scan, directories).run(os.fstat(fd)))
+        if options.exact:
+            _read_attributes(scan, directories)
+    if options.cuts:
+        _stand_apart(scan.table, options.cuts)
     scan.table.unsettled = _unsettled(scan.table, started_ns)
     return scan
 
@@ -259,8 +282,14 @@ class _Walk:
             except OSError as error:
                 raise self._scan.unreadable(row, error) from error
             return True
+        exact = self._scan.options.exact
+        if exact and (kind := _KEPT_IN_EXACT_TREES.get(stat.S_IFMT(status.st_mode))) is not None:
+            row = self._table.add(name, parent, kind)
+            if kind != FIFO:
+                self._table.devices[row] = (os.major(status.st_rdev), os.minor(status.st_rdev))
+            return True
         what = _SPECIAL.get(stat.S_IFMT(status.st_mode), "a special file")
-        if not self._scan.options.skip_special:
+        if not self._scan.options.skip_special and not exact:
             raise Validation(
                 f"{shown(os.path.join(self._scan.root, self._table.path(parent), name))} is {what}",
                 hint="exclude it, or leave out all such files with skip_special=True",
@@ -270,6 +299,36 @@ class _Walk:
 
     def _skip(self, name: bytes, parent: int, why: str) -> None:
         self._table.skipped.append((os.path.join(self._table.path(parent), name), why))
+
+
+def _read_attributes(scan: Scan, directories: Directories) -> None:
+    """Extended attributes of every row, links not followed: user's own, ACLs, capabilities, and trusted ones."""
+    table, unwanted = scan.table, scan.options.without_attributes
+    for row in range(len(table)):
+        if table.kind[row] == HARD_LINK:
+            continue
+        try:
+            place = f"/proc/self/fd/{directories.fd(table.parent[row])}".encode()
+            path = os.path.join(place, table.names[row] or b".")
+            names = [name for name in os.listxattr(path, follow_symlinks=False) if name not in unwanted]
+            if names:
+                found = {os.fsencode(name): os.getxattr(path, name, follow_symlinks=False) for name in names}
+                table.attributes[row] = found
+        except OSError as error:
+            if error.errno == errno.ENOTSUP:
+                continue
+            raise scan.unreadable(row, error) from error
+
+
+def _stand_apart(table: Table, cuts: Mapping[bytes, Sequence[int]]) -> None:
+    """Files that are cut where the caller says; each must end where its last chunk does."""
+    for row, path in enumerate(table.paths()):
+        borders = cuts.get(path)
+        if borders is None or table.kind[row] & ~APART or not table.size[row] or row in table.sparse:
+            continue
+        if list(borders) != sorted({*borders}) or borders[0] <= 0 or borders[-1] != table.size[row]:
+            raise Validation(f"the cuts of {shown(path)} do not fit its size", hint="give ascending ends of chunks")
+        table.kind[row] |= APART
 
 
 def _is_store(fd: int, name: bytes) -> bool:

@@ -10,8 +10,9 @@ The content of all files is one stream: first the small files, in the order of t
 
 Packed: a msgpack map. Numbers are little-endian columns with one value per row, but for those said otherwise.
 
-    version                          1
-    kind                   u8        0 file, 0x80 file apart, 1 directory, 2 symlink, 3 hard link
+    version                          1; 2 with fifos, devices or attributes
+    kind                   u8        0 file, 0x80 file apart, 1 directory, 2 symlink, 3 hard link,
+                                     4 fifo, 5 character device, 6 block device
     names                            joined by NUL; of the root of a tree ""
     parent, mode, uid, gid u32       mode: the permission bits
     size                   u64       of files, else 0
@@ -22,6 +23,8 @@ Packed: a msgpack map. Numbers are little-endian columns with one value per row,
     sparse                           [[row, offset, length, offset, length, …], …]: the parts that are not holes
     skipped                          [[path, what it is], …]: what was left out
     unsettled              u32       rows of files whose times cannot be trusted to tell a later change
+    devices                u32       of the devices, in the order of their rows: major, minor       (version 2)
+    attributes                       [[row, name, value, name, value, …], …]: extended attributes  (version 2)
 """
 
 from __future__ import annotations
@@ -33,13 +36,14 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate, chain
 from operator import lt
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import ormsgpack
 
 from holdfast.errors import Corrupted, UnsupportedFormat
 
 VERSION = 1
+VERSION_EXACT = 2  # written only where needed, so that an older Holdfast reads all the rest
 MAX_TABLE_BYTES = 1 << 30
 MAX_ROWS = 10_000_000
 MAX_DEPTH = 4096
@@ -49,11 +53,18 @@ FILE: Final = 0
 DIRECTORY: Final = 1
 SYMLINK: Final = 2
 HARD_LINK: Final = 3  # another name of an earlier file
+FIFO: Final = 4
+CHARACTER_DEVICE: Final = 5
+BLOCK_DEVICE: Final = 6
+DEVICES: Final = (CHARACTER_DEVICE, BLOCK_DEVICE)
 APART: Final = 0x80  # a file whose content stands in the second part of the stream
 
 Ranges = list[tuple[int, int]]  # (offset, length) of the parts of a sparse file that are not holes
 
-KIND_NAMES = {FILE: "file", APART: "file", DIRECTORY: "directory", SYMLINK: "symlink", HARD_LINK: "hard link"}
+KIND_NAMES = {
+    FILE: "file", APART: "file", DIRECTORY: "directory", SYMLINK: "symlink", HARD_LINK: "hard link",
+    FIFO: "fifo", CHARACTER_DEVICE: "character device", BLOCK_DEVICE: "block device",
+}  # fmt: skip
 _NUMBERS = (
     ("parent", "I"), ("mode", "I"), ("uid", "I"), ("gid", "I"),
     ("size", "Q"), ("mtime_ns", "q"), ("ctime_ns", "q"), ("inode", "Q"), ("device", "Q"),
@@ -64,13 +75,13 @@ class FileEntry(NamedTuple):
     """One entry of a tree as users see it. Names that are not UTF-8 are text as os.fsdecode makes it."""
 
     path: str  # relative to the root, "/"-joined
-    kind: str  # file, directory, symlink, hard link
+    kind: str  # file, directory, symlink, hard link; in exact trees also fifo, character device, block device
     size_bytes: int
     mode: int  # permission bits
     mtime_ns: int
     uid: int
     gid: int
-    target: str | None = None  # where a symlink points; the first name of a hard-linked file
+    target: str | None = None  # where a symlink points; the first name of a hard-linked file; "major:minor" of a device
 
 
 def shown(path: bytes) -> str:
@@ -98,6 +109,8 @@ class Table:
         self.sparse: dict[int, Ranges] = {}
         self.skipped: list[tuple[bytes, str]] = []  # what was left out, and why
         self.unsettled: set[int] = set()  # files that may have changed since without a trace in their times
+        self.devices: dict[int, tuple[int, int]] = {}  # row → (major, minor)
+        self.attributes: dict[int, dict[bytes, bytes]] = {}  # extended attributes of rows that have some
         self._layout: tuple[list[int], list[int]] | None = None
 
     def add(self, name: bytes, parent: int, kind: int) -> int:
@@ -118,6 +131,11 @@ class Table:
         self.ctime_ns = array("q", [status.st_ctime_ns for status in found])
         self.inode = array("Q", [status.st_ino for status in found])
         self.device = array("Q", [status.st_dev for status in found])
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it holds what only an exact restore brings back."""
+        return bool(self.attributes) or not {FIFO, *DEVICES}.isdisjoint(self.kind)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -171,6 +189,8 @@ class Table:
         first = self.links.get(row, row)
         if kind == HARD_LINK:
             target = self.path(first)
+        elif row in self.devices:
+            target = b"%d:%d" % self.devices[row]
         return FileEntry(
             os.fsdecode(self.path(row) if path is None else path),
             KIND_NAMES[kind],
@@ -194,7 +214,7 @@ class Table:
 def pack_table(table: Table) -> bytes:
     return ormsgpack.packb(
         {
-            "version": VERSION,
+            "version": VERSION_EXACT if table.is_exact else VERSION,
             "kind": bytes(table.kind),
             "names": b"\0".join(table.names),
             **{name: _to_bytes(getattr(table, name)) for name, _ in _NUMBERS},
@@ -203,8 +223,16 @@ def pack_table(table: Table) -> bytes:
             "sparse": [[row, *chain.from_iterable(ranges)] for row, ranges in table.sparse.items()],
             "skipped": [list(pair) for pair in table.skipped],
             "unsettled": _to_bytes(array("I", sorted(table.unsettled))),
+            **(_pack_exact(table) if table.is_exact else {}),
         }
     )
+
+
+def _pack_exact(table: Table) -> dict[str, object]:
+    return {
+        "devices": _to_bytes(array("I", chain.from_iterable(table.devices.values()))),
+        "attributes": [[row, *chain.from_iterable(found.items())] for row, found in table.attributes.items()],
+    }
 
 
 def parse_table(data: bytes, *, content_bytes: int, is_tree: bool) -> Table:
@@ -223,9 +251,10 @@ def parse_table(data: bytes, *, content_bytes: int, is_tree: bool) -> Table:
 
 def _parse(data: bytes, content_bytes: int, is_tree: bool) -> Table:
     fields = ormsgpack.unpackb(data)
-    if fields["version"] != VERSION:
+    version = fields["version"]
+    if version not in (VERSION, VERSION_EXACT):
         raise UnsupportedFormat(
-            f"the entry table has version {fields['version']!r}, this Holdfast reads {VERSION}", hint="update Holdfast"
+            f"the entry table has version {version!r}, this Holdfast reads {VERSION_EXACT}", hint="update Holdfast"
         )
     table = Table()
     table.kind = bytearray(fields["kind"])
@@ -244,8 +273,25 @@ def _parse(data: bytes, content_bytes: int, is_tree: bool) -> Table:
         table.sparse[row] = _ranges(flat, table.size[row])
     table.skipped = [(bytes(path), str(reason)) for path, reason in fields["skipped"]]
     table.unsettled = set(_from_bytes("I", fields["unsettled"]))
+    if version == VERSION_EXACT:
+        _parse_exact(table, fields)
+    elif set(table.kind) & {FIFO, *DEVICES}:
+        raise ValueError("an entry of a kind that came later")
     _check_content(table, content_bytes)
     return table
+
+
+def _parse_exact(table: Table, fields: dict[str, Any]) -> None:
+    rows = [row for row, kind in enumerate(table.kind) if kind in DEVICES]
+    numbers = _from_bytes("I", fields["devices"])
+    table.devices = dict(zip(rows, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
+    for row, *flat in fields["attributes"]:
+        if not 0 <= row < len(table) or table.kind[row] == HARD_LINK:
+            raise ValueError("attributes of no entry")
+        found = dict(zip(map(bytes, flat[::2]), map(bytes, flat[1::2]), strict=True))
+        if any(not 0 < len(name) <= 255 or b"\0" in name or len(value) > 65536 for name, value in found.items()):
+            raise ValueError("an attribute that no file has")
+        table.attributes[row] = found
 
 
 def _check_structure(table: Table, is_tree: bool) -> None:

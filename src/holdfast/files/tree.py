@@ -37,6 +37,10 @@ class Tree:
     the tree, holes. `exclude` holds globs; one without "/" matches a name at any depth, one with "/" the path from
     the root. Stores of Holdfast inside the tree are left out; so are, with skip_special, fifos, sockets and devices,
     which otherwise are refused: see `skipped`.
+
+    With `exact`, extended attributes (ACLs, capabilities, those of overlayfs), fifos and devices are kept too, and only
+    sockets are left out; without_attributes names attributes to leave. `cuts` says where the chunks of a file end, for
+    files whose writer knows better than their bytes what will stay the same.
     """
 
     def __init__(
@@ -47,10 +51,16 @@ class Tree:
         skip_special: bool = False,
         allow_changing: bool = False,
         always_read: bool = False,
+        exact: bool = False,
+        without_attributes: Iterable[str] = (),
+        cuts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self.path = os.fspath(path)  # "" when loaded
-        self._options = Options(patterns, skip_special, allow_changing, always_read)
+        borders = {os.fsencode(name): ends for name, ends in (cuts or {}).items()}
+        self._options = Options(
+            patterns, skip_special, allow_changing, always_read, exact, frozenset(without_attributes), borders
+        )
         self._stored: StoredFiles | None = None
 
     @property
@@ -85,20 +95,22 @@ class Tree:
         overwrite: bool = False,
         owners: bool | None = None,
         setuid: bool = False,
+        exact: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Write everything below `destination`: durable when this returns, and never a part of a file in its place.
 
         The destination must not exist or be empty, else Conflict; with `overwrite`, files of the same name are
         replaced and others stay. Numeric owners are restored if we are root, or as `owners` says; set-user-ID and
-        set-group-ID bits only with `setuid`. Nothing is ever written outside of `destination`, whatever the store
+        set-group-ID bits only with `setuid`. `exact` brings all of that back, and what an exact tree holds besides: it
+        takes root, and is for trees you trust. Nothing is ever written outside of `destination`, whatever the store
         holds. `progress(done, total)` counts bytes.
         """
         from .filling import Wishes
         from .restore import write_tree
 
         stored = _must_be_stored(self._stored, self)
-        wishes = Wishes(overwrite, owners, setuid, progress)
+        wishes = Wishes(overwrite, owners, setuid or exact, exact, progress)
         write_tree(stored.table, stored.content, os.fsencode(destination), wishes)
 
     def _table(self) -> Table:
@@ -154,7 +166,7 @@ class File:
         from .restore import write_file
 
         stored = _must_be_stored(self._stored, self)
-        wishes = Wishes(overwrite, owners, setuid, progress)
+        wishes = Wishes(overwrite, owners, setuid, progress=progress)
         write_file(stored.table, stored.content, os.fsencode(destination), wishes)
 
     def _table(self) -> Table:
