@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from .copying import Copying, CopyReport
     from .diff import Diff
     from .gc import GcReport
+    from .rebuild import RebuildReport
+    from .store import Store
     from .verify import VerifyReport
 
 Progress = Callable[[int, int], None]  # (done, total), in the unit the operation names
@@ -461,6 +463,25 @@ class CheckpointManager:
         from .gc import collect
 
         return collect(self._store, actor=self.actor, progress=progress)
+
+    def rebuild(self, *, progress: Progress | None = None) -> RebuildReport:
+        """After the index was lost, or put back from an old backup: add what the packs know, in every namespace.
+
+        Whatever the index has stays as it is. Stop savers first. See `holdfast rebuild`.
+        """
+        from .rebuild import rebuild
+
+        @contextmanager
+        def opened(namespace: str) -> Iterator[Store]:
+            store = open_store(self.url, namespace, create=False)
+            try:
+                yield store
+            finally:
+                store.close()
+
+        if self.url == "memory:":
+            raise Validation("a store in memory has no packs to rebuild from", hint="its index cannot get lost alone")
+        return rebuild(self._store.blobs, opened, actor=self.actor, progress=progress)
 
     def stats(self, job: str | None = None) -> Mapping[str, int]:
         """Numbers of the store, or of one job."""

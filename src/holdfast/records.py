@@ -105,6 +105,7 @@ def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk]) 
             "pinned": record.is_pinned,
             "metadata": record.metadata_json,
             "key": record.idempotency_key,
+            "seq": record.seq,  # of a copy, which keeps its number; others get theirs from the index, later
             "request_digest": record.request_digest,
             "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
         }
@@ -165,5 +166,6 @@ def _unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | Non
         has_chunks=True,
         idempotency_key=fields["key"],
         request_digest=fields["request_digest"],
+        seq=fields.get("seq"),
     )
     return fields["namespace"], record, chunks

@@ -12,7 +12,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,15 +180,20 @@ def _fill(
     store = Store(index, blobs)
     store.reader = ChunkReader(blobs, locate, store.pool)  # the new index does not know the chunks yet
     lost: list[str] = []
-    ordered = sorted(records.values(), key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
-    for record in _parents_first(ordered):
-        parse_name("job", record.job)
-        chunks, status = _chunks_of(store, record, places)
+    for record in in_order(records.values()):
+        chunks, status = chunks_of(store, record, locate)
         if status is CheckpointStatus.CORRUPTED:
             lost.append(record.id)
         parent = record.parent if record.parent in records else None
         index.commit([replace(record, new_chunks=chunks, reused_chunks=(), parent=parent, status=status)], actor=actor)
     return lost
+
+
+def in_order(records: Iterable[NewCheckpoint]) -> list[NewCheckpoint]:
+    """Records as an index takes them: by number where it is known, else by time, and no child before its parent."""
+    for record in records:
+        parse_name("job", record.job)
+    return _parents_first(sorted(records, key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id)))
 
 
 def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
@@ -205,13 +210,15 @@ def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
     return list(placed.values())
 
 
-def _chunks_of(store: Store, record: NewCheckpoint, places: dict[bytes, Chunk]) -> tuple[list[Chunk], CheckpointStatus]:
+def chunks_of(
+    store: Store, record: NewCheckpoint, locate: Callable[[list[bytes]], dict[bytes, Chunk]]
+) -> tuple[list[Chunk], CheckpointStatus]:
+    """The chunks a record names, as far as they are there, and what that makes of it."""
     if hashlib.sha256(record.manifest).digest() != record.digest:
         return [], CheckpointStatus.CORRUPTED
     try:
         digests = sorted(set(store.references(record.manifest)))
     except CheckpointError:
         return [], CheckpointStatus.CORRUPTED
-    chunks = [places[d] for d in digests if d in places]
-    whole = len(chunks) == len(digests)
-    return chunks, record.status if whole else CheckpointStatus.CORRUPTED
+    chunks = list(locate(digests).values())
+    return chunks, record.status if len(chunks) == len(digests) else CheckpointStatus.CORRUPTED

@@ -97,7 +97,7 @@ def test_completion_knows_jobs_and_ids(run: Run) -> None:
         complete = ShellComplete(cli, {}, "holdfast", "_HOLDFAST_COMPLETE")
         return [item.value for item in complete.get_completions(words, incomplete)]
 
-    assert completions([], "re") == ["restore"]
+    assert completions([], "res") == ["restore"]
     assert completions(["list"], "tr") == ["training"]
     assert completions(["restore", "training"], "one") == [saved]
     assert completions(["show"], "tr") == ["training"]

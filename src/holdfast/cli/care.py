@@ -13,7 +13,7 @@ from holdfast.errors import Corrupted, NotFound
 
 from .naming import JobName
 from .progress import progress
-from .session import Session, emit, store_command
+from .session import Session, emit, is_url, store_command
 from .tables import print_facts
 from .text import count_of, labelled, safe, size, style, terminal_width
 
@@ -52,6 +52,34 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
             _print_repair(mended)
         _print_check(found, is_deep=not quick, is_whole=is_whole)
     if not (found.is_ok and is_whole):
+        click.get_current_context().exit(Corrupted.exit_code)
+
+
+@store_command(
+    "rebuild",
+    json_keys='{"packs": read, "found": checkpoints they tell of, "added", "corrupted": [IDs], "repaired": '
+    "as in check}. Exit code 6 when some cannot be loaded.",
+)
+def rebuild_command(session: Session) -> None:
+    """After the index was lost, or put back from an old backup: add to it what the packs still know.
+
+    Whatever the index has stays as it is. States up to 64 KiB are in the index alone and do not come back, nor do
+    tags and pins that were set later; something deleted since the backup may. Stop savers first.
+    """
+    mended = None if is_url(session.url) else _repair(session)
+    with session.open(create=is_url(session.url)) as manager, progress("reading packs", unit="packs") as report:
+        found = manager.rebuild(progress=report)
+    if session.as_json:
+        emit({**asdict(found), "repaired": None if mended is None else asdict(mended)})
+    else:
+        if mended is not None:
+            _print_repair(mended)
+        click.echo(
+            f"{count_of(found.packs, 'pack')} tell of {count_of(found.found, 'checkpoint')}; {found.added:,} added"
+        )
+        for checkpoint_id in found.corrupted:
+            click.echo(f"{style('cannot be loaded', 'bad')}  {checkpoint_id}", err=True)
+    if found.corrupted:
         click.get_current_context().exit(Corrupted.exit_code)
 
 

@@ -31,17 +31,26 @@ class Session(NamedTuple):
 
         return CheckpointManager(self.store, namespace=self.namespace, create=create)
 
+    @property
+    def url(self) -> str:
+        from holdfast.manager import default_url
+
+        return self.store or default_url()
+
     def directory(self) -> Path:
         """Where the embedded store is, whether it exists or not."""
         from pathlib import Path
 
         from holdfast.errors import Validation
-        from holdfast.manager import default_url
 
-        url = self.store or default_url()
-        if "://" in url:
+        if is_url(self.url):
             raise Validation("this looks at stores in directories only", hint="holdfast check looks at any store")
-        return Path(url.removeprefix("file:")).expanduser().absolute()
+        return Path(self.url.removeprefix("file:")).expanduser().absolute()
+
+
+def is_url(store: str) -> bool:
+    """Whether a store is behind a server, not in a directory."""
+    return "://" in store
 
 
 def emit(document: object, *, indent: int | None = 2) -> None:

@@ -1,0 +1,125 @@
+"""The disaster drill: an index that was lost, or brought back from an old backup, gets what the packs still know.
+
+Every save that wrote to a pack left a record of itself there (docs/format.md). Those the index lacks, and has not
+deleted, are added to it. What is whole in the index stays as it is, so this may be run again, and on a store that is
+well it does nothing. States up to 64 KiB are in the index alone and do not come back from packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from .chunks import ChunkReader
+from .errors import Conflict
+from .model import CheckpointStatus
+from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
+from .records import read_records
+from .repair import chunks_of, in_order
+from .store import Store
+
+Progress = Callable[[int, int], None]
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    packs: int  # read
+    found: int  # checkpoints they tell of
+    added: int  # to the index, which did not have them
+    corrupted: tuple[str, ...]  # of those, IDs that cannot be loaded: packs with chunks of theirs are gone
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the packs tell of one namespace."""
+
+    records: dict[str, NewCheckpoint]
+    places: dict[bytes, Chunk]
+
+
+def rebuild(
+    blobs: Blobs,
+    open_store: Callable[[str], AbstractContextManager[Store]],
+    *,
+    actor: str,
+    progress: Progress | None = None,
+) -> RebuildReport:
+    """Add to the index of each namespace what the packs know. `progress(done, total)` counts packs.
+
+    Nobody should save meanwhile: a save between its packs and its commit would be taken for a lost one.
+    """
+    packs = dict(blobs.packs())
+    by_namespace: dict[str, _Found] = {}
+    for done, pack in enumerate(packs, 1):
+        for namespace, record, chunks in read_records(blobs, pack):
+            found = by_namespace.setdefault(namespace, _Found({}, {}))
+            for chunk in chunks:
+                if chunk.pack in packs:
+                    found.places.setdefault(chunk.digest, chunk)
+            if record.id:
+                found.records.setdefault(record.id, record)
+        if progress:
+            progress(done, len(packs))
+    added = 0
+    corrupted: list[str] = []
+    for namespace, found in by_namespace.items():
+        with open_store(namespace) as store:
+            new, damaged = _add(store, found, actor)
+        added += new
+        corrupted += damaged
+    count = sum(len(found.records) for found in by_namespace.values())
+    return RebuildReport(len(packs), count, added, tuple(corrupted))
+
+
+def _add(store: Store, found: _Found, actor: str) -> tuple[int, list[str]]:
+    deleted = _deleted(store.index)
+    missing = {i: r for i, r in found.records.items() if i not in deleted and not store.knows(i)}
+
+    def locate(digests: list[bytes]) -> dict[bytes, Chunk]:
+        """Where the index says, else where the packs say."""
+        known = store.index.locate(digests)
+        return {d: known.get(d) or found.places[d] for d in digests if d in known or d in found.places}
+
+    store.reader = ChunkReader(store.blobs, lambda digests: locate(list(digests)), store.pool)
+    added = 0
+    corrupted: list[str] = []
+    for record in in_order(missing.values()):
+        chunks, status = chunks_of(store, record, locate)
+        parent = record.parent if record.parent and store.knows(record.parent) else None
+        whole = replace(record, new_chunks=chunks, parent=parent, status=status)
+        try:
+            if not _commit(store.index, whole, actor):
+                continue
+        except ChunksGone:  # gc of that index had given the pack up
+            status = CheckpointStatus.CORRUPTED
+            if not _commit(store.index, replace(whole, new_chunks=(), status=status), actor):
+                continue
+        added += 1
+        if status is CheckpointStatus.CORRUPTED:
+            corrupted.append(record.id)
+    return added, corrupted
+
+
+def _commit(index: Index, record: NewCheckpoint, actor: str) -> bool:
+    """Whether the index has the record now, under the number it asks for or under the next one."""
+    try:
+        return index.commit([record], actor=actor)[0].id == record.id  # else its idempotency key stands for another one
+    except IdTaken:
+        return False  # another namespace has it
+    except Conflict:
+        if record.seq is None and record.idempotency_key is None:
+            raise
+        return _commit(index, replace(record, seq=None, idempotency_key=None), actor)
+
+
+def _deleted(index: Index) -> set[str]:
+    """What this index remembers to have deleted: its packs may still be there, and it must stay deleted."""
+    deleted: set[str] = set()
+    position = 0
+    while events := index.events(position, _PAGE):
+        deleted.update(e.checkpoint for e in events if e.action == "delete" and e.checkpoint)
+        position = events[-1].id
+    return deleted

@@ -1,0 +1,117 @@
+"""The disaster drill: the index is gone, the packs are there."""
+
+# ruff: noqa: F811 - tests take the fixtures imported below by their names
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.manager import CheckpointManager
+from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
+from tests.unit.test_copying import noise
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Cluster
+
+
+def fill(manager: CheckpointManager) -> list[str]:
+    first = manager.save("a", "one", {"w": noise(1, 3)}, tags={"k": "v"}, pin=True, idempotency_key="once")
+    second = manager.save("a", "two", {"w": noise(2), "n": 2}, parent=first)
+    manager.save("a", "small", {"n": 3})
+    gone = manager.save("a", "gone", {"w": noise(1, 3), "x": noise(3)})
+    manager.delete("a", gone)
+    return [first, second]
+
+
+def check(manager: CheckpointManager, ids: list[str]) -> None:
+    first, second = (manager.get(i) for i in ids)
+    assert (first.tags, first.is_pinned, first.step) == ({"k": "v"}, True, "one")
+    assert second.parent == first.id
+    assert second.seq > first.seq
+    assert np.array_equal(manager.load(second.id)["w"], noise(2))  # type: ignore[index]
+    assert manager.save("a", "one", {"w": noise(1, 3)}, idempotency_key="once") == first.id
+    assert manager.verify().is_ok
+
+
+def test_a_store_that_is_well_stays_as_it_is(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "s") as manager:
+        ids = fill(manager)
+        before = manager.list("a")
+        report = manager.rebuild()
+        assert (report.found, report.added) == (3, 0)
+        assert manager.list("a") == before
+        check(manager, ids)
+
+
+def test_an_old_index_gets_what_came_since(tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    with holdfast.open(place) as manager:
+        ids = fill(manager)
+    shutil.copy(place / "index.sqlite", tmp_path / "backup")
+    with holdfast.open(place) as manager, holdfast.open(place, namespace="tenant") as tenant:
+        late = manager.save("a", "late", {"w": noise(7)}, parent=ids[1])
+        other = tenant.save("b", "theirs", {"w": noise(8)})
+        manager.save("a", "late and small", 1)
+    shutil.copy(tmp_path / "backup", place / "index.sqlite")
+    with holdfast.open(place) as manager, holdfast.open(place, namespace="tenant") as tenant:
+        assert not manager.exists(late)
+        assert manager.rebuild().added == 2
+        assert manager.get(late).parent == ids[1]
+        assert tenant.load(other)["w"].nbytes == 1 << 20  # type: ignore[index]
+        assert [c.step for c in manager.list("a")] == ["one", "two", "small", "late"]
+        check(manager, ids)
+        assert manager.rebuild().added == 0
+
+
+def test_a_lost_index(store: Path, run: Run) -> None:
+    with holdfast.open(store) as manager:
+        ids = fill(manager)
+        manager.gc()
+    (store / "index.sqlite").unlink()
+    done = answer(run("rebuild", "--json"))
+    assert (done["repaired"]["from_packs"], done["added"], done["corrupted"]) == (3, 0, [])  # a deletion is undone
+    with holdfast.open(store) as manager:
+        check(manager, ids)
+    assert "0 added" in run("rebuild").stdout
+
+
+def test_copies_keep_their_numbers(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "one") as one, holdfast.open(tmp_path / "two") as two:
+        one.save("a", "small", 1)
+        kept = one.save("a", "large", noise(1))
+        one.copy_to(two)
+    index = next((tmp_path / "two").glob("index*.sqlite"))
+    for part in (tmp_path / "two").glob(index.name + "*"):
+        part.unlink()
+    from holdfast.repair import repair
+
+    repair(tmp_path / "two", actor="t")
+    with holdfast.open(tmp_path / "two") as two:
+        assert [(c.id, c.seq) for c in two.list("a")] == [(kept, 2)]
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres", "s3")
+def test_a_lost_database(postgres: Cluster, s3: str, run: Run) -> None:
+    bucket = "&blobs=s3://holdfast/rebuild"
+    with holdfast.open(postgres.empty_database() + bucket) as manager:
+        ids = fill(manager)
+        manager.gc()
+    url = postgres.empty_database() + bucket
+    done = answer(run("rebuild", "--store", url, "--json"))
+    assert (done["added"], done["corrupted"]) == (2, [])
+    with holdfast.open(url) as manager:
+        check(manager, ids)
+        assert "small" not in {c.step for c in manager.list("a")}  # it was in the index only
+        third = manager.save("a", "three", {"w": noise(1, 3), "x": noise(3)})
+        pack = next(name for name, size in manager._store.blobs.packs() if size > 2 << 20)
+        assert manager._store.blobs.remove(pack, lambda: True)
+    url = postgres.empty_database() + bucket
+    done = answer(run("rebuild", "--store", url, "--json", code=6))
+    assert (done["added"], done["corrupted"]) == (2, [third])
