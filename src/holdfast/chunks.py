@@ -44,6 +44,43 @@ class Deferred:
 
 
 @runtime_checkable
+class DeviceMemory(Protocol):
+    """Bytes of an accelerator, which the processor reaches only by copying."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def part(self, start: int, stop: int) -> DeviceMemory: ...
+
+    def pieces(self) -> Iterator[Deferred]:
+        """Chunk by chunk; what one of them reads is good until the same thread reads again."""
+        ...
+
+    def staging(self) -> memoryview:
+        """Memory of this thread, as large as this, to read into before `take`; used again by the next call."""
+        ...
+
+    def take(self, data: memoryview) -> None:
+        """Copy `data` there."""
+        ...
+
+    def copy_to(self, target: memoryview) -> None:
+        """Begin to copy to main memory; done after `wait`."""
+        ...
+
+    def wait(self) -> None: ...
+
+    def lock(self, memory: memoryview) -> bool:
+        """Keep pages in their place, for faster copying; whether that worked. `unlock` before they are freed."""
+        ...
+
+    def unlock(self, memory: memoryview) -> None: ...
+
+
+Target: TypeAlias = memoryview | DeviceMemory
+
+
+@runtime_checkable
 class RecallingSource(Protocol):
     """A source that can tell from an earlier state of the job that some of its pieces are stored already."""
 
@@ -311,7 +348,7 @@ class ChunkReader:
         self._locate = locate
         self._pool = pool
 
-    def read(self, wanted: Sequence[tuple[Entry, memoryview]], *, of: str) -> None:
+    def read(self, wanted: Sequence[tuple[Entry, Target]], *, of: str) -> None:
         """Fill each target with the chunk of its entry, in parallel, every one verified (I2)."""
         places = self._locate(list({e.digest for e, _ in wanted if not e.is_zero}))
         if len(wanted) <= 2:
@@ -385,9 +422,15 @@ class ChunkReader:
             task.result()
         return region.seal()
 
-    def _read_some(self, task: Sequence[tuple[Entry, memoryview]], places: dict[bytes, Chunk], of: str) -> None:
+    def _read_some(self, task: Sequence[tuple[Entry, Target]], places: dict[bytes, Chunk], of: str) -> None:
         for entry, target in task:
-            self._read_one(entry, target, places.get(entry.digest), of)
+            place = places.get(entry.digest)
+            if isinstance(target, memoryview):
+                self._read_one(entry, target, place, of)
+            else:
+                staging = target.staging()
+                self._read_one(entry, staging, place, of)
+                target.take(staging)
 
     def _read_one(self, entry: Entry, target: memoryview, place: Chunk | None, of: str) -> None:
         if entry.is_zero:

@@ -185,20 +185,23 @@ class CheckpointManager:
         only: str | Sequence[str] | None = None,
         into: object = None,
         mapped: bool = False,
+        device: object = None,
     ) -> object:
         """The state of a checkpoint, verified (I2).
 
         `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
-        `into` is a state of the same shape whose arrays are filled in place.
+        `into` is a state of the same shape whose arrays and tensors, on any device, are filled in place.
         `mapped` gives read-only arrays over the store's files: no memory of their own where chunks are uncompressed.
+        Tensors, which torch cannot protect, are writable then; what is written stays in this process.
+        `device` is where tensors go ("cuda:1"), chunk by chunk, without a copy of the state in main memory.
         """
         checkpoint, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
-        return self._load(checkpoint, packed, only=only, into=into, mapped=mapped)
+        return self._load(checkpoint, packed, only=only, into=into, mapped=mapped, device=device)
 
     def load_latest(
-        self, job_id: str, *, level: CheckpointLevel | str | None = None
+        self, job_id: str, *, level: CheckpointLevel | str | None = None, into: object = None, device: object = None
     ) -> tuple[Checkpoint, object] | None:
-        """The newest checkpoint of a job and its state; None when there is none yet.
+        """The newest checkpoint of a job and its state; None when there is none yet. `into`, `device`: as for `load`.
 
         One that verify found damaged is passed over with a warning; when all are, that is Corrupted.
         """
@@ -206,7 +209,7 @@ class CheckpointManager:
         while (found := self._store.index.latest(parse_name("job", job_id), wanted)) is not None:
             self._warn_of_newer(found[0], wanted)
             try:
-                return found[0], self._load(*found)
+                return found[0], self._load(*found, into=into, device=device)
             except NotFound:
                 if self.exists(found[0].id):
                     raise
@@ -268,15 +271,19 @@ class CheckpointManager:
         only: str | Sequence[str] | None = None,
         into: object = None,
         mapped: bool = False,
+        device: object = None,
     ) -> object:
         self._check_open()
         patterns = [only] if isinstance(only, str) else only
         if patterns is not None and (not patterns or not _are_texts(patterns)):
             raise Validation(f"only={only!r}", hint='use paths, with * where any name fits: "model/*"')
-        if into is not None and (patterns is not None or mapped):
-            raise Validation("into= excludes only= and mapped=", hint="give a smaller state to into= instead")
+        if into is not None and (patterns is not None or mapped or device is not None):
+            raise Validation("into= excludes only=, mapped= and device=", hint="give a smaller state to into= instead")
+        if mapped and device is not None:
+            raise Validation("mapped= excludes device=", hint="what is mapped stays in main memory")
+        place = None if device is None else codec.parse_device(device)
         with self._unless_deleted(checkpoint):
-            state = self._store.load(checkpoint, packed, only=patterns, into=into, mapped=mapped)
+            state = self._store.load(checkpoint, packed, only=patterns, into=into, mapped=mapped, device=place)
         self.counters["loads"] += 1
         self.counters["loaded_bytes"] += checkpoint.size_bytes
         return state

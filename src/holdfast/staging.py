@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from .chunks import allocate
+from .chunks import DeviceMemory, allocate
 from .codec import Encoded, Source
 
 T = TypeVar("T")
@@ -32,16 +32,31 @@ class PendingSave(Future[T]):
         return super().exception(timeout)
 
 
+class Arena:
+    """Memory to copy states into. For those of an accelerator its pages are locked, once."""
+
+    def __init__(self, size: int) -> None:
+        self.view = allocate(size)
+        self._locked_by: DeviceMemory | None = None
+
+    def lock(self, device: DeviceMemory) -> None:
+        if self._locked_by is None and device.lock(self.view):
+            self._locked_by = device.part(0, 0)
+
+    def free(self) -> None:
+        if self._locked_by is not None:
+            self._locked_by.unlock(self.view)
+            self._locked_by = None
+
+
 class BackgroundSaves:
     """One thread that commits staged states in the order they were given."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[PendingSave[object], Callable[[], object], memoryview | None] | None] = (
-            SimpleQueue()
-        )
+        self._jobs: SimpleQueue[tuple[PendingSave[object], Callable[[], object], Arena | None] | None] = SimpleQueue()
         self._slots = threading.Semaphore(IN_FLIGHT)
         self._lock = threading.Lock()
-        self._arenas: list[memoryview] = []
+        self._arenas: list[Arena] = []
         self._failed: list[PendingSave[object]] = []
         self._pending: list[PendingSave[Any]] = []
         self._thread: threading.Thread | None = None
@@ -64,34 +79,56 @@ class BackgroundSaves:
         self._jobs.put((future, lambda: commit(staged), arena))  # type: ignore[arg-type]
         return future
 
-    def _stage(self, encoded: Encoded) -> tuple[Encoded, memoryview | None]:
-        views = [b for b in encoded.buffers if isinstance(b, memoryview)]
-        total = sum(map(len, views))
+    def _stage(self, encoded: Encoded) -> tuple[Encoded, Arena | None]:
+        remote = [b for b in encoded.buffers if isinstance(b, DeviceMemory)]
+        total = sum(len(b) for b in encoded.buffers if isinstance(b, memoryview)) + sum(b.size_bytes for b in remote)
         if not total:
             return encoded, None
         arena = self._take(total)
         buffers: list[Source] = []
         at = 0
-        for buffer in encoded.buffers:
-            if isinstance(buffer, memoryview):
-                copy = arena[at : at + len(buffer)]
-                copy[:] = buffer
-                at += len(buffer)
-                buffers.append(copy)
-            else:
-                buffers.append(buffer)
+
+        def space(size: int) -> memoryview:
+            nonlocal at
+            at += size
+            return arena.view[at - size : at]
+
+        try:
+            if remote:
+                arena.lock(remote[0])
+            for buffer in encoded.buffers:
+                if isinstance(buffer, memoryview):
+                    buffers.append(space(len(buffer)))
+                elif isinstance(buffer, DeviceMemory):
+                    buffers.append(space(buffer.size_bytes))
+                    buffer.copy_to(buffers[-1])  # type: ignore[arg-type]
+                else:
+                    buffers.append(buffer)
+            for own, copy in zip(encoded.buffers, buffers, strict=True):  # while the accelerator copies by itself
+                if isinstance(own, memoryview):
+                    copy[:] = own  # type: ignore[index]
+            for buffer in remote:
+                buffer.wait()
+        except BaseException:
+            arena.free()
+            raise
         return Encoded(encoded.tree, buffers), arena
 
-    def _take(self, size: int) -> memoryview:
+    def _take(self, size: int) -> Arena:
         """An arena of at least `size`. Kept between saves: touching fresh memory costs more than the copy."""
         with self._lock:
-            fitting = [a for a in self._arenas if len(a) >= size]
+            fitting = [a for a in self._arenas if len(a.view) >= size]
             if fitting:
-                best = min(fitting, key=len)
+                best = min(fitting, key=lambda arena: len(arena.view))
                 self._arenas.remove(best)
                 return best
-            self._arenas.clear()
-        return allocate(size)
+            self._free_arenas()
+        return Arena(size)
+
+    def _free_arenas(self) -> None:
+        for arena in self._arenas:
+            arena.free()
+        self._arenas.clear()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -135,7 +172,7 @@ class BackgroundSaves:
     def close(self) -> None:
         """Wait for everything staged, then raise what failed unseen."""
         self.finish()
-        self._arenas.clear()
+        self._free_arenas()
         self.raise_unseen()
 
 

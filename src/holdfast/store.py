@@ -12,7 +12,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from .chunks import (
     ChunkWriter,
     RecallingSource,
     StoredStream,
+    Target,
     allocate,
     cut_by_content,
 )
@@ -45,7 +46,7 @@ from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
-from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, add_streams, entries_at, place, size_of
+from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, add_streams, entries_at, part_of, place, size_of
 
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
@@ -322,6 +323,7 @@ class Store:
         only: Sequence[str] | None = None,
         into: object = None,
         mapped: bool = False,
+        device: str | None = None,
     ) -> object:
         """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
         manifest = self.open(checkpoint, packed)
@@ -329,8 +331,14 @@ class Store:
         recent: dict[tuple[int, int], memoryview] = {}
         if mapped:
             return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)
-        if only is not None:
-            return codec.decode(tree, partial(self._read_buffer, checkpoint, manifest, recent), only=only)
+        if only is not None or device is not None:
+            fetch = partial(self._read_buffer, checkpoint, manifest, recent)
+            sizes = [-1 if span.is_lazy else span.size_bytes for span in manifest.buffers]
+            wanted = None if device is None else codec.DeviceTargets(device, sizes)
+            state = codec.decode(tree, fetch, only=only, device=wanted)
+            if wanted is not None:
+                self.read_buffers(checkpoint, manifest, wanted.targets, wanted.targets)
+            return state
         targets = codec.buffer_targets(tree, into) if into is not None else {}
         ready = self.read_buffers(checkpoint, manifest, range(len(manifest.buffers)), targets)
         return codec.decode(tree, ready.__getitem__, into=into)
@@ -340,17 +348,17 @@ class Store:
         checkpoint: Checkpoint,
         manifest: Manifest,
         ordinals: Iterable[int],
-        targets: dict[int, memoryview] | None = None,
+        targets: Mapping[int, Target] | None = None,
         recent: dict[tuple[int, int], memoryview] | None = None,
-    ) -> dict[int, memoryview | StoredStream]:
+    ) -> dict[int, Target | StoredStream]:
         """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store.
 
         Small buffers share chunks: who asks for one buffer after the other gives a dictionary for `recent` ones.
         """
-        ready: dict[int, memoryview | StoredStream] = {}
-        wanted: list[tuple[Entry, memoryview]] = []
+        ready: dict[int, Target | StoredStream] = {}
+        wanted: list[tuple[Entry, Target]] = []
         shared = {} if recent is None else recent  # chunks that hold several buffers: (stream, offset)
-        copies: list[tuple[memoryview, memoryview]] = []
+        copies: list[tuple[Target, memoryview]] = []
         starts: dict[int, list[int]] = {}
         for n in ordinals:
             if not 0 <= n < len(manifest.buffers):
@@ -368,30 +376,33 @@ class Store:
             for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
                 inside = at - span.offset  # where the chunk begins, seen from the buffer
                 if inside >= 0 and inside + entry.size_bytes <= span.size_bytes:
-                    wanted.append((entry, target[inside : inside + entry.size_bytes]))
+                    wanted.append((entry, part_of(target, inside, inside + entry.size_bytes)))
                     continue
                 scratch = shared.get((span.stream, at))
                 if scratch is None:
                     scratch = shared[span.stream, at] = allocate(entry.size_bytes)
                     wanted.append((entry, scratch))
                 start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
-                copies.append((target[start:stop], scratch[start - inside : stop - inside]))
+                copies.append((part_of(target, start, stop), scratch[start - inside : stop - inside]))
         if wanted:
             self.reader.read(wanted, of=checkpoint.id)
         for into, source in copies:
-            into[:] = source
+            if isinstance(into, memoryview):
+                into[:] = source
+            else:
+                into.take(source)
         while recent is not None and len(recent) > _RECENT_CHUNKS:
             del recent[next(iter(recent))]
         return ready
 
     def _read_buffer(
         self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
-    ) -> memoryview | StoredStream:
+    ) -> Target | StoredStream:
         return self.read_buffers(checkpoint, manifest, [ordinal], recent=recent)[ordinal]
 
     def _map_buffer(
         self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
-    ) -> memoryview | StoredStream:
+    ) -> Target | StoredStream:
         """A large buffer over the packs; small ones, which share their chunks, are read as usual."""
         span = manifest.buffers[ordinal] if 0 <= ordinal < len(manifest.buffers) else None
         if span is None or span.is_lazy or span.size_bytes < SMALL_BUFFER_BYTES:

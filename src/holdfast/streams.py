@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from . import codec
-from .chunks import CHUNK_BYTES, INLINE_BYTES, ChunkWriter, Deferred, cut, cut_by_content
+from .chunks import CHUNK_BYTES, INLINE_BYTES, ChunkWriter, Deferred, DeviceMemory, Target, cut, cut_by_content
 from .manifest import Entry, Manifest, Span
 from .ports import Buffer
 
@@ -32,7 +32,8 @@ def add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
             pieces: Iterable[Buffer | Deferred] = cut(buffer)
         else:
             pieces = buffer.pieces()
-        spans[n] = Span(len(streams), 0, size, is_lazy=not isinstance(buffer, memoryview))
+        is_memory = isinstance(buffer, memoryview | DeviceMemory)
+        spans[n] = Span(len(streams), 0, size, is_lazy=not is_memory)
         streams.append(writer.add(pieces, size_bytes=size))
     if small:
         offset = 0
@@ -68,6 +69,10 @@ def place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memor
         placed.append((entry, data[offset : offset + entry.size_bytes]))
         offset += entry.size_bytes
     return placed
+
+
+def part_of(target: Target, start: int, stop: int) -> Target:
+    return target[start:stop] if isinstance(target, memoryview) else target.part(start, stop)
 
 
 def entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable[tuple[Entry, int]]:

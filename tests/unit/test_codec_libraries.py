@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import datetime as dt
 import functools
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -351,8 +352,9 @@ class TestInto:
 
 class TestTorch:
     @pytest.fixture(autouse=True)
-    def torch(self):
-        self.torch = pytest.importorskip("torch")
+    def torch(self, require):
+        require("module:torch")
+        self.torch = importlib.import_module("torch")
 
     def same(self, a, b):
         torch = self.torch
@@ -433,6 +435,7 @@ class TestTorch:
         encoded = codec.encode(self.torch.arange(10_000))
         assert np.array_equal(np.frombuffer(encoded.buffers[0], "i8"), np.arange(10_000))
 
+    @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
     def test_refused(self):
         torch = self.torch
         tagged = torch.ones(3)
@@ -442,7 +445,8 @@ class TestTorch:
             pass
 
         for tensor, message in (
-            (torch.ones(3).to_sparse(), "layout torch.sparse_coo"),
+            (torch.ones(3).to_mkldnn(), "layout torch._mkldnn"),
+            (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "dtype torch.qint8"),
             (torch.ones(3, device="meta"), "tensor on meta"),
             (torch.ones(3, requires_grad=True) * 2, "has a grad_fn"),
             (tagged, "with the attribute 'note'"),

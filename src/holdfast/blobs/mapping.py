@@ -39,6 +39,18 @@ def is_mappable(piece: Piece, region_bytes: int) -> bool:
     return begins_well and ends_well and piece.size_bytes > 0
 
 
+def unseal(view: memoryview) -> memoryview:
+    """Read-only memory as writable memory: that of a Region itself, in which writes stay private, or a copy."""
+    memory = view.obj
+    if not isinstance(memory, mmap.mmap) or not view.contiguous:
+        return memoryview(bytearray(view))
+    address = address_of(memoryview(memory))
+    if libc().mprotect(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+        error = last_error()
+        raise storage_error("make writable", f"{len(memory)} bytes of memory", error) from error
+    return memoryview(memory)[: len(view)]
+
+
 class Region:
     """Memory of `size_bytes` bytes: `pieces` mapped from files, zeros elsewhere until something is written there.
 

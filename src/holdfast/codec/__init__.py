@@ -36,11 +36,14 @@ None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are m
      26  paths                    [name of the class, text]
      27  registered, by fields    [name, version, more or nil, field, value, …]
      28  registered, one value    [name, version, value]
+     29  torch, sparse tensors    [layout, [length…], requires_grad, indices, values, is_coalesced], or
+                                  [layout, [length…], requires_grad, compressed indices, plain indices, values]
      30  numpy.ndarray            [dtype, [length…], "C" or "F", reference]
      31  numpy.ndarray of object  [dtype, [length…], "C" or "F", item…]
      32  numpy scalar             [dtype, reference], or ["U", str], ["S", bytes]
      33  numpy.dtype              [dtype]
-     34  torch.Tensor, Parameter  [class, dtype, [length…], requires_grad, reference]
+     34  torch.Tensor, Parameter  [class, dtype, [length…], requires_grad, reference]; of tensors that overlap:
+                                  […, reference to their memory, [stride…], offset in bytes, size of the memory]
      35  torch Size, device, dtype  [class, value]
      36  pandas                   [class, field, value, …]
      37  pandas scalars           ["NaT"], ["NA"], [class, unit, count, …]
@@ -54,6 +57,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.chunks import DeviceMemory
+from holdfast.errors import Validation
 from holdfast.ports import Buffer
 
 from . import plain, summaries  # noqa: F401 - they enter their kinds
@@ -62,6 +67,7 @@ from .kinds import (
     BufferSummary,
     ChunkedSource,
     DecodeContext,
+    DeviceTargets,
     EncodeContext,
     Fetch,
     Source,
@@ -74,9 +80,9 @@ from .selecting import Placement, Selection
 from .unpacking import Unpacker, load
 
 __all__ = [
-    "encode", "decode", "outline", "buffer_targets", "register", "register_builtin",
+    "encode", "decode", "outline", "buffer_targets", "parse_device", "register", "register_builtin",
     "Encoded", "Source", "ChunkedSource", "Fetch", "BufferSummary", "TypeSummary",
-    "EncodeContext", "DecodeContext", "CODEC", "MAX_DEPTH",
+    "EncodeContext", "DecodeContext", "DeviceTargets", "CODEC", "MAX_DEPTH",
 ]  # fmt: skip
 
 CODEC = "hf1"
@@ -99,7 +105,14 @@ def encode(state: object, *, out_of_band_bytes: int = 4096) -> Encoded:
     return Encoded(*pack_state(state, out_of_band_bytes))
 
 
-def decode(tree: Buffer, fetch: Fetch, *, only: Sequence[str] | None = None, into: object | None = None) -> object:
+def decode(
+    tree: Buffer,
+    fetch: Fetch,
+    *,
+    only: Sequence[str] | None = None,
+    into: object | None = None,
+    device: DeviceTargets | None = None,
+) -> object:
     """The state, or the part of it that `only` asks for.
 
     `fetch(n)` answers exactly the bytes of buffer n. Arrays are built on that memory, and are read-only where it
@@ -108,19 +121,29 @@ def decode(tree: Buffer, fetch: Fetch, *, only: Sequence[str] | None = None, int
     `into`: a state of the same form, or of some of its dictionary keys; its arrays and tensors are filled and
     appear in the result themselves (Validation where one does not fit). If `fetch` answers their own memory, as
     `buffer_targets` lists it, nothing is copied.
+    `device`: tensors are made there, on memory that is yet to be filled: see its `targets` afterwards.
 
     Raises Corrupted for a tree that nothing could have encoded, UnsupportedType for types that are not
     registered here or need a library that is missing, and what `fetch` raises.
     """
     if only is None and into is None:
-        return load(tree, fetch)
+        return load(tree, fetch, device=device)
 
     def walk(raw: object, unpacker: Unpacker) -> object:
         if only is not None:
             raw = Selection(only, unpacker).prune(raw)
         return unpacker.lift(raw, 0) if into is None else Placement(unpacker).lift(raw, into, 0)
 
-    return load(tree, fetch, walk)
+    return load(tree, fetch, walk, device)
+
+
+def parse_device(device: object) -> str:
+    """The name of a device that tensors can be loaded onto; Validation for any other, or without torch."""
+    try:
+        from .torch_memory import parse_device
+    except ImportError as error:
+        raise Validation(f"device={device!r} needs torch ({error})", hint="pip install torch") from error
+    return parse_device(device)
 
 
 def outline(tree: Buffer) -> object:
@@ -131,8 +154,8 @@ def outline(tree: Buffer) -> object:
     return load(tree, None)
 
 
-def buffer_targets(tree: Buffer, into: object) -> dict[int, memoryview]:
+def buffer_targets(tree: Buffer, into: object) -> dict[int, memoryview | DeviceMemory]:
     """Buffer number → the memory in `into` it belongs to; Validation naming the path where a target does not fit."""
-    targets: dict[int, memoryview] = {}
+    targets: dict[int, memoryview | DeviceMemory] = {}
     load(tree, None, lambda raw, unpacker: Placement(unpacker, targets).lift(raw, into, 0))
     return targets

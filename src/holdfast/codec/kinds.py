@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol, TypeAlias
 
-from holdfast.chunks import Deferred, StoredStream
+from holdfast.chunks import Deferred, DeviceMemory, StoredStream
 from holdfast.errors import CheckpointError, Corrupted, UnsupportedType, Validation
 from holdfast.ports import Buffer
+
+from .sharing import Shares
 
 MAX_DEPTH = 200  # levels of containers in a state, on save and on load
 LEAF_DEPTH = 40  # levels a leaf may add below that for itself
@@ -55,6 +57,7 @@ class Tag(IntEnum):
     PATH = 26
     FIELDS = 27
     VALUE = 28
+    SPARSE_TENSOR = 29
     NDARRAY = 30
     OBJECT_ARRAY = 31
     NUMPY_SCALAR = 32
@@ -79,8 +82,8 @@ class ChunkedSource(Protocol):
     def pieces(self) -> Iterator[Buffer | Deferred]: ...
 
 
-Source: TypeAlias = memoryview | ChunkedSource
-Fetch: TypeAlias = Callable[[int], Buffer | StoredStream]
+Source: TypeAlias = memoryview | DeviceMemory | ChunkedSource
+Fetch: TypeAlias = Callable[[int], Buffer | DeviceMemory | StoredStream]
 Raw: TypeAlias = Any  # msgpack as ormsgpack reads it; an Ext is a tuple (tag, payload)
 
 
@@ -177,6 +180,7 @@ class EncodeContext(Protocol):
     """What the encoder of a leaf may use."""
 
     out_of_band_bytes: int
+    shares: Shares
 
     def add_buffer(self, source: Source) -> int:
         """Keep `source` out of the tree; answers its ordinal."""
@@ -191,8 +195,25 @@ class EncodeContext(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class DeviceTargets:
+    """An accelerator to load onto. Decoders put memory for buffers here; whoever decodes fills it afterwards."""
+
+    name: str
+    sizes: Sequence[int]  # of the buffers there are
+    targets: dict[int, DeviceMemory] = field(default_factory=dict)
+
+    def check(self, ordinal: int, size_bytes: int) -> None:
+        """Asked before memory is taken: a damaged tree must not take all of it."""
+        if not 0 <= ordinal < len(self.sizes) or self.sizes[ordinal] != size_bytes:
+            raise Problem(f"it names {size_bytes:,} bytes of buffer {ordinal}, which has others")
+
+
 class DecodeContext(Protocol):
     """What the decoder of a leaf may use. Whatever it raises is reported as Corrupted, but for errors.*."""
+
+    device: DeviceTargets | None  # where tensors go; None: main memory
+    shared: dict[int, Any]  # for values that lie in one buffer: what was made of it, by its number
 
     def fetch(self, ordinal: object, size_bytes: int | None = None) -> memoryview:
         """The bytes of a buffer, checked to be `size_bytes` long."""
@@ -218,8 +239,9 @@ class Leaf:
     encode: Callable[[Any, EncodeContext], bytes]
     decode: Callable[[bytes, DecodeContext], object]
     # For leaves that load into memory the caller owns: the reference to the bytes, and that memory, writable.
-    # A Problem when the caller's value is not of the very form that was saved.
-    target: Callable[[bytes, DecodeContext, Any], tuple[int | bytes, memoryview]] | None = None
+    # A Problem when the caller's value is not of the very form that was saved. None: load it, then `fill`.
+    target: Callable[[bytes, DecodeContext, Any], tuple[int | bytes, memoryview | DeviceMemory] | None] | None = None
+    fill: Callable[[Any, Any], None] | None = None  # copies a loaded value into the caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +292,7 @@ _TAG_HOMES: dict[int, tuple[str, str]] = {
     Tag.NUMPY_SCALAR: ("numpy_types", "numpy"),
     Tag.NUMPY_DTYPE: ("numpy_types", "numpy"),
     Tag.TENSOR: ("torch_types", "torch"),
+    Tag.SPARSE_TENSOR: ("torch_types", "torch"),
     Tag.TORCH_VALUE: ("torch_types", "torch"),
     Tag.PANDAS: ("pandas_types", "pandas"),
     Tag.PANDAS_SCALAR: ("pandas_types", "pandas"),

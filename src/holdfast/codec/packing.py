@@ -30,6 +30,7 @@ from .kinds import (
     kind_of,
 )
 from .refusals import refusal
+from .sharing import Shares
 
 _EXACT = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
@@ -51,10 +52,11 @@ class NeedsCare(Exception):
 class Packer:
     """One encoding under way (an EncodeContext)."""
 
-    __slots__ = ("_depth", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes")
+    __slots__ = ("_depth", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes", "shares")
 
-    def __init__(self, out_of_band_bytes: int, *, is_careful: bool) -> None:
+    def __init__(self, out_of_band_bytes: int, *, is_careful: bool, shares: Shares | None = None) -> None:
         self.buffers: list[Source] = []
+        self.shares = shares or Shares()
         self.out_of_band_bytes = out_of_band_bytes
         self._is_careful = is_careful
         self._native = _SCALARS - {int, str} if is_careful else _SCALARS
@@ -246,6 +248,15 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
+def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool) -> tuple[bytes, list[Source]]:
+    packer = Packer(out_of_band_bytes, is_careful=is_careful)
+    tree = packer.pack_state(state)
+    if (shares := packer.shares.found()) is not None:
+        packer = Packer(out_of_band_bytes, is_careful=is_careful, shares=shares)
+        tree = packer.pack_state(state)
+    return tree, packer.buffers
+
+
 def pack_state(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
     """The tree and the buffers of `state`; raises only errors.*."""
     try:
@@ -255,11 +266,9 @@ def pack_state(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Sourc
         except TypeError:  # a key that is no str, or an int or str beyond msgpack
             pass
         try:
-            packer = Packer(out_of_band_bytes, is_careful=False)
-            return packer.pack_state(state), packer.buffers
+            return _pack(state, out_of_band_bytes, is_careful=False)
         except NeedsCare:
-            packer = Packer(out_of_band_bytes, is_careful=True)
-            return packer.pack_state(state), packer.buffers
+            return _pack(state, out_of_band_bytes, is_careful=True)
     except Problem as problem:
         raise problem.typed() from problem.__cause__
     except RecursionError as error:

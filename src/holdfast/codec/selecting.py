@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from holdfast.chunks import DeviceMemory
 from holdfast.errors import NotFound, Validation
 
 from .kinds import MAX_DEPTH, Leaf, Problem, Raw, Shape, Tag, kind_of, layouts
@@ -83,7 +84,7 @@ def _join(path: str, name: str) -> str:
 class Placement:
     """Lifts a tree into the arrays of a state of the same form, or of a part of it."""
 
-    def __init__(self, unpacker: Unpacker, targets: dict[int, memoryview] | None = None) -> None:
+    def __init__(self, unpacker: Unpacker, targets: dict[int, memoryview | DeviceMemory] | None = None) -> None:
         """With `targets`, only collects the memory for each buffer; nothing is fetched or written."""
         self._unpacker = unpacker
         self._targets = targets
@@ -111,11 +112,22 @@ class Placement:
         if type(raw) is not tuple or raw[0] != kind.tag:
             saved = name_of(raw[0]) if type(raw) is tuple else type(raw).__name__
             raise Problem(f"the target is a {qualified(type(own))}, what was saved is a {saved}", _FIT, Validation)
-        reference, view = self._unpacker.call(kind.tag, kind.target, raw[1], depth, own)
+        found = self._unpacker.call(kind.tag, kind.target, raw[1], depth, own)
+        if found is None:
+            if self._targets is None and kind.fill is not None:
+                kind.fill(own, self._unpacker.lift(raw, depth))
+            return own
+        reference, view = found
         if self._targets is not None:
             if type(reference) is int:
                 self._targets[reference] = view
             return None
+        if not isinstance(view, memoryview):
+            if type(reference) is bytes:
+                view.take(self._unpacker.bytes_of(reference, view.size_bytes))  # a copy: torch warns of read-only ones
+            elif not isinstance(self._unpacker.ask(reference), DeviceMemory):  # otherwise it is there already
+                view.take(self._unpacker.fetch(reference, view.size_bytes))
+            return own
         source = self._unpacker.bytes_of(reference, view.nbytes)
         if not _is_same_memory(source, view):
             view[:] = source.cast("B") if source.format != "B" or source.ndim != 1 else source

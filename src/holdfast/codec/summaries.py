@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from .kinds import BufferSummary, DecodeContext, Tag, TypeSummary, leaf_outlines, structure_outlines
@@ -107,21 +108,55 @@ TORCH_DTYPES = {
     "float8_e5m2": 1,
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
 }
+SPARSE_LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
-def tensor_parts(values: Any) -> tuple[str, str, tuple[int, ...], bool, Any, int]:
-    """Class, dtype, shape, requires_grad, reference and size of a stored tensor, checked against each other."""
-    cls, dtype, lengths, requires_grad, reference = values
+@dataclass(frozen=True, slots=True)
+class TensorParts:
+    """A stored tensor, its parts checked against each other."""
+
+    cls: str
+    dtype: str
+    shape: tuple[int, ...]
+    requires_grad: bool
+    reference: Any
+    memory_bytes: int
+    stride: tuple[int, ...] | None = None  # of a tensor that lies in memory with others, from offset_bytes on
+    offset_bytes: int = 0
+
+
+def tensor_parts(values: Any) -> TensorParts:
+    cls, dtype, lengths, requires_grad, reference, *view = values
     if cls not in ("Tensor", "Parameter") or dtype not in TORCH_DTYPES or type(requires_grad) is not bool:
         raise ValueError(f"{cls!r} of {dtype!r} is not a tensor")
-    shape = shape_of(lengths)
-    return cls, dtype, shape, requires_grad, reference, TORCH_DTYPES[dtype] * math.prod(shape)
+    shape, itemsize = shape_of(lengths), TORCH_DTYPES[dtype]
+    if not view:
+        return TensorParts(cls, dtype, shape, requires_grad, reference, itemsize * math.prod(shape))
+    strides, offset_bytes, memory_bytes = view
+    stride = shape_of(strides)
+    shape_of([offset_bytes, memory_bytes])
+    reach = sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) + 1
+    if 0 in shape or offset_bytes % itemsize or offset_bytes + reach * itemsize > memory_bytes:
+        raise ValueError("the tensor is not inside its memory")
+    return TensorParts(cls, dtype, shape, requires_grad, reference, memory_bytes, stride, offset_bytes)
 
 
-def _tensor(payload: bytes, ctx: DecodeContext) -> BufferSummary:
-    _, dtype, shape, _, reference, size_bytes = tensor_parts(ctx.unpack(payload))
-    return BufferSummary("tensor", dtype, shape, size_bytes, **buffer_fields(reference))
+def _tensor(payload: bytes, ctx: DecodeContext) -> BufferSummary | TypeSummary:
+    parts = tensor_parts(ctx.unpack(payload))
+    where = buffer_fields(parts.reference)
+    if parts.stride is None:
+        return BufferSummary("tensor", parts.dtype, parts.shape, parts.memory_bytes, **where)
+    memory = BufferSummary("bytes", "uint8", (parts.memory_bytes,), parts.memory_bytes, **where)
+    about = {"dtype": parts.dtype, "shape": parts.shape, "stride": parts.stride, "offset_bytes": parts.offset_bytes}
+    return TypeSummary(f"torch.{parts.cls}", 1, {**about, "memory": memory})
+
+
+def _sparse_tensor(payload: bytes, ctx: DecodeContext) -> TypeSummary:
+    layout, lengths, _, *parts = ctx.unpack(payload)
+    names = ("indices", "values", "is_coalesced") if layout == "sparse_coo" else ("compressed", "plain", "values")
+    return TypeSummary(f"torch.{layout}", 1, {"shape": shape_of(lengths), **dict(zip(names, parts, strict=True))})
 
 
 def _torch_value(payload: bytes, ctx: DecodeContext) -> TypeSummary:
@@ -176,6 +211,7 @@ leaf_outlines |= {
     Tag.NUMPY_SCALAR: _scalar,
     Tag.NUMPY_DTYPE: _dtype,
     Tag.TENSOR: _tensor,
+    Tag.SPARSE_TENSOR: _sparse_tensor,
     Tag.TORCH_VALUE: _torch_value,
     Tag.PANDAS_SCALAR: _pandas_scalar,
     Tag.POLARS: _table("polars"),

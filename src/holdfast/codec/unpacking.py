@@ -12,7 +12,7 @@ from typing import Any
 
 import ormsgpack
 
-from holdfast.chunks import StoredStream
+from holdfast.chunks import DeviceMemory, StoredStream
 from holdfast.errors import CheckpointError, Corrupted, Validation
 from holdfast.ports import Buffer
 
@@ -20,6 +20,7 @@ from .kinds import (
     FIRST_FREE_TAG,
     LEAF_DEPTH,
     MAX_DEPTH,
+    DeviceTargets,
     Fetch,
     Leaf,
     Problem,
@@ -72,30 +73,35 @@ def read(data: Buffer) -> Raw:
 class Unpacker:
     """One decoding under way (a DecodeContext)."""
 
-    def __init__(self, fetch: Fetch | None) -> None:
+    def __init__(self, fetch: Fetch | None, device: DeviceTargets | None = None) -> None:
         """Without `fetch` this makes outlines: summaries in place of buffers and registered types."""
         self._fetch = fetch
+        self.device = device
+        self.shared: dict[int, Any] = {}
         self._depth = 0
         self._limit = MAX_DEPTH
 
     # --- for decoders of leaves ---
 
     def fetch(self, ordinal: object, size_bytes: int | None = None) -> memoryview:
-        buffer = self._ask(ordinal)
-        if isinstance(buffer, StoredStream):
-            raise Problem(f"buffer {ordinal} is a stream")
-        view = buffer if type(buffer) is memoryview else memoryview(buffer)
+        buffer = self.ask(ordinal)
+        if type(buffer) is memoryview:
+            view = buffer
+        elif isinstance(buffer, StoredStream | DeviceMemory):
+            raise Problem(f"buffer {ordinal} is not in main memory")
+        else:
+            view = memoryview(buffer)
         if size_bytes is not None and view.nbytes != size_bytes:
             raise Problem(f"buffer {ordinal} has {view.nbytes:,} bytes where {size_bytes:,} belong")
         return view
 
     def stream(self, ordinal: object) -> StoredStream:
-        found = self._ask(ordinal)
+        found = self.ask(ordinal)
         if not isinstance(found, StoredStream):
             raise Problem(f"buffer {ordinal} is not a stream")
         return found
 
-    def _ask(self, ordinal: object) -> Buffer | StoredStream:
+    def ask(self, ordinal: object) -> Buffer | DeviceMemory | StoredStream:
         if type(ordinal) is not int or ordinal < 0 or self._fetch is None:
             raise Problem(f"{ordinal!r} is not the number of a buffer")
         try:
@@ -261,13 +267,18 @@ def name_of(tag: int) -> str:
     return kind.name if kind is not None else f"value of Ext {tag}"
 
 
-def load(tree: Buffer, fetch: Fetch | None, walk: Callable[[Raw, Unpacker], Any] | None = None) -> Any:
+def load(
+    tree: Buffer,
+    fetch: Fetch | None,
+    walk: Callable[[Raw, Unpacker], Any] | None = None,
+    device: DeviceTargets | None = None,
+) -> Any:
     """The value of `tree`, or what `walk` makes of it. Raises only errors.* and what `fetch` raises."""
     try:
         raw = read(tree)
         if walk is None:
-            return raw if is_native((raw,), _SCALARS, MAX_DEPTH) else Unpacker(fetch).lift(raw, 0)
-        return walk(raw, Unpacker(fetch))
+            return raw if is_native((raw,), _SCALARS, MAX_DEPTH) else Unpacker(fetch, device).lift(raw, 0)
+        return walk(raw, Unpacker(fetch, device))
     except Problem as problem:
         raise problem.typed() from problem.__cause__
     except Foreign as foreign:
