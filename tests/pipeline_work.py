@@ -67,3 +67,24 @@ def write_when_done(file: str, seconds: float) -> str:
 
 def die() -> None:
     os._exit(3)
+
+
+class DieOnce:
+    """Kills its process the first time it meets `item`; otherwise notes each item when it is done."""
+
+    def __init__(self, folder: Path, item: int) -> None:
+        self.folder = str(folder)
+        self.item = item
+
+    def __call__(self, item: int) -> int:
+        flag = Path(self.folder, "died")
+        if item == self.item and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.06)  # longer than items that share a record
+        with open(Path(self.folder, "calls"), "a") as log:
+            log.write(f"{item}\n")
+        return item * 2
+
+    def calls(self) -> list[int]:
+        return sorted(map(int, Path(self.folder, "calls").read_text().split()))

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from .files import File, Tree
+    from .integrations.dask import dask
     from .manager import CheckpointManager
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
     from .pipeline.decorated import current_run, pipeline
@@ -119,6 +120,7 @@ __all__ = [
     "WorkerDied",
     "checkpoint_on_interval",
     "current_run",
+    "dask",
     "decide",
     "open",
     "pipeline",
@@ -136,6 +138,7 @@ _HOMES = {
         "UnsupportedFormat", "UnsupportedType", "Validation", "WorkerDied",
     ),
     "files": ("File", "Tree"),
+    "integrations.dask": ("dask",),
     "manager": ("CheckpointManager",),
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (

@@ -4,10 +4,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import holdfast
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -82,3 +86,30 @@ def test_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 4
     start("-m", "holdfast", "runs", "signal", "release-2.0", "x", "[1]").communicate(timeout=60)
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres")
+def test_pods_share_items(postgres: "Cluster", monkeypatch: pytest.MonkeyPatch) -> None:
+    url = postgres.empty_database()
+    monkeypatch.setenv("HOLDFAST_STORE", url)
+    monkeypatch.setenv("ITEM_LEASE_S", "1.5")
+    script = str(EXAMPLES / "kubernetes" / "items.py")
+    finish(start(script, "fill", "30"))
+    pods = [start(script, "work") for _ in range(3)]
+    assert pods[0].stdout is not None
+    assert pods[0].stdout.readline().endswith("done\n")
+    pods[0].kill()  # while it has another one
+    pods[0].communicate()
+    for pod in pods[1:]:
+        finish(pod)
+    with holdfast.open(url) as store:
+        assert [(job.name, job.checkpoints) for job in store.jobs()] == [(f"item-{n:06}", 1) for n in range(30)]
+        assert store.restore("item-000029") == {"item": "item-000029", "length": 11}
+
+
+def test_the_kubernetes_job_is_one() -> None:
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load((EXAMPLES / "kubernetes" / "job.yaml").read_text())
+    assert (job["kind"], job["spec"]["completionMode"]) == ("Job", "Indexed")
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"  # asked for by backoffLimitPerIndex

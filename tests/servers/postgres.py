@@ -68,6 +68,7 @@ class Cluster:
             )
             db.execute("DROP VIEW IF EXISTS pipeline_checkpoints CASCADE")
             db.execute("DROP SCHEMA IF EXISTS holdfast CASCADE")
+            db.execute("DROP TABLE IF EXISTS item")  # of examples/kubernetes
         return self.url("postgres")
 
     def _run(self, program: str, *arguments: str) -> None:

@@ -19,11 +19,11 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from blake3 import blake3
 
-from holdfast.errors import CheckpointError, Validation
+from holdfast.errors import CheckpointError, Validation, WorkerDied
 from holdfast.manager import CheckpointManager
 
 from .attempt import Isolation, check_picklable, no_workers, timed_out, worker_died
@@ -31,20 +31,45 @@ from .digests import DIGEST_BYTES, DigestSet
 from .keys import digest_of, map_key, show
 from .progress import Tally
 from .retry import Retry, parse_retries, parse_timeout
-from .worker import Item, ItemError, Outcome, Spec, item_error, local_runs, save_items, work
+from .worker import (
+    PAGE,
+    Item,
+    ItemError,
+    Outcome,
+    Spec,
+    item_error,
+    local_runs,
+    read_keys,
+    save_items,
+    split,
+    work,
+    work_unfinished,
+)
 
 if TYPE_CHECKING:
     from .run import Run
 
 CHUNK_S = 0.1
 MAX_CHUNK = 2000
-_PAGE = 500
 
 
 class ItemFailed(CheckpointError):
     """An item of a map failed with an exception that could not be brought here; its traceback is in the message."""
 
     code = "item_failed"
+
+
+@runtime_checkable
+class RemoteExecutor(Protocol):
+    """An Executor whose workers may be on other machines, and whose tasks may be run again when one dies."""
+
+    is_remote: bool
+
+    def parallelism(self) -> int: ...
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]: ...
+
+    def death(self, error: BaseException) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +102,9 @@ def parse_map_options(
     if order not in ("input", "completed"):
         raise Validation(f"order={order!r}", hint='use "input" or "completed"')
     tolerated, is_share = _parse_on_error(on_error)
+    parallelism = executor.parallelism if isinstance(executor, RemoteExecutor) else os.cpu_count
     return MapOptions(
-        workers or os.cpu_count() or 1,
+        workers or parallelism() or 1,
         executor,
         order == "input",
         tolerated,
@@ -141,7 +167,7 @@ class Map:
         is_process = options.executor == "process"
         self._spec = Spec(
             token=run.token,
-            store=run.store.url,
+            store=_reachable(run.store.url),
             namespace=run.store.namespace,
             lease=run.lease,
             path=path,
@@ -151,7 +177,7 @@ class Map:
             retry=options.retry,
             timeout_s=None if is_process else options.timeout_s,
             stops_at_failure=options.tolerated == 0,
-            wants_results=options.collect,
+            wants_results=options.collect and not isinstance(options.executor, RemoteExecutor),
         )
         self._done = DigestSet()  # durable, in this session or before
         self._kept: dict[bytes, Any] = {}  # results of earlier sessions, when they are asked for
@@ -169,6 +195,7 @@ class Map:
         self._chunk = 1
         self._again: deque[Item] = deque()  # items of chunks whose worker died
         self._attempts: Counter[int] = Counter()
+        self._unread: dict[bytes, int] = {}  # done elsewhere: results that are in the store only
 
     def run(self, items: Iterable[Any]) -> Any:
         self._catch_up(with_results=self._options.collect)
@@ -183,6 +210,7 @@ class Map:
             workers.stop()
             raise
         workers.close()
+        self._read_results()
         self._show(is_over=True)
         self._run.count_items(show(self._spec.path), self._executed, self._reused)
         if self._failures > self._allowed():
@@ -208,7 +236,7 @@ class Map:
                 elif not (chunk := self._next_chunk(source)):
                     is_open = False
                     break
-                pending[workers.submit(self._spec, chunk)] = chunk
+                pending[workers.submit(self._spec, chunk, self._read_to)] = chunk
             if not pending:
                 continue
             finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -271,7 +299,10 @@ class Map:
             self._after_loss(lost.error, chunk)
             return
         self._executed += len(outcome.done)
-        if self._options.collect:
+        if self._options.collect and not self._spec.wants_results:
+            numbers = set(outcome.done)
+            self._unread.update((item.digest, item.number) for item in chunk if item.number in numbers)
+        elif self._options.collect:
             for number, result in zip(outcome.done, outcome.results, strict=True):
                 self._place(number, result)
         for number, failure in outcome.failed.items():
@@ -304,20 +335,20 @@ class Map:
 
     def _catch_up(self, *, with_results: bool) -> None:
         """Learn what is durable, from the records since the last look."""
-        store, job = self._run.store, self._spec.lease.job
-        while page := store.list(job, tags={"map": self._spec.tag}, after=self._read_to, limit=_PAGE):
-            self._read_to = page[-1].seq
-            for record in page:
-                short = record.metadata.get("keys")
-                if isinstance(short, str) and not with_results:
-                    for digest in _split(bytes.fromhex(short)):
-                        self._done.add(digest)
-                    continue
+        store = self._run.store
+        for record, digests in read_keys(store, self._spec, self._read_to):
+            self._read_to = record.seq
+            for digest in digests:
+                self._done.add(digest)
+            if with_results:
                 state: Any = store.load(record.id)
-                for digest, result in zip(_split(state["keys"]), state["results"], strict=True):
-                    self._done.add(digest)
-                    if with_results:
-                        self._kept[digest] = result
+                self._kept.update(zip(digests, state["results"], strict=True))
+
+    def _read_results(self) -> None:
+        if self._unread:
+            self._catch_up(with_results=True)
+            for digest, number in self._unread.items():
+                self._place(number, self._kept.pop(digest))
 
     # Answers
 
@@ -357,15 +388,11 @@ class Map:
 def read_batches(store: CheckpointManager, job: str, tag: str) -> Iterator[tuple[Sequence[bytes], Any]]:
     """The batches of a map, oldest first, a page at a time."""
     after = 0
-    while page := store.list(job, tags={"map": tag}, after=after, limit=_PAGE):
+    while page := store.list(job, tags={"map": tag}, after=after, limit=PAGE):
         after = page[-1].seq
         for record in page:
             state: Any = store.load(record.id)
-            yield _split(state["keys"]), state
-
-
-def _split(keys: bytes) -> list[bytes]:
-    return [keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES)]
+            yield split(state["keys"]), state
 
 
 # Where the work is done
@@ -385,7 +412,7 @@ class Workers:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    def submit(self, spec: Spec, items: list[Item]) -> Future[Outcome]:
+    def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
         return self._executor.submit(work, spec, items)
 
     def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
@@ -396,6 +423,26 @@ class Workers:
 
     def stop(self) -> None:
         """End what can be ended; nobody waits for it any more."""
+
+
+class Remote(Workers):
+    """Workers on other machines: they find the store by its URL, and repeat nothing that is durable."""
+
+    def __init__(self, executor: RemoteExecutor, what: str) -> None:
+        self._remote = executor
+        self._what = what
+
+    def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
+        return self._remote.submit(work_unfinished, spec, items, after)
+
+    def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
+        try:
+            return future.result()
+        except Exception as error:
+            if (why := self._remote.death(error)) is None:
+                raise
+            what = f"item {items[0].label} of map {self._what}" if len(items) == 1 else f"map {self._what}"
+            raise WorkerLost(WorkerDied(f"{what}: {why}", hint="signal 9 often means that memory ran out")) from error
 
 
 class Threads(Workers):
@@ -410,7 +457,7 @@ class Threads(Workers):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, spec: Spec, items: list[Item]) -> Future[Outcome]:
+    def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         self._tasks.put((future, spec, items))
         return future
@@ -443,7 +490,7 @@ class Processes(Workers):
         self._timeout_s = timeout_s
         self._what = what
 
-    def submit(self, spec: Spec, items: list[Item]) -> Future[Outcome]:
+    def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
         return self._isolation.pool(self._count).schedule(work, args=(spec, items), timeout=self._timeout_s)
 
     def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
@@ -466,16 +513,31 @@ class Processes(Workers):
 
 
 def _workers(options: MapOptions, spec: Spec, isolation: Isolation) -> Workers:
+    if isinstance(options.executor, RemoteExecutor):
+        _refuse_memory(spec)
+        return Remote(options.executor, show(spec.path))
     if isinstance(options.executor, Executor):
         return Workers(options.executor)
     if options.executor == "thread":
         return Threads(options.workers)
+    _refuse_memory(spec)
+    return Processes(isolation, options.workers, options.timeout_s, show(spec.path))
+
+
+def _refuse_memory(spec: Spec) -> None:
     if spec.store == "memory:":
         raise Validation(
             f"map {show(spec.path)}: a store in memory cannot be shared with processes",
             hint='use executor="thread", or a store in a directory',
         )
-    return Processes(isolation, options.workers, options.timeout_s, show(spec.path))
+
+
+def _reachable(url: str) -> str:
+    """The URL as another process understands it, wherever that stands."""
+    scheme, colon, path = url.partition(":")
+    if "://" in url or url == "memory:":
+        return url
+    return f"{scheme}:{os.path.abspath(path)}" if colon and scheme in ("file", "files") else os.path.abspath(url)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
@@ -21,15 +21,17 @@ from weakref import WeakValueDictionary
 from holdfast import codec
 from holdfast.errors import CheckpointError, Conflict, LeaseLost
 from holdfast.manager import CheckpointManager
-from holdfast.model import CheckpointLevel, Lease
+from holdfast.model import Checkpoint, CheckpointLevel, Lease
 
 from .attempt import call_in_thread
+from .digests import DIGEST_BYTES
 from .keys import Path, show
 from .retry import Retry
 
 if TYPE_CHECKING:
     from .run import Run
 
+PAGE = 500
 BATCH_S = 0.05
 BATCH_ITEMS = 1000
 BATCH_BYTES = 256 * 1024
@@ -117,6 +119,37 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     batch.flush()
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+def work_unfinished(spec: Spec, items: list[Item], after: int) -> Outcome:
+    """As `work`, where a scheduler may run the same task again: what it made durable before is not run again (I1).
+
+    `after` is how far the run had read its records when it sent the items.
+    """
+    run = local_runs.get(spec.token)
+    store = run.store if run is not None else _open(spec.store, spec.namespace)
+    durable = {digest for _, digests in read_keys(store, spec, after) for digest in digests}
+    outcome = work(spec, [item for item in items if item.digest not in durable])
+    outcome.done += [item.number for item in items if item.digest in durable]
+    return outcome
+
+
+def read_keys(store: CheckpointManager, spec: Spec, after: int) -> Iterator[tuple[Checkpoint, list[bytes]]]:
+    """The records of a map behind number `after`, a page at a time, each with the digests of the items in it."""
+    while page := store.list(spec.lease.job, tags={"map": spec.tag}, after=after, limit=PAGE):
+        after = page[-1].seq
+        for record in page:
+            short = record.metadata.get("keys")
+            if isinstance(short, str):
+                keys = bytes.fromhex(short)
+            else:
+                state: Any = store.load(record.id)
+                keys = state["keys"]
+            yield record, split(keys)
+
+
+def split(keys: bytes) -> list[bytes]:
+    return [keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES)]
 
 
 def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError | None:
