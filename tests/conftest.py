@@ -104,6 +104,14 @@ def _postgres() -> str | None:
     return None if programs() else "no PostgreSQL server on this machine"
 
 
+def _criu() -> str | None:
+    """Root, runc, iptables and a CRIU that works here (`./dev lab`)."""
+    if reason := _root() or _command("runc", "criu", "iptables", "ip6tables", "unshare"):
+        return f"{reason} (./dev lab installs them)"
+    check = subprocess.run(["criu", "check"], capture_output=True, timeout=60, check=False)
+    return None if check.returncode == 0 else f"criu check: {check.stderr.decode(errors='replace').strip()[-300:]}"
+
+
 def _runc() -> str | None:
     return _command("runc")
 
@@ -117,6 +125,7 @@ def _s3() -> str | None:
 
 
 _PROBES: dict[str, Callable[[], str | None]] = {
+    "criu": _criu,
     "ext4": _ext4,
     "faketime": _faketime,
     "postgres": _postgres,

@@ -63,6 +63,11 @@ socket-kind
 = a process has a socket of a kind that CRIU cannot save ({what})
 > close it before the checkpoint; TCP, UDP, raw, unix, netlink and packet sockets can be saved
 
+socket-options
+? Can't get 1:(?:16|34) opt: Operation not supported
+= this kernel (6.16 or newer) no longer answers a question that this CRIU asks of every TCP and UDP socket
+> use CRIU 4.2 or newer
+
 tcp-half-closed
 ? TCP_REPAIR can't be enabled for half-closed sockets
 = a TCP connection is half closed
@@ -106,6 +111,12 @@ address-missing
 ? (?:[Cc]an't bind|connect inet socket back)[^:]*: (?:Cannot assign requested address|Network is unreachable)
 = an address that the container used does not exist here
 > give the container the same addresses as where it was frozen, or --tcp-close
+
+loopback
+? Unable to connect a socket: Network is unreachable
+? kerndat_tcp_repair failed
+= CRIU tries out TCP on the loopback device, which is down in this network namespace
+> bring it up first: ip link set lo up
 
 external-network
 ? Unable to find an external netns
@@ -231,12 +242,12 @@ mount-sharing
 > mount it private (rprivate), or give --enable-external-masters
 
 mount-root
-? \d+:(?P<what>\S+) doesn't have a proper root mount
+? \b\d+:(?P<what>\S+) doesn't have a proper root mount
 = only a part of a file system is mounted at {what}, and the whole is not in the container
 > make it a mount of the container's configuration, so that the runtime names it as external
 
 fuse
-? (?P<what>\S+) is a fuse mount but not external
+? (?<!\S)(?P<what>\S+) is a fuse mount but not external
 = {what} is a FUSE mount
 > unmount it before the checkpoint, or mount it from outside
 
@@ -346,7 +357,7 @@ needs-tcp-close
 > give --tcp-close at the restore too
 
 restored-process-died
-? (?P<what>\d+) (?:killed by|was killed by|exited, status=|stopped by) ?(?:signal )?(?P<more>.*)
+? \b(?P<what>\d+) (?:killed by|was killed by|exited, status=|stopped by) ?(?:signal )?(?P<more>.*)
 = process {what} ended while it was brought back ({more})
 > see the lines above it in the log; often a file, a mount or memory that is missing here
 

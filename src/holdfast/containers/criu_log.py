@@ -18,6 +18,7 @@ from holdfast.errors import Validation, storage_error
 
 MAX_LOG_BYTES = 64 << 20
 MAX_LINE_BYTES = 8 << 10
+_LOOKED_AT = 1024  # characters of a line that are matched; CRIU's own lines are no longer
 MAX_ERRORS = 200
 
 
@@ -46,7 +47,8 @@ class Entry:
 
 # Printed as errors, though nothing came of them.
 _HARMLESS = re.compile(
-    r"This is not fatal|cgroupns not supported|Couldn't find ip6?tables version|(?:[Dd]umping|Restoring) FAILED"
+    r"This is not fatal|Can't setup RLIMIT_NOFILE for self|cgroupns not supported|Couldn't find ip6?tables version|"
+    r"(?:[Dd]umping|Restoring) FAILED"
 )
 _IS_ERROR = re.compile(r"\bError \([^)]{1,200}:\d+\):")
 
@@ -79,7 +81,7 @@ def explain_lines(lines: Iterable[str]) -> Cause | None:
     errors: list[str] = []
     others: list[str] = []
     for line in lines:
-        line = line[:MAX_LINE_BYTES].strip()
+        line = line[:_LOOKED_AT].strip()
         if _IS_ERROR.search(line):
             errors.append(line)
         elif len(others) < MAX_ERRORS:
