@@ -4,12 +4,15 @@
     ├── NotFound       (FileNotFoundError, LookupError)     not_found        404     4
     ├── Validation     (ValueError)                         invalid          422     3
     │   ├── InvalidName                                     invalid_name     422     3
+    │   ├── TooLarge       more than is taken at once       too_large        413     3
     │   └── UnsupportedType (TypeError)                     unsupported_type 422     3
     ├── Conflict                                            conflict         409     5
     │   ├── LeaseHeld      someone else may write           lease_held       409     5
     │   ├── LeaseLost      our right to write is gone       lease_lost       409     5
     │   ├── Cancelled      somebody ended the run           cancelled        409     5
     │   └── Denied         an approval was refused          denied           409     5
+    ├── NotAllowed     (PermissionError)                    not_allowed      403    10
+    │   └── Unauthorized   a valid token is missing         unauthorized     401    10
     ├── StepTimeout    (TimeoutError)                       timeout          504     9
     ├── WorkerDied     the process at work was killed       worker_died      500     1
     ├── Corrupted      (ValueError)                         corrupted        400     6
@@ -78,6 +81,13 @@ class InvalidName(Validation):
     code = "invalid_name"
 
 
+class TooLarge(Validation):
+    """More than a service takes at once."""
+
+    code = "too_large"
+    http_status = 413
+
+
 class UnsupportedType(Validation, TypeError):
     """The state holds something the codec does not know; `path` says where."""
 
@@ -118,6 +128,21 @@ class Denied(Conflict):
     """Somebody, or the end of the time given, said no; nothing goes on behind it."""
 
     code = "denied"
+
+
+class NotAllowed(CheckpointError, PermissionError):
+    """A service knows who asks, and that is not enough for what was asked."""
+
+    code = "not_allowed"
+    http_status = 403
+    exit_code = 10
+
+
+class Unauthorized(NotAllowed):
+    """A service wants a token, or the one it got is unknown, expired or revoked."""
+
+    code = "unauthorized"
+    http_status = 401
 
 
 class StepTimeout(CheckpointError, TimeoutError):

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -524,6 +525,12 @@ class CheckpointManager:
         self._watchers.append(callback)
 
     # Life
+
+    def acting_as(self, actor: str) -> Self:
+        """The same open store, with another name for who changes it in the log. Close the first one only."""
+        view = copy(self)
+        view.actor = actor
+        return view
 
     @property
     def aio(self) -> AsyncView:

@@ -44,6 +44,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "delete": ("change", "Delete checkpoints."),
         "cleanup": ("cleanup", "Delete old checkpoints by a policy."),
     },
+    "Service": {
+        "serve": ("serve", "Serve the store over HTTP, with a page for people."),
+        "token": ("token", "Make, list and revoke tokens of the service."),
+    },
     "Care": {
         "check": ("care", "Verify what is stored, and repair the index."),
         "rebuild": ("care", "Rebuild a lost index from the packs."),

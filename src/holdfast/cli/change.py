@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from holdfast.asjson import checkpoint_json
+
 from .naming import REF_HELP, JobName, Ref, find
-from .output import checkpoint_json, notes
+from .output import notes
 from .pairs import parse_pairs
 from .session import Session, emit, store_command
 from .text import safe, style

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.asjson import plan_json
+
 from .naming import JobName, require_job
-from .output import checkpoint_json
 from .pairs import parse_pairs
 from .progress import progress
 from .session import Number, Session, emit, store_command
@@ -83,7 +83,7 @@ def cleanup_command(
             with progress("deleting", unit="checkpoints") as report:
                 plan = manager.apply(policy, job=job, dry_run=False, progress=report)
     if session.as_json:
-        emit(_plan_json(plan, is_applied))
+        emit(plan_json(plan, is_applied=is_applied))
         return
     _print_outcome(plan, is_applied)
     if is_set:
@@ -114,17 +114,6 @@ def _levels(option: str, texts: Sequence[str]) -> dict[str, int]:
             raise Validation(f"{option} {level}={count}: not a number", hint=f"write {option} {level}=5")
         counts[level] = int(count)
     return counts
-
-
-def _plan_json(plan: Plan, is_applied: bool) -> dict[str, object]:
-    return {
-        "job": plan.job,
-        "policy": json.loads(plan.policy.to_json()),
-        "applied": is_applied,
-        "delete": [checkpoint_json(c) for c in plan.delete],
-        "keep": [{**checkpoint_json(kept.checkpoint), "reasons": list(kept.reasons)} for kept in plan.keep],
-        "frees_bytes": plan.frees_bytes,
-    }
 
 
 def _print_plan(plan: Plan) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.asjson import checkpoint_json
+
 from .naming import JobName, job_named, require_job
-from .output import checkpoint_json
 from .progress import progress, watched
 from .session import Session, emit, store_command
 from .text import count_of, safe, size, style

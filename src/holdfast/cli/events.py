@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import event_json
+from holdfast.asjson import event_json
+
 from .session import Number, Session, emit, store_command
 from .text import clip, exactly, safe, style, terminal_width
 

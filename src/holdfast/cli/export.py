@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from holdfast.asjson import checkpoint_json
 from holdfast.browsing import StoredState, files_in, open_state, with_content
 from holdfast.codec import BufferSummary
 from holdfast.errors import Validation
@@ -18,7 +19,6 @@ from holdfast.jsonview import to_json_view
 from holdfast.npy import npy_header
 
 from .naming import REF_HELP, Ref, find, job_named
-from .output import checkpoint_json
 from .placing import place_file, placed_directory
 from .progress import Report, progress
 from .restore import MAX_INLINE_BYTES

@@ -6,8 +6,10 @@ import sys
 
 import click
 
+from holdfast.asjson import checkpoint_json, job_json
+
 from .naming import JobName
-from .output import checkpoint_json, job_json, print_checkpoints, print_jobs
+from .output import print_checkpoints, print_jobs
 from .pairs import parse_json_pairs, parse_pairs
 from .session import Number, Session, emit, store_command
 from .text import count_of, size, style

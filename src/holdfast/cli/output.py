@@ -1,8 +1,7 @@
-"""Checkpoints as JSON and as table rows: the same everywhere."""
+"""Checkpoints and jobs as table rows: the same everywhere."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,54 +9,7 @@ from .tables import Column, print_table
 from .text import age, size
 
 if TYPE_CHECKING:
-    from holdfast.model import Checkpoint, Event, Job
-
-
-def checkpoint_json(checkpoint: Checkpoint) -> dict[str, object]:
-    return {
-        "id": checkpoint.id,
-        "job": checkpoint.job,
-        "seq": checkpoint.seq,
-        "step": checkpoint.step,
-        "level": str(checkpoint.level),
-        "parent": checkpoint.parent,
-        "created_at": checkpoint.created_at.isoformat(),
-        "status": str(checkpoint.status),
-        "size_bytes": checkpoint.size_bytes,
-        "stored_bytes": checkpoint.stored_bytes,
-        "digest": checkpoint.digest,
-        "codec": checkpoint.codec,
-        "schema_version": checkpoint.schema_version,
-        "tags": dict(checkpoint.tags),
-        "pinned": checkpoint.is_pinned,
-        "metadata": dict(checkpoint.metadata),
-    }
-
-
-def job_json(job: Job) -> dict[str, object]:
-    return {
-        "name": job.name,
-        "checkpoints": job.checkpoints,
-        "last_seq": job.last_seq,
-        "size_bytes": job.size_bytes,
-        "stored_bytes": job.stored_bytes,
-        "created_at": job.created_at.isoformat(),
-        "updated_at": job.updated_at.isoformat(),
-        "retention": None if job.retention is None else json.loads(job.retention),
-    }
-
-
-def event_json(event: Event) -> dict[str, object]:
-    return {
-        "id": event.id,
-        "at": event.at.isoformat(),
-        "actor": event.actor,
-        "action": event.action,
-        "job": event.job,
-        "checkpoint": event.checkpoint,
-        "detail": json.loads(event.detail),
-        "chain": event.chain,
-    }
+    from holdfast.model import Checkpoint, Job
 
 
 def notes(checkpoint: Checkpoint) -> str:

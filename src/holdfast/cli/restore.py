@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from holdfast.asjson import checkpoint_json
 from holdfast.browsing import StoredState, files_in, inside, open_state, split_at_tree, with_content
 from holdfast.codec import BufferSummary
 from holdfast.errors import NotFound, Validation
@@ -19,7 +20,6 @@ from holdfast.jsonview import to_json_view
 from holdfast.npy import npy_header
 
 from .naming import JobName, Ref, find
-from .output import checkpoint_json
 from .placing import is_stream, place_file, refuse_other
 from .progress import progress
 from .session import Session, emit, store_command, to_json, write_all

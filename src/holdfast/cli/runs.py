@@ -17,7 +17,7 @@ from .text import age, count_of, safe, style
 
 if TYPE_CHECKING:
     from holdfast.manager import CheckpointManager
-    from holdfast.pipeline.history import Explanation, RunSummary
+    from holdfast.pipeline.history import RunSummary
 
 _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
 
@@ -36,7 +36,7 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
     with session.open() as manager:
         found = list(find_runs(manager, prefix, limit))
     if session.as_json:
-        emit({"runs": [summary_json(run) for run in found]})
+        emit({"runs": [run.to_json() for run in found]})
     elif found:
         columns = (
             Column("RUN", is_whole=True, look="name"),
@@ -63,7 +63,7 @@ def show_command(session: Session, run: str) -> None:
         summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
     if session.as_json:
         lines = [{"at": line.timestamp, **line.metadata} for line in logs]
-        emit({"run": summary_json(summary), "steps": [explanation_json(step) for step in steps], "log": lines})
+        emit({"run": summary.to_json(), "steps": [step.to_json() for step in steps], "log": lines})
         return
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
@@ -104,7 +104,7 @@ def explain_command(session: Session, run: str) -> None:
     with session.open() as manager:
         steps = explain(manager, run)
     if session.as_json:
-        emit({"run": run, "steps": [explanation_json(step) for step in steps]})
+        emit({"run": run, "steps": [step.to_json() for step in steps]})
         return
     columns = (Column("STEP", is_whole=True, look="name"), Column("VERDICT"), Column("WHY"), Column("CHECKPOINT"))
     print_table(columns, [(s.path, s.verdict, s.reason, s.checkpoint or "") for s in steps])
@@ -185,34 +185,6 @@ def signal_command(session: Session, run: str, name: str, value: str) -> None:
         emit({"run": run, "name": name, "message": message})
     else:
         click.echo(f"sent {name} to {run}")
-
-
-def summary_json(run: RunSummary) -> dict[str, object]:
-    return {
-        "key": run.key,
-        "status": str(run.status),
-        "pipeline": run.pipeline,
-        "version": run.version,
-        "sessions": run.sessions,
-        "steps_run": run.steps_run,
-        "steps_reused": run.steps_reused,
-        "error": run.error,
-        "updated_at": run.updated_at.isoformat(),
-        "is_abandoned": run.is_abandoned,
-        "waiting": [dict(wait) for wait in run.waiting],
-        "progress": run.progress,
-    }
-
-
-def explanation_json(step: Explanation) -> dict[str, object]:
-    return {
-        "path": step.path,
-        "verdict": step.verdict,
-        "reason": step.reason,
-        "checkpoint": step.checkpoint,
-        "seconds": step.seconds,
-        "attempts": step.attempts,
-    }
 
 
 def _status(run: RunSummary) -> str:

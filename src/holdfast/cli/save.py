@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.asjson import checkpoint_json
 from holdfast.errors import Validation
 
 from .find import LEVELS
 from .naming import JobName, Ref, find
-from .output import checkpoint_json
 from .pairs import parse_json_pairs, parse_pairs
 from .placing import read_bytes
 from .progress import progress, watched

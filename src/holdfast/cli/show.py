@@ -6,8 +6,9 @@ import json
 
 import click
 
+from holdfast.asjson import checkpoint_json
+
 from .naming import REF_HELP, Ref, find
-from .output import checkpoint_json
 from .session import Number, Session, emit, store_command
 from .tables import print_facts
 from .text import age, exactly, size, terminal_width

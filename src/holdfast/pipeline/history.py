@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -35,6 +35,10 @@ class RunSummary:
     waiting: Sequence[Mapping[str, str]]  # [{"for": approval, signal or time, "name": path, "prompt": …}]
     progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
 
+    def to_json(self) -> dict[str, object]:
+        facts = {name: getattr(self, name) for name in self.__slots__}
+        return {**facts, "status": str(self.status), "updated_at": self.updated_at.isoformat()}
+
 
 @dataclass(slots=True)
 class StepHistory:
@@ -57,6 +61,9 @@ class Explanation:
     checkpoint: str | None
     seconds: float | None
     attempts: int
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
 
 
 def find_runs(store: CheckpointManager, prefix: str = "", limit: int | None = None) -> Iterator[RunSummary]:

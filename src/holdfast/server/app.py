@@ -1,0 +1,97 @@
+"""The application: routes, rules, errors and limits put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import iter_route_contexts
+from starlette.routing import Mount
+from starlette.types import ASGIApp
+
+import holdfast
+from holdfast.manager import CheckpointManager
+
+from .auth import rule_of
+from .limits import LOOPBACK_NAMES, Edge, Limits
+from .problems import MEDIA_TYPE, add_handlers
+from .routes import checkpoints, health, jobs, older
+from .schemas import Problem
+from .service import Service
+
+
+def create_app(
+    store: CheckpointManager | str | os.PathLike[str] | None = None,
+    runner: object | None = None,
+    *,
+    namespace: str = "default",
+    allow_hosts: Collection[str] = LOOPBACK_NAMES,
+    root_path: str = "",
+    limits: Limits | None = None,
+) -> FastAPI:
+    """An ASGI application over a store: an open one (which stays yours to close), a place, or None for the default.
+
+    `runner` is anything with `resume_job(job_id, state)`; one that takes only the job ID works too. `allow_hosts` are
+    the names under which it may be called; empty: any. `root_path` is the path prefix a proxy takes off.
+    """
+    service = Service(store, runner, namespace=namespace, limits=limits or Limits())
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await _closing(service)
+
+    app = FastAPI(
+        title="Holdfast",
+        version=holdfast.__version__,
+        description="Checkpoints of any job: saved durably, verified when loaded.",
+        docs_url=None,  # these bring scripts from elsewhere
+        redoc_url=None,
+        openapi_url=None,  # a route of ours, with a rule
+        root_path=root_path,
+        lifespan=life,
+        responses={"default": {"description": "What went wrong.", "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}},
+    )
+    app.state.service = service
+    add_handlers(app)
+    app.include_router(health.router)
+    app.include_router(older.router)
+    for each in (jobs, checkpoints):
+        app.include_router(each.router)
+    check_rules(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.add_middleware(_edge, service=service, hosts=allow_hosts)
+    return app
+
+
+_PROBLEM = {"$ref": "#/components/schemas/Problem"}
+
+
+def _edge(app: ASGIApp, service: Service, hosts: Collection[str]) -> Edge:
+    return Edge(app, service, hosts)
+
+
+async def _closing(service: Service) -> None:
+    import asyncio
+
+    await asyncio.to_thread(service.close)
+
+
+def check_rules(app: FastAPI) -> None:
+    """Every route says who may use it; one that does not is a mistake found here, not in production."""
+    for route in iter_route_contexts(app.routes):
+        if not isinstance(route.original_route, Mount):  # of static files, for everybody
+            rule_of(route)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        made["components"].setdefault("schemas", {})["Problem"] = schema
+        app.openapi_schema = made
+    return app.openapi_schema

@@ -1,0 +1,50 @@
+"""One JSON object per line, each with the ID of its request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+_GIVEN = re.compile(r"[A-Za-z0-9._-]{8,128}")
+_OWN = {"request": "request_id"}
+
+
+def choose_request_id(given: str | None) -> str:
+    """The caller's own ID where it is a harmless one, else a new one."""
+    return given if given is not None and _GIVEN.fullmatch(given) else secrets.token_hex(8)
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if current := request_id.get():
+            line["request_id"] = current
+        line |= getattr(record, "facts", {})
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def configure(level: str = "info") -> None:
+    """JSON lines on stderr for everything; uvicorn's own access log is replaced by ours."""
+    out = logging.StreamHandler(sys.stderr)
+    out.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [out]
+    root.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = name != "uvicorn.access"

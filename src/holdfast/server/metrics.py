@@ -1,0 +1,71 @@
+"""Numbers of this process and of the namespaces it serves, in Prometheus' text form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.manager import CheckpointManager
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """What happens in this process. Labels never hold names that callers choose."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.requests = Counter(
+            "holdfast_http_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self.latency = Histogram(
+            "holdfast_http_seconds", "Time to answer.", ["method", "route"], buckets=_BUCKETS_S, registry=self.registry
+        )
+        self.in_flight = Gauge("holdfast_http_in_flight", "Requests under way.", registry=self.registry)
+        self.lease_conflicts = Counter("holdfast_lease_conflicts", "Writes refused by a lease.", registry=self.registry)
+        self.refused = Counter(
+            "holdfast_http_refused", "Requests refused at the edge.", ["reason"], registry=self.registry
+        )
+        self.tasks = Counter("holdfast_tasks", "Background tasks ended.", ["kind", "outcome"], registry=self.registry)
+        self.gc_freed = Counter("holdfast_gc_freed_bytes", "Bytes given back by gc.", registry=self.registry)
+
+    def text(self, stores: Iterable[CheckpointManager]) -> bytes:
+        """All of it, with the numbers of these namespaces."""
+        of_stores = CollectorRegistry(auto_describe=False)
+        of_stores.register(_OfStores(list(stores)))
+        return generate_latest(self.registry) + generate_latest(of_stores)
+
+
+class _OfStores(Collector):
+    def __init__(self, stores: list[CheckpointManager]) -> None:
+        self._stores = stores
+
+    def collect(self) -> Iterable[Metric]:
+        work = {
+            "saves": "Checkpoints saved by this process.",
+            "saved_bytes": "Bytes of the states saved by this process.",
+            "stored_bytes": "Bytes these saves added to the store.",
+            "loads": "States loaded by this process.",
+            "loaded_bytes": "Bytes of the states loaded by this process.",
+        }
+        for name, text in work.items():
+            counter = CounterMetricFamily(f"holdfast_{name}", text, labels=["namespace"])
+            for store in self._stores:
+                counter.add_metric([store.namespace], store.counters[name])
+            yield counter
+        totals = {store.namespace: store.stats() for store in self._stores}
+        for name in ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "packs", "pack_bytes"):
+            gauge = GaugeMetricFamily(f"holdfast_store_{name}", f"{name} of the namespace.", labels=["namespace"])
+            for namespace, numbers in totals.items():
+                gauge.add_metric([namespace], numbers.get(name, 0))
+            yield gauge
+        ratio = GaugeMetricFamily(
+            "holdfast_store_dedup_ratio", "Bytes of all states over bytes they added.", labels=["namespace"]
+        )
+        for namespace, numbers in totals.items():
+            ratio.add_metric([namespace], numbers["size_bytes"] / max(numbers["stored_bytes"], 1))
+        yield ratio

@@ -1,0 +1,3 @@
+"""The routes, one file per noun."""
+
+API = "/api/v1"

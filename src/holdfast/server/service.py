@@ -1,0 +1,96 @@
+"""What all routes share: the store, one manager per namespace, the worker threads, tokens, tasks and numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from holdfast.errors import Validation
+from holdfast.manager import CheckpointManager
+
+from .limits import Limits
+from .metrics import Metrics
+from .tasks import Tasks
+from .tokens import ACCESS, Tokens
+
+T = TypeVar("T")
+
+Place = str | os.PathLike[str]
+
+
+class Service:
+    """A store as the application sees it. Managers are opened when first needed and live as long as the service."""
+
+    def __init__(
+        self,
+        store: CheckpointManager | Place | None,
+        runner: object | None,
+        *,
+        namespace: str,
+        limits: Limits,
+    ) -> None:
+        is_open = isinstance(store, CheckpointManager)
+        self.namespace = store.namespace if isinstance(store, CheckpointManager) else namespace
+        if self.namespace == ACCESS:
+            raise Validation(f"the namespace {ACCESS} is not served", hint="it holds the tokens")
+        self.url: Place | None = store.url if isinstance(store, CheckpointManager) else store
+        self.runner = runner
+        self.limits = limits
+        self.metrics = Metrics()
+        self.tasks = Tasks()
+        self.is_draining = False
+        self._managers: dict[str, CheckpointManager] = {}
+        self._borrowed = {self.namespace} if is_open else set()
+        if isinstance(store, CheckpointManager):
+            self._managers[self.namespace] = store
+        self._opening = threading.Lock()
+        self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="holdfast-http")
+        self._tokens: Tokens | None = None
+
+    def manager(self, namespace: str) -> CheckpointManager:
+        """The manager of a namespace. Which ones may be asked for is decided before (`auth`)."""
+        found = self._managers.get(namespace)
+        if found is not None:
+            return found
+        with self._opening:
+            if namespace not in self._managers:
+                self._managers[namespace] = CheckpointManager(self.url, namespace=namespace)
+            return self._managers[namespace]
+
+    def managers(self) -> list[CheckpointManager]:
+        """Those in use so far, without that of the tokens."""
+        return [manager for name, manager in list(self._managers.items()) if name != ACCESS]
+
+    @property
+    def has_tokens_open(self) -> bool:
+        """Whether `tokens` can be asked without opening the store."""
+        return self._tokens is not None
+
+    @property
+    def tokens(self) -> Tokens:
+        if self._tokens is None:
+            self._tokens = Tokens(self.manager(ACCESS))
+        return self._tokens
+
+    async def were_tokens_made(self) -> bool:
+        """Whether callers have to be known."""
+        return await self.in_thread(lambda: self.tokens.were_made())  # noqa: PLW0108 - `tokens` may open the store
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what may block on one of a bounded number of threads; it sees the context of the request."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
+
+    def close(self) -> None:
+        """Let go of everything that was opened here; work that has begun is finished first."""
+        self.is_draining = True
+        self.tasks.close()
+        self._threads.shutdown(wait=True)
+        for name, manager in self._managers.items():
+            if name not in self._borrowed:
+                manager.close()
