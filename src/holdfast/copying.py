@@ -31,7 +31,7 @@ _MOVE_BYTES = 4 << 20  # read and written by one worker at once
 _AT_ONCE = 4
 _SMALL_AT_ONCE = 200  # checkpoints without chunks that share a commit
 _MAX_ATTEMPTS = 8
-_POLL_S = 0.3
+_WAIT_S = 0.5  # for the next event; how late a follower notices that it is to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Copying:
         while not stop.is_set():
             events = self._source.index.events(position, _PAGE)
             if not events:
-                stop.wait(_POLL_S)
+                self._source.index.wait_for_event(position, _WAIT_S)
                 continue
             self._report = CopyReport()
             self._replay(events)

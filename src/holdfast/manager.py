@@ -516,8 +516,10 @@ class CheckpointManager:
         """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""
         self._store.index.release_lease(lease)
 
-    def events(self, after: int = 0, limit: int = 100) -> Events:
-        """The append-only log of all changes, by every process."""
+    def events(self, after: int = 0, limit: int = 100, *, wait_s: float = 0.0) -> Events:
+        """The append-only log of all changes, by every process; waits up to `wait_s` for the next one."""
+        if wait_s > 0:
+            self._store.index.wait_for_event(after, wait_s)
         return self._store.index.events(after, _parse_limit(limit) or 100)
 
     def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
@@ -558,7 +560,7 @@ class CheckpointManager:
     @property
     def place(self) -> str:
         """The URL for showing: without user and password."""
-        return re.sub(r"//[^@/]*@", "//", self.url)
+        return without_secrets(self.url)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self.place!r}, namespace={self.namespace!r})"
@@ -608,6 +610,10 @@ def _are_texts(values: object) -> bool:
 def _check_policy(policy: object) -> None:
     if not isinstance(policy, RetentionPolicy):
         raise Validation(f"{policy!r} is not a RetentionPolicy", hint="use RetentionPolicy(keep_last=10), for example")
+
+
+def without_secrets(url: str) -> str:
+    return re.sub(r"//[^@/]*@", "//", url)
 
 
 def default_url() -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from .errors import Validation
+from .errors import NotFound, Validation
+from .ports import FORMAT_VERSION
 from .store import Store
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def open_store(url: str, namespace: str, *, create: bool) -> Store:
         from .index.sqlite import SqliteIndex
 
         return Store(SqliteIndex(None, namespace=namespace), MemoryBlobs())
-    if scheme in ("postgresql", "postgres") and rest.startswith("//"):
+    if is_postgresql(url):
         return _open_postgresql(url, namespace, create=create)
     if scheme in ("s3", "gs", "az") and rest.startswith("//"):
         raise Validation(
@@ -45,16 +46,43 @@ def open_store(url: str, namespace: str, *, create: bool) -> Store:
 
 def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
     """The index in PostgreSQL; the bytes there too, or where `blobs=` says."""
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    blobs_url = options.pop("blobs", None)
-    with _needing("psycopg", extra="postgres"):
-        from .index.postgres import PostgresIndex
-        from .postgresql import Server
-    server = Server(urlunsplit(parts._replace(query=urlencode(options))))
-    blobs = _open_blobs(server, blobs_url)
+    server = open_server(url)
+    from .index.postgres import PostgresIndex
+
+    blobs = _open_blobs(server, dict(parse_qsl(urlsplit(url).query)).get("blobs"))
     server.migrate(create=create)
     return Store(PostgresIndex(server, namespace=namespace), blobs)
+
+
+def migrate(url: str) -> tuple[int, int]:
+    """Make or upgrade the store behind a URL; answers its format before (0: there was none) and now."""
+    if is_postgresql(url):
+        server = open_server(url)
+        try:
+            return server.migrate()
+        finally:
+            server.close()
+    is_new = False
+    try:
+        open_store(url, "default", create=False).close()
+    except NotFound:
+        is_new = True
+        open_store(url, "default", create=True).close()
+    return 0 if is_new else FORMAT_VERSION, FORMAT_VERSION
+
+
+def is_postgresql(url: str) -> bool:
+    return url.startswith(("postgresql://", "postgres://"))
+
+
+def open_server(url: str) -> Server:
+    """The database of a store; nothing is asked of it yet."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options.pop("blobs", None)
+    with needing("psycopg", extra="postgres"):
+        from .postgresql import Server
+    return Server(urlunsplit(parts._replace(query=urlencode(options))))
 
 
 def _open_blobs(server: Server, url: str | None) -> Blobs:
@@ -64,7 +92,7 @@ def _open_blobs(server: Server, url: str | None) -> Blobs:
         return PostgresBlobs(server)
     if urlsplit(url).scheme not in ("s3", "gs", "az"):
         raise Validation(f"blobs={url} is no object store", hint="use s3://bucket/prefix, gs://… or az://…")
-    with _needing("obstore", extra="object"):
+    with needing("obstore", extra="object"):
         from .blobs.objects import connect
     from .blobs.retrying import RetryingBlobs
 
@@ -72,7 +100,8 @@ def _open_blobs(server: Server, url: str | None) -> Blobs:
 
 
 @contextmanager
-def _needing(module: str, *, extra: str) -> Iterator[None]:
+def needing(module: str, *, extra: str) -> Iterator[None]:
+    """Imports that an extra brings."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -218,6 +218,10 @@ class Index(Protocol):
         """Events with an ID above `after`, in order. IDs grow; an event is visible when its change is."""
         ...
 
+    def wait_for_event(self, after: int, timeout_s: float) -> bool:
+        """Whether there is an event above `after`, by any process; waits for one until `timeout_s` is over."""
+        ...
+
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
         """(row, checkpoint, manifest) of every checkpoint above row `after`, for gc and verify. Bounded memory."""
         ...

@@ -78,14 +78,34 @@ class Server:
         rows = self.all(sql, *parameters)
         return rows[0] if rows else None
 
-    def migrate(self, *, create: bool = True) -> None:
-        """Bring the schema to the newest version, in one transaction; refuse a newer one (I8)."""
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[float], None]]:
+        """A function that waits until somebody notifies of events, or for so many seconds.
+
+        On a connection of its own, which is listened to as long as the block runs.
+        """
+        self.check_open()
+        with self.translated(), _connect(self._url) as connection:
+            connection.execute(f"LISTEN {CHANNEL}")
+
+            def listen(timeout_s: float) -> None:
+                with self.translated():
+                    for _ in connection.notifies(timeout=timeout_s, stop_after=1):
+                        return
+
+            yield listen
+
+    def migrate(self, *, create: bool = True) -> tuple[int, int]:
+        """Bring the schema to the newest version, in one transaction; refuse a newer one (I8).
+
+        Answers which version it had, 0 for none, and which it has.
+        """
         steps = _migrations()
         newest = steps[-1][0]
         with self.translated(), _connect(self._url) as db, db.transaction():
             have = _version(db)
             if have == newest:
-                return
+                return have, newest
             if have == 0 and not create:
                 raise NotFound(f"there is no store in {self.name}", hint="check --store or $HOLDFAST_STORE")
             db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
@@ -107,6 +127,7 @@ class Server:
                 "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 (str(newest),),
             )
+            return have, newest
 
     def close(self) -> None:
         self._leave_parent()

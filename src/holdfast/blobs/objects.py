@@ -59,8 +59,8 @@ class ObjectBlobs:
     """`ports.Blobs` under a prefix of an object store, shared by any number of machines."""
 
     def __init__(self, store: ObjectStore, prefix: str = "", *, grace_s: float = GRACE_S) -> None:
-        self._store = store
-        self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self.store = store
+        self.root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.grace_s = grace_s
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -76,8 +76,8 @@ class ObjectBlobs:
 
     def seal(self) -> None:
         """Every writer has packs of its own. gc calls this first: forget writers that died long ago."""
-        with self._translated("list", "writers"):
-            found = [meta for page in list_objects(self._store, self._root + "writers/") for meta in page]
+        with self.translated("list", "writers"):
+            found = [meta for page in list_objects(self.store, self.root + "writers/") for meta in page]
         now_s = self._now_s()
         for meta in found:
             if now_s - meta["last_modified"].timestamp() > 2 * self.grace_s:
@@ -89,8 +89,8 @@ class ObjectBlobs:
         target = target.cast("B")
         path = self._path(pack)
         try:
-            with self._translated("read", path):
-                data = get_range(self._store, path, start=offset, length=len(target))
+            with self.translated("read", path):
+                data = get_range(self.store, path, start=offset, length=len(target))
         except NotFound:
             raise NotFound(
                 f"pack {pack} is missing", hint="run holdfast check; restore the object if there is a copy of it"
@@ -104,8 +104,8 @@ class ObjectBlobs:
         target[:] = memoryview(data)
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        with self._translated("list", "packs"):
-            for page in list_objects(self._store, self._root + "packs/"):
+        with self.translated("list", "packs"):
+            for page in list_objects(self.store, self.root + "packs/"):
                 for meta in page:
                     name = meta["path"].rpartition("/")[2]
                     if _NAME.fullmatch(name):
@@ -162,9 +162,9 @@ class ObjectBlobs:
     def create(self, pack: str, data: Buffer) -> None:
         """Put a whole pack. That it exists already means that an earlier try arrived: nobody else draws its name."""
         path = self._path(pack)
-        with self._translated("write", path):
+        with self.translated("write", path):
             try:
-                put(self._store, path, data, mode="create", use_multipart=False)
+                put(self.store, path, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 if self._size(path) != len(data):
                     raise StorageError(f"{path} was written by somebody else", hint="save again") from None
@@ -174,8 +174,8 @@ class ObjectBlobs:
         with self._lock:
             self._registered[writer_id] = time.monotonic()
         path = self._registration(writer_id)
-        with self._translated("write", path):
-            put(self._store, path, b"", use_multipart=False)
+        with self.translated("write", path):
+            put(self.store, path, b"", use_multipart=False)
 
     def is_due(self, writer_id: str) -> bool:
         return time.monotonic() - self._registered.get(writer_id, 0.0) > self.grace_s / 4
@@ -204,8 +204,8 @@ class ObjectBlobs:
     def _is_writing(self, writer_id: str) -> bool:
         path = self._registration(writer_id)
         try:
-            with self._translated("look at", path):
-                said_at = head(self._store, path)["last_modified"]
+            with self.translated("look at", path):
+                said_at = head(self.store, path)["last_modified"]
         except NotFound:
             return False
         return self._now_s() - said_at.timestamp() < self.grace_s or writer_id in self._registered
@@ -213,16 +213,16 @@ class ObjectBlobs:
     def _now_s(self) -> float:
         """The time of the store, in whose terms objects are old: our clock may be anything (I4)."""
         if self._clock is None or time.monotonic() - self._clock[0] > _CLOCK_TRUSTED_S:
-            path = self._root + "clock"
-            with self._translated("write", path):
-                put(self._store, path, b"", use_multipart=False)
-                self._clock = time.monotonic(), head(self._store, path)["last_modified"].timestamp()
+            path = self.root + "clock"
+            with self.translated("write", path):
+                put(self.store, path, b"", use_multipart=False)
+                self._clock = time.monotonic(), head(self.store, path)["last_modified"].timestamp()
         return self._clock[1] + time.monotonic() - self._clock[0]
 
     def _size(self, path: str) -> int | None:
         try:
-            with self._translated("look at", path):
-                return head(self._store, path)["size"]
+            with self.translated("look at", path):
+                return head(self.store, path)["size"]
         except NotFound:
             return None
 
@@ -236,18 +236,18 @@ class ObjectBlobs:
 
     def _delete(self, path: str) -> None:
         try:
-            with self._translated("remove", path):
-                delete(self._store, path)
+            with self.translated("remove", path):
+                delete(self.store, path)
         except NotFound:
             pass  # some stores mind
 
     def _registration(self, writer_id: str) -> str:
-        return f"{self._root}writers/{writer_id}"
+        return f"{self.root}writers/{writer_id}"
 
     def _path(self, pack: str) -> str:
         if _NAME.fullmatch(pack) is None:
             raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run holdfast check")
-        return f"{self._root}packs/{pack}"
+        return f"{self.root}packs/{pack}"
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -256,7 +256,7 @@ class ObjectBlobs:
             )
 
     @contextmanager
-    def _translated(self, action: str, path: str) -> Iterator[None]:
+    def translated(self, action: str, path: str) -> Iterator[None]:
         """obstore's errors leave as ours. What is not known to be final may be tried again."""
         self._check_process()
         try:

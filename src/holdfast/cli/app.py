@@ -51,6 +51,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Care": {
         "check": ("care", "Verify what is stored, and repair the index."),
         "rebuild": ("care", "Rebuild a lost index from the packs."),
+        "migrate": ("care", "Make or upgrade the tables of a store."),
         "gc": ("care", "Give back the space of deleted checkpoints."),
         "doctor": ("doctor", "Say what this machine and store can do."),
     },

@@ -83,6 +83,26 @@ def rebuild_command(session: Session) -> None:
         click.get_current_context().exit(Corrupted.exit_code)
 
 
+@store_command("migrate", json_keys='{"store": …, "from": format before, 0 when there was none, "to": format now}')
+def migrate_command(session: Session) -> None:
+    """Make the store's tables, or bring them to this version of Holdfast. Opening a store does the same.
+
+    Forwards only, in one transaction, while others wait; a store that a newer Holdfast has written is refused. For
+    databases whose ordinary users may not create tables: run this once as one who may.
+    """
+    from holdfast.manager import without_secrets
+    from holdfast.opening import migrate
+
+    before, after = migrate(session.url)
+    place = without_secrets(session.url)
+    if session.as_json:
+        emit({"store": place, "from": before, "to": after})
+    elif before == after:
+        click.echo(f"{safe(place)} has format {after} already")
+    else:
+        click.echo(f"{safe(place)}: format {before or 'none'} → {after}")
+
+
 def _repair(session: Session) -> RepairReport | None:
     """A new index, if the present one cannot be opened or finds something wrong with itself."""
     from holdfast.manager import actor_here

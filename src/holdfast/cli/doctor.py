@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from .session import Session, emit, store_command
+from .session import Session, emit, is_url, store_command
 from .text import age, count_of, pad, pieces, safe, size, style, terminal_width
 
 _MARKS = {"ok": ("✓", "good"), "note": ("·", "dim"), "warn": ("!", "warn"), "bad": ("✗", "bad")}
@@ -35,23 +35,34 @@ class Finding:
     "Exit code 7 when a finding is bad.",
 )
 def doctor_command(session: Session) -> None:
-    """Look at Python, SQLite, the disk under the store, its speed, the clocks and the store itself.
+    """Look at Python, SQLite, the disk or the servers under the store, their speed and clocks, and the store itself.
 
-    Writes and removes a small test file beside the store's files; changes nothing else.
+    Writes and removes a small test file beside the store's files, or a few objects beside those of its object store,
+    where two writers race to create the same one; changes nothing else.
     """
-    where = session.directory()
-    findings = [*_machine(), *(_foreign(where) or [*_disk(where), *_store(session, where)])]
+    place, findings = _findings(session)
     is_ok = all(finding.status != "bad" for finding in findings)
     if session.as_json:
-        emit({"ok": is_ok, "store": str(where), "findings": [asdict(finding) for finding in findings]})
+        emit({"ok": is_ok, "store": place, "findings": [asdict(finding) for finding in findings]})
     else:
-        click.echo(f"{style('store', 'dim')}  {safe(str(where))}\n")
+        click.echo(f"{style('store', 'dim')}  {safe(place)}\n")
         for finding in findings:
             _print(finding)
     if not is_ok:
         from holdfast.errors import StorageError
 
         click.get_current_context().exit(StorageError.exit_code)
+
+
+def _findings(session: Session) -> tuple[str, list[Finding]]:
+    if is_url(session.url):
+        from holdfast.manager import without_secrets
+
+        from .servers import look_at
+
+        return without_secrets(session.url), [*_machine(), *look_at(session.url), *_store(session, None)]
+    where = session.directory()
+    return str(where), [*_machine(), *(_foreign(where) or [*_disk(where), *_store(session, where)])]
 
 
 def _print(finding: Finding) -> None:
@@ -194,7 +205,7 @@ def _foreign(where: Path) -> list[Finding]:
     return []
 
 
-def _store(session: Session, where: Path) -> Iterator[Finding]:
+def _store(session: Session, where: Path | None) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
     from holdfast.errors import CheckpointError, NotFound
@@ -216,7 +227,8 @@ def _store(session: Session, where: Path) -> Iterator[Finding]:
         return
     content = f"{count_of(numbers['jobs'], 'job')}, {count_of(numbers['checkpoints'], 'checkpoint')}"
     yield Finding("store", "ok", f"format {FORMAT_VERSION}, {content}, opened in {opened_ms:.0f} ms")
-    yield from _files(where)
+    if where is not None:
+        yield from _files(where)
     if newest is not None and newest > datetime.now(UTC):
         what = f"the newest save is {age(newest)} ({newest.isoformat()})"
         yield Finding(

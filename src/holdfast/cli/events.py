@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.model import Event
 
 _PAGE = 1000
-_POLL_S = 0.3
+_WAIT_S = 5.0
 
 
 @store_command(
@@ -50,8 +49,7 @@ def events_command(session: Session, after: int | None, limit: int | None, follo
         for event in shown:
             _print(session, event)
         while follow:
-            time.sleep(_POLL_S)
-            for event in manager.events(position, _PAGE):
+            for event in manager.events(position, _PAGE, wait_s=_WAIT_S):
                 _print(session, event)
                 position = event.id
 

@@ -10,6 +10,7 @@ and "that ID exists, with this digest" means that it arrived the first time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ from .writes import chain_of, missing
 T = TypeVar("T")
 
 PAGE = 256  # rows a long walk reads at once
+_LOOK_EVERY_S = 1.0  # for events that nobody told us of
 BATCH = 1000  # keys or digests in one statement
 REFUSALS = (CheckpointError, ChunksGone, IdTaken)  # raised before anything is changed
 _LOST_ANSWERS = 3  # in a row, until a save gives up
@@ -325,6 +327,21 @@ class PostgresIndex:
             self._ns, after, limit,
         )  # fmt: skip
         return [event_of(row) for row in rows]
+
+    def wait_for_event(self, after: int, timeout_s: float) -> bool:
+        """Hears of it through LISTEN; looks now and then too, because pgbouncer may keep that from us."""
+        if self.events(after, 1):
+            return True
+        if timeout_s <= 0:
+            return False
+        until = time.monotonic() + timeout_s
+        with self._server.listening() as listen:
+            while not self.events(after, 1):
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                listen(min(left, _LOOK_EVERY_S))
+        return True
 
     # Chunks and packs
 

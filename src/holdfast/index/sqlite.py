@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -40,6 +41,7 @@ from .writes import BATCH, Writes, find_chunks, missing
 T = TypeVar("T")
 
 PAGE = 256  # rows a long walk reads at once
+_LOOK_EVERY_S = 0.1  # for events of other processes
 REFUSALS = (CheckpointError, ChunksGone, IdTaken)  # raised before anything is changed
 
 
@@ -430,6 +432,15 @@ class SqliteIndex:
             f"SELECT {EVENT} FROM event WHERE id > ? AND ns_no = ? ORDER BY id LIMIT ?", after, self._ns, limit
         )
         return [event_of(row) for row in rows]
+
+    def wait_for_event(self, after: int, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        while not self.events(after, 1):
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _LOOK_EVERY_S))
+        return True
 
     # Chunks and packs
 

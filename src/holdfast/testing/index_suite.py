@@ -556,6 +556,17 @@ class IndexSuite:
         assert index.events(events[-1].id) == []
         assert len({e.chain for e in events}) == len(events)
 
+    def test_waiting_for_events(self, index: Index, other: Index) -> None:
+        save(index)
+        last = index.events()[-1].id
+        assert index.wait_for_event(0, 0)
+        assert not index.wait_for_event(last, 0)
+        assert not index.wait_for_event(last, 0.01)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(index.wait_for_event, last, 60)
+            save(other)
+            assert waiting.result(60)
+
     # chunks, packs, sweep
 
     def test_locate_any_number(self, index: Index) -> None:
