@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         NotAStore,
         NotFound,
         ReadOnly,
+        ReplayMiss,
         StepTimeout,
         StorageError,
         TooLarge,
@@ -109,6 +110,7 @@ __all__ = [
     "NotFound",
     "Paused",
     "ReadOnly",
+    "ReplayMiss",
     "ResumableProcess",
     "RetentionPolicy",
     "Retry",
@@ -140,8 +142,8 @@ _HOMES = {
     "codec": ("register",),
     "errors": (
         "Cancelled", "CheckpointError", "Conflict", "Corrupted", "Denied", "InvalidName", "LeaseHeld", "LeaseLost",
-        "NoSpace", "NotAStore", "NotAllowed", "NotFound", "ReadOnly", "StepTimeout", "StorageError", "TooLarge",
-        "Unauthorized", "Unavailable", "UnsupportedFormat", "UnsupportedType", "Validation", "WorkerDied",
+        "NoSpace", "NotAStore", "NotAllowed", "NotFound", "ReadOnly", "ReplayMiss", "StepTimeout", "StorageError",
+        "TooLarge", "Unauthorized", "Unavailable", "UnsupportedFormat", "UnsupportedType", "Validation", "WorkerDied",
     ),
     "files": ("File", "Tree"),
     "integrations.dask": ("dask",),
@@ -158,10 +160,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> object:
     """Bring a name in when it is first used: importing Holdfast costs next to nothing."""
-    if name not in _HOME:
+    if name not in _HOME and name != "llm":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "llm":  # a part with names of its own
+        return import_module(".llm", __name__)
     value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return value
 

@@ -2,6 +2,7 @@
 
     CheckpointError                                         code            HTTP  exit
     ├── NotFound       (FileNotFoundError, LookupError)     not_found        404     4
+    │   └── ReplayMiss     no answer of a model recorded    replay_miss      404     4
     ├── Validation     (ValueError)                         invalid          422     3
     │   ├── InvalidName                                     invalid_name     422     3
     │   ├── TooLarge       more than is taken at once       too_large        413     3
@@ -65,6 +66,12 @@ class NotFound(CheckpointError, FileNotFoundError, LookupError):
     code = "not_found"
     http_status = 404
     exit_code = 4
+
+
+class ReplayMiss(NotFound):
+    """A call of a model is only to be answered from the store, and its answer is not there."""
+
+    code = "replay_miss"
 
 
 class Validation(CheckpointError, ValueError):

@@ -233,6 +233,11 @@ class CheckpointManager:
         found = self._store.index.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
         return None if found is None else (found[0], self._load(*found))
 
+    def get_by_key(self, job_id: str, idempotency_key: str) -> Checkpoint | None:
+        """The checkpoint saved under an idempotency key, without its state; None when there is none."""
+        found = self._store.index.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
+        return None if found is None else found[0]
+
     def restore(self, job_id: str, checkpoint_id: str | None = None) -> object:
         """The state of a job's checkpoint, the newest by default; NotFound (a FileNotFoundError) when missing."""
         if checkpoint_id is None:

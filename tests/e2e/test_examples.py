@@ -1,5 +1,6 @@
 """The examples, killed in the middle and started again."""
 
+import json
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import holdfast
+from tests.servers.models import ModelServer
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
@@ -52,6 +54,44 @@ def test_tiles(tmp_path: Path, how: tuple[str, ...]) -> None:
     assert finish(start(*words, "0", "--store", str(store))) == whole
     everything = "".join(done_tiles())
     assert len(everything) == 36 * 32  # each tile once: those that were kept were not done again
+    with holdfast.open(store) as opened:
+        assert opened.verify().is_ok
+
+
+def test_documents(tmp_path: Path) -> None:
+    """Killed while two calls are under way: those two are asked again, and no other call is paid twice."""
+    store = tmp_path / "store"
+    with ModelServer() as server:
+        words = (str(EXAMPLES / "documents.py"), "--url", f"{server.url}/v1", "--store", str(store))
+        server.allow(5)
+        process = start(*words)
+
+        def is_stuck() -> bool:
+            if not (store / "holdfast-store").exists() or len(server.calls) < 7:
+                return False
+            with holdfast.open(store) as opened:
+                return len([c for c in opened.list("llm:cache") if c.metadata["url"].startswith("http")]) == 5
+
+        until = time.monotonic() + 100
+        while not is_stuck():
+            assert time.monotonic() < until
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+        server.allow(None)
+        out = finish(start(*words))
+        assert out.startswith("13 summaries, ")
+        assert sorted(server.calls.values()) == [1] * 11 + [2] * 2  # 12 documents that differ, and the report
+        shown = finish(start("-m", "holdfast", "runs", "show", "documents", "--store", str(store)))
+        assert "models    13 paid, $0.0" in shown
+        other = finish(start(*words, "--run", "another"))  # another run: everything is there already
+        assert other == out
+        assert sum(server.calls.values()) == 15
+    stats = finish(start("-m", "holdfast", "llm", "stats", "--by", "run", "--json", "--store", str(store)))
+    bills = {group["run"]: group for group in json.loads(stats)["groups"]}
+    assert bills["another"]["paid"] == 0
+    assert float(bills["another"]["saved"]) > 0
     with holdfast.open(store) as opened:
         assert opened.verify().is_ok
 

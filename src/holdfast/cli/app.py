@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("run", "Run a pipeline of a Python file, or resume it."),
         "runs": ("runs", "List, show, explain, resume and cancel runs."),
         "approve": ("approve", "Approve or deny what a run waits for."),
+        "llm": ("llm", "Show what calls of models cost; forget or export them."),
     },
     "Change": {
         "tag": ("change", "Set or remove tags of a checkpoint."),

@@ -16,6 +16,7 @@ from .tables import Column, print_facts, print_table
 from .text import age, count_of, safe, style
 
 if TYPE_CHECKING:
+    from holdfast.llm.bills import Bill
     from holdfast.manager import CheckpointManager
     from holdfast.pipeline.history import RunSummary
 
@@ -52,18 +53,22 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
 
 
 @store_command(
-    "show", json_keys='{"run": as in list, "steps": [{path, verdict, reason, checkpoint, seconds, attempts}]}'
+    "show",
+    json_keys='{"run": as in list, "llm": null or as in llm stats, "steps": [{path, verdict, reason, checkpoint, '
+    'seconds, attempts, llm}], "log": […]}',
 )
 @click.argument("run", type=JobName())
 def show_command(session: Session, run: str) -> None:
     """Show a run and its steps."""
-    from holdfast.pipeline.history import explain, find_run, logs_of
+    from holdfast.pipeline.history import bills_of, explain, find_run, logs_of
 
     with session.open() as manager:
         summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
+        bills = bills_of(manager, run)
     if session.as_json:
         lines = [{"at": line.timestamp, **line.metadata} for line in logs]
-        emit({"run": summary.to_json(), "steps": [step.to_json() for step in steps], "log": lines})
+        shown = [{**step.to_json(), "llm": _bill_json(bills.get(step.path))} for step in steps]
+        emit({"run": summary.to_json(), "llm": _bill_json(bills.get("")), "steps": shown, "log": lines})
         return
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
@@ -76,6 +81,7 @@ def show_command(session: Session, run: str) -> None:
             ("sessions", sessions),
             ("updated", age(summary.updated_at)),
             ("progress", _progress(summary)),
+            ("models", str(bills.get("", ""))),
             *[("waits for", _wait(wait)) for wait in summary.waiting],
             ("error", summary.error),
         ]
@@ -89,7 +95,8 @@ def show_command(session: Session, run: str) -> None:
         tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
         name = safe(step.path.rpartition("/")[2] or step.path)
         note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""
-        click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{tries}{note}")
+        money = style(f"  {bills[step.path]}", "dim") if step.path in bills else ""
+        click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{money}{tries}{note}")
 
 
 @store_command("explain", json_keys='{"run": …, "steps": as in show}')
@@ -185,6 +192,10 @@ def signal_command(session: Session, run: str, name: str, value: str) -> None:
         emit({"run": run, "name": name, "message": message})
     else:
         click.echo(f"sent {name} to {run}")
+
+
+def _bill_json(bill: Bill | None) -> dict[str, object] | None:
+    return None if bill is None else bill.to_json()
 
 
 def _status(run: RunSummary) -> str:

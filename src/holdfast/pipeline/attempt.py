@@ -77,13 +77,24 @@ class Isolation:
         for workers in list(self._pools):
             self.drop(workers)
 
-    def call(self, function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        timeout_s: float,
+        what: str,
+        payer: tuple[str, str] = ("", ""),
+    ) -> Any:
+        """The result of a function in a process of its own; `payer` is the run and step that pay for models."""
         from concurrent.futures.process import BrokenProcessPool
 
         from pebble import ProcessExpired
 
         check_picklable((function, args, kwargs), what, "a step with timeout_s runs in a process of its own")
-        future = self.pool(1).schedule(function, args=args, kwargs=kwargs, timeout=timeout_s)
+        from .worker import call_for
+
+        future = self.pool(1).schedule(call_for, args=(payer, function, args, kwargs), timeout=timeout_s)
         began = time.monotonic()
         try:
             return future.result()

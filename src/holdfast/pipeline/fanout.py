@@ -249,6 +249,7 @@ class Map:
     def _show(self, *, is_over: bool = False) -> None:
         tally = self._tally
         tally.done, tally.reused, tally.failed = self._executed, self._reused, self._failures
+        tally.money = self._run.money(self._spec.path)
         self._run.watcher.items(self._spec.path, tally, is_over=is_over)
 
     def _next_chunk(self, source: Iterator[Item]) -> list[Item]:

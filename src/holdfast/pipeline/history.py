@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Cancelled, Conflict, LeaseHeld, NotFound
 from holdfast.manager import CheckpointManager
@@ -15,7 +15,11 @@ from .inbox import CANCEL, post
 from .keys import show
 from .owner import is_gone, newest_status, save_status, take_lease
 
+CALLS = "llm:calls"  # the job of records about calls of models
 _PAGE = 500
+
+if TYPE_CHECKING:
+    from holdfast.llm.bills import Bill
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,21 @@ def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHi
 def logs_of(store: CheckpointManager, key: str, limit: int = 20) -> list[Checkpoint]:
     """The newest lines of `run.log`, oldest first."""
     return store.list(key, tags={"kind": "log"}, limit=limit)
+
+
+def bills_of(store: CheckpointManager, key: str) -> dict[str, Bill]:
+    """What calls of models cost in all sessions of a run, by step with all that is inside it; "" is the whole run."""
+    if not store.list(CALLS, tags={"run": key}, limit=1):
+        return {}
+    from holdfast.llm.bills import Bill, totals
+
+    bills: dict[str, Bill] = {}
+    for (step,), bill in totals(store, run=key, by=("step",)).items():
+        path = step.split("/") if step else []
+        for length in range(len(path) + 1):
+            part = "/".join(path[:length])
+            bills[part] = bills.get(part, Bill()) + bill
+    return bills
 
 
 def explain(store: CheckpointManager, key: str) -> list[Explanation]:

@@ -28,6 +28,7 @@ class Tally:
     done: int = 0  # in this session
     reused: int = 0
     failed: int = 0
+    money: str = ""  # what calls of models cost
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
 
@@ -54,7 +55,8 @@ class Tally:
         if self.done + self.failed:
             text += f", {_number(self.rate)}/s"
         left_s = self.left_s
-        return text + (f", {duration(left_s)} left" if left_s else "")
+        text += f", {duration(left_s)} left" if left_s else ""
+        return text + (f"; {self.money}" if self.money else "")
 
 
 class Watcher(Protocol):
@@ -62,11 +64,15 @@ class Watcher(Protocol):
 
     def stage(self, path: Path) -> None: ...
 
-    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "") -> None:
-        """`verdict` is ran, reused or failed."""
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None:
+        """`verdict` is ran, reused or failed; `money` what calls of models inside it cost."""
         ...
 
     def items(self, path: Path, tally: Tally, *, is_over: bool) -> None: ...
+
+    def money(self, text: str) -> None:
+        """What calls of models cost in all."""
+        ...
 
     def close(self) -> None: ...
 
@@ -75,8 +81,9 @@ class Nobody:
     """Nothing is shown."""
 
     def stage(self, path: Path) -> None: ...
-    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "") -> None: ...
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None: ...
     def items(self, path: Path, tally: Tally, *, is_over: bool) -> None: ...
+    def money(self, text: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -90,15 +97,19 @@ class Lines:
     def stage(self, path: Path) -> None:
         self._say(f"stage {show(path)}")
 
-    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "") -> None:
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None:
         took = "" if seconds is None else f" in {duration(seconds)}"
-        self._say(f"step {show(path)} {verdict}{took}" + (f": {note}" if note else ""))
+        bill = f" ({money})" if money else ""
+        self._say(f"step {show(path)} {verdict}{took}{bill}" + (f": {note}" if note else ""))
 
     def items(self, path: Path, tally: Tally, *, is_over: bool) -> None:
         now = time.monotonic()
         if is_over or now - self._said.setdefault(path, now) >= LINE_EVERY_S:
             self._said[path] = now
             self._say(f"map {show(path)}: {tally}")
+
+    def money(self, text: str) -> None:
+        self._say(f"models: {text}")
 
     def close(self) -> None:
         pass
@@ -125,9 +136,10 @@ class Terminal:
     def stage(self, path: Path) -> None:
         self._print(path, "[bold]", "", "")
 
-    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "") -> None:
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None:
         took = "" if seconds is None else f"{duration(seconds)}"
-        self._print(path, f"{_LOOKS[verdict]} ", took or ("reused" if verdict == "reused" else ""), note)
+        facts = [took or ("reused" if verdict == "reused" else ""), money]
+        self._print(path, f"{_LOOKS[verdict]} ", ", ".join(filter(None, facts)), note)
 
     def items(self, path: Path, tally: Tally, *, is_over: bool) -> None:
         now = time.monotonic()
@@ -144,6 +156,9 @@ class Terminal:
                 shown.remove_task(self._bars.pop(path))
         if is_over:
             self._print(path, f"{_LOOKS['reused' if tally.reused and not tally.done else 'ran']} ", str(tally), "")
+
+    def money(self, text: str) -> None:
+        self._print(("models",), "", text, "")
 
     def close(self) -> None:
         with self._lock:

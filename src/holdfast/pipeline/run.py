@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from holdfast.errors import (
@@ -45,6 +45,9 @@ from .step import PLAIN, UNSET, Options, Place, parse_options, place_in
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from holdfast.llm.bills import Bill, Charge
+    from holdfast.llm.calls import Shared
+
 INBOX_EVERY_S = 1.0
 PROGRESS_EVERY_S = 10.0
 MAX_ERROR_CHARACTERS = 500
@@ -63,6 +66,7 @@ class Work:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     options: Options
+    shared: Shared | None = None  # answered from the store's other runs, too
 
     @property
     def title(self) -> str:
@@ -106,6 +110,7 @@ class Run:
         self._waiting: dict[Path, dict[str, str]] = {}
         self._progress: dict[str, int | None] | None = None
         self._progress_at = 0.0
+        self._bills: dict[Path, Bill] = {}  # () is that of the whole session
         self._stack: ExitStack | None = None
         self.token = os.urandom(16).hex()  # by which workers in this process find it
         self.store: CheckpointManager
@@ -142,6 +147,7 @@ class Run:
             return
         with stack:
             self._signals.disarm()
+            self._settle()
             self.watcher.close()
             status = _status_after(error)
             try:
@@ -197,6 +203,8 @@ class Run:
             "owner": this_process(),
             "token": self._lease.token,
         }
+        if bill := self._bills.get(()):
+            metadata["llm"] = bill.to_json()
         if command is not None:
             state["command"] = command
         if error is not None and status is not RunStatus.COMPLETED:
@@ -236,6 +244,40 @@ class Run:
         options = parse_options(retries, timeout_s, timeout_in, version)
         call = self.call_async if inspect.iscoroutinefunction(function) else self.call
         return call(name, function, args, kwargs, options, inputs=inputs)
+
+    def llm(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        *,
+        model: str,
+        messages: Iterable[Any],
+        mode: str = "record",
+        ttl_s: float | None = None,
+        sample: int = 0,
+        retries: int | Retry = 0,
+        timeout_s: float | None = None,
+        timeout_in: str = "thread",
+        version: str | int | None = None,
+        **parameters: Any,
+    ) -> Any:
+        """The answer of `call(model=…, messages=…, **parameters)`, a step that is paid once in all runs of the store.
+
+        Other runs that ask the same of the same function get the same answer, `sample` apart; `mode` and `ttl_s` are
+        those of `holdfast.llm.http_client`. Tokens and money are counted. An object of a vendor's SDK comes back as
+        plain data, text and data as they are.
+        """
+        from holdfast.llm.calls import Shared, call_request
+        from holdfast.llm.exchange import Policy
+
+        options = parse_options(retries, timeout_s, timeout_in, version)
+        asked = {"model": model, "messages": list(messages), **parameters}
+        request = call_request(call, asked, sample, options.version)
+        shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s))
+        start = self.call_async if inspect.iscoroutinefunction(call) else self.call
+        if sample:
+            options = replace(options, version=f"{options.version} sample {sample}")
+        return start(name, call, (), request.body, options, shared=shared)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -380,9 +422,11 @@ class Run:
         *,
         inputs: Any = UNSET,
         keep: bool = True,
+        is_shared: bool = False,
+        shared: Shared | None = None,
     ) -> Any:
-        """A step with parsed options; `step` and the decorator end here."""
-        work = self._begin(name, function, args, kwargs, options, inputs)
+        """A step with parsed options; `step`, `llm` and the decorator end here."""
+        work = self._begin(name, function, args, kwargs, options, inputs, shared, is_shared)
         if keep and (kept := self._kept(work)) is not None:
             return kept["result"]
         for attempt in itertools.count(1):
@@ -408,11 +452,13 @@ class Run:
         *,
         inputs: Any = UNSET,
         keep: bool = True,
+        is_shared: bool = False,
+        shared: Shared | None = None,
     ) -> Any:
         """The same for a coroutine function; the store is never waited for on the event loop."""
         import asyncio
 
-        work = self._begin(name, function, args, kwargs, options, inputs)
+        work = self._begin(name, function, args, kwargs, options, inputs, shared, is_shared)
         if keep and (kept := await asyncio.to_thread(self._kept, work)) is not None:
             return kept["result"]
         for attempt in itertools.count(1):
@@ -420,7 +466,7 @@ class Run:
             began = time.monotonic()
             try:
                 with work.place.entered():
-                    result = await await_within(function(*args, **kwargs), options.timeout_s, work.title)
+                    result = await await_within(self._awaited(work), options.timeout_s, work.title)
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
                 wait_s = await asyncio.to_thread(self._failed, work, error, attempt)
                 await asyncio.to_thread(self._signals.wait, wait_s)
@@ -438,6 +484,8 @@ class Run:
         kwargs: Mapping[str, Any],
         options: Options,
         inputs: Any,
+        shared: Shared | None,
+        is_shared: bool,
     ) -> Work:
         place = place_in(self).below(name)
         self.claim(place.path)
@@ -447,7 +495,9 @@ class Run:
             for arg, value in given.items()
         }
         key = step_key(place.path, f"{self.version}/{options.version}", digests)
-        return Work(place, key, digests, function, args, kwargs, options)
+        if is_shared:
+            shared = _shared_step(function, options, digests)
+        return Work(place, key, digests, function, args, kwargs, options, shared)
 
     def claim(self, path: Path) -> None:
         """One path, one step: else two of them would be told apart only by chance."""
@@ -478,12 +528,27 @@ class Run:
         return found[1]
 
     def _attempt(self, work: Work) -> Any:
+        if work.shared is None:
+            return self._carry_out(work)
+        from holdfast.llm.exchange import drive
+
+        return drive(work.shared.steps(self.store), lambda: self._carry_out(work))
+
+    def _awaited(self, work: Work) -> Awaitable[Any]:
+        if work.shared is None:
+            return work.function(*work.args, **work.kwargs)  # type: ignore[no-any-return]
+        from holdfast.llm.exchange import drive_async
+
+        return drive_async(work.shared.steps(self.store), lambda: work.function(*work.args, **work.kwargs))
+
+    def _carry_out(self, work: Work) -> Any:
         timeout_s = work.options.timeout_s
         if timeout_s is None:
             return work.function(*work.args, **work.kwargs)
         if work.options.timeout_in == "thread":
             return call_in_thread(work.function, work.args, work.kwargs, timeout_s, work.title)
-        return self.isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title)
+        payer = (self.key, show(work.place.path))
+        return self.isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title, payer)
 
     def _failed(self, work: Work, error: Exception, attempt: int) -> float:
         """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
@@ -523,12 +588,14 @@ class Run:
                 "version": f"{self.version}/{work.options.version}",
                 "inputs": {name: digest.hex()[:16] for name, digest in work.inputs.items()},
             }
+            if bill := self._bills.get(work.place.path):
+                metadata["llm"] = bill.to_json()
             try:
                 self.save(work.place.path, {"result": result}, work.place.level, metadata, work.key)
             except UnsupportedType as error:
                 _name_result(error, f"the result of {work.title}")
         self.count(path)
-        self.watcher.step(work.place.path, "ran", seconds)
+        self.watcher.step(work.place.path, "ran", seconds, money=self.money(work.place.path))
 
     # What map and others use
 
@@ -559,8 +626,32 @@ class Run:
         place = Place(self, (*path, label), CheckpointLevel.SUBSTEP)
         if attempt > 1:
             self._forget_below(place.path)
-        with place.entered():
-            yield
+        try:
+            with place.entered():
+                yield
+        finally:
+            self._bills.pop(place.path, None)  # it is in that of the map
+
+    def charge(self, path: Path, charge: Charge) -> None:
+        """Count a call of a model for the step that made it, and for all that this is part of."""
+        from holdfast.llm.bills import Bill
+
+        with self._lock:
+            for length in range(len(path) + 1):
+                self._bills[path[:length]] = self._bills.get(path[:length], Bill()).add(charge)
+
+    def money(self, path: Path = ()) -> str:
+        """What calls of models cost in this session, as text; "" when there were none."""
+        return str(self._bills.get(path, ""))
+
+    def _settle(self) -> None:
+        """At the end: what was answered from the store is written down, and shown."""
+        if () not in self._bills:
+            return
+        from holdfast.llm.cache import Cache
+
+        Cache.of(self.store).close()
+        self.watcher.money(self.money())
 
     def count_items(self, path: str, executed: int, reused: int) -> None:
         with self._lock:
@@ -627,6 +718,14 @@ def resume_command(store: CheckpointManager, key: str) -> str:
         place = os.path.abspath(store.url.removeprefix("file:"))
     tenant = "" if store.namespace == "default" else f" --namespace {store.namespace}"
     return f"holdfast runs resume {key} --store {place}{tenant}"
+
+
+def _shared_step(function: Callable[..., Any], options: Options, inputs: Mapping[str, bytes]) -> Shared:
+    from holdfast.llm.calls import Shared, step_request
+    from holdfast.llm.exchange import Policy
+
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return Shared(step_request(name, options.version, inputs), Policy())
 
 
 def _command() -> dict[str, object]:

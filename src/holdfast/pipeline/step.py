@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from holdfast.errors import Validation
 from holdfast.model import CheckpointLevel
@@ -75,6 +75,9 @@ class Place:
 
 _here: ContextVar[Place | None] = ContextVar("holdfast_place", default=None)
 
+# (run, step) for which code works that is in another process than the run
+payer: ContextVar[tuple[str, str]] = ContextVar("holdfast_payer", default=("", ""))
+
 
 def here() -> Place | None:
     return _here.get()
@@ -96,7 +99,7 @@ def step(
     timeout_s: float | None = None,
     timeout_in: str = "process",
     version: str | int | None = None,
-    cache: bool = True,
+    cache: bool | Literal["llm"] = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def step(
     function: Callable[..., Any] | None = None,
@@ -107,13 +110,16 @@ def step(
     timeout_s: float | None = None,
     timeout_in: str = "process",
     version: str | int | None = None,
-    cache: bool = True,
+    cache: bool | Literal["llm"] = True,
 ) -> Any:
     """Make a function a step of whatever run it is called in; outside a run it is an ordinary function.
 
     `name` may use the arguments, "fetch {url}", so that calls in a loop have paths of their own. With cache=False it
-    is run every time, with the same retries and limits, and its result is not kept.
+    is run every time, with the same retries and limits, and its result is not kept. With cache="llm" it is run once for
+    all runs of the store that call it with the same arguments, and what it costs is counted (docs/llm.md).
     """
+    if cache not in (True, False, "llm"):
+        raise Validation(f"cache={cache!r}", hint='use True, False or "llm"')
     options = parse_options(retries, timeout_s, timeout_in, version)  # nonsense is refused where it is written
 
     def decorate(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +140,9 @@ def step(
                 place = here()
                 if place is None:
                     return await inner(*args, **kwargs)
-                return await place.run.call_async(title_of(args, kwargs), inner, args, kwargs, options, keep=cache)
+                return await place.run.call_async(
+                    title_of(args, kwargs), inner, args, kwargs, options, keep=bool(cache), is_shared=cache == "llm"
+                )
 
             return wrapper
 
@@ -145,7 +153,9 @@ def step(
                 return inner(*args, **kwargs)
             # A process finds a function under its name, which the decorated one bears.
             sent = call if options.timeout_s is not None and options.timeout_in == "process" else inner
-            return place.run.call(title_of(args, kwargs), sent, args, kwargs, options, keep=cache)
+            return place.run.call(
+                title_of(args, kwargs), sent, args, kwargs, options, keep=bool(cache), is_shared=cache == "llm"
+            )
 
         return call
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from .attempt import call_in_thread
 from .digests import DIGEST_BYTES
 from .keys import Path, show
 from .retry import Retry
+from .step import payer
 
 if TYPE_CHECKING:
     from .run import Run
@@ -110,12 +112,13 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     store = run.store if run is not None else _open(spec.store, spec.namespace)
     outcome = Outcome()
     batch = Batch(store, spec, outcome)
-    for item in items:
-        failure = _work_on(spec, item, run, batch)
-        if failure is not None:
-            batch.fail(item, failure if run is not None else _sendable(failure))
-            if spec.stops_at_failure:
-                break
+    with nullcontext() if run is not None else _on_account(spec.lease.job, show(spec.path)):
+        for item in items:
+            failure = _work_on(spec, item, run, batch)
+            if failure is not None:
+                batch.fail(item, failure if run is not None else _sendable(failure))
+                if spec.stops_at_failure:
+                    break
     batch.flush()
     outcome.seconds = time.monotonic() - began
     return outcome
@@ -150,6 +153,25 @@ def read_keys(store: CheckpointManager, spec: Spec, after: int) -> Iterator[tupl
 
 def split(keys: bytes) -> list[bytes]:
     return [keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES)]
+
+
+def call_for(account: tuple[str, str], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A function in a process of its own, on the account of a step."""
+    with _on_account(*account):
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def _on_account(run: str, step: str) -> Iterator[None]:
+    """Calls of models inside are paid by a run that is not in this process; written down at the end, as the process
+    may be killed between two pieces of work."""
+    token = payer.set((run, step))
+    try:
+        yield
+    finally:
+        payer.reset(token)
+        if (bills := sys.modules.get("holdfast.llm.bills")) is not None:
+            bills.write_all()
 
 
 def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError | None:
