@@ -22,6 +22,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "save": ("save", "Save JSON, files or a directory tree as a checkpoint."),
         "restore": ("restore", "Bring a state back: to stdout, files or a directory."),
         "export": ("export", "Write checkpoints as plain JSON, .npy and .bin files."),
+        "import": ("importing", "Bring checkpoints of an older system into the store."),
     },
     "Look": {
         "jobs": ("find", "List the jobs of the store."),

@@ -69,3 +69,8 @@ def step_key(path: Path, version: str, inputs: Mapping[str, bytes]) -> str:
 def map_key(path: Path, version: str) -> str:
     """What all items of a map share, as a tag."""
     return blake3(ormsgpack.packb([list(path), version])).hexdigest(16)
+
+
+def imported_tag(path: Path) -> str:
+    """By which a run finds the result that an importer brought for a step: older systems recorded no inputs."""
+    return blake3(ormsgpack.packb(["imported", *path])).hexdigest(16)

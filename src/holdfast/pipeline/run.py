@@ -30,12 +30,12 @@ from holdfast.errors import (
     Validation,
 )
 from holdfast.manager import CheckpointManager
-from holdfast.model import CheckpointLevel, Lease, RunStatus, parse_step
+from holdfast.model import Checkpoint, CheckpointLevel, Lease, RunStatus, parse_step
 
 from . import waiting
 from .attempt import Isolation, await_within, call_in_thread
 from .inbox import CANCEL, Inbox, parse_run_key
-from .keys import Path, arguments, digest_of, show, step_key
+from .keys import Path, arguments, digest_of, imported_tag, show, step_key
 from .owner import held_by_another, newest_status, save_status, take_lease, this_process
 from .progress import watcher
 from .retry import Retry
@@ -107,6 +107,7 @@ class Run:
         self._reused: list[str] = []
         self._executed = 0
         self._inbox_at = 0.0
+        self._is_imported = False  # some of its steps were done by an older system
         self._waiting: dict[Path, dict[str, str]] = {}
         self._progress: dict[str, int | None] | None = None
         self._progress_at = 0.0
@@ -183,6 +184,7 @@ class Run:
         self.pipeline = self.pipeline or (known if isinstance(known, str) else None)
         if last.get("status") == RunStatus.CANCELLED:
             raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
+        self._is_imported = last.get("imported") is True
         self._inbox = Inbox(self.store, self.key, _number(last.get("inbox")))
         self.session = _number(last.get("session")) + 1
 
@@ -205,6 +207,8 @@ class Run:
         }
         if bill := self._bills.get(()):
             metadata["llm"] = bill.to_json()
+        if self._is_imported:
+            metadata["imported"] = True
         if command is not None:
             state["command"] = command
         if error is not None and status is not RunStatus.COMPLETED:
@@ -521,11 +525,22 @@ class Run:
                 f"the result of {work.title} of run {self.key} is damaged: {error.message}",
                 hint=f"holdfast runs explain {self.key} shows its ID; holdfast delete that ID, and it runs again",
             ) from error
+        if found is None and self._is_imported:
+            found = self._imported(work)
         if found is None:
             return None
         self._reused.append(show(work.place.path))
         self.watcher.step(work.place.path, "reused")
         return found[1]
+
+    def _imported(self, work: Work) -> tuple[Checkpoint, object] | None:
+        """What an older system had done at this path, if that ended well. Who declares a version wants it done anew."""
+        if self.version or work.options.version:
+            return None
+        newest = self.store.list(self.key, tags={"imported": imported_tag(work.place.path)}, limit=1)
+        if not newest or newest[0].metadata.get("kind") != "step":
+            return None
+        return newest[0], self.store.load(newest[0].id)
 
     def _attempt(self, work: Work) -> Any:
         if work.shared is None:
