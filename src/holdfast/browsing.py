@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
+from . import diff
 from .codec import BufferSummary, TypeSummary
 from .codec.kinds import Tag
 from .codec.unpacking import Unpacker, load
@@ -54,6 +55,7 @@ class StoredState:
 
     checkpoint: Checkpoint
     outline: object
+    tree_bytes: int  # of the tree as it is encoded
     _manager: CheckpointManager
     _manifest: Manifest
 
@@ -64,6 +66,14 @@ class StoredState:
         found = self._manager._store.read_buffers(self.checkpoint, self._manifest, summary.ordinals)
         views = [view for n in summary.ordinals if isinstance(view := found[n], memoryview)]
         return views[0] if len(views) == 1 else b"".join(views)
+
+    def beginning_of(self, summary: BufferSummary, limit_bytes: int) -> bytes | memoryview:
+        """At most the first `limit_bytes` of an array or byte string; the rest is not read."""
+        if not summary.ordinals or summary.size_bytes <= limit_bytes:
+            return self.bytes_of(summary)[:limit_bytes]
+        store = self._manager._store
+        state = diff.states.StoredState(store, *store.index.read(self.checkpoint.id))
+        return state.contents(summary)[-1].read(0, limit_bytes)
 
     def files_at(self, path: str) -> Tree | File:
         """The tree or file at a path, its content still in the store."""
@@ -78,8 +88,9 @@ def open_state(manager: CheckpointManager, checkpoint_id: str) -> StoredState:
     store = manager._store
     checkpoint, packed = store.index.read(checkpoint_id)
     manifest = store.open(checkpoint, packed)
-    outline = load(store.tree(checkpoint, manifest), None, lambda raw, _: _Outliner(None).lift(raw, 0))
-    return StoredState(checkpoint, outline, manager, manifest)
+    tree = store.tree(checkpoint, manifest)
+    outline = load(tree, None, lambda raw, _: _Outliner(None).lift(raw, 0))
+    return StoredState(checkpoint, outline, len(tree), manager, manifest)
 
 
 def children(value: object) -> Iterator[tuple[str, object]]:

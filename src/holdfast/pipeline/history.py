@@ -70,11 +70,17 @@ class Explanation:
         return asdict(self)
 
 
-def find_runs(store: CheckpointManager, prefix: str = "", limit: int | None = None) -> Iterator[RunSummary]:
-    """Runs by key; jobs that are no runs are passed over."""
-    after, found = None, 0
-    while page := store.jobs(prefix, _PAGE, after):
+def find_runs(
+    store: CheckpointManager, prefix: str = "", limit: int | None = None, *, most_jobs: int | None = None
+) -> Iterator[RunSummary]:
+    """Runs by key; jobs that are no runs are passed over, and at most `most_jobs` are looked at."""
+    after, found, left = None, 0, most_jobs
+    while page := store.jobs(prefix, _PAGE if left is None else min(_PAGE, left or 1), after):
         after = page[-1].name
+        if left is not None:
+            if left <= 0:
+                return
+            left -= len(page)
         for job in page:
             newest = newest_status(store, job.name)
             if newest is None:

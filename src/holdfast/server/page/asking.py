@@ -1,0 +1,85 @@
+"""What waits for a person: approvals of runs and of workflows, in one list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+
+from holdfast.errors import NotFound
+from holdfast.manager import CheckpointManager
+from holdfast.pipeline.history import find_run, find_runs
+from holdfast.pipeline.waiting import decide
+from holdfast.workflow import Workflows
+
+MOST_JOBS = 2000  # that are looked at for the list
+_MOST = 200  # executions
+_COUNTED_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    key: str  # run or execution
+    name: str
+    id: str  # what `answer` wants
+    prompt: str
+    expires: str
+    address: str
+
+
+def asked(store: CheckpointManager, run: str | None = None) -> list[Asked]:
+    """Approvals nobody has decided yet, of one run or of all."""
+    runs = find_runs(store, most_jobs=MOST_JOBS) if run is None else [find_run(store, run)]
+    found = [
+        Asked(each.key, str(wait["name"]), str(wait["name"]), str(wait.get("prompt", "")), "", f"/runs/{each.key}")
+        for each in runs
+        for wait in each.waiting
+        if wait.get("for") == "approval"
+    ]
+    return found if run is not None else [*found, *_of_workflows(store)]
+
+
+def _of_workflows(store: CheckpointManager) -> Iterator[Asked]:
+    workflows = Workflows(store)
+    for status in workflows.list_executions("paused")[:_MOST]:
+        execution = workflows.get_execution(status["execution_id"])
+        for checkpoint in execution["checkpoints"]:
+            if checkpoint["approval_status"] == "pending":
+                key = execution["execution_id"]
+                prompt = f"{execution['workflow_name']}: {checkpoint['agent_id']} wants to go on"
+                until = checkpoint["approval_expires_at"] or ""
+                yield Asked(key, checkpoint["checkpoint_name"], checkpoint["checkpoint_id"], prompt, until, f"/jobs/{key}")
+
+
+def settle(store: CheckpointManager, key: str, name: str, approved: bool, comment: str) -> None:
+    """Decide, for good; Conflict when somebody has."""
+    newest = store.list(key, limit=1)
+    if not newest:
+        raise NotFound(f"there is no run {key}", hint="the list of approvals shows what waits")
+    if newest[0].metadata.get("kind") == "execution":
+        Workflows(store).approve_checkpoint(key, name, approved, actor=store.actor, comment=comment)
+    else:
+        decide(store, key, name, approved, actor=store.actor, comment=comment)
+
+
+_counts: dict[tuple[str, str], tuple[float, int]] = {}
+_lock = Lock()
+
+
+def pending_count(store: CheckpointManager) -> int:
+    """How many wait, for the menu: looked up every few seconds only, because every page shows it."""
+    key = (store.url, store.namespace)
+    with _lock:
+        known = _counts.get(key)
+    if known is not None and time.monotonic() - known[0] < _COUNTED_S:
+        return known[1]
+    count = len(asked(store))
+    with _lock:
+        _counts[key] = time.monotonic(), count
+    return count
+
+
+def forget_count(store: CheckpointManager) -> None:
+    with _lock:
+        _counts.pop((store.url, store.namespace), None)
