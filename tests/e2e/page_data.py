@@ -1,0 +1,106 @@
+"""A store worth looking at, made by the real library: for the browser tests and the pictures in the documents."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import holdfast
+from holdfast.workflow import Workflows
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+RTL = "מחיר סופי ‮ gnp.exe"
+REPORT = "\n".join(f"{n}. The pipeline read {n * 120} rows and kept {n * 117}." for n in range(1, 40))
+
+
+def fill(place: Path) -> dict[str, str]:
+    """Fill a store; answers the IDs the tests look for."""
+    known: dict[str, str] = {}
+    with holdfast.open(place) as store:
+        known |= _training(store)
+        known |= _reports(store)
+        store.save("odd-names", HOSTILE, {HOSTILE: HOSTILE, "text": RTL}, tags={"label": HOSTILE}, metadata={"note": HOSTILE})
+        store.save("odd-names", RTL, {"right to left": RTL})
+        known["odd"] = store.list("odd-names")[0].id
+        store.save("odd-names", "long " * 200, {"k" * 500: "v" * 5000})
+        _runs(store)
+        workflows = Workflows(store)
+        execution = workflows.start_workflow_execution("order-77", "refund")
+        workflows.create_checkpoint(execution, "pay out", "billing", {"amount": 120}, approval_required=True)
+        known["execution"] = execution
+    return known
+
+
+def _training(store: holdfast.CheckpointManager) -> dict[str, str]:
+    """A model that learns, with a branch tried from the middle."""
+    draw = np.random.default_rng(7)
+    weights = draw.normal(size=(96, 96)).astype("float32")
+    y, x = np.mgrid[0:96, 0:96]
+    ids: list[str] = []
+    for epoch in range(1, 13):
+        weights[epoch % 96] += draw.normal(scale=0.1, size=96).astype("float32")
+        picture = (127 + 127 * np.sin(x / (4 + epoch)) * np.cos(y / 9)).astype("uint8")
+        state: dict[str, Any] = {
+            "epoch": epoch,
+            "loss": round(2.1 * math.exp(-epoch / 5), 4),
+            "optimizer": {"name": "adam", "lr": 0.001 / epoch, "betas": (0.9, 0.999)},
+            "model": {"layer1": {"weight": weights.copy(), "bias": np.zeros(96, "float32")}, "sample": picture},
+            "history": [round(2.1 * math.exp(-e / 5), 4) for e in range(1, epoch + 1)],
+            "done": {"train": True, "validate": epoch % 3 == 0},
+        }
+        ids.append(
+            store.save(
+                "train-resnet",
+                f"epoch {epoch}",
+                state,
+                metadata={"loss": state["loss"], "lr": state["optimizer"]["lr"]},
+                tags={"best": ""} if epoch == 9 else None,
+                pin=epoch == 9,
+            )
+        )
+    branch, state = store.resume_from(ids[6])
+    store.save("train-resnet", "lower learning rate", {**state, "lr": 1e-5}, parent=branch.id)  # type: ignore[dict-item]
+    store.save("train-resnet", "epoch 13", {"epoch": 13, "loss": 0.1502}, parent=ids[-1])
+    return {"first": ids[0], "last": ids[-1], "pinned": ids[8]}
+
+
+def _reports(store: holdfast.CheckpointManager) -> dict[str, str]:
+    old = store.save("weekly-report", "draft", {"title": "Week 46", "body": REPORT, "reviewers": ["ada"], "pages": 4})
+    body = REPORT.replace("kept 1170.", "kept 1,168, two were rejected.") + "\n40. Signed off."
+    new = store.save("weekly-report", "final", {"title": "Week 46, final", "body": body, "reviewers": ["ada", "grace"], "signed": True})
+    return {"old": old, "new": new}
+
+
+def _double(n: int) -> int:
+    if n % 17 == 5:
+        raise ValueError(f"tile {n} has no data")
+    return 2 * n
+
+
+def _runs(store: holdfast.CheckpointManager) -> None:
+    with holdfast.run("nightly-tiles", store=store, progress=False) as run:
+        rows = run.step("download", lambda: list(range(60)))
+        with run.stage("tiles"):
+            run.map(_double, rows, key=str, on_error="collect")
+        run.step("merge", lambda: {"tiles": 60})
+        run.log("merged 60 tiles")
+    try:
+        with holdfast.run("publish-site", store=store, progress=False) as run:
+            run.step("build", lambda: "site.tar")
+            run.approval("go-live", prompt="Publish 214 pages to the public site?", wait_s=0)
+    except BaseException as error:  # it pauses by leaving
+        if not isinstance(error, holdfast.CheckpointError | SystemExit):
+            raise
+    try:
+        with holdfast.run("import-orders", store=store, progress=False) as run:
+            run.step("read", lambda: 812)
+            run.step("convert", _broken)
+    except ZeroDivisionError:
+        pass
+
+
+def _broken() -> None:
+    raise ZeroDivisionError("division by zero in row 44")
