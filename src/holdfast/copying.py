@@ -386,14 +386,9 @@ class Copying:
 
 
 def newest_event(index: Index) -> int:
-    """The number of the newest event, found in a few steps: a log may be long."""
-    low, step = 0, 1
-    while found := index.events(low + step, 1):
-        low, step = found[0].id, step * 2
-    while found := index.events(low, 1):  # between `low` and `low + step`
-        step = max(1, step // 2)
-        low = ahead[0].id if (ahead := index.events(low + step, 1)) else found[0].id
-    return low
+    """The number of the newest event."""
+    found = index.events(limit=1, newest=True)
+    return found[0].id if found else 0
 
 
 def _portions(digests: Sequence[bytes], sizes: dict[bytes, int]) -> Iterator[list[bytes]]:

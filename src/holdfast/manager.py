@@ -521,11 +521,14 @@ class CheckpointManager:
         """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""
         self._store.index.release_lease(lease)
 
-    def events(self, after: int = 0, limit: int = 100, *, wait_s: float = 0.0) -> Events:
-        """The append-only log of all changes, by every process; waits up to `wait_s` for the next one."""
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, wait_s: float = 0.0) -> Events:
+        """The append-only log of all changes, by every process, in order; with `newest`, the end of it.
+
+        Waits up to `wait_s` for the next one.
+        """
         if wait_s > 0:
             self._store.index.wait_for_event(after, wait_s)
-        return self._store.index.events(after, _parse_limit(limit) or 100)
+        return self._store.index.events(after, _parse_limit(limit) or 100, newest=newest)
 
     def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
         """Call `callback("save", checkpoint)` in the saving thread after each save of this object."""

@@ -214,8 +214,11 @@ class Index(Protocol):
 
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None: ...
 
-    def events(self, after: int = 0, limit: int = 100) -> Events:
-        """Events with an ID above `after`, in order. IDs grow; an event is visible when its change is."""
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False) -> Events:
+        """Events with an ID above `after`, in order: the first `limit` of them or, with `newest`, the last.
+
+        IDs grow; an event is visible when its change is.
+        """
         ...
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:

@@ -32,17 +32,14 @@ def events_command(session: Session, after: int | None, limit: int | None, follo
     With --after, the events that follow that number; without, the newest ones.
     """
     with session.open() as manager:
-        shown: list[Event] = []
-        position = after or 0
-        while page := manager.events(
-            position, min(limit - len(shown), _PAGE) if after is not None and limit else _PAGE
-        ):
+        shown: list[Event] = [] if after is not None else manager.events(limit=limit or 100, newest=True)
+        position = shown[-1].id if shown else after or 0
+        while after is not None and (limit is None or len(shown) < limit):
+            page = manager.events(position, _PAGE if limit is None else min(limit - len(shown), _PAGE))
+            if not page:
+                break
             shown += page
             position = page[-1].id
-            if after is None:
-                shown = shown[-(limit or 100) :]
-            elif limit and len(shown) >= limit:
-                break
         if session.as_json and not follow:
             emit({"events": [event_json(event) for event in shown]})
             return

@@ -321,12 +321,13 @@ class PostgresIndex:
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
         self._write(lambda writes: writes.event(action, actor, job, None, detail))
 
-    def events(self, after: int = 0, limit: int = 100) -> Events:
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False) -> Events:
+        order = "DESC" if newest else "ASC"
         rows = self._all(
-            f"SELECT {EVENT} FROM holdfast.event WHERE ns_no = %s AND id > %s ORDER BY id LIMIT %s",
+            f"SELECT {EVENT} FROM holdfast.event WHERE ns_no = %s AND id > %s ORDER BY id {order} LIMIT %s",
             self._ns, after, limit,
         )  # fmt: skip
-        return [event_of(row) for row in rows]
+        return [event_of(row) for row in (reversed(rows) if newest else rows)]
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         """Hears of it through LISTEN; looks now and then too, because pgbouncer may keep that from us."""

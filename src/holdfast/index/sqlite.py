@@ -427,11 +427,12 @@ class SqliteIndex:
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
         self._write(partial(self._writes.event, action, actor, job, None, detail))
 
-    def events(self, after: int = 0, limit: int = 100) -> Events:
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False) -> Events:
+        order = "DESC" if newest else "ASC"
         rows = self._all(
-            f"SELECT {EVENT} FROM event WHERE id > ? AND ns_no = ? ORDER BY id LIMIT ?", after, self._ns, limit
+            f"SELECT {EVENT} FROM event WHERE id > ? AND ns_no = ? ORDER BY id {order} LIMIT ?", after, self._ns, limit
         )
-        return [event_of(row) for row in rows]
+        return [event_of(row) for row in (reversed(rows) if newest else rows)]
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s

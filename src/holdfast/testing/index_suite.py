@@ -553,6 +553,8 @@ class IndexSuite:
         assert (events[0].actor, events[0].job, events[0].checkpoint) == ("tester", "job", saved.id)
         assert (events[-1].actor, events[-1].job, events[-1].detail) == ("cron", None, '{"chunks":1}')
         assert index.events(events[2].id, limit=2) == events[3:5]
+        assert index.events(events[2].id, limit=2, newest=True) == events[-2:]
+        assert index.events(events[-2].id, newest=True) == events[-1:]
         assert index.events(events[-1].id) == []
         assert len({e.chain for e in events}) == len(events)
 
