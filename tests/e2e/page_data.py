@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import holdfast
+from holdfast.records import copy_record
 from holdfast.workflow import Workflows
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-RTL = "מחיר סופי ‮ gnp.exe"
+RTL = "מחיר סופי \u202e gnp.exe"
 REPORT = "\n".join(f"{n}. The pipeline read {n * 120} rows and kept {n * 117}." for n in range(1, 40))
 
 
@@ -22,7 +24,9 @@ def fill(place: Path) -> dict[str, str]:
     with holdfast.open(place) as store:
         known |= _training(store)
         known |= _reports(store)
-        store.save("odd-names", HOSTILE, {HOSTILE: HOSTILE, "text": RTL}, tags={"label": HOSTILE}, metadata={"note": HOSTILE})
+        store.save(
+            "odd-names", HOSTILE, {HOSTILE: HOSTILE, "text": RTL}, tags={"label": HOSTILE}, metadata={"note": HOSTILE}
+        )
         store.save("odd-names", RTL, {"right to left": RTL})
         known["odd"] = store.list("odd-names")[0].id
         store.save("odd-names", "long " * 200, {"k" * 500: "v" * 5000})
@@ -32,6 +36,18 @@ def fill(place: Path) -> dict[str, str]:
         workflows.create_checkpoint(execution, "pay out", "billing", {"amount": 120}, approval_required=True)
         known["execution"] = execution
     return known
+
+
+def fill_job(store: holdfast.CheckpointManager, job: str, count: int) -> None:
+    """A long history, in one transaction."""
+    first = store.save(job, "step 1", {"n": 1})
+    index = store._store.index
+    template = copy_record(*index.read(first), job, references=())
+    records = [
+        replace(template, id=f"step_{1_700_000_000 + n}_{n:08x}", created_us=template.created_us + n)
+        for n in range(1, count)
+    ]
+    index.commit(records, actor="test")
 
 
 def _training(store: holdfast.CheckpointManager) -> dict[str, str]:
@@ -70,7 +86,11 @@ def _training(store: holdfast.CheckpointManager) -> dict[str, str]:
 def _reports(store: holdfast.CheckpointManager) -> dict[str, str]:
     old = store.save("weekly-report", "draft", {"title": "Week 46", "body": REPORT, "reviewers": ["ada"], "pages": 4})
     body = REPORT.replace("kept 1170.", "kept 1,168, two were rejected.") + "\n40. Signed off."
-    new = store.save("weekly-report", "final", {"title": "Week 46, final", "body": body, "reviewers": ["ada", "grace"], "signed": True})
+    new = store.save(
+        "weekly-report",
+        "final",
+        {"title": "Week 46, final", "body": body, "reviewers": ["ada", "grace"], "signed": True},
+    )
     return {"old": old, "new": new}
 
 

@@ -18,6 +18,7 @@ from holdfast.manager import CheckpointManager
 
 from .auth import rule_of
 from .limits import LOOPBACK_NAMES, Edge, Limits
+from .page import add_page
 from .problems import MEDIA_TYPE, add_handlers
 from .routes import checkpoints, health, jobs, older
 from .schemas import Problem
@@ -62,6 +63,7 @@ def create_app(
     app.include_router(older.router)
     for each in (jobs, checkpoints):
         app.include_router(each.router)
+    add_page(app)
     check_rules(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(_edge, service=service, hosts=allow_hosts)

@@ -83,8 +83,10 @@ class Needs(SecurityBase):
         request: Request,
         namespace: Annotated[Name | None, Query(description="The tenant whose jobs are meant.")] = None,
     ) -> Access:
-        service = service_of(request)
-        caller = await identify(request)
+        return self.admit(await identify(request), namespace, service_of(request))
+
+    def admit(self, caller: Caller, namespace: str | None, service: Service) -> Access:
+        """What the caller gets; NotAllowed where that is nothing."""
         chosen = _namespace(caller, namespace, service.namespace)
         if not caller.scope.includes(self.scope):
             raise NotAllowed(

@@ -5,16 +5,16 @@
     running.py     runs, items, approvals
     graph.py, charts.py, states.py, comparing.py    what they draw
 
-Nothing is fetched from elsewhere. static/vendor/ is brought by `./dev assets` and packed into the wheel; without it, and
-without scripts at all, everything but unfolding and live updates still works.
+Nothing is fetched from elsewhere. static/vendor/ is brought by `./dev assets` and packed into the wheel; without it,
+and without scripts at all, everything but unfolding and live updates still works.
 """
 
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
-from starlette.responses import Response
 
 from . import running, views
 from .rendering import STATIC

@@ -10,7 +10,7 @@ from threading import Lock
 from holdfast.errors import NotFound
 from holdfast.manager import CheckpointManager
 from holdfast.pipeline.history import find_run, find_runs
-from holdfast.pipeline.waiting import decide
+from holdfast.pipeline.waiting import decide, decision_of
 from holdfast.workflow import Workflows
 
 MOST_JOBS = 2000  # that are looked at for the list
@@ -35,7 +35,7 @@ def asked(store: CheckpointManager, run: str | None = None) -> list[Asked]:
         Asked(each.key, str(wait["name"]), str(wait["name"]), str(wait.get("prompt", "")), "", f"/runs/{each.key}")
         for each in runs
         for wait in each.waiting
-        if wait.get("for") == "approval"
+        if wait.get("for") == "approval" and decision_of(store, each.key, str(wait["name"])) is None
     ]
     return found if run is not None else [*found, *_of_workflows(store)]
 
@@ -49,7 +49,9 @@ def _of_workflows(store: CheckpointManager) -> Iterator[Asked]:
                 key = execution["execution_id"]
                 prompt = f"{execution['workflow_name']}: {checkpoint['agent_id']} wants to go on"
                 until = checkpoint["approval_expires_at"] or ""
-                yield Asked(key, checkpoint["checkpoint_name"], checkpoint["checkpoint_id"], prompt, until, f"/jobs/{key}")
+                yield Asked(
+                    key, checkpoint["checkpoint_name"], checkpoint["checkpoint_id"], prompt, until, f"/jobs/{key}"
+                )
 
 
 def settle(store: CheckpointManager, key: str, name: str, approved: bool, comment: str) -> None:

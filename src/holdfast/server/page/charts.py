@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 def _svg(width: float, height: float, label: str, inner: str, kind: str) -> Markup:
     # `inner` is put together below from numbers and escaped text only.
-    return Markup(  # nosec B704 # noqa: S704
+    return Markup(  # nosec B704
         f'<svg class="{kind}" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">{inner}</svg>'
     )
 

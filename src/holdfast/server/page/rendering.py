@@ -79,7 +79,9 @@ class PageRoute(APIRoute):
         return shown
 
 
-async def answer(request: Request, access: Access, name: str, facts: Callable[[CheckpointManager], dict[str, Any]]) -> Response:
+async def answer(
+    request: Request, access: Access, name: str, facts: Callable[[CheckpointManager], dict[str, Any]]
+) -> Response:
     """A page from what the store says; both are made on a worker thread."""
 
     def make() -> Response:
@@ -91,7 +93,7 @@ async def answer(request: Request, access: Access, name: str, facts: Callable[[C
 
 def page(request: Request, access: Access | None, name: str, facts: dict[str, Any], *, status: int = 200) -> Response:
     root = request.scope.get("root_path", "")
-    is_whole = not name.startswith("_") and "hx-request" not in request.headers
+    is_whole = "hx-request" not in request.headers
     shared: dict[str, Any] = {
         "root": root,
         "static": lambda path: f"{root}/static/{path}?{_mark(path)}",
@@ -146,7 +148,9 @@ def _notice(request: Request) -> str:
 
 @cache
 def _templates() -> Environment:
-    made = Environment(loader=PackageLoader("holdfast.server.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    made = Environment(
+        loader=PackageLoader("holdfast.server.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
     made.globals.update(age=age, exactly=exactly, size=size, count_of=count_of, draw=draw)
     made.filters["urlencode"] = lambda text: quote(str(text), safe="")
     return made

@@ -117,7 +117,7 @@ def step_rows(steps: Sequence[Explanation]) -> list[StepRow]:
 
 def _bar(part: float) -> Markup:
     width = max(1.0, part * 100)
-    return Markup(  # nosec B704 # noqa: S704 - a number of ours
+    return Markup(  # nosec B704
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="rest" width="100" height="8" rx="2"/><rect width="{width:.1f}" height="8" rx="2"/></svg>'
     )

@@ -225,5 +225,7 @@ def _png(picture: numpy.ndarray[Any, Any]) -> bytes:
     rows = b"".join(b"\0" + picture[y].tobytes() for y in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b"")]
-    framed = (struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts)
+    framed = (
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(framed)

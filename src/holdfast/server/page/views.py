@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Form, Query, Request
@@ -21,6 +21,7 @@ from holdfast.pipeline.owner import newest_status
 from holdfast.retention import RetentionPolicy
 from holdfast.server.auth import find_token, forget_token, keep_token, public, service_of
 from holdfast.server.runner import resume
+from holdfast.server.tasks import Report
 
 from . import states
 from .charts import sparkline, timeline
@@ -263,7 +264,7 @@ def _address(checkpoint_id: str) -> str:
 async def compare(
     request: Request, access: Reader, id: Annotated[Sequence[str], Query(min_length=1, max_length=100)], keep: str = ""
 ) -> Response:
-    """Two checkpoints, the older first unless `keep` says that their order is meant; of one, with the newest of its job."""
+    """Two checkpoints, the older first unless `keep` is given; one is compared with the newest of its job."""
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         chosen = [store.get(each) for each in id[:2]]
@@ -316,17 +317,19 @@ def _numbers(numbers: Any) -> list[tuple[str, str, str]]:
 
 
 @router.post("/storage/{kind}")
-async def care(request: Request, access: Administrator, kind: str) -> Response:
-    from holdfast.server.routes.tasks import start
+async def care(request: Request, access: Administrator, kind: Literal["verify", "gc"]) -> Response:
+    def work(report: Report) -> dict[str, Any]:
+        store = access.store
+        return asdict(store.gc(progress=report) if kind == "gc" else store.verify(progress=report))
 
-    await access.service.in_thread(lambda: start(access, kind))
+    access.service.tasks.start(kind, access.namespace, access.caller.actor, work)
     return see(request, "/storage", f"{kind} is at work.")
 
 
 @router.get("/activity")
 async def activity(request: Request, access: Reader) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        return {"events": store.recent_events(_EVENTS)}
+        return {"events": store.events(limit=_EVENTS, newest=True)[::-1]}
 
     return await answer(request, access, "activity.html", facts)
 
