@@ -204,14 +204,6 @@ def test_approvals_are_decided_once_by_runs_and_workflows(page: Page, known: dic
         assert (made.approved, made.comment) == (True, "looks good")
 
 
-def test_what_changes_elsewhere_shows_by_itself(page: Page, known: dict[str, str]) -> None:
-    page.goto("/")
-    page.wait_for_selector("#live.on")
-    with holdfast.open(known["place"]) as store:
-        store.save("arrives-later", "one", 1)
-    page.wait_for_selector("a:has-text('arrives-later')")
-
-
 def test_hostile_names_are_text(page: Page, known: dict[str, str]) -> None:
     page.goto("/jobs/odd-names")
     assert HOSTILE in page.inner_text(".history")
