@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import agents, arrays, history, memory, pipelines, small_saves, startup, trees
+from . import agents, arrays, history, importers, memory, pipelines, small_saves, startup, trees
 from .harness import Bench, Missing, Row, log, table, write_json
 
 Rows = dict[str, Callable[[Bench], list[Row]]]
@@ -28,7 +28,8 @@ STORE: Rows = {
 }
 PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps}
 AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation}
-SUITES = {"store": STORE, "pipelines": PIPELINES, "agents": AGENTS}
+IMPORTERS: Rows = {"jobs": importers.run}
+SUITES = {"store": STORE, "pipelines": PIPELINES, "agents": AGENTS, "importers": IMPORTERS}
 
 
 def main() -> int:

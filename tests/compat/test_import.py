@@ -75,7 +75,7 @@ def test_a_card_goes_on_at_its_next_stage(old: Path, store: holdfast.CheckpointM
     document = artemis.card("card-77", stages)
     put(old, "card-77.json", document)
     report = bring_twice(old, store)
-    assert report.by_format == {"artemis": 3}
+    assert report.by_format == {"artemis": 5}  # two stages, two answers of models, and the card
     assert store.load("checkpoint-card-77-1761178645") == document
     about = store.get("checkpoint-card-77-1761178645")
     assert about.created_at == datetime.fromisoformat(document["updated_at"]).astimezone(UTC)
@@ -91,6 +91,29 @@ def test_a_card_goes_on_at_its_next_stage(old: Path, store: holdfast.CheckpointM
         assert run.step("development", never) == "built"
     with holdfast.run("card-77", store=store) as run:
         assert run.step("architecture", lambda: "anew", version=2) == "anew"
+
+
+def test_answers_of_models_are_not_paid_again(old: Path, store: holdfast.CheckpointManager) -> None:
+    put(old, "c.json", artemis.card("c", {"review": artemis.stage("review", 0, "failed")}))
+    bring_twice(old, store)
+
+    def ask(prompt: str, **options: Any) -> Any:
+        return run.llm(
+            f"ask {prompt} {options}", call, model="m", messages=[{"role": "user", "content": prompt}], **options
+        )
+
+    def call(**_: Any) -> str:
+        return "paid"
+
+    with holdfast.run("c", store=store) as run, run.stage("review"):
+        assert ask("do review") == "did review"
+        assert ask("do review", temperature=1) == "did review"
+        assert ask("do more") == "paid"
+        assert ask("do review", mode="refresh") == "paid"
+        assert ask("do review", version=2) == "paid"
+    with holdfast.run("another", store=store) as run:
+        assert ask("do review", top_p=1) == "paid"  # the prompt was one of that card
+    assert holdfast.llm.Cache.of(store).counters["hits"] == 2
 
 
 def test_a_card_that_was_continued_here_is_left_alone(old: Path, store: holdfast.CheckpointManager) -> None:
@@ -146,7 +169,7 @@ def test_any_card(tmp_path_factory: pytest.TempPathFactory, document: dict[str, 
         report = bring_twice(folder, store)
         assert not report.of(Verdict.CORRUPTED)
         assert not report.of(Verdict.SKIPPED)
-        (job,) = report.jobs
+        (job,) = report.jobs - {"llm:cache"}
         newest = store.list(job, tags={"kind": "run"}, limit=1)[0]
         assert store.load(newest.id) == document
 
@@ -423,7 +446,7 @@ def test_formats_mixed_in_one_directory(old: Path, store: holdfast.CheckpointMan
     put(old, "other.json", {"some": "thing"})
     (old / "notes.txt").write_text("hello")
     report = bring_twice(old, store)
-    assert report.by_format == {"artemis": 2, "jobs": 2, "geo-core": 1, "geo-stages": 2, "geo-tiles": 2}
+    assert report.by_format == {"artemis": 3, "jobs": 2, "geo-core": 1, "geo-stages": 2, "geo-tiles": 2}
     assert [f.source for f in report.of(Verdict.SKIPPED)] == ["notes.txt", "other.json"]
     assert not report.of(Verdict.CORRUPTED)
 

@@ -40,14 +40,14 @@ def run(*words: str, code: int = 0) -> Result:
 
 def test_dry_run_import_and_again(old: Path, tmp_path: Path) -> None:
     plan = run("import", str(old), "--dry-run")
-    assert "6 checkpoints would be imported, 3 jobs" in plan.stdout
+    assert "7 checkpoints would be imported, 4 jobs" in plan.stdout
     assert "corrupted: exec.json: the file is cut off" in plan.stdout
     assert not (tmp_path / "store").exists()
     done = run("import", str(old))
-    assert "found 6 checkpoints: 2 artemis, 4 jobs" in done.stderr
-    assert "6 checkpoints imported, 3 jobs" in done.stdout
+    assert "found 7 checkpoints: 3 artemis, 4 jobs" in done.stderr
+    assert "7 checkpoints imported, 4 jobs" in done.stdout
     again: Any = json.loads(run("import", str(old), "--json").stdout)
-    assert (again["imported"], again["present"], again["jobs"]) == (0, 6, 3)
+    assert (again["imported"], again["present"], again["jobs"]) == (0, 7, 4)
     assert again["corrupted"][0]["paths"] == ["checkpoints[0] draft"]
     assert json.loads(run("restore", "job").stdout) == {"n": 2}
 
@@ -68,7 +68,7 @@ def test_watch_brings_what_is_new(old: Path, tmp_path: Path) -> None:
         first = ""
         while not first.endswith("\n}\n"):
             first += process.stdout.readline()
-        assert json.loads(first)["imported"] == 6
+        assert json.loads(first)["imported"] == 7
         jobs.write(old, jobs.checkpoint("job", "s9", {"n": 9}, 9))
         until = time.monotonic() + 60
         with holdfast.open(tmp_path / "store") as store:

@@ -108,8 +108,9 @@ class ZipSink(Sink):
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["json", "zip", "dir"]),
-    help="One JSON file, a zip file, or a directory.  [default: by the name of DEST]",
+    type=click.Choice(["json", "zip", "dir", "jobs", "artemis"]),
+    help="One JSON file, a zip file, a directory, or a directory as the jobs system or artemis wrote it.  "
+    "[default: by the name of DEST]",
 )
 @click.option("--force", is_flag=True, help="Replace what is at DEST.")
 def export_command(session: Session, ref: str, dest: str, form: str | None, force: bool) -> None:
@@ -126,6 +127,8 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
             files, size_bytes = 1, place_file(target, lambda file: file.write(text), force=force)
         elif chosen == "zip":
             files, size_bytes = _to_zip(manager, checkpoints, target, force, report)
+        elif chosen in ("jobs", "artemis"):
+            files, size_bytes = _to_old_layout(manager, checkpoints, target, force, chosen)
         else:
             with placed_directory(target, force=force) as draft:
                 sink = DirectorySink(draft)
@@ -137,6 +140,28 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
     else:
         what = f"{count_of(len(checkpoints), 'checkpoint')} → {style(safe(dest), 'name')}"
         click.echo(f"{what}  ({chosen}, {count_of(files, 'file')}, {size(size_bytes)})", err=True)
+
+
+def _to_old_layout(
+    manager: CheckpointManager, checkpoints: list[Checkpoint], target: Path, force: bool, form: str
+) -> tuple[int, int]:
+    """What JSON has no words for is written as everywhere here: an object with a "$type"."""
+    from holdfast.importers.leaving import artemis_files, jobs_files
+
+    def view(checkpoint: Checkpoint) -> object:
+        state = open_state(manager, checkpoint.id)
+        return to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
+
+    if form == "jobs":
+        found = jobs_files(checkpoints, view)
+    else:
+        jobs = dict.fromkeys(checkpoint.job for checkpoint in checkpoints)
+        found = (file for job in jobs for file in artemis_files(manager, job, view))
+    with placed_directory(target, force=force) as draft:
+        sink = DirectorySink(draft)
+        for name, document in found:
+            sink.add(name, [json.dumps(document, indent=2).encode()])
+    return sink.files, sink.size_bytes
 
 
 def _wanted(manager: CheckpointManager, ref: str) -> list[Checkpoint]:

@@ -26,7 +26,7 @@ from .common import (
     number,
     texts,
 )
-from .runs import run_key, status_draft, step_draft
+from .runs import answer_draft, run_key, status_draft, step_draft
 
 FORM = "artemis"
 
@@ -85,7 +85,7 @@ def drafts(document: Any, name: str, source: str, options: Options, *, is_cut: b
     stages = list(read(document, source, job, session))
     yield from stages
     if is_cut:
-        kept = [found.step for found in stages if isinstance(found, Draft)]
+        kept = [found.step for found in stages if isinstance(found, Draft) and found.job == job]
         yield Finding(Verdict.CORRUPTED, source, "the file is cut off; stages that were whole are kept", tuple(kept))
     old_status = document.get("status", "active")
     status = _STATUS.get(old_status if isinstance(old_status, str) else "", RunStatus.PAUSED)
@@ -200,7 +200,13 @@ def _unrecorded(
 def _stage(name: str, stage: Document, source: str, job: str, session: int) -> Iterator[Draft]:
     status = stage.get("status", "completed")
     if status not in ("completed", "skipped", "failed"):
-        return  # pending, in progress: it runs again
+        status = None  # pending, in progress: it runs again
+    answers = stage.get("llm_responses")
+    for entry in answers if isinstance(answers, list) else ():
+        if made := answer_draft(FORM, source, job, mapping(entry), _end_of(stage) or None):
+            yield made
+    if status is None:
+        return
     error = None if status != "failed" else clean(stage.get("error_message") or stage.get("error")) or "it failed"
     yield step_draft(
         FORM,

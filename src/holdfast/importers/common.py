@@ -64,6 +64,7 @@ class Draft:
     tags: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, object] = field(default_factory=dict)
     schema_version: str = "1.0"
+    found_by: str | None = None  # an idempotency key by which others look for it; its job is then shared with them
     status: CheckpointStatus = CheckpointStatus.CREATED
 
 

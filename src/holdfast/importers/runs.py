@@ -6,13 +6,16 @@ whatever the inputs, as long as the step declares no version (`pipeline.keys.imp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.llm.cache import JOB as LLM_JOB
+from holdfast.llm.keys import Request
 from holdfast.model import CheckpointLevel, RunStatus
 from holdfast.pipeline.keys import digest_of, imported_tag, map_key
 
-from .common import Draft, clean, digest_of_document, legacy, name_of, step_of
+from .common import Document, Draft, clean, digest_of_document, legacy, name_of, step_of
 
 MOST_RUN_KEY = 122  # leaves room for the inbox of a run
 
@@ -99,6 +102,25 @@ def step_draft(
         level=CheckpointLevel.STAGE,
         tags={"imported": imported_tag(path)},
         metadata=metadata,
+    )
+
+
+def answer_draft(form: str, source: str, job: str, entry: Document, created_us: int | None) -> Draft | None:
+    """A model's answer, for `run.llm` in the imported run: found by its prompt, as the old run found it."""
+    if not isinstance(entry.get("prompt"), str) or "response" not in entry:
+        return None
+    request = Request("IMPORTED", job, {"prompt": entry["prompt"]})
+    model = clean(entry.get("model"), 200) or "unknown"
+    return Draft(
+        form,
+        source,
+        LLM_JOB,
+        model,
+        {"request": json.dumps(request.document()), "answer": {"result": entry["response"]}},
+        key=request.key,
+        created_us=created_us,
+        metadata={"kind": "llm", "model": model, "url": job, "sample": 0, "legacy": legacy(form, job=job)},
+        found_by=request.key,
     )
 
 

@@ -76,7 +76,7 @@ class Writer:
                     parent=draft.parent,
                     tags=draft.tags,
                     metadata=draft.metadata,
-                    idempotency_key=f"import:{digest(draft.key)}",
+                    idempotency_key=draft.found_by or f"import:{digest(draft.key)}",
                     schema_version=draft.schema_version,
                 ),
                 checkpoint_id=None if draft.id is None else CheckpointId(draft.id),
@@ -125,7 +125,7 @@ class Writer:
             if key in known:
                 self._report.present += 1
                 self._report.jobs.add(key[0])
-            elif self._is_foreign(ready.request.job):
+            elif ready.draft.found_by is None and self._is_foreign(ready.request.job):
                 why = f"job {ready.request.job} has checkpoints of its own by now, and is not added to"
                 self._report.find(Finding(Verdict.SKIPPED, ready.draft.source, why))
             else:

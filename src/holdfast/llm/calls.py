@@ -27,6 +27,16 @@ def call_request(call: Callable[..., Any], body: Mapping[str, Any], sample: int,
     return Request("CALL", f"{name} {version}".strip(), json.loads(canonical(_plain(body))), parse_sample(sample))
 
 
+def imported_request(run: str, body: Mapping[str, Any]) -> Request | None:
+    """Under which the answer to a prompt of an imported run is kept: older systems recorded no model and no parameters.
+
+    None for a conversation: only a single prompt, system messages aside, was a key there.
+    """
+    told = [m for m in body.get("messages", ()) if not (isinstance(m, Mapping) and m.get("role") == "system")]
+    content = told[0].get("content") if len(told) == 1 and isinstance(told[0], Mapping) else None
+    return Request("IMPORTED", run, {"prompt": content}) if isinstance(content, str) else None
+
+
 def step_request(name: str, version: str, inputs: Mapping[str, bytes]) -> Request:
     """The request of a step that is cached over runs: its name, version and inputs, without its path."""
     return Request("STEP", f"{name} {version}".strip(), {arg: digest.hex() for arg, digest in inputs.items()})
@@ -38,14 +48,20 @@ class Shared:
 
     request: Request
     policy: Policy
+    older: Request | None = None  # the same as an older system knew it
 
     def steps(self, store: CheckpointManager) -> Generator[Step, Any, Any]:
-        return asking(Cache.of(store), self.request, self.policy, who_asks())
+        return asking(Cache.of(store), self.request, self.policy, who_asks(), self.older)
 
 
-def asking(cache: Cache, request: Request, policy: Policy, who: object) -> Generator[Step, Any, Any]:
+def asking(
+    cache: Cache, request: Request, policy: Policy, who: object, older: Request | None = None
+) -> Generator[Step, Any, Any]:
     def look() -> Answer | None:
-        return None if policy.mode == "refresh" else cache.find(request, policy.ttl_s)
+        if policy.mode == "refresh":
+            return None
+        found = cache.find(request, policy.ttl_s)
+        return cache.find(older, policy.ttl_s) if found is None and older is not None else found
 
     if (answer := (yield Store(look))) is not None:
         return answer.content["result"]

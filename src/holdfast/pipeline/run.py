@@ -271,13 +271,15 @@ class Run:
         those of `holdfast.llm.http_client`. Tokens and money are counted. An object of a vendor's SDK comes back as
         plain data, text and data as they are.
         """
-        from holdfast.llm.calls import Shared, call_request
+        from holdfast.llm.calls import Shared, call_request, imported_request
         from holdfast.llm.exchange import Policy
 
         options = parse_options(retries, timeout_s, timeout_in, version)
         asked = {"model": model, "messages": list(messages), **parameters}
         request = call_request(call, asked, sample, options.version)
-        shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s))
+        is_old = self._is_imported and not (sample or self.version or options.version)
+        older = imported_request(self.key, request.body) if is_old else None
+        shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s), older)
         start = self.call_async if inspect.iscoroutinefunction(call) else self.call
         if sample:
             options = replace(options, version=f"{options.version} sample {sample}")

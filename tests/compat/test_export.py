@@ -1,0 +1,125 @@
+"""Leaving is possible: what is exported in an old layout is what was imported, and goes on from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+
+import holdfast
+from holdfast.cli import cli
+from holdfast.importers import bring
+from holdfast.workflow import Workflows
+
+from .writers import artemis, jobs
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "store"
+    monkeypatch.setenv("HOLDFAST_STORE", str(place))
+    return place
+
+
+def run(*words: str) -> Any:
+    result = CliRunner().invoke(cli, [*words, "--json"])
+    assert result.exit_code == 0, f"{words}\n{result.output}\n{result.exception!r}"
+    return json.loads(result.stdout)
+
+
+def put(folder: Path, name: str, document: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(document))
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_jobs_there_and_back(store: Path, tmp_path: Path) -> None:
+    written = [jobs.checkpoint("job_9", f"s/{n}", {"n": n, "ü": [None, 1.5]}, n) for n in range(3)]
+    for n, document in enumerate(written):
+        put(tmp_path / "old", f"{n}.json", document)
+    run("import", str(tmp_path / "old"))
+    assert run("export", "job_9", str(tmp_path / "new"), "--format", "jobs")["files"] == 3
+    found = [read(path) for path in (tmp_path / "new" / "job_9").iterdir()]
+    assert sorted(found, key=lambda d: d["timestamp"]) == written
+    with holdfast.open("memory:") as other:
+        assert bring(str(tmp_path / "new"), other).imported == 3
+        assert other.restore("job_9") == written[-1]["state"]
+
+
+@given(jobs.checkpoints())
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_checkpoint_there_and_back(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
+    from holdfast.importers.leaving import jobs_files
+
+    folder = tmp_path_factory.mktemp("any")
+    put(folder, "a.json", document)
+    with holdfast.open("memory:") as opened:
+        report = bring(str(folder), opened)
+        (job,) = report.jobs
+        ((_, found),) = jobs_files(opened.list(job), lambda c: opened.load(c.id))
+    assert found == {"workflow_version": "1.0", **document}
+
+
+def test_new_checkpoints_in_the_old_layout(store: Path, tmp_path: Path) -> None:
+    with holdfast.open(store) as opened:
+        made = opened.save("train", "epoch 1", {"loss": 0.5, "tuple": (1, 2)})
+    run("export", "train", str(tmp_path / "out"), "--format", "jobs")
+    document = read(tmp_path / "out" / "train" / f"{made}.json")
+    assert (document["job_id"], document["step_name"], document["workflow_version"]) == ("train", "epoch 1", "1.0")
+    assert document["state"] == {"loss": 0.5, "tuple": {"$type": "tuple", "items": [1, 2]}}
+
+
+def test_executions_there_and_back(store: Path, tmp_path: Path) -> None:
+    waiting = jobs.step("publish", "paused", approval_required=True, approval_status="pending")
+    document = jobs.execution("c1", [jobs.step("draft"), waiting], state="paused")
+    put(tmp_path / "old", "exec_c1_1763461834.json", document)
+    run("import", str(tmp_path / "old"))
+    run("export", "exec_c1_1763461834", str(tmp_path / "same"), "--format", "jobs")
+    assert read(tmp_path / "same" / "exec_c1_1763461834.json") == document
+    with holdfast.open(store) as opened:
+        Workflows(opened).approve_checkpoint("exec_c1_1763461834", "publish", True)
+    run("export", "exec_c1_1763461834", str(tmp_path / "later"), "--format", "jobs")
+    later = read(tmp_path / "later" / "exec_c1_1763461834.json")
+    assert (later["state"], later["checkpoints"][1]["approval_status"]) == ("running", "approved")
+
+
+def test_cards_there_and_back(store: Path, tmp_path: Path) -> None:
+    stages = {"plan": artemis.stage("plan", 0), "review": artemis.stage("review", 1, "failed")}
+    document = artemis.card("card-77", stages)
+    put(tmp_path / "old", "card-77.json", document)
+    run("import", str(tmp_path / "old"))
+    run("export", "card-77", str(tmp_path / "same"), "--format", "artemis")
+    assert read(tmp_path / "same" / "card-77.json") == document
+    with holdfast.open(store) as opened, holdfast.run("card-77", store=opened) as going:
+        going.step("review", lambda: {"ok": True})
+        going.step("build", lambda: "text")
+    run("export", "card-77", str(tmp_path / "later"), "--format", "artemis")
+    later = read(tmp_path / "later" / "card-77.json")
+    assert later["completed_stages"] == ["plan", "review", "build"]
+    assert (later["failed_stages"], later["status"], later["stages_completed"]) == ([], "completed", 3)
+    assert later["stage_checkpoints"]["plan"] == stages["plan"]
+    assert later["stage_checkpoints"]["build"]["result"] == {"result": "text"}
+    with holdfast.open("memory:") as other:  # and forth again
+        bring(str(tmp_path / "later"), other)
+        with holdfast.run("card-77", store=other) as going:
+            assert going.step("review", lambda: None) == {"ok": True}
+
+
+def test_any_run_as_a_card(store: Path, tmp_path: Path) -> None:
+    with holdfast.open(store) as opened, holdfast.run("nightly", store=opened) as going:
+        going.step("load", lambda: [1, 2])
+    run("export", "nightly", str(tmp_path / "out"), "--format", "artemis")
+    card = read(tmp_path / "out" / "nightly.json")
+    assert (card["card_id"], card["completed_stages"], card["status"]) == ("nightly", ["load"], "completed")
+    with holdfast.open(store) as opened:
+        opened.save("no-run", "s", 1)
+    refused = CliRunner().invoke(cli, ["export", "no-run", str(tmp_path / "x"), "--format", "artemis"])
+    assert refused.exit_code == 3
+    assert not (tmp_path / "x").exists()
