@@ -60,12 +60,12 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
                 raise NotFound(f"there is no store at {path}", hint="check --store or $HOLDFAST_STORE")
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
-            _refuse_network(path)
+            refuse_network(path)
             with locked(path):
                 if not (path / MARKER).is_file():
                     _create(path)
         else:
-            _refuse_network(path)
+            refuse_network(path)
         marker = read_marker(path)
         index_path = path / marker.index
         if not index_path.is_file():
@@ -162,11 +162,12 @@ def refuse_foreign(path: Path) -> None:
         )
 
 
-def _refuse_network(path: Path) -> None:
+def refuse_network(path: Path) -> None:
+    """Locks of files mean nothing where another machine cannot see them."""
     kind = _file_system(path)
     if kind.removeprefix("fuse.").startswith(_NETWORK_FILE_SYSTEMS):
         raise NotAStore(
-            f"{path} is on a network file system ({kind}), where SQLite's locks cannot be trusted",
+            f"{path} is on a network file system ({kind}), where locks cannot be trusted",
             hint="use a local disk, or a store for many machines (postgresql://…)",
         )
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .ports import Blobs
     from .postgresql import Server
 
-_FORMS = 'use a directory, "file:directory", "memory:" or "postgresql://…[?blobs=s3://bucket/prefix]"'
+_FORMS = (
+    'use a directory, "file:directory", "files:directory", "memory:" or "postgresql://…[?blobs=s3://bucket/prefix]"'
+)
 
 
 def open_store(url: str, namespace: str, *, create: bool) -> Store:
@@ -34,6 +36,12 @@ def open_store(url: str, namespace: str, *, create: bool) -> Store:
         raise Validation(
             f"{scheme}: alone keeps no index", hint=f"add a database: postgresql://…?blobs={scheme}:{rest}"
         )
+    if scheme in ("files", "memory") and rest and "\0" not in rest:
+        from .readable import KeptMemory, open_files
+
+        if scheme == "files":
+            return open_files(Path(rest), namespace=namespace, create=create)
+        return KeptMemory(Path(rest), namespace)
     if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
         raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
     path = rest if colon and scheme == "file" else url

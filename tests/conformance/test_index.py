@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.index.files import FilesIndex, make_folder
 from holdfast.index.sqlite import SqliteIndex
 from holdfast.ports import Index
 from holdfast.testing.index_suite import IndexSuite
@@ -25,6 +26,12 @@ class TestSqliteIndexInMemory(IndexSuite):
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
         return SqliteIndex(None, namespace=namespace)
+
+
+class TestFilesIndex(IndexSuite):
+    def open_index(self, where: Path, namespace: str = "default") -> Index:
+        make_folder(where / "store")
+        return FilesIndex(where / "store", namespace=namespace)
 
 
 @pytest.mark.xdist_group("postgres")

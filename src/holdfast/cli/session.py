@@ -43,7 +43,7 @@ class Session(NamedTuple):
 
         from holdfast.errors import Validation
 
-        if is_url(self.url):
+        if is_url(self.url) or self.url.startswith(("files:", "memory:")):
             raise Validation("this looks at stores in directories only", hint="holdfast check looks at any store")
         return Path(self.url.removeprefix("file:")).expanduser().absolute()
 

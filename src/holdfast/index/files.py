@@ -1,0 +1,322 @@
+"""The index as files that people can read: <dir>/<job>/<level>/<id>.json, and a journal that decides.
+
+Each process has the whole index in memory (SQLite without a file) and follows the journal: what others have appended is
+applied before anything is read or written. A write runs in memory under the journal's lock, its changed rows are
+appended as SQL and synced, and only then is it acknowledged (I1). The readable files are written behind that; one that
+a crash left out is written when the store is next opened.
+
+For stores of one machine and some ten thousand checkpoints: opening reads all of them, each process keeps them in
+memory, and every save syncs on its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from holdfast.errors import CheckpointError, Corrupted, storage_error
+from holdfast.model import Checkpoint
+
+from .database import connect, migrate
+from .journal import Journal, sync_folder, write_file
+from .rows import CHECKPOINT, SEQ_BITS, checkpoint_of
+from .sqlite import SqliteIndex
+from .writes import Writes
+
+T = TypeVar("T")
+
+INSIDE = ".holdfast"  # the folder that no job can be named like
+DEFAULT = "default"
+_COMPACT_OVER_BYTES = 1 << 20
+_COMPACT_AT = 4  # times the size of what it would be, new
+
+View = Callable[[bytes], dict[str, object]]  # what to show of a manifest
+
+
+class FilesIndex(SqliteIndex):
+    """`ports.Index` in a directory. `view` says what a readable file shows of a state."""
+
+    def __init__(self, folder: Path, *, namespace: str = DEFAULT, view: View = lambda _: {}) -> None:
+        self._folder = folder
+        self._view = view
+        self._journal = Journal(folder / INSIDE)
+        self._snapshot_bytes = 0
+        super().__init__(None, namespace=namespace)
+        self._name = str(folder)
+        with self._memory_lock, self._journal.locked():
+            if self._journal.exists():
+                self._catch_up()
+            else:
+                self._prepare()
+                self._replace_journal()
+            self._settle()
+            self._complete_files()
+
+    # Following the journal
+
+    def _prepare(self) -> None:
+        """Note every changed row of every table as the SQL that makes the same change."""
+        db = self._connection
+        db.execute("CREATE TEMP TABLE change (sql TEXT, row INTEGER, id TEXT, level TEXT)")
+        for table, columns, keys in _tables(db):
+            seen = {"NEW": "NEW.row, NEW.id, NEW.level", "OLD": "OLD.row, OLD.id, OLD.level"}
+            new, old = (seen[side] if table == "checkpoint" else "NULL, NULL, NULL" for side in ("NEW", "OLD"))
+            for event in ("INSERT", "UPDATE"):
+                db.execute(
+                    f"CREATE TEMP TRIGGER {table}_{event} AFTER {event} ON main.{table} BEGIN "
+                    f"INSERT INTO change VALUES ({_replacing(table, columns, 'NEW.')}, {new}); END"
+                )
+            where = "||' AND '||".join(f"'{key}='||{_quoted('OLD.' + key)}" for key in keys)
+            db.execute(
+                f"CREATE TEMP TRIGGER {table}_DELETE AFTER DELETE ON main.{table} BEGIN "
+                f"INSERT INTO change VALUES ('DELETE FROM {table} WHERE '||{where}||';', {old}); END"
+            )
+
+    def _catch_up(self) -> None:
+        """Apply what others have committed. Called with the lock of the memory."""
+        if not self._journal.has_more():
+            return
+        is_other, transactions = self._journal.read()
+        if is_other:
+            self._start_over()
+            self._snapshot_bytes = len(transactions[0]) if transactions else 0
+        self._connection.set_authorizer(_only_rows)
+        try:
+            for sql in transactions:
+                self._connection.executescript(f"BEGIN;\n{sql}COMMIT;")
+        except (sqlite3.Error, ValueError) as error:
+            raise Corrupted(
+                f"{self._journal.path} holds what no index writes: {error}", hint="put a copy of it back"
+            ) from error
+        finally:
+            self._connection.set_authorizer(None)
+        self._connection.execute("DELETE FROM temp.change")
+        if transactions or is_other:
+            self._writes.forget()
+
+    def _start_over(self) -> None:
+        """An empty database, for a journal that is read from its beginning."""
+        self._connection.close()
+        self._connection = connect(None, 0)
+        migrate(self._connection, self._name, None)
+        for table, _, _ in _tables(self._connection):
+            self._connection.execute(f"DELETE FROM {table}")
+        self._prepare()
+        self._writes.use(self._connection)
+
+    def _settle(self) -> None:
+        """Know the number of our namespace and the ID of the store, now that the journal has been read."""
+        db = self._connection
+        is_new = db.execute("SELECT 1 FROM namespace WHERE name = ?", (self.namespace,)).fetchone() is None
+        self._ns = self._namespace_no()
+        if is_new:
+            self._publish()
+        self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
+        self._writes = Writes(db, self._ns)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        with self._memory_lock:
+            self._check_open()
+            self._catch_up()
+            with super()._reading() as db:
+                yield db
+
+    def _write(self, operation: Callable[[], T]) -> T:
+        with self._memory_lock:
+            self._check_open()
+            with self._journal.locked():
+                self._catch_up()
+                result = super()._write(operation)
+                self._publish()
+        return result
+
+    def _publish(self) -> None:
+        """Make what was just committed in memory durable, then readable; if that fails, memory forgets it too."""
+        db = self._connection
+        rows = db.execute("SELECT sql, row, id, level FROM temp.change ORDER BY rowid").fetchall()
+        if not rows:
+            return
+        db.execute("DELETE FROM temp.change")
+        try:
+            if self._journal.must_be_replaced():
+                self._replace_journal()
+            else:
+                self._journal.append("".join(f"{sql}\n" for sql, *_ in rows))
+        except BaseException:
+            self._journal.forget()
+            self._catch_up()
+            raise
+        for number, (checkpoint_id, level) in {row: (i, lv) for _, row, i, lv in rows if row is not None}.items():
+            self._show(number, checkpoint_id, level)
+        if self._journal.position > max(_COMPACT_OVER_BYTES, _COMPACT_AT * self._snapshot_bytes):
+            self._replace_journal()
+
+    def _replace_journal(self) -> None:
+        """A journal of the rows as they are, without how they came about."""
+        db = self._connection
+        lines = [
+            sql
+            for table, columns, _ in _tables(db)
+            for (sql,) in db.execute(f"SELECT {_replacing(table, columns, '')} FROM {table}")
+        ]
+        payload = "".join(f"{line}\n" for line in lines)
+        self._snapshot_bytes = len(payload)
+        self._journal.replace(payload)
+        db.execute("DELETE FROM temp.change")
+
+    def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+        """Marks beside writers, in memory; then one write looks at what was saved meanwhile, and deletes (I3)."""
+        self._check_open()
+        seen = self._one("SELECT coalesce(max(id), 0) FROM event")[0]
+        marked = {digest for _, _, manifest in self.manifests() for digest in references(manifest)}
+
+        def delete() -> tuple[int, int]:
+            db = self._connection
+            for (manifest,) in db.execute(
+                "SELECT manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
+                "WHERE event.id > ? AND action = 'save' AND ns_no = ? AND has_chunks",
+                (seen, self._ns),
+            ).fetchall():
+                marked.update(references(manifest))
+            chunks = db.execute("SELECT digest, stored_bytes FROM chunk WHERE ns_no = ?", (self._ns,)).fetchall()
+            gone = [(digest, size) for digest, size in chunks if digest not in marked]
+            db.executemany("DELETE FROM chunk WHERE ns_no = ? AND digest = ?", [(self._ns, d) for d, _ in gone])
+            db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
+            return len(gone), sum(size for _, size in gone)
+
+        return self._write(delete)
+
+    # Files to read
+
+    def _show(self, number: int, checkpoint_id: str, level: str) -> None:
+        """Write, write anew or remove the readable file of a checkpoint."""
+        namespace, job = self._connection.execute(
+            "SELECT namespace.name, job.name FROM job JOIN namespace ON namespace.no = ns_no WHERE job.no = ?",
+            (number >> SEQ_BITS,),
+        ).fetchone()
+        path = self._file_of(namespace, job, level, checkpoint_id)
+        row = self._connection.execute(
+            f"SELECT {CHECKPOINT}, manifest FROM checkpoint WHERE row = ?", (number,)
+        ).fetchone()
+        try:
+            if row is None or row[1] != checkpoint_id:
+                path.unlink(missing_ok=True)
+                return
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                for folder in (path.parent.parent, path.parent.parent.parent, self._folder):
+                    sync_folder(folder)
+        except OSError as error:
+            raise storage_error("write", str(path), error) from error
+        write_file(path, self._text(checkpoint_of(job, row), row[15]))
+
+    def _text(self, checkpoint: Checkpoint, manifest: bytes) -> bytes:
+        shown: dict[str, object] = {
+            "id": checkpoint.id,
+            "job": checkpoint.job,
+            "seq": checkpoint.seq,
+            "step": checkpoint.step,
+            "level": str(checkpoint.level),
+            "parent": checkpoint.parent,
+            "created_at": checkpoint.created_at.isoformat(),
+            "status": str(checkpoint.status),
+            "size_bytes": checkpoint.size_bytes,
+            "digest": checkpoint.digest,
+            "schema_version": checkpoint.schema_version,
+            "tags": dict(checkpoint.tags),
+            "pinned": checkpoint.is_pinned,
+            "metadata": dict(checkpoint.metadata),
+        }
+        try:
+            shown |= self._view(manifest)
+        except CheckpointError as error:
+            shown["state_unreadable"] = error.message
+        return (json.dumps(shown, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+
+    def _file_of(self, namespace: str, job: str, level: str, checkpoint_id: str) -> Path:
+        """Names follow a grammar without slashes and leading dots; what does not is percent-encoded all the same."""
+        base = self._folder if namespace == DEFAULT else self._folder / f"@{_safe(namespace)}"
+        return base / _safe(job) / _safe(level) / f"{_safe(checkpoint_id)}.json"
+
+    def _complete_files(self) -> None:
+        """Write the files that a crash left out, and remove those of checkpoints that are gone."""
+        rows = self._connection.execute(
+            "SELECT checkpoint.row, checkpoint.id, level, namespace.name, job.name FROM checkpoint "
+            f"JOIN job ON job.no = row >> {SEQ_BITS} JOIN namespace ON namespace.no = ns_no"
+        ).fetchall()
+        wanted = {self._file_of(ns, job, level, id_): (row, id_, level) for row, id_, level, ns, job in rows}
+        present = {path for path in self._folder.glob("**/*.json") if INSIDE not in path.parts}
+        for path in wanted.keys() - present:
+            self._show(*wanted[path])
+        for path in present - wanted.keys():
+            if _is_ours(path, self._folder):
+                path.unlink(missing_ok=True)
+
+
+def _safe(name: str) -> str:
+    text = quote(name, safe=":@+")
+    return text if not text.startswith(".") else "%2E" + text[1:]
+
+
+def _is_ours(path: Path, folder: Path) -> bool:
+    """Whether a file is one that this index writes; what people put beside them is left alone."""
+    depth = len(path.relative_to(folder).parts)
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return depth in (3, 4) and isinstance(found, dict) and f"{_safe(str(found.get('id')))}.json" == path.name
+
+
+def _tables(db: Any) -> list[tuple[str, list[str], list[str]]]:
+    """(table, columns, columns of its key) of the schema, whatever version it has."""
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY rowid")]
+    found = []
+    for name in names:
+        columns = db.execute(f"PRAGMA table_info({name})").fetchall()
+        found.append((name, [c[1] for c in columns], [c[1] for c in columns if c[5]]))
+    return found
+
+
+_ROWS = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT}
+_FUNCTIONS = {"quote", "hex", "instr", "typeof", "char"}
+
+
+def _only_rows(action: int, first: str | None, second: str | None, database: str | None, _: str | None) -> int:
+    """A journal may come from anywhere: it changes rows, and can do nothing else (I7)."""
+    is_allowed = (
+        (action in _ROWS and database in ("main", "temp", None))
+        or action == sqlite3.SQLITE_TRANSACTION
+        or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
+    )
+    return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
+
+
+def _replacing(table: str, columns: Iterable[str], side: str) -> str:
+    values = "||','||".join(_quoted(side + column) for column in columns)
+    return f"'REPLACE INTO {table} VALUES('||{values}||');'"
+
+
+def _quoted(column: str) -> str:
+    """SQL for a value as an SQL literal. A text with U+0000 in it would be cut off by quote()."""
+    cast = f"'CAST(X'''||hex({column})||''' AS TEXT)'"
+    return f"CASE WHEN typeof({column}) = 'text' AND instr({column}, char(0)) THEN {cast} ELSE quote({column}) END"
+
+
+def make_folder(folder: Path) -> None:
+    """The directory of a store, and what is inside, durable by name."""
+    try:
+        (folder / INSIDE).mkdir(parents=True, exist_ok=True)
+        sync_folder(folder)
+        for parent in folder.parents:
+            if os.access(parent, os.R_OK):
+                sync_folder(parent)
+    except OSError as error:
+        raise storage_error("make", str(folder), error) from error

@@ -1,0 +1,173 @@
+"""An append-only file of transactions, each with its length and digest, shared by the processes of one machine.
+
+    -- Holdfast journal, format 1
+    -- 211 3f9a…                         length and SHA-256 of what follows
+    REPLACE INTO job VALUES(…);          SQL: `sqlite3 copy.db < journal` would make a database of it
+    …
+
+Writers hold a lock; readers need none: a transaction counts when all of it is there. What a crash left half-written is
+cut off by the next writer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import Corrupted, UnsupportedFormat, storage_error
+
+FORMAT = 1
+_HEADER = re.compile(rb"-- Holdfast journal, format (\d{1,9})\n")
+_HEAD = re.compile(rb"-- (\d{1,12}) ([0-9a-f]{64})\n")
+_HEAD_BYTES = 96
+
+
+class Journal:
+    """One reader's place in the journal of `folder`. Not thread-safe: its index has a lock of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal"
+        self._lock_path = folder / "lock"
+        self._file = (0, 0)  # which one: device and inode
+        self.position = 0  # behind the last whole transaction that was read
+        self._is_distrusted = False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else writes meanwhile. The kernel lets go when the process ends."""
+        try:
+            handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise storage_error("lock", str(self._lock_path), error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def has_more(self) -> bool:
+        """Whether there may be something to read; costs one system call."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        return (found.st_dev, found.st_ino) != self._file or found.st_size != self.position
+
+    def read(self) -> tuple[bool, list[str]]:
+        """Whether another file has taken the place of the one read so far, and the transactions since."""
+        try:
+            with open(self.path, "rb") as file:
+                found = os.fstat(file.fileno())
+                is_other = (found.st_dev, found.st_ino) != self._file or found.st_size < self.position
+                if is_other:
+                    self._file, self.position = (found.st_dev, found.st_ino), 0
+                file.seek(self.position)
+                data = file.read()
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        at = self._begin(data) if self.position == 0 else 0
+        whole: list[str] = []
+        while head := _HEAD.match(data, at, at + _HEAD_BYTES):
+            end = head.end() + int(head[1])
+            payload = data[head.end() : end]
+            if len(payload) < int(head[1]):
+                break
+            if hashlib.sha256(payload).hexdigest().encode() != head[2]:
+                if end < len(data):
+                    raise Corrupted(f"{self.path} is damaged at {self.position + at}", hint="put a copy of it back")
+                break
+            try:
+                whole.append(payload.decode())
+            except UnicodeDecodeError as error:
+                raise Corrupted(f"{self.path} is damaged at {self.position + at}: {error}") from error
+            at = end
+        self.position += at
+        return is_other, whole
+
+    def _begin(self, data: bytes) -> int:
+        header = _HEADER.match(data)
+        if header is None:
+            raise Corrupted(f"{self.path} is not a journal of Holdfast", hint="put a copy of it back")
+        if int(header[1]) > FORMAT:
+            raise UnsupportedFormat(
+                f"{self.path} has format {int(header[1])}, this Holdfast knows up to {FORMAT}",
+                hint="upgrade Holdfast (pip install -U holdfast)",
+            )
+        return header.end()
+
+    def append(self, payload: str) -> None:
+        """Add a transaction behind all that was read, durably (I1). Only while locked, and caught up."""
+        data = _framed(payload)
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.ftruncate(handle, self.position)  # what somebody who died left half-written
+                _write_all(handle, data, self.position)
+                os.fsync(handle)
+            except OSError:
+                self._is_distrusted = True  # what was not synced may look written: the next write makes a new file (I9)
+                os.ftruncate(handle, self.position)
+                raise
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise storage_error("write", str(self.path), error) from error
+        self.position += len(data)
+
+    def forget(self) -> None:
+        """Begin anew with the next read."""
+        self._file, self.position = (0, 0), 0
+
+    def must_be_replaced(self) -> bool:
+        return self._is_distrusted
+
+    def replace(self, payload: str) -> None:
+        """Put a new journal of one transaction in the place of this one: whole, durably, or not at all."""
+        data = b"-- Holdfast journal, format %d\n" % FORMAT + _framed(payload)
+        write_file(self.path, data)
+        found = os.stat(self.path)
+        self._file, self.position, self._is_distrusted = (found.st_dev, found.st_ino), len(data), False
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Temporary file, sync, rename, sync of the directory: the name has the new content or the old, never a part."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(handle, data, 0)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error("write", str(path), error) from error
+
+
+def sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _framed(payload: str) -> bytes:
+    data = payload.encode()
+    return b"-- %d %s\n" % (len(data), hashlib.sha256(data).hexdigest().encode()) + data
+
+
+def _write_all(handle: int, data: bytes, at: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(handle, rest, at)
+        rest, at = rest[written:], at + written

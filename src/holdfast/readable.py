@@ -1,0 +1,73 @@
+"""`files:dir`, checkpoints as JSON files that people can read; `memory:dir`, a store in memory that is kept at last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import codec
+from .blobs.memory import MemoryBlobs
+from .blobs.packs import PackBlobs
+from .copying import Copying
+from .embedded import open_embedded, refuse_network
+from .errors import NotAStore, NotFound
+from .index.files import INSIDE, FilesIndex, make_folder
+from .index.sqlite import SqliteIndex
+from .jsonview import to_json_view
+from .manifest import Entry, parse_manifest
+from .store import Store
+
+
+def open_files(path: Path, *, namespace: str, create: bool) -> Store:
+    """The store of readable files in `path`, which is made if it does not exist or is empty."""
+    path = path.expanduser().absolute()
+    if not (path / INSIDE / "journal").is_file():
+        if not create:
+            raise NotFound(f"there is no store of files at {path}", hint="check --store or $HOLDFAST_STORE")
+        _refuse_foreign(path)
+        make_folder(path)
+    refuse_network(path)
+    return Store(FilesIndex(path, namespace=namespace, view=view), PackBlobs(str(path / INSIDE / "packs")))
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
+    foreign = [found.name for found in path.iterdir() if found.name != INSIDE] if path.exists() else []
+    if foreign:
+        raise NotAStore(
+            f"{path} is no store of files and holds others ({min(foreign)}, …)",
+            hint="give an empty or new directory",
+        )
+
+
+def view(manifest: bytes) -> dict[str, object]:
+    """What a readable file shows of a state: itself where it is JSON, else an outline; large ones name their chunks."""
+    if manifest[:1] not in (b"\x01", b"\x02"):
+        return {"state_in": "chunks"}
+    tree = parse_manifest(manifest, _nothing_spilled).tree
+    assert tree is not None  # nosec B101 - of these two forms
+    shown = to_json_view(codec.outline(tree))
+    return {"state": shown}
+
+
+def _nothing_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
+    raise NotFound("a small state has no chunks")
+
+
+class KeptMemory(Store):
+    """A store in memory that begins with what is in a directory, and goes there when it is closed."""
+
+    def __init__(self, path: Path, namespace: str) -> None:
+        super().__init__(SqliteIndex(None, namespace=namespace), MemoryBlobs())
+        self._kept = Store(*open_embedded(path, namespace=namespace))
+        Copying(self._kept, self, actor="holdfast").copy()
+
+    def close(self) -> None:
+        """Bring the directory up to the memory. A process that is killed before keeps nothing."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None  # type: ignore[assignment]
+            try:
+                Copying(self, kept, mirror=True, actor="holdfast").copy()
+            finally:
+                kept.close()
+            super().close()

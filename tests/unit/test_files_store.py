@@ -1,0 +1,235 @@
+"""`files:dir`: checkpoints as files that people can read; `memory:dir`: kept when it is closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat
+from holdfast.manager import CheckpointManager
+from tests.torture.kill_loop import kill_loop
+from tests.unit.test_copying import fill, noise, same
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(place: Path) -> Iterator[CheckpointManager]:
+    with holdfast.open(f"files:{place}") as opened:
+        yield opened
+
+
+def files(place: Path) -> list[str]:
+    return sorted(str(p.relative_to(place)) for p in place.glob("**/*.json") if ".holdfast" not in p.parts)
+
+
+def test_a_checkpoint_is_a_file(store: CheckpointManager, place: Path) -> None:
+    state = {"epoch": 3, "names": ["ä", "b"], "loss": 0.5, "none": None}
+    saved = store.save("train:1", "epoch 3", state, tags={"kind": "best"}, metadata={"by": "me"}, level="stage")
+    file = place / "train:1" / "stage" / f"{saved}.json"
+    shown = json.loads(file.read_text())
+    assert shown["state"] == state
+    assert (shown["seq"], shown["step"], shown["tags"]) == (1, "epoch 3", {"kind": "best"})
+    store.tag(saved, kind="worst")
+    assert json.loads(file.read_text())["tags"] == {"kind": "worst"}
+    store.delete("train:1", saved)
+    assert files(place) == []
+
+
+def test_what_is_not_json_is_outlined_and_what_is_large_is_in_packs(store: CheckpointManager, place: Path) -> None:
+    odd = store.save("a", "odd", {"t": (1, 2), "b": b"xyz"})
+    large = store.save("a", "large", {"w": noise(1, 2)})
+    assert store.load(odd) == {"t": (1, 2), "b": b"xyz"}
+    assert np.array_equal(store.load(large)["w"], noise(1, 2))  # type: ignore[index]
+    shown = [json.loads((place / "a" / "step" / f"{i}.json").read_text()) for i in (odd, large)]
+    assert shown[0]["state"]["t"] == {"$type": "tuple", "items": [1, 2]}
+    assert shown[1]["state_in"] == "chunks"
+    store.delete("a", large)
+    assert store.gc().packs_kept == 0
+    assert store.verify().is_ok
+
+
+def test_copies_and_another_process(store: CheckpointManager, place: Path, tmp_path: Path) -> None:
+    fill(store)
+    code = f"import holdfast; s = holdfast.open('files:{place}'); print(s.save('c', 'there', 7)); s.close()"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert store.load(there) == 7
+    with holdfast.open(tmp_path / "copy") as copy, holdfast.open(f"files:{tmp_path / 'back'}") as back:
+        store.copy_to(copy)
+        same(store, copy)
+        copy.copy_to(back)
+        same(store, back)
+
+
+def test_a_file_that_a_crash_left_out_is_written_and_others_are_left_alone(place: Path) -> None:
+    with holdfast.open(f"files:{place}") as store:
+        saved = store.save("a", "one", 1)
+    path = place / "a" / "step" / f"{saved}.json"
+    text = path.read_text()
+    path.unlink()
+    (place / "a" / "step" / "gone_1_00000000.json").write_text(
+        json.dumps({**json.loads(text), "id": "gone_1_00000000"})
+    )
+    (place / "notes.json").write_text("{}")
+    holdfast.open(f"files:{place}").close()
+    assert files(place) == [f"a/step/{saved}.json", "notes.json"]
+    assert path.read_text() == text
+
+
+def test_what_was_half_written_is_cut_off(place: Path) -> None:
+    with holdfast.open(f"files:{place}") as store:
+        first = store.save("a", "one", 1)
+        with open(place / ".holdfast" / "journal", "ab") as journal:
+            journal.write(b"-- 500 " + b"0" * 64 + b"\nREPLACE INTO")
+        assert [c.id for c in store.list("a")] == [first]
+        second = store.save("a", "two", 2)
+    with holdfast.open(f"files:{place}") as store:
+        assert [c.id for c in store.list("a")] == [first, second]
+        assert store.verify().is_ok
+
+
+def test_a_failed_sync_is_not_acknowledged_and_the_next_save_goes_to_a_new_file(
+    store: CheckpointManager, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.save("a", "one", 1)
+    journal = place / ".holdfast" / "journal"
+    before = os.stat(journal).st_ino
+
+    def fail(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr("holdfast.index.journal.os.fsync", fail)
+        store.save("a", "two", 2)
+    assert [c.id for c in store.list("a")] == [first]
+    third = store.save("a", "three", 3)
+    assert os.stat(journal).st_ino != before
+    with holdfast.open(f"files:{place}") as again:
+        assert [c.id for c in again.list("a")] == [first, third]
+
+
+def test_the_journal_is_compacted_and_others_follow(
+    store: CheckpointManager, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.index.files._COMPACT_OVER_BYTES", 20_000)
+    with holdfast.open(f"files:{place}") as other:
+        for n in range(60):
+            saved = store.save("a", f"step {n}", n)
+            if n >= 3:
+                store.delete("a", store.list("a")[0].id)
+            assert other.load(saved) == n
+            if n % 7 == 0:
+                other.save("b", "theirs", n)
+        assert (place / ".holdfast" / "journal").stat().st_size < 90_000
+        assert [c.id for c in store.list("b")] == [c.id for c in other.list("b")]
+    assert store.verify().is_ok
+
+
+def damaged(place: Path, data: bytes) -> None:
+    (place / ".holdfast" / "journal").write_bytes(data)
+
+
+def test_journals_that_are_none(place: Path) -> None:
+    with holdfast.open(f"files:{place}") as store:
+        store.save("a", "one", 1)
+        store.save("a", "two", 2)
+    journal = (place / ".holdfast" / "journal").read_bytes()
+    for wrong in (b"", b"hello", journal[:200] + b"x" + journal[201:]):
+        damaged(place, wrong)
+        with pytest.raises(Corrupted):
+            holdfast.open(f"files:{place}")
+    damaged(place, journal.replace(b"format 1", b"format 9", 1))
+    with pytest.raises(UnsupportedFormat):
+        holdfast.open(f"files:{place}")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "ATTACH DATABASE '{0}' AS x; CREATE TABLE x.t (a);",
+        "PRAGMA writable_schema=ON;",
+        "SELECT load_extension('{0}');",
+        "DROP TABLE job;",
+        "INSERT INTO no_table VALUES (1);",
+    ],
+)
+def test_a_journal_can_only_change_rows(place: Path, tmp_path: Path, hostile: str) -> None:
+    from holdfast.index.journal import _framed
+
+    holdfast.open(f"files:{place}").close()
+    path = place / ".holdfast" / "journal"
+    damaged(place, path.read_bytes() + _framed(hostile.format(tmp_path / "made") + "\n"))
+    with pytest.raises(Corrupted):
+        holdfast.open(f"files:{place}")
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_journal_is_sql(place: Path) -> None:
+    from holdfast.index.database import migrations
+
+    with holdfast.open(f"files:{place}") as store:
+        store.save("a", "with \0 and \n; '", {"n": 1})
+        step = store.list("a")[0].step
+    with holdfast.open(f"files:{place}") as store:
+        assert store.list("a")[0].step == step == "with \0 and \n; '"
+    db = sqlite3.connect(":memory:")
+    for _, sql in migrations():
+        db.executescript(sql)
+    db.executescript((place / ".holdfast" / "journal").read_text())
+    assert db.execute("SELECT count(*) FROM checkpoint").fetchone() == (1,)
+    db.close()
+
+
+def test_places_that_are_refused(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        holdfast.open(f"files:{place}", create=False)
+    assert not place.exists()
+    place.mkdir()
+    (place / "mine.txt").touch()
+    with pytest.raises(NotAStore):
+        holdfast.open(f"files:{place}")
+    with pytest.raises(NotAStore):
+        holdfast.open(f"files:{place / 'mine.txt'}")
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_by_kills(place: Path) -> None:
+    assert kill_loop(f"files:{place}", rounds=3, seed=3)["acknowledged"] > 0
+
+
+def test_memory_that_is_kept(tmp_path: Path) -> None:
+    url = f"memory:{tmp_path / 'kept'}"
+    with holdfast.open(url) as store:
+        ids = fill(store)
+    with holdfast.open(url) as store:
+        assert store.get(ids[0]).tags == {"k": "v"}
+        assert [c.seq for c in store.list("b")] == [1, 3]
+        store.delete("a", ids[0])
+        late = store.save("a", "late", {"w": noise(5)})
+    with holdfast.open(tmp_path / "kept") as store:
+        assert not store.exists(ids[0])
+        assert store.get(late).seq == 3
+        assert store.verify().is_ok
+
+
+def test_names_never_become_paths() -> None:
+    from holdfast.index.files import _safe
+
+    for hostile in ("..", ".", "../../etc", "a/b", "\0", ".holdfast", "a\nb"):
+        safe = _safe(hostile)
+        assert "/" not in safe
+        assert "\0" not in safe
+        assert not safe.startswith(".")
