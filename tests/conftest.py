@@ -96,6 +96,14 @@ def _power_cut() -> str | None:
     return _command("xfs_io") or _ext4()
 
 
+def _criu() -> str | None:
+    """Root, runc, iptables and a CRIU that works here (`./dev lab`)."""
+    if reason := _root() or _command("runc", "criu", "iptables", "ip6tables", "unshare"):
+        return f"{reason} (./dev lab installs them)"
+    check = subprocess.run(["criu", "check"], capture_output=True, timeout=60, check=False)
+    return None if check.returncode == 0 else f"criu check: {check.stderr.decode(errors='replace').strip()[-300:]}"
+
+
 def _postgres() -> str | None:
     from tests.servers.postgres import programs
 

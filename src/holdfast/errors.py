@@ -16,6 +16,7 @@
     │   └── Unauthorized   a valid token is missing         unauthorized     401    10
     ├── StepTimeout    (TimeoutError)                       timeout          504     9
     ├── WorkerDied     the process at work was killed       worker_died      500     1
+    ├── CriuFailed     a container was not frozen or thawed criu_failed      500     1
     ├── Corrupted      (ValueError)                         corrupted        400     6
     └── StorageError   (OSError)                            storage          503     7
         ├── NotAStore                                       not_a_store      503     7
@@ -164,6 +165,16 @@ class WorkerDied(CheckpointError):
     """The process that worked on a step or an item ended without an answer: killed, out of memory, or crashed."""
 
     code = "worker_died"
+
+
+class CriuFailed(CheckpointError):
+    """CRIU or the container runtime refused to dump or restore. `attempt` names the logs that were kept."""
+
+    code = "criu_failed"
+
+    def __init__(self, message: str, *, hint: str = "", attempt: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.attempt = attempt
 
 
 class Corrupted(CheckpointError, ValueError):

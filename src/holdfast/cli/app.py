@@ -38,6 +38,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "approve": ("approve", "Approve or deny what a run waits for."),
         "llm": ("llm", "Show what calls of models cost; forget or export them."),
     },
+    "Containers": {
+        "container": ("container", "Freeze containers and bring them back."),
+    },
     "Change": {
         "tag": ("change", "Set or remove tags of a checkpoint."),
         "pin": ("change", "Keep a checkpoint from every cleanup."),

@@ -47,7 +47,7 @@ def doctor_command(session: Session) -> None:
     else:
         click.echo(f"{style('store', 'dim')}  {safe(place)}\n")
         for finding in findings:
-            _print(finding)
+            print_finding(finding)
     if not is_ok:
         from holdfast.errors import StorageError
 
@@ -65,7 +65,7 @@ def _findings(session: Session) -> tuple[str, list[Finding]]:
     return str(where), [*_machine(), *(_foreign(where) or [*_disk(where), *_store(session, where)])]
 
 
-def _print(finding: Finding) -> None:
+def print_finding(finding: Finding) -> None:
     mark, look = _MARKS[finding.status]
     indent = 16
     room = (terminal_width() or 10_000) - indent

@@ -88,6 +88,15 @@ def _numbers(data: bytes, position: int, end: int, name: str) -> dict[int, int]:
     return found
 
 
+def numbers_in(stats: bytes) -> dict[int, int]:
+    """The numbers of a statistics image: a record with one message of numbers in it."""
+    position = 12  # behind the magic words and the size
+    if len(stats) <= position or stats[position] != (1 << 3 | 2):
+        return {}
+    size, position = _varint(stats, position + 1)
+    return _numbers(stats, position, min(position + size, len(stats)), "stats-dump")
+
+
 def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:

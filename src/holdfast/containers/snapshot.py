@@ -25,6 +25,7 @@ phases_ms (freeze, dump, rootfs, …), is_running (whether it was left running),
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -35,7 +36,7 @@ from holdfast.files import Tree
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, parse_name
 
-from .pages import cuts
+from .pages import cuts, numbers_in
 
 FORMAT = 1
 KINDS = ("container", "process")
@@ -79,6 +80,30 @@ def images_tree(directory: Path) -> Tree:
 def rootfs_tree(directory: Path) -> Tree:
     """The files of a container, with everything that makes them what they are. Sockets are left out: see `skipped`."""
     return Tree(directory, exact=True, without_attributes=LEFT_ATTRIBUTES)
+
+
+def read_descriptors(images: Path) -> tuple[str, ...]:
+    """What the first three descriptors were, as runc noted them; () where no runtime did."""
+    try:
+        found = json.loads((images / "descriptors.json").read_text())
+    except FileNotFoundError:
+        return ()
+    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+
+
+def read_processes(images: Path) -> dict[str, Any]:
+    """The processes in the images, for people: what diff and lists show."""
+    return {}
+
+
+def frozen_ms(work: Path) -> float | None:
+    """How long CRIU says that everything stood still; None where it does not say."""
+    try:
+        data = (work / "stats-dump").read_bytes()
+    except FileNotFoundError:
+        return None
+    found = numbers_in(data)
+    return found.get(2, 0) / 1000 if found else None
 
 
 def job_of(kind: str, key: str) -> str:

@@ -37,6 +37,7 @@ class Wishes:
     owners: bool | None = None  # restore them; None: if we are root
     setuid: bool = False  # restore set-user-ID and set-group-ID bits
     exact: bool = False  # fifos, devices and extended attributes too
+    durable: bool = True
     progress: Progress | None = None  # called with (done, total) in bytes
 
     def dress(self, fd: int, table: Table, row: int) -> None:

@@ -42,21 +42,22 @@ def write_tree(table: Table, stream: StoredStream | None, destination: bytes, wi
             if not is_new:
                 _refuse_conflicts(table, home, destination, wishes)
             with _stage(home) as (name, stage):
-                Filling(table, stream, stage, wishes, sync_each=_has_few(table)).run()
+                Filling(table, stream, stage, wishes, sync_each=wishes.durable and _has_few(table)).run()
                 if is_new:
                     _dress_directories(table, stage, wishes)
-                    _sync(table, stage)
+                    _sync(table, stage, wishes)
                     _rename_to(home, name, destination)
                     wishes.dress(stage, table, 0)  # last: a directory without write permission could not be moved
-                    os.fsync(stage)
-                    os.fsync(home)
+                    if wishes.durable:
+                        os.fsync(stage)
+                        os.fsync(home)
                 else:
-                    _sync(table, stage)
+                    _sync(table, stage, wishes)
                     _move_into(table, stage, home)
                     _dress_directories(table, home, wishes)
             if not is_new:
                 wishes.dress(home, table, 0)
-                _sync(table, home)
+                _sync(table, home, wishes)
         finally:
             os.close(home)
 
@@ -262,8 +263,10 @@ def _has_few(table: Table) -> bool:
     return len(table) <= _SYNC_EACH_UP_TO
 
 
-def _sync(table: Table, root: int) -> None:
+def _sync(table: Table, root: int, wishes: Wishes) -> None:
     """Make all entries below `root` durable; where there are few, their files are already."""
+    if not wishes.durable:
+        return
     if not _has_few(table):
         _sync_file_system(root)
         return

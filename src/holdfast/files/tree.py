@@ -96,6 +96,7 @@ class Tree:
         owners: bool | None = None,
         setuid: bool = False,
         exact: bool = False,
+        durable: bool = True,
         progress: Progress | None = None,
     ) -> None:
         """Write everything below `destination`: durable when this returns, and never a part of a file in its place.
@@ -103,14 +104,15 @@ class Tree:
         The destination must not exist or be empty, else Conflict; with `overwrite`, files of the same name are
         replaced and others stay. Numeric owners are restored if we are root, or as `owners` says; set-user-ID and
         set-group-ID bits only with `setuid`. `exact` brings all of that back, and what an exact tree holds besides: it
-        takes root, and is for trees you trust. Nothing is ever written outside of `destination`, whatever the store
-        holds. `progress(done, total)` counts bytes.
+        takes root, and is for trees you trust. Without `durable`, for files needed only now, it does not wait for the
+        disk. Nothing is ever written outside of `destination`, whatever the store holds. `progress(done, total)` counts
+        bytes.
         """
         from .filling import Wishes
         from .restore import write_tree
 
         stored = _must_be_stored(self._stored, self)
-        wishes = Wishes(overwrite, owners, setuid or exact, exact, progress)
+        wishes = Wishes(overwrite, owners, setuid or exact, exact, durable, progress)
         write_tree(stored.table, stored.content, os.fsencode(destination), wishes)
 
     def _table(self) -> Table:

@@ -1,0 +1,179 @@
+"""Running CRIU, by itself or below a runtime: what it needs, what it said, and the seam in the middle of a dump.
+
+A dump counts only if all of this holds: the program ended with 0, the log ends with CRIU's own word of success, and the
+images are there and fit together.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import Corrupted, CriuFailed, Validation
+
+from . import relay
+from .attempts import Attempt
+from .criu_log import explain
+from .pages import cuts
+
+_FREEZE_TIMEOUTS_S = (1, 2, 10)
+_SUCCESS = "Dumping finished successfully"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def find_program(name: str, fix: str = "holdfast container doctor says how to get it") -> str:
+    """The absolute path of a program, also where only root's PATH looks."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
+    if found is None:
+        raise Validation(f"there is no {name} on this machine", hint=fix)
+    return os.path.abspath(found)
+
+
+def criu_version(criu: str) -> str:
+    done = subprocess.run([criu, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    for line in done.stdout.splitlines():
+        if line.startswith("Version: "):
+            return line.removeprefix("Version: ").strip()
+    return ""
+
+
+def validate_images(directory: Path) -> None:
+    """Corrupted unless these are the images of a whole dump: looked at before they reach CRIU, and after it."""
+    for name in ("inventory.img", "pstree.img"):
+        if not (directory / name).is_file() or not (directory / name).stat().st_size:
+            raise Corrupted(f"the images lack {name}", hint="use another checkpoint: holdfast container list")
+    cuts(directory)
+
+
+class Seam:
+    """Where CRIU waits, with everything frozen and the images written, for Holdfast's word (see relay)."""
+
+    def __init__(self, folder: str) -> None:
+        self.path = os.path.join(folder, "seam")
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listening.bind(self.path)
+        self._listening.listen(1)
+        self._asking: socket.socket | None = None
+
+    def wait(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether CRIU has arrived at the seam; False when the process ended before."""
+        ended = os.pidfd_open(process.pid)
+        try:
+            while True:
+                waiting = self._asking or self._listening
+                ready, _, _ = select.select([waiting.fileno(), ended], [], [])
+                if waiting.fileno() in ready:
+                    if self._asking is None:
+                        self._asking = self._listening.accept()[0]
+                        continue
+                    return self._asking.recv(64) == relay.DUMPED
+                return False
+        finally:
+            os.close(ended)
+
+    def let_go(self) -> None:
+        """The dump is as we want it: the processes end, or run on if they were to be left running."""
+        if self._asking is not None:
+            self._asking.send(relay.GO_ON)
+
+    def close(self) -> None:
+        """Without a word before, CRIU gives the dump up and lets the processes run on."""
+        for one in (self._asking, self._listening):
+            if one is not None:
+                one.close()
+
+
+@contextmanager
+def seam() -> Iterator[Seam]:
+    place = "/run" if os.access("/run", os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="holdfast-", dir=place)  # short, because names of sockets are
+    made = Seam(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def dump(command: Sequence[str], *, attempt: Attempt, on_frozen: Callable[[], None]) -> None:
+    """Run a program that dumps with CRIU, and `on_frozen` at the seam; if that raises, nothing has happened.
+
+    CriuFailed says why, in words, when it did not come to that. `command` must put its log into the attempt's folder.
+    CRIU cannot stop a process that waits for its vfork: such a dump is tried again, because the moment passes.
+    """
+    for timeout_s in _FREEZE_TIMEOUTS_S:
+        try:
+            _dump(command, attempt, on_frozen, timeout_s)
+            return
+        except CriuFailed:
+            log = attempt.log()
+            if timeout_s == _FREEZE_TIMEOUTS_S[-1] or not ("Timeout reached" in log and "Unseizable" in log):
+                raise
+            (attempt.path / "dump.log").rename(attempt.path / f"dump-{timeout_s}s.log")
+            shutil.rmtree(attempt.images)
+            attempt.images.mkdir(mode=0o700)
+
+
+def _dump(command: Sequence[str], attempt: Attempt, on_frozen: Callable[[], None], timeout_s: int) -> None:
+    with seam() as waiting:
+        _write_fronts(attempt, waiting)
+        inherited = {**os.environ, "HOLDFAST_FREEZE_TIMEOUT_S": str(timeout_s)}
+        inherited["PATH"] = f"{attempt.bin}:{inherited.get('PATH', '')}:{_PATH}"
+        with (attempt.path / "runtime.log").open("wb") as said:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=inherited)
+            try:
+                if waiting.wait(process):
+                    validate_images(attempt.images)
+                    on_frozen()
+                    waiting.let_go()
+            finally:
+                waiting.close()
+                code = process.wait()
+    if code != 0 or not attempt_succeeded(attempt):
+        raise failure("frozen", attempt)
+
+
+def attempt_succeeded(attempt: Attempt) -> bool:
+    log = (attempt.path / "dump.log").read_bytes() if (attempt.path / "dump.log").exists() else b""
+    lines = log.decode(errors="replace").strip().splitlines()
+    return bool(lines) and lines[-1].endswith(_SUCCESS)
+
+
+def failure(what: str, attempt: Attempt) -> CriuFailed:
+    """The error for a dump or restore that failed, from its logs."""
+    cause = explain(attempt.log())
+    runtime = (attempt.path / "runtime.log").read_text(errors="replace").strip() if attempt.path.exists() else ""
+    if cause is not None and cause.code != "unknown":
+        message, hint = cause.cause, cause.fix
+    else:
+        message = cause.line if cause is not None else (runtime.splitlines() or ["it said nothing"])[-1][:500]
+        hint = "the log tells more"
+    return CriuFailed(
+        f"it could not be {what}: {message}",
+        hint=f"{hint.rstrip('.')}. Log: holdfast container logs {attempt.id}",
+        attempt=attempt.id,
+    )
+
+
+def _write_fronts(attempt: Attempt, waiting: Seam) -> None:
+    """The `criu` that the runtime finds first; and the same question as an action script, for CRIU without runtime."""
+    attempt.bin.mkdir(mode=0o700, exist_ok=True)
+    ask = shlex.join([sys.executable, "-IS", os.path.abspath(relay.__file__)])
+    fronts = {
+        "criu": f'exec {ask} {shlex.quote(find_program("criu"))} {shlex.quote(waiting.path)} "$@"\n',
+        "post-dump": f'[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0\n'
+        f"exec {ask} --ask {shlex.quote(waiting.path)}\n",
+    }
+    for name, text in fronts.items():
+        path = attempt.bin / name
+        path.write_text(f"#!/bin/sh\n{text}")
+        path.chmod(0o700)

@@ -1,0 +1,258 @@
+"""Freezing a container: its processes and its files, of one moment, as one checkpoint.
+
+    freeze → dump → files → thaw → store          left running: the files are copied away first, storing takes its time
+    freeze → dump → files and store → end         otherwise: it ends only when the checkpoint is durable
+
+Whatever fails, and whenever this program is killed, the container runs on or its checkpoint is whole (see relay).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.errors import Conflict, Validation
+from holdfast.manager import CheckpointManager
+from holdfast.model import Checkpoint
+
+from . import hosts, network, snapshot
+from .attempts import Attempt, attempt, only_one
+from .criu import dump
+from .rootfs import Rootfs, copy_away, find_rootfs
+from .runc import Container, runtime_version
+
+# What a dump may be told, and a restore must be told again.
+OPTIONS = ("--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks")
+
+Report = Callable[[str], None]
+
+
+class Companion(Protocol):
+    """Somebody with a part in the same moment, such as the memory of a GPU. Errors end the attempt."""
+
+    def before_dump(self, pids: Sequence[int]) -> None:
+        """The processes still run. If this fails, it has undone what it did."""
+        ...
+
+    def after_dump(self, pids: Sequence[int], *, is_running: bool) -> None:
+        """The dump is over, or was given up. What still runs must be able to go on."""
+        ...
+
+    def after_restore(self, pids: Sequence[int]) -> None:
+        """The processes are there again."""
+        ...
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of each phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    report: Report | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self.report is not None:
+            self.report(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+    def milliseconds(self) -> dict[str, float]:
+        return {name: round(seconds * 1000, 1) for name, seconds in self.seconds.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What came of a freeze."""
+
+    checkpoint: Checkpoint
+    phases_ms: Mapping[str, float]
+    frozen_ms: float
+    sockets: Sequence[str]
+
+
+def parse_options(options: Sequence[str]) -> list[str]:
+    for option in options:
+        if option not in OPTIONS:
+            raise Validation(f"{option!r} is no option of a dump", hint=f"use {', '.join(OPTIONS)}")
+    return sorted(set(options))
+
+
+def freeze_container(
+    manager: CheckpointManager,
+    container: Container,
+    *,
+    key: str | None = None,
+    leave_running: bool = False,
+    options: Sequence[str] = (),
+    companions: Sequence[Companion] = (),
+    tags: Mapping[str, str] | None = None,
+    images_for: Callable[[Attempt], None] | None = None,
+    report: Report | None = None,
+) -> Frozen:
+    """Make a checkpoint of a running container, durable when this returns; it ends, unless left running.
+
+    `images_for` is shown the images before they are gone.
+    """
+    if container.status not in ("running", "paused"):
+        raise Conflict(f"container {container.id} is {container.status}", hint="only a running one can be frozen")
+    wanted = parse_options(options)
+    job = snapshot.job_of("container", key or container.id)
+    rootfs = find_rootfs(container.bundle, str(container.spec.get("root", {}).get("path", "rootfs")))
+    net = network.mode_of(container.spec)
+    with ExitStack() as stack:
+        stack.enter_context(only_one(container.root, container.id))
+        kept = stack.enter_context(attempt("checkpoint", container.id))
+        namespace = stack.enter_context(network.namespace_of(container.pid, net))
+        facts = {"host": hosts.facts(), "runtime": runtime_version(container.program)}
+        work = _Freeze(manager, job, container, kept, rootfs, net, wanted, leave_running, dict(tags or {}), facts)
+        work.phases.report = report
+        command = container.command(
+            "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted,
+            *(["--leave-running"] if leave_running else []), container.id,
+        )  # fmt: skip
+        pids = pids_below(container.pid)
+        with accompanied(companions, pids, lambda: os.path.exists(f"/proc/{container.pid}")):
+            started = time.monotonic()
+            try:
+                with work.phases.phase("dump"):
+                    dump(command, attempt=kept, on_frozen=work.on_frozen)
+            finally:
+                if not leave_running:
+                    network.remove_lock(namespace)
+            work.phases.seconds["dump"] = time.monotonic() - started - work.frozen_work_s()
+        if leave_running:
+            work.store()
+        if images_for is not None:
+            images_for(kept)
+        return work.result()
+
+
+@contextmanager
+def accompanied(companions: Sequence[Companion], pids: Sequence[int], is_running: Callable[[], bool]) -> Iterator[None]:
+    """Companions before and after a dump: those that were told of its beginning are told of its end."""
+    with ExitStack() as undo:
+        for companion in companions:
+            companion.before_dump(pids)
+            undo.callback(_tell, companion, pids, is_running)
+        yield
+
+
+def _tell(companion: Companion, pids: Sequence[int], is_running: Callable[[], bool]) -> None:
+    companion.after_dump(pids, is_running=is_running())
+
+
+@dataclass(slots=True)
+class _Freeze:
+    """One freeze under way."""
+
+    manager: CheckpointManager
+    job: str
+    container: Container
+    attempt: Attempt
+    rootfs: Rootfs
+    network: Mapping[str, str]
+    options: Sequence[str]
+    leave_running: bool
+    tags: dict[str, str]
+    facts: Mapping[str, object]  # asked before anything is frozen
+    phases: Phases = field(default_factory=Phases)
+    checkpoint: Checkpoint | None = None
+    sockets: list[str] = field(default_factory=list)
+    files: Path | None = None
+
+    def on_frozen(self) -> None:
+        """At the seam: nothing of the container moves. Short if it is to run on, complete if it is to end."""
+        if self.rootfs.kind == "none":
+            self.files = None
+        elif self.leave_running:
+            with self.phases.phase("files"):
+                copy_away(self.rootfs.changes, self.attempt.rootfs)
+            self.files = self.attempt.rootfs
+        else:
+            self.files = self.rootfs.changes
+        if not self.leave_running:
+            self.store()
+
+    def store(self) -> None:
+        with self.phases.phase("store"):
+            taken = self._snapshot()
+            metadata = {
+                "kind": "container",
+                "id": self.container.id,
+                "runtime": self.container.engine,
+                "network": self.network["mode"],
+                "is_running": self.leave_running,
+                "frozen_ms": self.frozen_ms() if self.leave_running else None,
+                "phases_ms": self.phases.milliseconds(),
+                "rootfs": self.rootfs.kind,
+                "sockets": self.sockets,
+                "attempt": self.attempt.id,
+                **process_totals(taken.processes),
+            }
+            step = self.job.partition(":")[2]
+            identity = self.manager.save(self.job, step, taken.state(), metadata=metadata, tags=self.tags)
+            self.checkpoint = self.manager.get(identity)
+
+    def _snapshot(self) -> snapshot.Snapshot:
+        tree = None if self.files is None else snapshot.rootfs_tree(self.files)
+        self.sockets = [] if tree is None else [path for path, what in tree.skipped if what == "a socket"]
+        host = self.facts["host"]
+        assert isinstance(host, dict)
+        return snapshot.Snapshot(
+            kind="container",
+            id=self.container.id,
+            images=snapshot.images_tree(self.attempt.images),
+            runtime={
+                "name": self.container.engine,
+                "version": str(self.facts["runtime"]),
+                "root": self.container.root,
+            },
+            bundle=str(self.container.bundle),
+            spec=self.container.spec,
+            descriptors=snapshot.read_descriptors(self.attempt.images),
+            network=self.network,
+            criu={"version": host["criu"], "options": list(self.options)},
+            host=host,
+            processes=snapshot.read_processes(self.attempt.images),
+            rootfs_kind=self.rootfs.kind,
+            rootfs=tree,
+        )
+
+    def frozen_work_s(self) -> float:
+        return sum(self.phases.seconds.get(name, 0.0) for name in ("files", "store"))
+
+    def frozen_ms(self) -> float | None:
+        return snapshot.frozen_ms(self.attempt.path)
+
+    def result(self) -> Frozen:
+        assert self.checkpoint is not None  # nothing above returns without one
+        frozen = self.frozen_ms() or 0.0
+        return Frozen(self.checkpoint, self.phases.milliseconds(), frozen, self.sockets)
+
+
+def process_totals(processes: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
+    memory = sum(int(str(one.get("memory_bytes", 0))) for one in processes.values())
+    return {"processes": len(processes), "memory_bytes": memory}
+
+
+def pids_below(pid: int) -> list[int]:
+    """A process and its descendants, as this machine numbers them."""
+    found = [pid]
+    for one in found:
+        try:
+            for thread in os.listdir(f"/proc/{one}/task"):
+                text = Path(f"/proc/{one}/task/{thread}/children").read_text()
+                found += [int(child) for child in re.findall(r"\d+", text)]
+        except OSError:
+            continue
+    return found

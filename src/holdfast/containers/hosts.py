@@ -1,0 +1,52 @@
+"""Facts about a machine that decide whether what was frozen there can be thawed here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from .criu import criu_version, find_program
+
+
+def facts() -> dict[str, object]:
+    """Kernel, processor, cgroups and versions, as they are kept with every checkpoint."""
+    system = os.uname()
+    return {
+        "arch": system.machine,
+        "kernel": system.release,
+        "cpu": cpu_model(),
+        "cpu_features": cpu_features(),
+        "cgroup": cgroup_mode(),
+        "page_bytes": os.sysconf("SC_PAGE_SIZE"),
+        "libc": " ".join(platform.libc_ver()),
+        "criu": criu_version(find_program("criu")) if shutil.which("criu") else "",
+    }
+
+
+def cpu_features() -> list[str]:
+    for line in _cpuinfo():
+        if line.startswith(("flags", "Features")):
+            return sorted(line.split(":", 1)[1].split())
+    return []
+
+
+def cpu_model() -> str:
+    for line in _cpuinfo():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return ""
+
+
+def cgroup_mode() -> str:
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return "v2"
+    return "hybrid" if Path("/sys/fs/cgroup/unified").exists() else "v1"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return []

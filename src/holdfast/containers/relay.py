@@ -1,0 +1,163 @@
+"""The seam in a dump: stands between a runtime and CRIU, and asks Holdfast before the frozen processes go on or die.
+
+    runc ⇄ relay ⇄ criu swrk          relay ⇄ Holdfast, by a socket
+
+When the images are written and everything is still frozen, network lock included, CRIU reports "post-dump" and waits
+for an answer. The relay passes that on to Holdfast, which takes the files of the same moment and, if the processes are
+to die, commits the checkpoint. Only when it says yes does CRIU end them. If it says no, or is gone, CRIU lets them run
+on. So whoever is killed, and whenever, there is a running container or a whole checkpoint.
+
+Started as `python -IS relay.py CRIU SOCKET swrk FD` by the `criu` that a runtime finds first on its PATH: nothing but
+the standard library can be imported here. Requests other than a dump go straight to CRIU. Where there is no runtime,
+CRIU starts it as its action script: `relay.py --ask SOCKET`.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import stat
+import sys
+
+MESSAGE_BYTES = 1 << 20
+DUMP = 1
+NOTIFY = 6
+DUMPED = b"dumped"
+GO_ON = b"yes"
+_REFUSED = bytes([1 << 3, NOTIFY, 3 << 3, 0])  # criu_req {type: NOTIFY, notify_success: false}
+_OWN_DESCRIPTORS = 500  # ours are moved above this: the numbers below are the runtime's, which CRIU asks us for
+
+
+def main(real: str, seam: str, arguments: list[str]) -> int:
+    if len(arguments) != 2 or arguments[0] != "swrk":
+        os.execv(real, [real, *arguments])  # nosec B606
+    runtime = socket.socket(fileno=int(arguments[1]))
+    if number_field(runtime.recv(MESSAGE_BYTES, socket.MSG_PEEK), 1) != DUMP:
+        os.set_inheritable(runtime.fileno(), True)
+        os.execv(real, [real, *arguments])  # nosec B606
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holdfast:
+        holdfast.connect(seam)
+        return relay(real, runtime, holdfast)
+
+
+def ask(seam: str) -> int:
+    """An action script's exit status: 0 if Holdfast says yes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holdfast:
+        try:
+            holdfast.connect(seam)
+        except OSError:
+            return 1
+        return 0 if may_go_on(holdfast) else 1
+
+
+def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
+    """Pass messages both ways until CRIU ends."""
+    import fcntl
+    import subprocess
+
+    moved = [
+        socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS))
+        for one in (runtime, holdfast)
+    ]
+    runtime.close()
+    runtime, holdfast = moved
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    far = socket.socket(fileno=fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS))
+    near = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS)
+    ours.close()
+    theirs.close()
+    lend_directories(runtime)
+    criu = subprocess.Popen([real, "swrk", str(near)], pass_fds=(near,))
+    os.close(near)
+    request = runtime.recv(MESSAGE_BYTES)
+    far.send(with_timeout(request, int(os.environ.get("HOLDFAST_FREEZE_TIMEOUT_S", "0"))))
+    while message := forward(far, None):
+        if is_post_dump(message[0]) and not may_go_on(holdfast):
+            far.send(_REFUSED)
+            continue
+        send(runtime, *message)
+        if number_field(message[0], 1) != NOTIFY:
+            break
+        forward(runtime, far)
+    runtime.close()
+    far.close()
+    return criu.wait()
+
+
+def lend_directories(runtime: socket.socket) -> None:
+    """CRIU opens the image directory as a descriptor of its client, which is us now: have it under that number."""
+    peer = runtime.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid = int.from_bytes(peer[:4], sys.byteorder)
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{name}"
+        try:
+            if 2 < int(name) < _OWN_DESCRIPTORS and stat.S_ISDIR(os.stat(path).st_mode):
+                found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if found != int(name):
+                    os.dup2(found, int(name), inheritable=False)
+                    os.close(found)
+        except FileNotFoundError:  # closed meanwhile
+            continue
+
+
+def may_go_on(holdfast: socket.socket) -> bool:
+    """Ask Holdfast. No answer is no: then the processes run on."""
+    try:
+        holdfast.send(DUMPED)
+        return holdfast.recv(16) == GO_ON
+    except OSError:
+        return False
+
+
+def forward(source: socket.socket, target: socket.socket | None) -> tuple[bytes, list[int]] | None:
+    """The next message and the descriptors with it, sent to `target` if there is one; None at the end."""
+    message, control, _, _ = source.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(64))
+    descriptors = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if not message:
+        return None
+    if target is not None:
+        send(target, message, list(descriptors))
+    return message, list(descriptors)
+
+
+def send(target: socket.socket, message: bytes, descriptors: list[int]) -> None:
+    socket.send_fds(target, [message], descriptors)
+    for fd in descriptors:
+        os.close(fd)
+
+
+def with_timeout(request: bytes, timeout_s: int) -> bytes:
+    """The request, in which CRIU gives up freezing after that long: criu_req {type, opts {…, timeout: timeout_s}}."""
+    if not 0 < timeout_s < 128 or request[2:3] != b"\x12":
+        return request
+    size = shift = 0
+    position = 3
+    while True:
+        byte = request[position]
+        size |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            break
+    options = request[position : position + size] + bytes([0xE8, 0x02, timeout_s])
+    length = bytes([len(options) & 0x7F | 0x80, len(options) >> 7 & 0x7F | 0x80, len(options) >> 14])
+    return request[:3] + length + options + request[position + size :]
+
+
+def is_post_dump(message: bytes) -> bool:
+    """criu_resp {type: NOTIFY, notify: {script: "post-dump"}}."""
+    return number_field(message, 1) == NOTIFY and b"\x0a\x09post-dump" in message
+
+
+def number_field(message: bytes, wanted: int) -> int | None:
+    """A small number field at the beginning of a protobuf message."""
+    return message[1] if len(message) > 1 and message[0] == wanted << 3 else None
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--ask":
+        sys.exit(ask(sys.argv[2]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

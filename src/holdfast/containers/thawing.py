@@ -1,0 +1,149 @@
+"""Thawing: bringing a container back from a checkpoint, here or on another machine.
+
+    load and verify → files in place → restore → running        fails: files as before, network unlocked
+
+Nothing is touched before every byte of the images has been read and verified.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import Conflict, Corrupted, NotFound, Validation
+from holdfast.manager import CheckpointManager
+from holdfast.model import Checkpoint, CheckpointStatus, parse_name
+
+from . import network, runc, snapshot
+from .attempts import Attempt, attempt, only_one
+from .criu import failure, find_program, validate_images
+from .freezing import Companion, Phases, Report, pids_below
+from .rootfs import Rootfs, find_rootfs, replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Thawed:
+    """What came of a restore."""
+
+    id: str
+    pid: int
+    checkpoint: Checkpoint
+    phases_ms: Mapping[str, float]
+
+
+def thaw_container(
+    manager: CheckpointManager,
+    name: str,
+    *,
+    new_id: str | None = None,
+    bundle: Path | None = None,
+    root: str | None = None,
+    runtime_options: Sequence[str] = (),
+    companions: Sequence[Companion] = (),
+    report: Report | None = None,
+) -> Thawed:
+    """Bring a container back: the newest sound checkpoint of a key, or the one with that ID.
+
+    A checkpoint that turns out to be damaged is marked, and the one before it is taken, unless it was named itself.
+    """
+    is_id = manager.exists(name)
+    while True:
+        checkpoint = snapshot.find(manager, "container", name)
+        try:
+            return _thaw(manager, checkpoint, new_id, bundle, root, runtime_options, companions, Phases(report=report))
+        except Corrupted as error:
+            if is_id:
+                raise
+            manager.set_status(checkpoint.id, CheckpointStatus.CORRUPTED)
+            warnings.warn(f"checkpoint {checkpoint.id} is damaged, the one before it is used: {error}", stacklevel=2)
+
+
+def _thaw(
+    manager: CheckpointManager,
+    checkpoint: Checkpoint,
+    new_id: str | None,
+    bundle: Path | None,
+    root: str | None,
+    runtime_options: Sequence[str],
+    companions: Sequence[Companion],
+    phases: Phases,
+) -> Thawed:
+    _, kept = snapshot.load(manager, checkpoint.id)
+    if kept.kind != "container":
+        raise Validation(f"{checkpoint.id} holds processes, no container", hint="use holdfast process restore")
+    identity = new_id or kept.id
+    parse_name("container ID", identity)
+    program = find_program("crun" if kept.runtime.get("name") == "crun" else "runc")
+    place = root or str(kept.runtime.get("root") or "/run/runc")
+    home = Path(bundle or kept.bundle).absolute()
+    with ExitStack() as stack:
+        stack.enter_context(only_one(place, identity))
+        if runc.exists(program, place, identity):
+            raise Conflict(f"container {identity} exists already", hint="delete it first, or give --new-id")
+        spec = bundle_spec(home, kept)
+        network.refuse_mismatch(kept.network, network.mode_of(spec))
+        work = stack.enter_context(attempt("restore", identity))
+        with phases.phase("load"):
+            unpack_images(kept, work)
+        rootfs = find_rootfs(home, str(spec.get("root", {}).get("path", "rootfs")))
+        with phases.phase("files"):
+            stack.enter_context(files_of(kept, rootfs))
+        with phases.phase("restore"):
+            command = [program, "--root", place, "restore", "--detach", "--image-path", str(work.images),
+                       "--work-path", str(work.path), "--bundle", str(home),
+                       *kept.criu.get("options", ()), *runtime_options, identity]  # fmt: skip
+            run_restore(command, work, network.mode_of(spec))
+        found = runc.look_up(identity, str(kept.runtime.get("name")), place)
+        for companion in companions:
+            companion.after_restore(pids_below(found.pid))
+    return Thawed(identity, found.pid, checkpoint, phases.milliseconds())
+
+
+def unpack_images(kept: snapshot.Snapshot, work: Attempt) -> None:
+    """The images as files, every byte verified, and looked at before CRIU sees them."""
+    work.images.rmdir()
+    kept.images.write_to(work.images, durable=False)
+    validate_images(work.images)
+
+
+def files_of(kept: snapshot.Snapshot, rootfs: Rootfs) -> AbstractContextManager[None]:
+    """The container's files as they were, while it is restored and afterwards; as before if that fails."""
+    if kept.rootfs is None:
+        return nullcontext()
+    if kept.rootfs_kind != rootfs.kind:
+        raise Conflict(
+            f"the checkpoint keeps the files of a root of kind {kept.rootfs_kind}, {rootfs.point} is of kind "
+            f"{rootfs.kind}",
+            hint="mount the image there as it was: an overlay of the same layers with an upper directory"
+            if kept.rootfs_kind == "overlay"
+            else "give a bundle whose root is a plain directory",
+        )
+    return replaced(rootfs, kept.rootfs)
+
+
+def run_restore(command: Sequence[str], work: Attempt, net: Mapping[str, str]) -> None:
+    """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails."""
+    with (work.path / "runtime.log").open("wb") as said, network.namespace_of(None, net) as namespace:
+        process = subprocess.run(command, stderr=said, check=False, env=dict(os.environ))
+        if process.returncode:
+            network.remove_lock(namespace)
+            raise failure("restored", work)
+
+
+def bundle_spec(home: Path, kept: snapshot.Snapshot) -> dict[str, Any]:
+    """The bundle's config.json; where a bundle has none, the one that was kept."""
+    if not home.is_dir():
+        raise NotFound(f"there is no bundle at {home}", hint="give --bundle: a directory with a root file system")
+    try:
+        return runc.read_spec(home)
+    except NotFound:
+        import json
+
+        (home / "config.json").write_text(json.dumps(dict(kept.spec)))
+        return dict(kept.spec)

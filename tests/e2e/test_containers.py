@@ -1,0 +1,341 @@
+"""Containers frozen and brought back for real: CRIU, runc, overlay roots, and programs that check themselves."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.containers import relay
+from tests.lab import C_COUNTER, HOLDFAST, PYTHON, SHELL_COUNTER, Lab, lab
+
+pytestmark = [pytest.mark.requires("criu"), pytest.mark.xdist_group("containers")]
+
+
+@pytest.fixture(name="lab")
+def _lab(tmp_path: Path) -> Iterator[Lab]:
+    with lab(tmp_path) as made:
+        yield made
+
+
+def freeze(lab: Lab, name: str, *options: str, key: str = "k") -> str:
+    answer = lab.answer("container", "checkpoint", name, "--root", lab.runtime_root, "--key", key, *options)
+    return str(answer["checkpoint"]["id"])
+
+
+def thaw(lab: Lab, what: str, *options: str | Path) -> None:
+    lab.holdfast("container", "restore", what, *options)
+
+
+@pytest.mark.parametrize("language", ["python", "shell", "c"])
+def test_rounds(lab: Lab, language: str) -> None:
+    """Frozen and thawed again and again, a program notices nothing, and nothing is lost or done twice."""
+    if language == "python":
+        lab.counter("one")
+    elif language == "shell":
+        lab.bundle("one", "/bin/sh", "-c", SHELL_COUNTER)
+        lab.start("one")
+    else:
+        if shutil.which("gcc") is None:
+            pytest.skip("no gcc")
+        bundle = lab.bundle("one", "/counter")
+        compiler = ["gcc", "-static", "-xc", "-", "-o", bundle / "lower/counter"]
+        subprocess.run(compiler, input=C_COUNTER, text=True, check=True)
+        lab.start("one")
+    for leave_running in (False, True, False) if language == "python" else (False,):
+        before = lab.wait_beyond("one", lab.count("one"))
+        freeze(lab, "one", *(["--leave-running"] if leave_running else []))
+        if leave_running:
+            lab.wait_beyond("one", lab.count("one"))  # goes on, and all of it is forgotten by the restore
+            lab.remove("one")
+        assert not lab.is_running("one")
+        frozen_at = lab.count("one")
+        assert frozen_at >= before
+        thaw(lab, "k")
+        assert lab.wait_beyond("one", 0 if leave_running else frozen_at) >= before
+
+
+def test_a_copy_of_one_moment(lab: Lab) -> None:
+    """Left running under constant writes (appends, mapped memory, links, deletes), what was kept agrees with itself."""
+    bundle = lab.counter("one", pause_s=0)
+    lab.wait_beyond("one", 10)
+    answer = lab.answer("container", "checkpoint", "one", "--root", lab.runtime_root, "--key", "k", "--leave-running")
+    assert set(answer["phases_ms"]) == {"dump", "files", "store"}
+    assert answer["frozen_ms"] > 0
+    lab.wait_beyond("one", lab.count("one"))
+    copy = lab.bundle("two", "ignored", lower=bundle / "lower")
+    shutil.copy(bundle / "config.json", copy / "config.json")
+    thaw(lab, answer["checkpoint"]["id"], "--new-id", "two", "--bundle", copy)
+    lab.wait_beyond("two", lab.count("two"))
+    lab.wait_beyond("one", lab.count("one"))
+
+
+DYING = """
+import os, signal, sys
+from holdfast import CheckpointManager
+from holdfast.containers import criu, freezing, relay, runc
+
+stage, name, root, mutant = sys.argv[1:]
+if mutant:
+    relay.__file__ = mutant
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+save = CheckpointManager.save
+def save_and_die(*arguments, **options):
+    save(*arguments, **options)
+    die()
+
+if stage == "frozen":
+    criu.validate_images = die
+elif stage == "storing":
+    CheckpointManager.save = die
+elif stage == "stored":
+    CheckpointManager.save = save_and_die
+elif stage == "answered":
+    let_go = criu.Seam.let_go
+    criu.Seam.let_go = lambda seam: (let_go(seam), die())
+with CheckpointManager() as manager:
+    freezing.freeze_container(manager, runc.find_container(name, None, root), key="k")
+"""
+
+
+@pytest.mark.parametrize("stage", ["frozen", "storing", "stored", "answered"])
+def test_killed_at_every_stage(lab: Lab, stage: str) -> None:
+    """Whenever Holdfast is killed, the container runs on, or its checkpoint is whole; what it left is cleared away."""
+    lab.counter("one")
+    lab.wait_beyond("one", 0)
+    assert lab.python(DYING, stage, "one", lab.runtime_root, "", check=False).returncode == -9
+    if stage == "answered":
+        while lab.is_running("one"):  # CRIU is ending it
+            pass
+    else:
+        lab.wait_beyond("one", lab.count("one"))
+    if stage in ("stored", "answered"):
+        lab.remove("one")
+        thaw(lab, "k")
+        lab.wait_beyond("one", lab.count("one"))
+    freeze(lab, "one", "--leave-running")
+    left = [path for path in (lab.state / "attempts").iterdir() if {"images", "rootfs"} & set(os.listdir(path))]
+    assert left == []
+
+
+def test_the_kill_test_can_fail(lab: Lab, tmp_path: Path) -> None:
+    """A relay that takes silence for a yes loses the container."""
+    mutant = tmp_path / "relay.py"
+    source = Path(relay.__file__).read_text()
+    assert source.count("return holdfast.recv(16) == GO_ON") == 1
+    mutant.write_text(source.replace("return holdfast.recv(16) == GO_ON", "return holdfast.recv(16) != b'no'"))
+    lab.counter("one")
+    lab.wait_beyond("one", 0)
+    lab.python(DYING, "storing", "one", lab.runtime_root, mutant, check=False)
+    while lab.is_running("one"):
+        pass
+    with holdfast.open(lab.store) as store:
+        assert store.list("container:k") == []
+
+
+@pytest.mark.parametrize("place", ["images", "store"])
+def test_disk_full(lab: Lab, place: str) -> None:
+    """No room for the images, or in the store: an error that says so, and the container runs on."""
+    lab.counter("one", ballast=8 << 20)
+    lab.wait_beyond("one", 0)
+    small = lab.state if place == "images" else lab.store
+    small.mkdir()
+    lab.run("mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", small)
+    failed = lab.holdfast("container", "checkpoint", "one", "--root", lab.runtime_root, "--key", "k", check=False)
+    assert failed.returncode in (1, 7)
+    assert "disk is full" in failed.stderr or "No space" in failed.stderr, failed.stderr
+    lab.wait_beyond("one", lab.count("one"))
+    lab.run("umount", small)
+    freeze(lab, "one")
+    assert not lab.is_running("one")
+
+
+def test_a_damaged_generation_gives_way_to_the_one_before(lab: Lab) -> None:
+    lab.counter("one", ballast=32 << 20)
+    lab.wait_beyond("one", 0)
+    first = freeze(lab, "one", "--leave-running")
+    lab.wait_beyond("one", lab.count("one") + 150)
+    known = set(lab.store.rglob("*.pack"))
+    second = freeze(lab, "one")
+    new = set(lab.store.rglob("*.pack")) - known
+    assert new
+    for pack in new:
+        data = bytearray(pack.read_bytes())
+        data[len(data) * 3 // 4 :: 512] = bytes(b ^ 0xFF for b in data[len(data) * 3 // 4 :: 512])
+        pack.write_bytes(data)
+    damaged = lab.holdfast("container", "restore", second, check=False)
+    assert damaged.returncode == 6, damaged.stderr
+    restored = lab.holdfast("container", "restore", "k", "--json")
+    assert json.loads(restored.stdout)["checkpoint"] == first
+    assert second in restored.stderr
+    lab.wait_beyond("one", lab.count("one"))
+
+
+def test_two_at_once(lab: Lab) -> None:
+    """Of two checkpoints of one container at the same time one is taken; the other is told, or comes after it."""
+    lab.counter("one")
+    lab.wait_beyond("one", 0)
+    command = [*HOLDFAST, "container", "checkpoint", "one", "--root", str(lab.runtime_root), "--leave-running"]
+    both = [subprocess.Popen(lab.enter(command), env=lab.environment(), stderr=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate(timeout=60)[1].decode() for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 5], [0, 0]), said
+    lab.wait_beyond("one", lab.count("one"))
+    with holdfast.open(lab.store) as store:
+        assert len(store.list("container:one")) == codes.count(0)
+
+
+def test_only_what_changed_is_stored(lab: Lab) -> None:
+    """A process of 24 MB of which a hundredth changed: the next generation adds a twentieth of the first at most."""
+    lab.counter("one", ballast=24 << 20, pause_s=0.05)
+    lab.wait_beyond("one", 0)
+    sizes = []
+    for _ in range(3):
+        identity = freeze(lab, "one", "--leave-running")
+        with holdfast.open(lab.store) as store:
+            sizes.append(store.get(identity).stored_bytes)
+    assert sizes[0] > 24 << 20
+    assert max(sizes[1:]) <= sizes[0] / 20
+
+
+FILES = """
+rm /etc/gone; rm -r /etc/dir; mkdir /etc/dir; echo new > /etc/dir/new; echo 1 > /work/a; ln /work/a /work/b
+truncate -s 3M /work/sparse; echo end >> /work/sparse; mkfifo -m 640 /work/fifo; mknod /work/null c 1 3
+chown 1234:4321 /work/fifo; ln -s nowhere /work/link; chmod 6755 /work/b; touch -h -d @1700000000.123456789 /work/link
+python3 -c "import os, socket; os.setxattr('/work/a', 'user.note', b'x'); socket.socket(socket.AF_UNIX).bind('/work/s')"
+touch /work/done; while :; do sleep 1; done
+"""
+
+
+def test_files_come_back_exactly(lab: Lab) -> None:
+    bundle = lab.bundle("one", "/bin/sh", "-c", FILES)
+    (bundle / "lower/etc/gone").write_text("x")
+    (bundle / "lower/etc/dir").mkdir()
+    (bundle / "lower/etc/dir/old").write_text("x")
+    lab.start("one")
+    while not (bundle / "upper/work/done").exists():
+        assert lab.is_running("one")
+    answer = lab.answer("container", "checkpoint", "one", "--root", lab.runtime_root, "--key", "k")
+    assert answer["sockets"] == ["work/s"]
+    copy = lab.bundle("two", "ignored", lower=bundle / "lower")
+    shutil.copy(bundle / "config.json", copy / "config.json")
+    thaw(lab, "k", "--new-id", "two", "--bundle", copy)
+    (bundle / "upper/work/s").unlink()
+    assert facts_of(copy / "upper") == facts_of(bundle / "upper")
+    assert stat.S_ISCHR((copy / "upper/etc/gone").lstat().st_mode)
+    assert lab.runc("exec", "two", "ls", "/etc").stdout.split() == ["dir"]
+    assert lab.runc("exec", "two", "ls", "/etc/dir").stdout.split() == ["new"]
+
+
+def facts_of(root: Path) -> dict[str, tuple[object, ...]]:
+    """Everything about every file below, but for what only one machine knows."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        names = set(os.listxattr(path, follow_symlinks=False)) - {"trusted.overlay.origin", "trusted.overlay.uuid"}
+        found[str(path.relative_to(root))] = (
+            status.st_mode, status.st_uid, status.st_gid, status.st_rdev,
+            status.st_mtime_ns if not path.name.endswith("work") else 0,  # the socket was removed from it
+            status.st_nlink if path.is_file() else 0,
+            {name: os.getxattr(path, name, follow_symlinks=False) for name in names},
+            path.read_bytes() if path.is_file() and not path.is_symlink() else None,
+            status.st_blocks < 1000,
+            os.readlink(path) if path.is_symlink() else None,
+        )  # fmt: skip
+    return found
+
+
+def test_a_plain_directory_as_root(lab: Lab) -> None:
+    """No overlay: all files are kept, and replaced as a whole."""
+    bundle = lab.bundle("one", "/bin/sh", "-c", SHELL_COUNTER)
+    lab.run("umount", bundle / "rootfs")
+    (bundle / "rootfs").rmdir()
+    shutil.rmtree(bundle / "upper")
+    (bundle / "lower").rename(bundle / "rootfs")
+    (bundle / "upper").symlink_to("rootfs")
+    lab.start("one")
+    lab.wait_beyond("one", 3)
+    freeze(lab, "one")
+    at = lab.count("one")
+    (bundle / "rootfs/work/log").write_text("lost")
+    thaw(lab, "k")
+    lab.wait_beyond("one", at)
+
+
+# --- the network ---
+
+
+def test_the_network_lock_is_taken_back(lab: Lab) -> None:
+    """In a namespace that outlives the container: after a dump that ends it, and after a restore that fails."""
+    lab.run("ip", "netns", "add", "hf-test")
+    rules = ("ip", "netns", "exec", "hf-test", "iptables", "-S")
+    lab.counter("one", network="/run/netns/hf-test")
+    lab.wait_beyond("one", 0)
+    identity = freeze(lab, "one")
+    assert "CRIU" not in lab.run(*rules).stdout
+    thaw(lab, "k")
+    lab.wait_beyond("one", lab.count("one"))
+    lab.remove("one")
+    config = json.loads((lab.root / "one/config.json").read_text())
+    config["process"]["args"] = ["/nothing"]
+    (lab.root / "one/upper/work/cells").unlink()
+    with holdfast.open(lab.store) as store:  # an image CRIU refuses after it has locked the network
+        state = store.load(identity)
+        assert isinstance(state, dict)
+        state["images"].write_to(lab.root / "broken")
+        core = next((lab.root / "broken").glob("core-1.img"))
+        core.write_bytes(core.read_bytes()[:200])
+        state["images"] = holdfast.Tree(lab.root / "broken")
+        store.save("container:k", "k", state, metadata={"kind": "container"})
+    failed = lab.holdfast("container", "restore", "k", check=False)
+    assert failed.returncode == 1, failed.stderr
+    assert "CRIU" not in lab.run(*rules).stdout
+    assert not (lab.root / "one/upper/work/cells").exists()  # its files are what they were
+    logs = lab.answer("container", "logs", "latest")
+    assert logs["action"] == "restore"
+    assert logs["result"] == "failed"
+    assert "Error" in logs["log"]
+
+
+def test_another_kind_of_network_is_refused(lab: Lab) -> None:
+    bundle = lab.counter("one")
+    lab.wait_beyond("one", 0)
+    freeze(lab, "one")
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "network"]
+    (bundle / "config.json").write_text(json.dumps(spec))
+    refused = lab.holdfast("container", "restore", "k", check=False)
+    assert refused.returncode == 5
+    assert "network mode own, the bundle has host" in refused.stderr
+
+
+# --- what users are told ---
+
+
+def test_errors_and_preflight(lab: Lab, tmp_path: Path) -> None:
+    lab.bundle("one", PYTHON, "-c", "import time; time.sleep(1000)")
+    with (tmp_path / "output").open("wb") as output:
+        lab.start("one", stdout=output)
+    root = ("--root", lab.runtime_root)
+    said = lab.holdfast("container", "preflight", "one", *root, "--json", check=False)
+    assert said.returncode == 1
+    assert any("a file of the host" in one["what"] for one in json.loads(said.stdout)["findings"])
+    failed = lab.holdfast("container", "checkpoint", "one", *root, check=False)
+    assert failed.returncode == 1
+    assert "holdfast container logs" in failed.stderr
+    assert lab.is_running("one")
+    lab.holdfast("container", "logs", "latest")
+    for arguments, code in ((("checkpoint", "nobody"), 4), (("checkpoint", "../x"), 3), (("restore", "nobody"), 4)):
+        assert lab.holdfast("container", *arguments, *root, check=False).returncode == code
+    machine = tmp_path / "there.json"
+    machine.write_text(json.dumps({"host": {**lab.answer("container", "doctor")["host"], "arch": "vax"}}))
+    told = lab.holdfast("container", "preflight", "one", *root, "--target", machine, check=False)
+    assert "vax" in told.stdout
