@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+
 
 @contextmanager
 def served(place: Path, *arguments: str) -> Iterator[str]:
@@ -54,9 +56,8 @@ def served(place: Path, *arguments: str) -> Iterator[str]:
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         yield found
         found.close()
 

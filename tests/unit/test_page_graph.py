@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from holdfast.server.page.graph import MAX_LANES, Row, draw, lay_out
+from holdfast.server.page.graph import MAX_LANES, Row, draw, lanes_of, lay_out
 
 
 def checkpoint(seq: int, parent: str | None = None) -> Checkpoint:
@@ -61,4 +61,4 @@ def test_pages_go_on_where_the_last_one_ended(follows: list[int], at_once: int) 
     if len(left_whole) < MAX_LANES and all(row.lane < MAX_LANES - 1 for row in whole):
         assert paged == whole
     assert all(0 <= lane < MAX_LANES for row in paged for lane in (row.lane, *row.above, *row.through))
-    assert all(str(draw(row)).startswith("<svg") for row in paged)
+    assert all(str(draw(row, lanes_of(paged))).startswith("<svg") for row in paged)

@@ -38,7 +38,7 @@ def shown_changes(changes: Iterable[Change]) -> list[ShownChange]:
 
 def _shown(change: Change) -> ShownChange:
     has_old, has_new = change.kind is not ChangeKind.ADDED, change.kind is not ChangeKind.REMOVED
-    weights = [size(weigh(each)) for each, is_there in ((change.old, has_old), (change.new, has_new)) if is_there]
+    weights = [weigh(each) for each, is_there in ((change.old, has_old), (change.new, has_new)) if is_there]
     is_text = isinstance(change.detail, TextDelta)
     return ShownChange(
         change.path,
@@ -47,7 +47,7 @@ def _shown(change: Change) -> ShownChange:
         _brief(change.old) if has_old else "",
         _brief(change.new) if has_new else "",
         "" if is_text else str(change.detail),
-        " → ".join(dict.fromkeys(weights)),
+        " → ".join(dict.fromkeys(map(size, weights))) if any(weights) else "",
         side_by_side(change.detail) if isinstance(change.detail, TextDelta) else (),
     )
 

@@ -66,8 +66,13 @@ def _clip(lanes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({min(lane, MAX_LANES - 1) for lane in lanes}))
 
 
-def draw(row: Row) -> Markup:
-    """The piece of the graph beside one row."""
+def lanes_of(rows: Sequence[Row]) -> int:
+    """How many lanes the widest row has."""
+    return max((lane + 1 for row in rows for lane in (row.lane, *row.above, *row.through)), default=1)
+
+
+def draw(row: Row, lanes: int) -> Markup:
+    """The piece of the graph beside one row, `lanes` wide."""
     x, middle = _x(row.lane), _HEIGHT / 2
     lines = [_line(lane, 0, _HEIGHT, lane) for lane in row.through]
     lines += [_curve(lane, row.lane) for lane in row.above]
@@ -75,10 +80,9 @@ def draw(row: Row) -> Markup:
         lines.append(_line(row.lane, middle, _HEIGHT, row.lane))
     pin = " pinned" if row.checkpoint.is_pinned else ""
     dot = f'<circle class="dot lane-{row.lane}{pin}" cx="{x}" cy="{middle}" r="{_RADIUS}"/>'
-    width = (max(row.lane, *row.above, *row.through, 0) + 1) * _WIDTH
     # Everything put together here is a number of ours.
     return Markup(  # nosec B704
-        f'<svg class="graph" width="{width}" height="{_HEIGHT}" aria-hidden="true">{"".join(lines)}{dot}</svg>'
+        f'<svg class="graph" width="{lanes * _WIDTH}" height="{_HEIGHT}" aria-hidden="true">{"".join(lines)}{dot}</svg>'
     )
 
 

@@ -97,7 +97,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
     shared: dict[str, Any] = {
         "root": root,
         "static": lambda path: f"{root}/static/{path}?{_mark(path)}",
-        "here": "/" + request.scope["path"].removeprefix(root).strip("/").partition("/")[0],
+        "here": _section(request.scope["path"].removeprefix(root)),
         "here_url": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
         "navigation": _NAVIGATION,
         "version": holdfast.__version__,
@@ -138,6 +138,12 @@ def see(request: Request, address: str, notice: str = "") -> Response:
     if notice:
         response.set_cookie(NOTICE, quote(notice[:400]), max_age=30, path=root or "/", httponly=True, samesite="strict")
     return response
+
+
+def _section(path: str) -> str:
+    """The entry of the menu that a page belongs to."""
+    first = "/" + path.strip("/").partition("/")[0]
+    return "/" if first in ("/jobs", "/checkpoints", "/compare") else first
 
 
 def _notice(request: Request) -> str:

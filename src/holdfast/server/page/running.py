@@ -99,7 +99,7 @@ def step_rows(steps: Sequence[Explanation]) -> list[StepRow]:
     rows = []
     for step in steps:
         *above, name = step.path.split("/")
-        took = "" if step.seconds is None else f"{step.seconds:.3g} s"
+        took = "" if step.seconds is None else duration(step.seconds)
         rows.append(
             StepRow(
                 name or step.path,
@@ -113,6 +113,15 @@ def step_rows(steps: Sequence[Explanation]) -> list[StepRow]:
             )
         )
     return rows
+
+
+def duration(seconds: float) -> str:
+    """A length of time: 12 µs, 3.4 ms, 7.1 s, 2 min 5 s, 3 h 12 min."""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (60, 1, "s")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _bar(part: float) -> Markup:

@@ -26,7 +26,7 @@ from holdfast.server.tasks import Report
 from . import states
 from .charts import sparkline, timeline
 from .comparing import shown_changes
-from .graph import MAX_LANES, lay_out
+from .graph import MAX_LANES, lanes_of, lay_out
 from .rendering import NAMESPACE, Administrator, PageRoute, Reader, Writer, answer, page, pretty, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -105,6 +105,7 @@ async def job(
         return {
             "job": found,
             "rows": laid,
+            "lanes": lanes_of(laid),
             "older_url": f"{base}?{urlencode({**cursor, 'rows': 'true'})}" if cursor else None,
             "older_page": f"{base}?{urlencode(cursor)}" if cursor else None,
             "timeline": timeline(marks),
@@ -304,8 +305,8 @@ async def storage(request: Request, access: Reader) -> Response:
 
 
 def _numbers(numbers: Any) -> list[tuple[str, str, str]]:
-    saved, held = numbers["size_bytes"], numbers["chunk_bytes"] + numbers["inline_bytes"]
-    garbage = max(0, numbers["pack_bytes"] - numbers["chunk_bytes"])
+    saved, held = numbers["size_bytes"], numbers["stored_bytes"]
+    garbage = max(0, numbers["pack_bytes"] - (numbers["chunk_bytes"] - numbers["inline_bytes"]))
     return [
         ("Checkpoints", f"{numbers['checkpoints']:,}", f"in {numbers['jobs']:,} jobs"),
         ("States saved", size(saved), "as the jobs see them"),

@@ -1,0 +1,56 @@
+"""`python -m tests.e2e.pictures`: the pictures in the documents, taken of the page on a store made by `page_data`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from tests.e2e.page_data import fill
+from tests.e2e.test_page import ARGUMENTS, served
+
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
+
+
+def take() -> None:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        place = Path(folder) / "store"
+        known = fill(place)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        with served(place) as address:
+            for name, scheme in (("", "light"), ("-dark", "dark")):
+                page = browser.new_page(
+                    base_url=address,
+                    viewport={"width": 1180, "height": 760},
+                    color_scheme=scheme,  # type: ignore[arg-type]
+                )
+                views = {
+                    "jobs": "/",
+                    "history": "/jobs/train-resnet",
+                    "state": f"/checkpoints/{known['last']}",
+                    "compare": f"/compare?id={known['old']}&id={known['new']}",
+                    "run": "/runs/nightly-tiles",
+                    "runs": "/runs",
+                    "approvals": "/approvals",
+                    "storage": "/storage",
+                    "activity": "/activity",
+                }
+                for view, where in views.items():
+                    if name and view not in ("history", "run"):
+                        continue
+                    page.goto(where)
+                    if view == "state":
+                        for label in ("model", "layer1", "weight", "sample"):
+                            page.click(f"summary:has-text('{label}')")
+                        page.wait_for_selector("svg.histogram")
+                        page.wait_for_selector("img.thumbnail")
+                    page.wait_for_load_state("networkidle") if view == "state" else None
+                    page.screenshot(path=FOLDER / f"{view}{name}.png")
+                page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    take()
