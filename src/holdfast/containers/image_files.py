@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Protocol
 
-from holdfast.errors import Corrupted, NotFound, StorageError, storage_error
+from holdfast.errors import NotFound, StorageError, storage_error
 from holdfast.files import Tree
 
 MAX_NAMES = 1_000_000
@@ -80,29 +80,16 @@ class StoredImages:
     def __init__(self, tree: Tree, place: str) -> None:
         self._tree = tree
         self._place = place
-        self._sizes = {entry.path: entry.size_bytes for entry in tree.entries if entry.kind in ("file", "hard link")}
+        self._names = frozenset(entry.path for entry in tree.entries if entry.kind in ("file", "hard link"))
 
     @property
     def place(self) -> str:
         return self._place
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._sizes)
+        return self._names
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        if name not in self._sizes:
+        if name not in self._names:
             raise NotFound(f"{self._place} has no {name}", hint="a dump that is complete has it")
-        size = min(size, max(0, self._sizes[name] - offset))
-        parts: list[bytes] = []
-        for piece in self._tree.stream(name) if size else ():
-            if offset >= len(piece):
-                offset -= len(piece)
-                continue
-            part = bytes(piece[offset : offset + size])
-            parts.append(part)
-            offset, size = 0, size - len(part)
-            if size == 0:
-                break
-        if size:
-            raise Corrupted(f"{name} of {self._place} is shorter than it should be", hint="run holdfast check")
-        return b"".join(parts)
+        return self._tree.read_part(name, offset, size)

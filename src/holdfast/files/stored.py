@@ -86,6 +86,23 @@ class StoredFiles:
                 data, position = data[length:], offset + length
         yield from _zeros(self.table.size[row] - position)
 
+    def window(self, row: int, offset: int, size_bytes: int) -> Iterator[memoryview | bytes]:
+        """The same for a part of a file: only the chunks that hold it are read."""
+        end = min(offset + size_bytes, self.table.size[row])
+        position = offset
+        for stream, entry, part in self.parts(row):
+            inside = part.offset
+            for start, length in self.table.segments(row, part.start, part.size_bytes):
+                first, last = max(start, position), min(start + length, end)
+                if first < last:
+                    yield from _zeros(first - position)
+                    yield self._chunk(entry, stream)[inside + first - start : inside + last - start]
+                    position = last
+                inside += length
+            if position >= end:
+                return
+        yield from _zeros(end - position)
+
     def _chunk(self, entry: Entry, stream: StoredStream) -> memoryview:
         """The last one is kept: small files that follow each other lie in the same."""
         last = self._last

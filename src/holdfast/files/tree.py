@@ -83,10 +83,28 @@ class Tree:
         """The content of one file, verified; NotFound if the tree has no such file."""
         return b"".join(self.stream(name))
 
+    def read_part(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """Some of the content of a file, as much as there is of it; what lies elsewhere is not read."""
+        stored = _must_be_stored(self._stored, self)
+        return b"".join(stored.window(_file_row(stored, name), offset, size_bytes))
+
     def stream(self, name: str) -> Iterator[memoryview | bytes]:
         """The same in pieces of a few MiB at most; each is good until the next is asked for."""
         stored = _must_be_stored(self._stored, self)
         return stored.pieces(_file_row(stored, name))
+
+    def attributes(self, name: str) -> dict[bytes, bytes]:
+        """Extended attributes of an entry; {} where none were kept. They are kept in exact trees."""
+        stored = _must_be_stored(self._stored, self)
+        row = stored.row_of(os.fsencode(name))
+        return {} if row is None else dict(stored.table.attributes.get(row, {}))
+
+    def ranges(self, name: str) -> list[tuple[int, int]] | None:
+        """(offset, length) of the parts of a sparse file that are not holes; None for any other entry."""
+        stored = _must_be_stored(self._stored, self)
+        row = stored.row_of(os.fsencode(name))
+        found = None if row is None else stored.table.sparse.get(stored.table.links.get(row, row))
+        return None if found is None else list(found)
 
     def write_to(
         self,
