@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import agents, arrays, history, importers, memory, pipelines, small_saves, startup, trees
+from . import agents, arrays, gpu, history, importers, memory, pipelines, small_saves, startup, trees
 from .harness import Bench, Missing, Row, log, table, write_json
 
 Rows = dict[str, Callable[[Bench], list[Row]]]
@@ -29,7 +29,8 @@ STORE: Rows = {
 PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps}
 AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation}
 IMPORTERS: Rows = {"jobs": importers.run}
-SUITES = {"store": STORE, "pipelines": PIPELINES, "agents": AGENTS, "importers": IMPORTERS}
+GPU: Rows = {"gpu": gpu.run}
+SUITES = {"store": STORE, "pipelines": PIPELINES, "agents": AGENTS, "importers": IMPORTERS, "gpu": GPU}
 
 
 def main() -> int:
