@@ -24,6 +24,7 @@ NAMES = (
     "many_processes",
     "pipelines",
     "agents",
+    "training",
     "copies",
     "mutants",
     "model",
