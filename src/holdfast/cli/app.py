@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Containers": {
         "container": ("container", "Freeze containers and bring them back."),
+        "process": ("processes", "Run commands that survive being stopped; freeze processes."),
     },
     "Change": {
         "tag": ("change", "Set or remove tags of a checkpoint."),

@@ -18,7 +18,7 @@ from holdfast.model import parse_name
 
 KEPT = 50
 _LOGS = ("dump.log", "restore.log", "runtime.log")
-_PASSING = ("images", "rootfs", "extra", "bin")
+_PASSING = ("images", "rootfs", "files", "bin")
 
 
 def state_directory() -> Path:
@@ -38,6 +38,10 @@ class Attempt:
     @property
     def rootfs(self) -> Path:
         return self.path / "rootfs"
+
+    @property
+    def files(self) -> Path:
+        return self.path / "files"
 
     @property
     def bin(self) -> Path:

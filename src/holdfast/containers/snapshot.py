@@ -13,11 +13,12 @@ it: list, show, diff, copy, retention, encryption. Its job is `container:<key>` 
     network      {mode: own|host|external|none, path}
     criu         {version, options: ["--tcp-established", …]}: options that a restore must repeat
     host         facts a restore elsewhere is checked against (hosts.facts)
-    processes    {pid: {name, parent, memory_bytes, threads, open_files: […]}}
+    processes    {pid: {name, executable, parent, state, threads, memory_bytes, open_files: {fd: what}}}
     rootfs_kind  overlay: `rootfs` is the upper directory; directory: all of it; none: there was nothing to keep
     rootfs       an exact Tree, or None
     images       a Tree of CRIU's images, without logs
-    extra        a Tree per name, or None: what others add to the frozen moment (device memory)
+    files        {path: File}: of processes without a container, what they had open for writing
+    extra        {name: Tree}: what came with an imported archive, or others add to the frozen moment
 
 The checkpoint's metadata repeats what lists show: kind, id, runtime, network, processes, memory_bytes, frozen_ms,
 phases_ms (freeze, dump, rootfs, …), is_running (whether it was left running), sockets (paths that were not kept).
@@ -32,11 +33,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import NotFound, UnsupportedFormat, Validation
-from holdfast.files import Tree
+from holdfast.files import File, Tree
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, parse_name
 
-from .pages import cuts, numbers_in
+from .images import processes as image_processes
+from .images import statistics
+from .pages import cuts
 
 FORMAT = 1
 KINDS = ("container", "process")
@@ -60,6 +63,7 @@ class Snapshot:
     processes: Mapping[str, Any] = field(default_factory=dict)
     rootfs_kind: str = "none"
     rootfs: Tree | None = None
+    files: Mapping[str, File] = field(default_factory=dict)
     extra: Mapping[str, Tree] = field(default_factory=dict)
 
     def state(self) -> dict[str, object]:
@@ -93,17 +97,26 @@ def read_descriptors(images: Path) -> tuple[str, ...]:
 
 def read_processes(images: Path) -> dict[str, Any]:
     """The processes in the images, for people: what diff and lists show."""
-    return {}
+    return {
+        str(one.pid): {
+            "name": one.name,
+            "executable": one.executable,
+            "parent": one.parent,
+            "state": one.state,
+            "threads": len(one.threads),
+            "memory_bytes": one.memory_bytes,
+            "open_files": {str(file.fd): f"{file.kind} {file.name}".strip() for file in one.files if file.fd >= 0},
+        }
+        for one in image_processes(images)
+    }
 
 
 def frozen_ms(work: Path) -> float | None:
     """How long CRIU says that everything stood still; None where it does not say."""
     try:
-        data = (work / "stats-dump").read_bytes()
-    except FileNotFoundError:
+        return statistics(work).values.get("frozen_us", 0) / 1000
+    except NotFound:
         return None
-    found = numbers_in(data)
-    return found.get(2, 0) / 1000 if found else None
 
 
 def job_of(kind: str, key: str) -> str:

@@ -1,0 +1,110 @@
+"""`holdfast process`: checkpoints of processes without a container."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.asjson import checkpoint_json
+
+from .container_freeze import chosen_options, dump_options, print_kept
+from .session import Number, Session, emit, shared_options, store_command
+from .tables import print_facts
+from .text import safe, size
+
+
+@store_command("checkpoint", json_keys='{"checkpoint": {…}, "phases_ms": {dump, files, store}, "frozen_ms": …}')
+@click.argument("pid")
+@click.option("--key", metavar="NAME", required=True, help="Under which name it is kept.")
+@click.option("--leave-running", is_flag=True, help="Let it run on afterwards.")
+@dump_options
+def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool, **options: bool) -> None:
+    """Freeze process PID and its descendants into the store, with the files they have open for writing."""
+    from holdfast.containers.processes import freeze_process, parse_pid
+
+    with session.open(create=True) as manager:
+        frozen = freeze_process(
+            manager, parse_pid(pid), key=key, leave_running=leave_running, options=chosen_options(options)
+        )
+    if session.as_json:
+        emit(
+            {
+                "checkpoint": checkpoint_json(frozen.checkpoint),
+                "phases_ms": dict(frozen.phases_ms),
+                "frozen_ms": frozen.frozen_ms,
+            }
+        )
+        return
+    print_facts(
+        [
+            ("checkpoint", frozen.checkpoint.id),
+            ("size", f"{size(frozen.checkpoint.size_bytes)}, {size(frozen.checkpoint.stored_bytes)} of it new"),
+            ("phases", ", ".join(f"{name} {ms:.0f} ms" for name, ms in frozen.phases_ms.items())),
+        ]
+    )
+
+
+@store_command("run", json_keys="none: what the command writes is what comes out")
+@click.option("--key", metavar="NAME", required=True, help="Under which name it is kept.")
+@click.option("--every", "every_s", type=float, metavar="SECONDS", help="Keep a checkpoint this often.")
+@click.option("--fresh", is_flag=True, help="Start anew, whatever is kept.")
+@click.option("--keep", is_flag=True, help="Keep the checkpoints also when the command has ended well.")
+@dump_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run_command(
+    session: Session,
+    key: str,
+    every_s: float | None,
+    fresh: bool,
+    keep: bool,
+    command: tuple[str, ...],
+    **options: bool,
+) -> None:
+    """Run COMMAND (behind --), or let it go on where it was kept under that key.
+
+    SIGTERM and Ctrl-C freeze it and end with exit status 75; the same command line goes on from there. With --every it
+    also survives being killed. When it ends by itself, its exit status is ours; after 0 nothing stays kept.
+    """
+    from holdfast.containers.supervising import Supervision
+
+    with session.open(create=True) as manager:
+        work = Supervision(manager, key, every_s, chosen_options(options), say=_say, keep=keep)
+        status = work.run(command, fresh=fresh)
+    click.get_current_context().exit(status)
+
+
+def _say(text: str) -> None:
+    click.echo(f"holdfast: {safe(text)}", err=True)
+
+
+@store_command("list", json_keys='{"checkpoints": [{…}]}, oldest first')
+@click.argument("key", default="")
+@click.option("--limit", type=Number(1), default=20, help="At most this many of each key.  [default: 20]")
+def list_command(session: Session, key: str, limit: int) -> None:
+    """List what is kept of processes: of KEY, or of all."""
+    from holdfast.containers.snapshot import job_of
+
+    with session.open() as manager:
+        jobs = [job_of("process", key)] if key else [job.name for job in manager.jobs("process:")]
+        found = [checkpoint for job in jobs for checkpoint in manager.list(job, limit=limit)]
+    if session.as_json:
+        emit({"checkpoints": [checkpoint_json(one) for one in found]})
+    elif found:
+        print_kept(found)
+    else:
+        click.echo(f"nothing is kept of {safe(key) if key else 'processes'}", err=True)
+
+
+def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
+    context = click.get_current_context()
+    above = context.obj or {}
+    given = {"store": store, "namespace": namespace, "as_json": as_json or None}
+    context.obj = {**above, **{name: value for name, value in given.items() if value is not None}}
+
+
+process_command = click.Group(
+    "process",
+    commands=[run_command, checkpoint_command, list_command],
+    callback=_pass_on,
+    params=shared_options(),
+    help="Freeze processes without a container, and bring them back. Needs root and CRIU: holdfast container doctor.",
+)

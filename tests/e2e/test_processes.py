@@ -1,0 +1,107 @@
+"""Processes without a container: frozen, killed, and going on where they were."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.lab import HOLDFAST, Lab, lab, wait_for
+
+pytestmark = [pytest.mark.requires("criu"), pytest.mark.xdist_group("containers")]
+
+JOB = """
+import sys, time
+steps, path = int(sys.argv[1]), sys.argv[2]
+file, size = open(path, "a"), 0
+for n in range(steps):
+    size += file.write(f"{n}\\n")
+    file.flush()
+    assert file.tell() == size, (n, file.tell(), size)
+    print(n, flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture(name="lab")
+def _lab(tmp_path: Path) -> Iterator[Lab]:
+    with lab(tmp_path) as made:
+        yield made
+
+
+class Job:
+    """`holdfast process run` of a job that writes a file and tells its steps."""
+
+    def __init__(self, lab: Lab, steps: int, *options: str) -> None:
+        self.lab = lab
+        self.output = lab.root / "output.txt"
+        work = [sys.executable, "-c", JOB, str(steps), str(self.output)]
+        self.command = lab.enter([*HOLDFAST, "process", "run", "--key", "job", *options, "--", *work])
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command, env=self.lab.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def lines(self) -> list[str]:
+        return self.output.read_text().split() if self.output.exists() else []
+
+    def wait_beyond(self, number: int) -> None:
+        wait_for(lambda: True if len(self.lines()) > number else None, "the job stands still")
+
+
+def test_stopped_by_a_signal_and_going_on(lab: Lab) -> None:
+    """Nothing is lost and nothing done twice, in the file or on stdout; its exit status is the job's."""
+    job = Job(lab, 150)
+    told = ""
+    for _ in range(2):
+        process = job.start()
+        job.wait_beyond(len(job.lines()) + 5)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 75, errors
+        told += output
+    process = job.start()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "goes on from" in errors
+    steps = [str(n) for n in range(150)]
+    assert job.lines() == steps
+    assert (told + output).split() == steps
+    with holdfast.open(lab.store) as store:
+        assert store.list("process:job") == []  # it ended well: the next run begins anew
+
+
+def test_killed_with_everything(lab: Lab) -> None:
+    """Supervisor and job killed with SIGKILL: it goes on from the last checkpoint, and its file fits its memory."""
+    job = Job(lab, 400, "--every", "0.3")
+    process = job.start()
+    assert process.stderr is not None
+    started = process.stderr.readline()
+    assert "started as process" in started
+    assert "checkpoint" in process.stderr.readline()
+    job.wait_beyond(len(job.lines()) + 5)
+    process.kill()
+    pid = started.split()[-1]
+    os.kill(int(pid), signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: None if os.path.exists(f"/proc/{pid}") else True, "it cannot be killed")
+    process = job.start()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert job.lines() == [str(n) for n in range(400)]
+
+
+def test_what_is_refused(lab: Lab) -> None:
+    for arguments, code in (
+        (("checkpoint", "1", "--key", "a"), 4),
+        (("checkpoint", "x", "--key", "a"), 3),
+        (("run", "--key", "nobody"), 4),
+        (("run", "--key", "a", "--", "/no/such/program"), 3),
+        (("run", "--key", "a", "--", "sh", "-c", "exit 7"), 7),
+    ):
+        assert lab.holdfast("process", *arguments, check=False).returncode == code, arguments
