@@ -107,6 +107,13 @@ def _runs(store: holdfast.CheckpointManager) -> None:
             run.map(_double, rows, key=str, on_error="collect")
         run.step("merge", lambda: {"tiles": 60})
         run.log("merged 60 tiles")
+    for _ in range(2):  # the second time all answers are found
+        with holdfast.run("summarise-mail", store=store, progress=False) as run:
+            for n in range(3):
+                messages = [{"role": "user", "content": f"Summarise mail {n}."}]
+                run.llm(f"mail {n}", _model, model="gpt-4o-mini", messages=messages)
+    with holdfast.run("summarise-again", store=store, progress=False) as run:
+        run.llm("mail", _model, model="gpt-4o-mini", messages=[{"role": "user", "content": "Summarise mail 1."}])
     try:
         with holdfast.run("publish-site", store=store, progress=False) as run:
             run.step("build", lambda: "site.tar")
@@ -120,6 +127,11 @@ def _runs(store: holdfast.CheckpointManager) -> None:
             run.step("convert", _broken)
     except ZeroDivisionError:
         pass
+
+
+def _model(model: str, messages: list[dict[str, str]]) -> dict[str, Any]:
+    usage = {"prompt_tokens": 1200, "completion_tokens": 150, "total_tokens": 1350}
+    return {"model": model, "choices": [{"message": {"role": "assistant", "content": "Short."}}], "usage": usage}
 
 
 def _broken() -> None:

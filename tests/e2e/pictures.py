@@ -34,6 +34,7 @@ def take() -> None:
                     "run": "/runs/nightly-tiles",
                     "runs": "/runs",
                     "approvals": "/approvals",
+                    "models": "/models",
                     "storage": "/storage",
                     "activity": "/activity",
                 }

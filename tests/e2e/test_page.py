@@ -189,6 +189,14 @@ def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     assert "ValueError" in page.inner_text(".grid ~ details pre")
 
 
+def test_models_show_money_spent_and_saved_apart(page: Page) -> None:
+    page.goto("/models")
+    assert page.locator(".card", has_text="Spent").inner_text().splitlines()[-1] == "on 3 calls"
+    assert page.locator(".card", has_text="Saved").inner_text().splitlines()[-1] == "by 1 answer from the store"
+    page.click("a:has-text('summarise-again')")
+    assert "saved" in page.inner_text(".facts")
+
+
 def test_approvals_are_decided_once_by_runs_and_workflows(page: Page, known: dict[str, str]) -> None:
     page.goto("/approvals")
     assert "Publish 214 pages" in page.inner_text("#asks")

@@ -36,6 +36,7 @@ _NAVIGATION = (
     ("/", "Jobs"),
     ("/runs", "Runs"),
     ("/approvals", "Approvals"),
+    ("/models", "Models"),
     ("/storage", "Storage"),
     ("/activity", "Activity"),
 )

@@ -12,9 +12,11 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from holdfast.errors import Corrupted
+from holdfast.llm.bills import Bill, totals
+from holdfast.llm.pricing import dollars
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint
-from holdfast.pipeline.history import Explanation, cancel, explain, find_run, find_runs, logs_of
+from holdfast.pipeline.history import Explanation, bills_of, cancel, explain, find_run, find_runs, logs_of
 from holdfast.workflow import Workflows
 
 from .asking import MOST_JOBS, asked, forget_count, settle
@@ -81,7 +83,7 @@ async def run(request: Request, access: Reader, key: str) -> Response:
             "asks": asked(store, key),
             "logs": logs_of(store, key),
             "progress": found.progress,
-            "money": [],
+            "money": [("Models", str(bills_of(store, key).get("", "")))],
         }
 
     return await answer(request, access, "run.html", facts)
@@ -175,6 +177,18 @@ def _failures(store: CheckpointManager, record: Checkpoint) -> list[dict[str, An
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+@router.get("/models")
+async def models(request: Request, access: Reader) -> Response:
+    """What calls of models cost: spent and saved, never mixed."""
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        by_model = {model: bill for (model,), bill in totals(store, by=("model",)).items()}
+        by_run = {run: bill for (run,), bill in totals(store, by=("run",)).items()}
+        return {"by_model": by_model, "by_run": by_run, "total": sum(by_model.values(), Bill()), "dollars": dollars}
+
+    return await answer(request, access, "models.html", facts)
 
 
 @router.get("/approvals")
