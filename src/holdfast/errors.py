@@ -115,9 +115,14 @@ class Conflict(CheckpointError):
 
 
 class LeaseHeld(Conflict):
-    """Somebody else holds the right to write this job (I5)."""
+    """Somebody else holds the right to write this job (I5); `holder` is who, `token` that of their lease."""
 
     code = "lease_held"
+
+    def __init__(self, message: str, *, hint: str = "", holder: str = "", token: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
+        self.token = token
 
 
 class LeaseLost(Conflict):

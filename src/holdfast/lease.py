@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
@@ -14,7 +15,41 @@ from .ports import Index
 
 
 def default_holder() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """This process, so that others can recognise it: host, number, when it started, and where such numbers count."""
+    return f"{socket.gethostname()}:{os.getpid()}:{started(os.getpid())}:{_machine_digest()}"
+
+
+def is_holder_gone(holder: str) -> bool:
+    """Whether the process that took a lease surely does not exist any more; False when that cannot be known here."""
+    parts = holder.rsplit(":", 3)
+    if len(parts) != 4 or not parts[1].isdecimal() or parts[3] != _machine_digest() or parts[2] == "None":
+        return False
+    return str(started(int(parts[1]))) != parts[2]
+
+
+def machine() -> dict[str, object]:
+    """Where a process has its number: the host, this life of it, and the table its processes are numbered in."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        processes = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        boot, processes = "", 0
+    return {"host": socket.gethostname(), "boot": boot, "processes": processes}
+
+
+def _machine_digest() -> str:
+    return hashlib.sha256(repr(sorted(machine().items())).encode()).hexdigest()[:12]
+
+
+def started(pid: int) -> str | None:
+    """When a process started, in the kernel's count; None when there is no such process, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
 
 
 @contextmanager

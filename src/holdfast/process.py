@@ -30,6 +30,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from .errors import Conflict, Validation
 from .manager import CheckpointManager
 from .model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Lease, parse_choice, parse_name
+from .pipeline.owner import take_lease
 from .pipeline.signals import Paused, Signals
 from .retention import RetentionPolicy
 from .staging import PendingSave
@@ -310,7 +311,7 @@ class CheckpointableProcess(ResumableProcess):
         with ExitStack() as stack:
             if not isinstance(self._given, CheckpointManager):
                 stack.enter_context(self.store)
-            self._lease = stack.enter_context(self.store.lease(self._process_id, self._ttl_s))
+            self._lease = stack.enter_context(take_lease(self.store, self._process_id, self._ttl_s))
             self._signals.install()
             stack.callback(self._signals.restore)
             self.load_checkpoint()

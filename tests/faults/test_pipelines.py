@@ -1,5 +1,8 @@
 """Killed at any durable write, a run goes on: what was completed is not executed again, and the result is the same."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,33 @@ def test_killed_at_any_durable_write(part: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_for_real(tmp_path: Path, seed: int) -> None:
     assert case_for_real(seed, tmp_path) >= 0
+
+
+KILLED = """
+import os, signal, sys, holdfast
+with holdfast.open(sys.argv[1]) as store:
+    store._store.index.commit = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    with holdfast.run("r", store=store):
+        pass
+"""
+
+
+def test_killed_before_its_first_record(tmp_path: Path) -> None:
+    """It has the lease, and nothing yet says whose run it is: the next one goes on at once, not when that ends."""
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
+    killed = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with holdfast.run("r", store=tmp_path / "store") as run:
+        assert run.session == 1
+        with pytest.raises(holdfast.LeaseHeld), holdfast.run("r", store=tmp_path / "store"):
+            pass  # this one is alive
+
+
+@pytest.mark.mutant
+def test_a_lease_of_the_dead_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.pipeline.owner.is_holder_gone", lambda holder: False)
+    with pytest.raises(holdfast.LeaseHeld):
+        test_killed_before_its_first_record(tmp_path)
 
 
 @pytest.mark.mutant

@@ -333,7 +333,7 @@ class PostgresWrites:
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
         found = self._lease(job)
         if found and found[3] and found[2] > 0:
-            raise held(job, found[1], found[2])
+            raise held(job, found[0], found[1], found[2])
         self._known.jobs.pop(job, None)
         token = (found[0] if found else 0) + 1
         self._do(
@@ -397,5 +397,5 @@ def _check_lease(new: NewCheckpoint, lease: Row | None) -> bool:
             raise lost(new.job)
         return False
     if is_live and left_s > 0:
-        raise held(new.job, holder, left_s)
+        raise held(new.job, token, holder, left_s)
     return bool(is_live)

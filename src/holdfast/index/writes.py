@@ -183,7 +183,7 @@ class Writes:
         if lease is None or not is_live:
             return False
         if left_s := _left(lease[2], lease[3]):
-            raise held(new.job, lease[1], left_s)
+            raise held(new.job, lease[0], lease[1], left_s)
         return True
 
     def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
@@ -327,7 +327,7 @@ class Writes:
         self._jobs.pop(job, None)
         found = self._lease(job)
         if found and found[4] and (left_s := _left(found[2], found[3])):
-            raise held(job, found[1], left_s)
+            raise held(job, found[0], found[1], left_s)
         token = (found[0] if found else 0) + 1
         boot_id, clock_s = boot_clock()
         self._db.execute(
@@ -410,10 +410,13 @@ def missing(checkpoint_id: str) -> NotFound:
     return NotFound(f"checkpoint {checkpoint_id} not found", hint="holdfast list JOB shows what exists")
 
 
-def held(job: str, holder: str, left_s: float) -> LeaseHeld:
+def held(job: str, token: int, holder: str, left_s: float) -> LeaseHeld:
+    shown = ":".join(holder.split(":")[:2])  # host and process; the rest is for programs
     return LeaseHeld(
-        f"job {job} is leased by {holder} for another {left_s:.0f} s",
+        f"job {job} is leased by {shown} for another {left_s:.0f} s",
         hint="wait until it ends, or stop that process; a lease ends by itself when its holder is gone",
+        holder=holder,
+        token=token,
     )
 
 

@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 from holdfast.errors import LeaseHeld
+from holdfast.lease import is_holder_gone, machine, started
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 
 
 def this_process() -> dict[str, object]:
     """What another process can recognise this one by, though numbers of processes are used again."""
-    return {**_machine(), "pid": os.getpid(), "started": _started(os.getpid())}
+    return {**machine(), "pid": os.getpid(), "started": started(os.getpid())}
 
 
 def is_gone(owner: object) -> bool:
     """Whether a process surely does not exist any more; False when that cannot be known from here."""
     if not isinstance(owner, Mapping) or not isinstance(owner.get("pid"), int):
         return False
-    machine = _machine()
-    if not machine["boot"] or any(owner.get(part) != value for part, value in machine.items()):
+    here = machine()
+    if not here["boot"] or any(owner.get(part) != value for part, value in here.items()):
         return False
-    return _started(owner["pid"]) != owner.get("started")
+    return started(owner["pid"]) != owner.get("started")
 
 
-def take_lease(store: CheckpointManager, key: str, ttl_s: float) -> AbstractContextManager[Lease]:
+@contextmanager
+def take_lease(store: CheckpointManager, key: str, ttl_s: float) -> Iterator[Lease]:
     """A context that holds the lease of a run; that of a dead owner on this machine is ended first.
 
     Without this, a run killed a second ago could only go on when its lease has run out.
     """
-    newest = newest_status(store, key)
-    if newest is not None and is_gone(newest.metadata.get("owner")):
-        token = newest.metadata.get("token")
-        if isinstance(token, int):
-            store.break_lease(Lease(key, token, "", ttl_s))
-    return store.lease(key, ttl_s)
+    with ExitStack() as stack:
+        try:
+            lease = stack.enter_context(store.lease(key, ttl_s))
+        except LeaseHeld as error:
+            if not is_holder_gone(error.holder):
+                raise
+            store.break_lease(Lease(key, error.token, error.holder, ttl_s))
+            lease = stack.enter_context(store.lease(key, ttl_s))
+        yield lease
 
 
 def newest_status(store: CheckpointManager, key: str) -> Checkpoint | None:
@@ -65,23 +69,3 @@ def held_by_another(key: str, error: LeaseHeld) -> LeaseHeld:
         f"run {key} has another owner: {error.message}",
         hint="one process at a time works on a run; wait for it, stop it, or use another key",
     )
-
-
-def _machine() -> dict[str, object]:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        processes = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        boot, processes = "", 0
-    return {"host": socket.gethostname(), "boot": boot, "processes": processes}
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in the kernel's count; None when there is no such process, or only its remains."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
