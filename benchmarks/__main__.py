@@ -26,7 +26,7 @@ STORE: Rows = {
     "memory": memory.run,
     "startup": startup.run,
 }
-PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps}
+PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps, "models": pipelines.models}
 AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation}
 IMPORTERS: Rows = {"jobs": importers.run}
 GPU: Rows = {"gpu": gpu.run}

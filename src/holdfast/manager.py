@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec, lease
@@ -75,6 +76,7 @@ class CheckpointManager:
         self.counters: Counter[str] = Counter()
         self._background = BackgroundSaves()
         self._watchers: list[Callable[[str, Checkpoint], None]] = []
+        self._closers: list[Callable[[], None]] = []
         self._policies: dict[str, RetentionPolicy | None] = {}
         self._retaining: dict[str, tuple[int, int]] = {}  # saves of a job so far, and at which to plan again
         self._closed = threading.Event()
@@ -233,6 +235,15 @@ class CheckpointManager:
         found = self._store.index.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
         return None if found is None else (found[0], self._load(*found))
 
+    def read_ahead(
+        self, job_id: str, after: int, limit: int = 64
+    ) -> dict[str, tuple[Checkpoint, Callable[[], object]]]:
+        """What was saved under idempotency keys next behind sequence number `after`; states are loaded when called."""
+        found = self._store.index.find_next(parse_name("job", job_id), after, limit)
+        return {
+            key: (checkpoint, partial(self._load, checkpoint, packed)) for key, (checkpoint, packed) in found.items()
+        }
+
     def get_by_key(self, job_id: str, idempotency_key: str) -> Checkpoint | None:
         """The checkpoint saved under an idempotency key, without its state; None when there is none."""
         found = self._store.index.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
@@ -265,9 +276,12 @@ class CheckpointManager:
     def outline(self, checkpoint_id: str) -> object:
         """The state with arrays and buffers summarised, not read: for showing, comparing, browsing."""
         checkpoint, packed = self._store.index.read(parse_name("checkpoint ID", checkpoint_id))
-        with self._unless_deleted(checkpoint):
+        try:
             manifest = self._store.open(checkpoint, packed)
             return codec.outline(self._store.tree(checkpoint, manifest))
+        except Corrupted:
+            self._check_exists(checkpoint)
+            raise
 
     def _load(
         self,
@@ -288,20 +302,18 @@ class CheckpointManager:
         if mapped and device is not None:
             raise Validation("mapped= excludes device=", hint="what is mapped stays in main memory")
         place = None if device is None else codec.parse_device(device)
-        with self._unless_deleted(checkpoint):
+        try:
             state = self._store.load(checkpoint, packed, only=patterns, into=into, mapped=mapped, device=place)
+        except Corrupted:
+            self._check_exists(checkpoint)
+            raise
         self.counters["loads"] += 1
         self.counters["loaded_bytes"] += checkpoint.size_bytes
         return state
 
-    @contextmanager
-    def _unless_deleted(self, checkpoint: Checkpoint) -> Iterator[None]:
+    def _check_exists(self, checkpoint: Checkpoint) -> None:
         """Chunks that are gone are damage, unless their checkpoint was deleted meanwhile and gc has been there."""
-        try:
-            yield
-        except Corrupted:
-            if self.exists(checkpoint.id):
-                raise
+        if not self.exists(checkpoint.id):
             raise NotFound(
                 f"checkpoint {checkpoint.id} was deleted while it was read", hint="holdfast list JOB shows what exists"
             ) from None
@@ -534,6 +546,10 @@ class CheckpointManager:
         """Call `callback("save", checkpoint)` in the saving thread after each save of this object."""
         self._watchers.append(callback)
 
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` when this object is closed, while it can still save."""
+        self._closers.append(callback)
+
     # Life
 
     def acting_as(self, actor: str) -> Self:
@@ -554,6 +570,8 @@ class CheckpointManager:
         if self._closed.is_set():
             return
         try:
+            for callback in self._closers:
+                callback()
             self._background.close()
         finally:
             self._closed.set()

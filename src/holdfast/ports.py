@@ -141,6 +141,10 @@ class Index(Protocol):
         """
         ...
 
+    def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
+        """As `find`, of those among the `limit` sequence numbers above `after` that were saved under a key."""
+        ...
+
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Idempotency key and request digest by checkpoint ID, for copies; those without a key are left out."""
         ...

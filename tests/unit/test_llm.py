@@ -1,12 +1,14 @@
 """The LLM cache under the vendors' own SDKs, against a server that counts."""
 
 import asyncio
+import gc
 import gzip
 import json
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -556,3 +558,18 @@ def test_a_store_of_ones_own_is_closed_with_the_client(server: ModelServer, tmp_
     assert threading.active_count() < 20
     with holdfast.open(tmp_path / "own") as store:
         assert (bill(store).paid, bill(store).found) == (1, 1)
+
+
+def test_a_cache_lives_as_long_as_its_store(server: ModelServer, tmp_path: Path) -> None:
+    store = holdfast.open(tmp_path / "store")
+    client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=holdfast.llm.http_client(store=store))
+    ask(client, "once")
+    ask(client, "once")
+    store.close()  # before the client, which nobody closes: what was saved is written down all the same
+    with holdfast.open(tmp_path / "store") as again:
+        assert bill(again).found == 1
+    cache = weakref.ref(Cache.of(store))
+    client.close()
+    del store, client
+    gc.collect()
+    assert cache() is None

@@ -88,12 +88,15 @@ def _statements(text: str) -> Iterator[str]:
             statement = ""
 
 
+TRANSLATED = (sqlite3.Error, UnicodeError, OverflowError)
+
+
 @contextmanager
 def translated(path: str) -> Iterator[None]:
     """SQLite's errors leave as ours; no raw one escapes an adapter."""
     try:
         yield
-    except (sqlite3.Error, UnicodeError, OverflowError) as error:
+    except TRANSLATED as error:
         raise typed(error, path) from error
 
 

@@ -225,6 +225,16 @@ class PostgresIndex:
                 found[row[16]] = (checkpoint_of(job, row), row[15])
         return found
 
+    def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
+        if (span := self._span(job)) is None:
+            return {}
+        rows = self._all(
+            f'SELECT {_CHECKPOINT}, manifest, key FROM holdfast.checkpoint c JOIN holdfast.idempotency USING ("row") '
+            'WHERE "row" BETWEEN %s AND %s ORDER BY "row"',
+            span[0] + after + 1, min(span[0] + after + limit, span[1]),
+        )  # fmt: skip
+        return {row[16]: (checkpoint_of(job, row), row[15]) for row in rows}
+
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         found: dict[str, tuple[str, bytes]] = {}
         for start in range(0, len(checkpoint_ids), BATCH):

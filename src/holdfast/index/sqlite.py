@@ -32,7 +32,7 @@ from holdfast.ports import (
 )
 
 from .connections import FORK_WAIT_S, Pool, survive_forks
-from .database import connect, migrate, refuse_full_small_blocks, translated, typed
+from .database import TRANSLATED, connect, migrate, refuse_full_small_blocks, translated, typed
 from .groupcommit import GroupCommit, Waiting
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sweeping import integrity_problems, sweep
@@ -254,7 +254,7 @@ class SqliteIndex:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         self._check_open()
-        with translated(self._name):
+        try:
             if self._path is None:
                 with self._memory_lock:
                     yield self._connection
@@ -264,6 +264,8 @@ class SqliteIndex:
                 yield connection
             finally:
                 self._pool.give(connection)
+        except TRANSLATED as error:
+            raise typed(error, self._name) from error
 
     def _connect_again(self) -> sqlite3.Connection:
         """Another connection to the file that was opened, which must still be the one at its path."""
@@ -329,6 +331,17 @@ class SqliteIndex:
                 )
                 found.update({row[16]: (checkpoint_of(job, row), row[15]) for row in rows})
         return found
+
+    def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
+        with self._reading() as db:
+            if (span := self._span(db, job)) is None:
+                return {}
+            rows = db.execute(
+                f"SELECT {CHECKPOINT}, manifest, key FROM checkpoint JOIN idempotency USING (row) "
+                "WHERE row BETWEEN ? AND ? ORDER BY row",
+                (span[0] + after + 1, min(span[0] + after + limit, span[1])),
+            ).fetchall()
+        return {row[16]: (checkpoint_of(job, row), row[15]) for row in rows}
 
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         found: dict[str, tuple[str, bytes]] = {}

@@ -150,7 +150,7 @@ class Books:
     def __init__(self, store: CheckpointManager) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, str, str], Bill] = {}  # by run, step and model, not written yet
+        self._found: list[Charge] = []  # not written yet
         self._due = time.monotonic() + WRITE_EVERY_S
         _open_books.add(self)
 
@@ -158,7 +158,7 @@ class Books:
         """Write down a call; one that was paid is durable when this returns."""
         place = here()
         run, step = (place.run.key, "/".join(place.path)) if place is not None else payer.get()
-        charge = replace(charge, run=run, step=step)
+        charge = Charge(charge.model, charge.tokens, charge.cost, charge.is_saved, run, step)
         if (meter := _meter.get()) is not None:
             meter.bill, meter.model = meter.bill.add(charge), charge.model
         if place is not None:
@@ -167,18 +167,20 @@ class Books:
             self._save((run, step, charge.model), Bill().add(charge))
             return
         with self._lock:
-            key = (run, step, charge.model)
-            self._found[key] = self._found.get(key, Bill()).add(charge)
-            if time.monotonic() < self._due:
-                return
-        self.write()
+            self._found.append(charge)
+        if time.monotonic() >= self._due:
+            self.write()
 
     def write(self) -> None:
         """Make durable what has been added up so far."""
         with self._lock:
-            found, self._found = self._found, {}
+            found, self._found = self._found, []
             self._due = time.monotonic() + WRITE_EVERY_S
-        for key, bill in found.items():
+        bills: dict[tuple[str, str, str], Bill] = {}
+        for charge in found:
+            key = (charge.run, charge.step, charge.model)
+            bills[key] = bills.get(key, Bill()).add(charge)
+        for key, bill in bills.items():
             self._save(key, bill)
 
     def _save(self, key: tuple[str, str, str], bill: Bill) -> None:
@@ -203,7 +205,7 @@ def write_all() -> None:
         try:
             books.write()
         except CheckpointError:
-            continue  # its store is closed already; whoever closes one writes its books first
+            continue  # its store is closed already, and has written them then
 
 
 def totals(

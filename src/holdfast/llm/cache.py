@@ -59,12 +59,13 @@ class Cache:
         self.counters: Counter[str] = Counter()  # hits, misses, waits
         self._damaged: set[str] = set()
         self._forgotten: list[str] = []  # flights whose end nobody waited for
+        store.on_close(self.close)  # which also makes this live as long as its store
 
     @classmethod
     def of(cls, store: CheckpointManager) -> Cache:
         with _lock:
-            if (cache := _caches.get(store)) is None:
-                cache = _caches[store] = cls(store)
+            if (cache := _caches.get(id(store))) is None:
+                cache = _caches[id(store)] = cls(store)
             return cache
 
     def find(self, request: Request, ttl_s: float | None = None) -> Answer | None:
@@ -226,7 +227,7 @@ class Flight:
 
 
 _lock = threading.Lock()
-_caches: weakref.WeakKeyDictionary[CheckpointManager, Cache] = weakref.WeakKeyDictionary()
+_caches: weakref.WeakValueDictionary[int, Cache] = weakref.WeakValueDictionary()  # by the identity of their store
 _flights: dict[tuple[Any, ...], Flight] = {}
 _waiting: dict[str, float] = {}
 _me: tuple[int, dict[str, object]] | None = None

@@ -15,7 +15,7 @@ from holdfast.manager import CheckpointManager
 
 from .bills import Meter, metered
 from .cache import Answer, Cache
-from .exchange import Policy, Send, Step, Store, turn, who_asks
+from .exchange import Policy, Send, Step, Store, turn
 from .keys import Request, canonical, parse_sample
 from .nearest import describe_nearest
 from .pricing import prepare, price, tokens_of
@@ -51,12 +51,10 @@ class Shared:
     older: Request | None = None  # the same as an older system knew it
 
     def steps(self, store: CheckpointManager) -> Generator[Step, Any, Any]:
-        return asking(Cache.of(store), self.request, self.policy, who_asks(), self.older)
+        return asking(Cache.of(store), self.request, self.policy, self.older)
 
 
-def asking(
-    cache: Cache, request: Request, policy: Policy, who: object, older: Request | None = None
-) -> Generator[Step, Any, Any]:
+def asking(cache: Cache, request: Request, policy: Policy, older: Request | None = None) -> Generator[Step, Any, Any]:
     def look() -> Answer | None:
         if policy.mode == "refresh":
             return None
@@ -67,7 +65,7 @@ def asking(
         return answer.content["result"]
     if policy.mode == "replay":
         raise (yield Store(lambda: describe_nearest(cache, request)))
-    flight = yield from turn(cache, request, who)
+    flight = yield from turn(cache, request)
     try:
         if (answer := (yield Store(look))) is None:
             prepare()

@@ -154,9 +154,7 @@ class Plain:
 Result = Found | Streamed | Plain
 
 
-def exchange(
-    cache: Cache, policy: Policy, method: str, url: str, body: bytes, who: object
-) -> Generator[Step, Any, Result]:
+def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -> Generator[Step, Any, Result]:
     """What to do about a request; the answer of a call that was paid is durable before it is handed out."""
     request = None if policy.mode == "off" else http_request(method, url, body)
     if request is None:
@@ -170,7 +168,7 @@ def exchange(
         return _found(answer)
     if policy.mode == "replay":
         raise (yield Store(lambda: describe_nearest(cache, request)))
-    flight = yield from turn(cache, request, who)
+    flight = yield from turn(cache, request)
     try:
         result = yield from _call(cache, policy, request, flight)
     except BaseException:
@@ -196,9 +194,9 @@ def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Gen
     return Plain()
 
 
-def turn(cache: Cache, request: Request, who: object) -> Generator[Step, Any, Flight]:
-    """Wait until nobody else makes the same call, or its answer is there."""
-    wait_s = 0.002
+def turn(cache: Cache, request: Request) -> Generator[Step, Any, Flight]:
+    """Wait until nobody else makes the same call."""
+    who, wait_s = who_asks(), 0.002
     while (flight := (yield Store(lambda: cache.begin(request, who)))) is None:
         yield Pause(wait_s)
         wait_s = min(0.1, wait_s * 1.5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Request:
 
     @property
     def model(self) -> str:
-        model = self.body.get("model") if isinstance(self.body, Mapping) else None
+        model = self.body.get("model") if isinstance(self.body, dict) else None
         return model if isinstance(model, str) and model else "unknown"
 
     def document(self) -> dict[str, Any]:
@@ -90,12 +90,13 @@ def http_request(method: str, url: str, body: bytes) -> Request | None:
         return None
 
 
+_write = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
+
+
 def canonical(value: Any) -> bytes:
     """JSON text in the one form that equal values share: sorted names, no spaces, 1.0 written as 1."""
     try:
-        return json.dumps(
-            _whole(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-        ).encode()
+        return _write(_whole(value)).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise Validation(
             f"a call cannot be told from others: {error}", hint="use plain JSON values for models, messages and tools"
@@ -107,14 +108,15 @@ def _whole(value: Any) -> Any:
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return value
+    if kind is dict:
+        for name in value:
+            if type(name) is not str:
+                raise TypeError("a name in it is not text")
+        return {name: _whole(inner) for name, inner in value.items()}
+    if kind is list or kind is tuple:
+        return [_whole(inner) for inner in value]
     if kind is float:
         return int(value) if value.is_integer() and abs(value) < 1 << 53 else value
-    if isinstance(value, Mapping):
-        if not all(isinstance(name, str) for name in value):
-            raise TypeError("a name in it is not text")
-        return {name: _whole(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_whole(inner) for inner in value]
     return value
 
 

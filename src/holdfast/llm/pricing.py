@@ -20,7 +20,12 @@ class Tokens:
     cache_write: int = 0
 
     def __add__(self, other: Tokens) -> Tokens:
-        return Tokens(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Tokens)))
+        return Tokens(
+            self.input + other.input,
+            self.output + other.output,
+            self.cache_read + other.cache_read,
+            self.cache_write + other.cache_write,
+        )
 
     def to_json(self) -> dict[str, int]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -28,7 +33,7 @@ class Tokens:
     @classmethod
     def from_json(cls, document: object) -> Self:
         given = document if isinstance(document, Mapping) else {}
-        return cls(**{f.name: _count(given, f.name) for f in fields(cls)})
+        return cls(*(_count(given, name) for name in ("input", "output", "cache_read", "cache_write")))
 
 
 def tokens_of(usage: object) -> Tokens | None:
@@ -94,5 +99,5 @@ def dollars(amount: Decimal) -> str:
 
 
 def _count(given: Any, name: str) -> int:
-    value = given.get(name) if isinstance(given, Mapping) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    value = given.get(name) if isinstance(given, dict) else None
+    return value if type(value) is int and value > 0 else 0

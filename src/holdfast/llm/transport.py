@@ -19,7 +19,7 @@ from holdfast.errors import Validation
 from holdfast.manager import CheckpointManager
 
 from .cache import Cache
-from .exchange import Found, Policy, Recorder, Streamed, drive, drive_async, exchange, who_asks
+from .exchange import Found, Policy, Recorder, Streamed, drive, drive_async, exchange
 
 LIBRARIES = ("httpx2", "httpx")
 TIMEOUT_S, CONNECT_S = 600.0, 5.0  # what the vendors' own clients take
@@ -115,7 +115,7 @@ class _Common:
         self._owned = owned
 
     def _exchange(self, request: Any) -> Generator[Any, Any, Any]:
-        return exchange(self._cache, self._policy, request.method, str(request.url), request.content, who_asks())
+        return exchange(self._cache, self._policy, request.method, str(request.url), request.content)
 
     def _answer(self, result: Any, response: Any, kind: str) -> Any:
         """The response to hand out."""

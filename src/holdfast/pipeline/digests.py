@@ -9,35 +9,31 @@ _BUCKETS = 4096
 class DigestSet:
     """Digests by their first 12 bits, in unsorted buckets that are searched: small, and fast into the millions."""
 
-    __slots__ = ("_buckets", "_count")
+    __slots__ = ("_buckets",)
 
     def __init__(self) -> None:
-        self._buckets: list[bytearray | None] = [None] * _BUCKETS
-        self._count = 0
+        self._buckets = [bytearray() for _ in range(_BUCKETS)]
 
     def add(self, digest: bytes) -> bool:
         """Whether it is new."""
-        number = digest[0] << 4 | digest[1] >> 4
-        bucket = self._buckets[number]
-        if bucket is None:
-            self._buckets[number] = bytearray(digest)
-        elif _is_in(bucket, digest):
+        bucket = self._buckets[digest[0] << 4 | digest[1] >> 4]
+        at = bucket.find(digest)
+        if at >= 0 and (not at % DIGEST_BYTES or _is_behind(bucket, digest, at)):
             return False
-        else:
-            bucket += digest
-        self._count += 1
+        bucket += digest
         return True
 
     def __contains__(self, digest: bytes) -> bool:
         bucket = self._buckets[digest[0] << 4 | digest[1] >> 4]
-        return bucket is not None and _is_in(bucket, digest)
+        at = bucket.find(digest)
+        return at >= 0 and (not at % DIGEST_BYTES or _is_behind(bucket, digest, at))
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._buckets)) // DIGEST_BYTES
 
 
-def _is_in(bucket: bytearray, digest: bytes) -> bool:
-    at = bucket.find(digest)
-    while at >= 0 and at % DIGEST_BYTES:  # found across two neighbours
+def _is_behind(bucket: bytearray, digest: bytes, at: int) -> bool:
+    """Whether it is in the bucket behind a place where it only seems to be, across two neighbours."""
+    while at >= 0 and at % DIGEST_BYTES:
         at = bucket.find(digest, at + 1)
     return at >= 0

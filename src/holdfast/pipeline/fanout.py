@@ -263,18 +263,19 @@ class Map:
 
     def _new_items(self, items: Iterator[Any]) -> Iterator[Item]:
         """The items that are not done yet; those that are go straight to the results."""
+        done, collects = self._done, self._options.collect
         for value in items:
             number, self._taken = self._taken, self._taken + 1
             digest, label = self._identify(value)
-            if digest in self._done:
+            if digest in done:
                 self._reused += 1
-                if self._options.collect:
+                if collects:
                     self._place(number, self._kept[digest])
                 continue
-            yield Item(digest, label, number, value)
+            yield Item(digest, label or digest.hex(), number, value)
 
     def _identify(self, value: Any) -> tuple[bytes, str]:
-        """What an item is known by: its key, or its content and how often it came before."""
+        """What an item is known by: its key, or its content and how often it came before. "" is no name of its own."""
         if self._key is not None:
             key = self._key(value)
             digest = digest_of(key, lambda: f"{self._newest_item()}, its key")[:DIGEST_BYTES]
@@ -282,13 +283,13 @@ class Map:
                 raise Validation(
                     f"{self._newest_item()} has the key {key!r} of an earlier one", hint="keys must tell items apart"
                 )
-            return digest, key if isinstance(key, str) and 0 < len(key) <= 100 else digest.hex()
+            return digest, key if isinstance(key, str) and len(key) <= 100 else ""
         digest = digest_of(value, self._newest_item)[:DIGEST_BYTES]
         if not self._seen.add(digest):
             self._repeats[digest] += 1
             digest = blake3(digest + self._repeats[digest].to_bytes(8, "big")).digest(DIGEST_BYTES)
             self._seen.add(digest)
-        return digest, digest.hex()
+        return digest, ""
 
     def _newest_item(self) -> str:
         return f"map {show(self._spec.path)}, item {self._taken - 1}"
@@ -336,11 +337,11 @@ class Map:
 
     def _catch_up(self, *, with_results: bool) -> None:
         """Learn what is durable, from the records since the last look."""
-        store = self._run.store
+        store, add = self._run.store, self._done.add
         for record, digests in read_keys(store, self._spec, self._read_to):
             self._read_to = record.seq
             for digest in digests:
-                self._done.add(digest)
+                add(digest)
             if with_results:
                 state: Any = store.load(record.id)
                 self._kept.update(zip(digests, state["results"], strict=True))

@@ -22,6 +22,11 @@ def show(path: Path) -> str:
 
 def digest_of(value: object, what: str | Callable[[], str]) -> bytes:
     """32 bytes that stand for a value: the digest of its encoded form. `what` names it where it has none."""
+    if type(value) is str or (type(value) is int and -(1 << 63) <= value < 1 << 63):
+        try:
+            return blake3(ormsgpack.packb(value)).digest()  # as the codec writes them; maps have millions of these
+        except ormsgpack.MsgpackEncodeError:
+            pass  # no text: the codec says what is wrong with it
     try:
         encoded = codec.encode(value)
     except CheckpointError as error:

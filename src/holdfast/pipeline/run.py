@@ -103,6 +103,7 @@ class Run:
         self.isolation = Isolation()
         self._lock = threading.Lock()
         self._claimed: set[Path] = set()
+        self._ahead: dict[str, tuple[Checkpoint, Callable[[], object]]] = {}
         self._ran: list[str] = []
         self._reused: list[str] = []
         self._executed = 0
@@ -510,7 +511,8 @@ class Run:
         if self._stack is None:
             raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
         parse_step(path[-1])
-        parse_step(show(path))
+        if len(path) > 1:
+            parse_step(show(path))
         with self._lock:
             if path in self._claimed:
                 raise Validation(
@@ -521,7 +523,7 @@ class Run:
 
     def _kept(self, work: Work) -> Any:
         try:
-            found = self.store.load_by_key(self.key, work.key)
+            found = self._load_kept(work.key)
         except Corrupted as error:
             raise Corrupted(
                 f"the result of {work.title} of run {self.key} is damaged: {error.message}",
@@ -543,6 +545,14 @@ class Run:
         if not newest or newest[0].metadata.get("kind") != "step":
             return None
         return newest[0], self.store.load(newest[0].id)
+
+    def _load_kept(self, key: str) -> tuple[Checkpoint, Any] | None:
+        """What is saved under a step's key. Steps are mostly asked for in the order in which they were saved."""
+        if (ahead := self._ahead.pop(key, None)) is not None:
+            return ahead[0], ahead[1]()
+        if (found := self.store.load_by_key(self.key, key)) is not None:
+            self._ahead = self.store.read_ahead(self.key, found[0].seq)
+        return found
 
     def _attempt(self, work: Work) -> Any:
         if work.shared is None:
