@@ -14,6 +14,7 @@ from holdfast.errors import NotFound, Validation, storage_error
 from .common import MAX_JSON_BYTES, Finding, Unreadable, Verdict, clean
 
 MAX_DEPTH = 16
+MARKER = "holdfast-store"
 SNIFF_BYTES = 64
 
 
@@ -44,7 +45,7 @@ def check_root(source: str | os.PathLike[str]) -> str:
         if os.path.isfile(path):
             return path
         raise NotFound(f"there is no {path}", hint="give the directory of the old checkpoints, or a database URL")
-    if os.path.lexists(Path(path, "holdfast-store")):
+    if os.path.lexists(Path(path, MARKER)):
         raise Validation(f"{path} is a Holdfast store", hint="holdfast copy brings jobs from store to store")
     return path
 
@@ -74,7 +75,8 @@ def list_folder(path: str, shown: str) -> Listing:
                 if entry.is_symlink():
                     findings.append(Finding(Verdict.SKIPPED, clean(where), "a link; links are never followed"))
                 elif entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
+                    if not os.path.lexists(os.path.join(entry.path, MARKER)):  # a store beside old files is none
+                        folders.append(entry.name)
                 elif entry.is_file(follow_symlinks=False):
                     size_bytes = entry.stat(follow_symlinks=False).st_size
                     files[entry.name] = Entry(entry.path, entry.name, clean(where), size_bytes)

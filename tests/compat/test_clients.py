@@ -1,0 +1,336 @@
+"""Programs as clients of the old systems wrote them; only their import lines differ."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.compat import arch, artemis, jobs, unified
+from holdfast.importers import bring
+
+from .writers import artemis as old_cards
+from .writers import jobs as old_jobs
+
+# --- artemis ---
+
+STAGES = ["architecture", "development", "review"]
+
+
+def pipeline(folder: Path, crash_at: str | None = None) -> tuple[list[str], artemis.CheckpointManager]:
+    """A pipeline of artemis: resumes if it can, asks the cache before it asks the model."""
+    manager = artemis.CheckpointManager(card_id="CARD-123", checkpoint_dir=folder, verbose=False)
+    asked = []
+    if manager.can_resume():
+        manager.resume()
+    else:
+        manager.create_checkpoint(total_stages=len(STAGES), execution_context={"branch": "main"})
+    while stage := manager.get_next_stage(STAGES):
+        manager.set_current_stage(stage)
+        prompt = f"do {stage}"
+        answer = manager.get_cached_llm_response(stage, prompt)
+        if answer is None:
+            asked.append(stage)
+            answer = f"did {stage}"
+        began = datetime.now()  # noqa: DTZ005 - as it was written
+        if stage == crash_at:
+            manager.save_stage_checkpoint(
+                stage, "failed", None, [], [{"prompt": prompt, "response": answer}], "crashed", began, began
+            )
+            return asked, manager
+        manager.save_stage_checkpoint(
+            stage_name=stage,
+            status="completed",
+            result={"text": answer},
+            artifacts=[f"{stage}.md"],
+            llm_responses=[{"prompt": prompt, "response": answer}],
+            start_time=began,
+            end_time=began + timedelta(seconds=30),
+        )
+    manager.mark_completed()
+    return asked, manager
+
+
+def test_an_artemis_pipeline_crashes_and_resumes(tmp_path: Path) -> None:
+    asked, first = pipeline(tmp_path, crash_at="review")
+    assert asked == STAGES
+    assert first.get_progress() == {
+        "progress_percent": 66.67,
+        "stages_completed": 2,
+        "total_stages": 3,
+        "current_stage": "review",
+        "elapsed_seconds": pytest.approx(0, abs=60),
+        "estimated_remaining_seconds": 30.0,
+    }
+    asked, second = pipeline(tmp_path)
+    assert asked == []  # the answer to the stage that crashed was paid for
+    checkpoint = second.checkpoint
+    assert checkpoint is not None
+    assert (checkpoint.status, checkpoint.completed_stages) == (artemis.CheckpointStatus.COMPLETED, STAGES)
+    assert checkpoint.failed_stages == []
+    assert checkpoint.stage_checkpoints["review"].retry_count == 1
+    assert second.llm_cache.get_cache_stats()["hits"] == 1
+    assert not second.can_resume()
+    assert artemis.PipelineCheckpoint.from_dict(json.loads(json.dumps(checkpoint.to_dict()))) == checkpoint
+    second.clear_checkpoint()
+    assert not second.repository.exists("CARD-123")
+
+
+def test_artemis_states_and_refusals(tmp_path: Path) -> None:
+    manager = artemis.CheckpointManager("c/../1", tmp_path, verbose=False)
+    with pytest.raises(ValueError):
+        manager.save_stage_checkpoint("a", "completed")
+    assert manager.resume() is None
+    manager.create_checkpoint(0)
+    assert manager.get_progress()["progress_percent"] == 0.0
+    with pytest.raises(holdfast.UnsupportedType, match="state"):
+        manager.save_stage_checkpoint("a", "completed", {"socket": object()})
+    assert manager.get_next_stage(["a"]) == "a"  # what could not be saved changed nothing
+    with pytest.raises(ValueError):
+        manager.save_stage_checkpoint("a", "perhaps")
+    manager.save_stage_checkpoint("a", "skipped")
+    manager.mark_failed("no money")
+    again = artemis.CheckpointManager("c/../1", tmp_path, verbose=False)
+    for count in (1, 2):  # failed and resumed ones resume, again and again
+        assert again.can_resume()
+        found = again.resume()
+        assert found is not None
+        assert (found.resume_count, found.metadata["failure_reason"]) == (count, "no money")
+    assert again.get_next_stage(["a", "b"]) == "b"
+    assert again.repository.list_all() == ["c/../1"]
+    assert artemis.create_checkpoint_repository("filesystem", checkpoint_dir=tmp_path).exists("c/../1")
+    assert [p.name for p in tmp_path.iterdir()] == [".holdfast"]
+    assert artemis.LLMCacheKeyGenerator.generate_key("c", "s", "p") == "c:s:148de9c5a7a44d19"
+    assert not artemis.CheckpointValidator.validate_checkpoint_data({"card_id": 1})
+
+
+def test_an_imported_card_goes_on_under_the_old_name_and_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARTEMIS_CHECKPOINT_DIR", str(tmp_path))
+    document = old_cards.card("CARD-123", {"architecture": old_cards.stage("architecture", 0)})
+    (tmp_path / "CARD-123.json").write_text(json.dumps(document))
+    repository = artemis.FilesystemCheckpointRepository()
+    assert bring(str(tmp_path), repository.store).imported == 3
+    loaded = repository.load("CARD-123")
+    assert loaded is not None
+    assert loaded.to_dict() == document
+    manager = artemis.CheckpointManager("CARD-123", verbose=False)
+    assert manager.resume()
+    assert manager.get_cached_llm_response("architecture", "do architecture") == "did architecture"
+    assert manager.get_next_stage(STAGES) == "development"
+    manager.save_stage_checkpoint("development", "completed", {"n": 1})
+    with holdfast.run("CARD-123", store=repository.store) as run:
+        assert run.step("development", lambda: None) == {"n": 1}
+        run.step("review", lambda: {"n": 2})
+    found = repository.load("CARD-123")
+    assert found is not None
+    assert found.completed_stages == ["architecture", "development", "review"]
+
+
+# --- jobs ---
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[jobs.CheckpointManager]:
+    with jobs.CheckpointManager(storage_path=tmp_path / "checkpoints") as opened:
+        yield opened
+
+
+def test_a_job_is_saved_listed_restored_and_cleaned(manager: jobs.CheckpointManager) -> None:
+    ids = [manager.save("job/123 ü", f"step/{n}", {"value": n}) for n in range(7)]
+    listed = manager.list("job/123 ü")
+    assert [c.checkpoint_id for c in listed] == ids
+    assert {(c.step_name, c.workflow_version) for c in listed} == {(f"step/{n}", "1.0") for n in range(7)}
+    assert all(datetime.fromisoformat(c.timestamp) for c in listed)
+    assert manager.restore("job/123 ü", ids[3]) == {"value": 3}
+    assert manager.cleanup("job/123 ü", keep_last=3) == 4
+    assert manager.delete("job/123 ü", ids[-1]) is True
+    assert manager.delete("job/123 ü", ids[-1]) is False
+    assert len(manager.list("job/123 ü")) == 2
+    latest = manager.get_latest_checkpoint("job/123 ü")
+    assert latest is not None
+    assert latest.checkpoint_id == ids[5]
+    assert manager.cleanup_job("job/123 ü") == 2
+    assert manager.list("job/123 ü") == []
+    assert manager.get_latest_checkpoint("nobody") is None
+    with pytest.raises(FileNotFoundError):
+        manager.restore("job/123 ü", ids[0])
+    with pytest.raises(FileNotFoundError):
+        manager.restore("nobody", "../../etc/passwd")
+
+
+def test_jobs_live_beside_their_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = old_jobs.checkpoint("job 9", "outline", {"n": 1})
+    old_jobs.write(tmp_path / "checkpoints", document)
+    with jobs.CheckpointManager() as manager:
+        assert bring("checkpoints", manager).imported == 1
+        assert manager.restore("job 9", document["checkpoint_id"]) == {"n": 1}
+        manager.save("job 9", "draft", {"n": 2})
+        assert [c.step_name for c in manager.list("job 9")] == ["outline", "draft"]
+
+
+def test_a_workflow_with_an_approval(manager: jobs.CheckpointManager) -> None:
+    asked: list[str] = []
+    manager.register_approval_callback(lambda execution_id, checkpoint: asked.append(checkpoint["checkpoint_name"]))
+    done: list[str] = []
+    manager.register_checkpoint_callback("draft", lambda execution_id, checkpoint: done.append(checkpoint["state"]))
+    first = manager.start_workflow_execution("corr", "blog", {"topic": "tea"})
+    assert manager.start_workflow_execution("corr", "blog") != first
+    with pytest.raises(ValueError):
+        manager.create_checkpoint("exec_nobody_1", "draft", "writer", {})
+    manager.create_checkpoint(first, "draft", "writer", {"words": 3})
+    assert manager.complete_checkpoint(first, "draft", {"text": "…"}) is True
+    manager.create_checkpoint(first, "publish", "editor", {}, approval_required=True)
+    assert asked == ["publish"]
+    assert done == ["active", "completed"]
+    status = manager.get_execution_status(first)
+    assert (status["state"], status["pending_approvals"], status["completed_checkpoints"]) == ("paused", 1, 1)
+    with pytest.raises(holdfast.Conflict):
+        manager.resume_execution(first)  # it used to go on without an answer
+    assert manager.approve_checkpoint(first, "publish", True) is True
+    assert manager.complete_checkpoint(first, "publish", {}) is True
+    assert manager.pause_execution(first) is True
+    assert manager.resume_execution(first) is True
+    assert [c["state"] for c in manager.get_checkpoint_history(first)] == ["completed", "completed"]
+    assert len(manager.list_executions("running")) == 2
+    assert manager.cleanup_old_executions(30) == 0
+
+
+# --- unified ---
+
+
+def test_the_unified_manager(tmp_path: Path) -> None:
+    manager = unified.UnifiedCheckpointManager(unified.StorageConfig(base_path=tmp_path / "c"))
+    data = {"grid": [1, 2, 3]}
+    root = manager.save("merge run", data, "pipeline", tags=["nightly"], description="start")
+    child = manager.save("merge run", {"grid": []}, unified.CheckpointLevel.STEP, parent_id=root)
+    assert data == {"grid": [1, 2, 3]}
+    found = manager.load(root)
+    assert (found.data, found.level, found.metadata.tags) == (data, "pipeline", ["nightly"])
+    assert found.metadata.child_checkpoint_ids == [child]
+    assert found.is_valid()
+    assert not found.is_stale()
+    latest = manager.load_latest("merge run")
+    assert latest is not None
+    assert (latest.checkpoint_id, latest.parent_id) == (child, root)
+    assert [c.checkpoint_id for c in manager.list(process_name="merge run", tags=["nightly"])] == [root]
+    assert manager.list(unified.CheckpointFilter(level="substep")) == []
+    assert manager.resume_from(root) == data
+    assert manager.delete(child)
+    assert not manager.delete(child)
+    with pytest.raises(unified.CheckpointError):
+        manager.load(child)
+    assert manager.load_latest("nobody") is None
+    registry = unified.CheckpointRegistry(manager.storage)
+    assert registry.parent_of(root) is None
+
+
+def test_unified_storage_and_values() -> None:
+    storage = unified.StorageBackendFactory().create(unified.StorageConfig(unified.StorageBackend.MEMORY))
+    old = datetime.now(UTC) - timedelta(days=30)
+    made = []
+    for n in range(4):
+        data = unified.CheckpointData(
+            unified.generate_checkpoint_id("chk", "step"),
+            unified.CheckpointLevel.STEP,
+            unified.CheckpointStatus.CREATED,
+            {"n": n},
+            unified.CheckpointMetadata("p"),
+            created_at=old + timedelta(days=n * 9),
+            parent_id=made[0].checkpoint_id if n == 3 else None,
+        )
+        assert storage.save(data).endswith(data.checkpoint_id)
+        made.append(data)
+    assert unified.CheckpointData.from_dict(json.loads(json.dumps(made[0].to_dict()))) == made[0]
+    assert storage.load(made[1].checkpoint_id).data == {"n": 1}
+    assert storage.cleanup(max_age_days=7) == 2  # not the newest, nor its parent
+    assert [c.checkpoint_id for c in storage.list()] == [made[0].checkpoint_id, made[3].checkpoint_id]
+    assert storage.get_stats()["checkpoints"] == 2
+    parsed = unified.parse_checkpoint_id(made[0].checkpoint_id)
+    assert (parsed["prefix"], parsed["level"]) == ("chk", "step")
+    assert unified.parse_checkpoint_id("a_b_20250725_160211_0123abcd")["level"] is None
+    with pytest.raises(unified.CheckpointValidationError):
+        unified.parse_checkpoint_id("../x")
+    assert unified.StorageConfig("database").validate() == ["database_url is missing"]  # type: ignore[arg-type]
+    validator = unified.CheckpointValidator()
+    checksum = validator.calculate_checksum({"b": 1, "a": [2]})
+    assert checksum == validator.calculate_checksum({"a": [2], "b": 1})
+    made[0].metadata.checksum = validator.calculate_checksum(made[0].data)
+    assert validator.verify_integrity(made[0])
+    assert validator.validate(made[0])
+    policy = unified.CheckpointPolicy(interval_items=10, max_age_hours=48, verify_on_load=True)
+    assert policy.should_checkpoint_by_items(10)
+    assert not policy.should_checkpoint_by_time(299)
+    assert policy.should_checkpoint_by_memory(500)
+
+
+class Tiles(unified.CheckpointableProcess):
+    """A processor of geo."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(checkpoint_policy=unified.CheckpointPolicy(interval_items=2), process_id="tiles", **options)
+        self.done: list[int] = []
+
+    def get_state(self) -> Any:
+        return {"done": list(self.done)}
+
+    def restore_state(self, state: Any) -> None:
+        self.done = state["done"]
+
+    @unified.checkpoint_on_interval(items=2, seconds=300)
+    def work(self, tile: int) -> None:
+        if tile == 5:
+            raise OSError("no tile 5")
+        self.done.append(tile)
+
+
+def test_a_process_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(OSError), Tiles(store=tmp_path / "s") as process:
+        for tile in range(9):
+            process.work(tile)
+    with Tiles(store=tmp_path / "s") as process:
+        assert process.done == [0, 1, 2, 3]
+        assert process.get_progress()["items_done"] == 4
+        assert process.checkpoint_interval == 2
+
+
+def test_the_manager_of_a_place_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = unified.StorageConfig(base_path=tmp_path / "c")
+    assert unified.get_checkpoint_manager(config) is unified.get_checkpoint_manager({"base_path": tmp_path / "c"})
+    unified.get_checkpoint_manager(config).save("p", {"x": 1})
+
+
+# --- arch ---
+
+
+def test_files_of_a_container(tmp_path: Path) -> None:
+    upper, dump = tmp_path / "upper", tmp_path / "dump"
+    (upper / "etc").mkdir(parents=True)
+    (upper / "etc" / "conf").write_text("x = 1")
+    os.link(upper / "etc" / "conf", upper / "etc" / "same")
+    dump.mkdir()
+    handler = arch.CheckpointHandler()
+    assert handler.validate_checkpoint(dump) is False
+    (dump / "dump.log").write_text("(00.1) Dumping finished successfully\n")
+    assert handler.validate_checkpoint(dump) is False  # no inventory
+    (dump / "inventory.img").write_bytes(b"x")
+    assert handler.validate_checkpoint(dump) is True
+    assert handler.save_checkpoint(tmp_path / "nowhere", dump) is False
+    assert handler.save_checkpoint(upper, dump) is True
+    (upper / "etc" / "conf").write_text("x = 2")
+    assert handler.save_checkpoint(upper, dump) is True
+    assert handler.restore_checkpoint(tmp_path / "nowhere", tmp_path / "new") is False
+    assert handler.restore_checkpoint(dump, tmp_path / "new") is True
+    assert (tmp_path / "new" / "etc" / "conf").read_text() == "x = 2"
+    assert (tmp_path / "new" / "etc" / "same").stat().st_nlink == 2
+    (dump / "dump.log").write_text("(00.1) Dumping finished successfully\n(00.2) Error: no\n")
+    assert arch.validate_checkpoint(dump) is False
