@@ -120,6 +120,10 @@ def _criu() -> str | None:
     return None if check.returncode == 0 else f"criu check: {check.stderr.decode(errors='replace').strip()[-300:]}"
 
 
+def _podman() -> str | None:
+    return _criu() or _command("podman", "gcc", "checkpointctl")
+
+
 def _runc() -> str | None:
     return _command("runc")
 
@@ -143,6 +147,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "criu": _criu,
     "ext4": _ext4,
     "faketime": _faketime,
+    "podman": _podman,
     "postgres": _postgres,
     "power_cut": _power_cut,
     "root": _root,

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from holdfast.containers.extracting import Extraction
 from holdfast.containers.importing import import_archive
 from holdfast.containers.tar import CHARACTER, DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Limits, Member, TarReader
 from holdfast.containers.tar_writer import TarWriter
-from holdfast.errors import CheckpointError, Corrupted, NotFound, Validation
+from holdfast.errors import CheckpointError, Corrupted, NoSpace, NotFound, Validation
+from tests.torture.disks import tmpfs
 from tests.unit.containers.archive_writer import archive_files, tar_of
 
 pytestmark = pytest.mark.requires("root")
@@ -190,9 +192,12 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "xz").write_bytes(b"\xfd7zXZ\0" + bytes(100))
     (tmp_path / "directory").mkdir()
-    for number, (name, kind) in enumerate(
-        (("x", Corrupted), ("empty", Validation), ("xz", Validation), ("directory", Validation), ("absent", NotFound))
-    ):
+    os.mkfifo(tmp_path / "fifo")
+    expected: dict[str, type[CheckpointError]] = {
+        "x": Corrupted, "empty": Validation, "xz": Validation, "directory": Validation, "fifo": Validation,
+        "absent": NotFound,
+    }  # fmt: skip
+    for number, (name, kind) in enumerate(expected.items()):
         target = tmp_path / f"target-{number}"
         target.mkdir()
         with pytest.raises(kind):
@@ -272,3 +277,48 @@ def test_an_image_whose_blob_was_changed(tmp_path: Path, files: dict[str, bytes]
 def test_tar_writer_notices_a_file_that_is_not_what_it_said() -> None:
     with pytest.raises(ValueError, match="instead of"):
         TarWriter(io.BytesIO()).add(Member(b"x", size=4), [b"abc"])
+
+
+# Disks that fill up.
+
+
+@pytest.mark.requires("tmpfs")
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, files: dict[str, bytes]) -> None:
+    from holdfast.containers import snapshot
+    from holdfast.containers.exporting import export
+
+    files["checkpoint/pages-1.img"] = os.urandom(4096) + files["checkpoint/pages-1.img"][4096:]
+    path = _write(tmp_path / "x.tar", files)
+    with tmpfs(tmp_path / "small", "size=48k") as small, holdfast.open(tmp_path / "store") as store:
+        with pytest.raises(NoSpace):
+            import_archive(store, path, work=small)
+        assert os.listdir(small) == []
+        assert store.jobs() == []
+        done = import_archive(store, path)
+        for format in ("podman", "oci"):
+            with pytest.raises(NoSpace):
+                export(*snapshot.load(store, done.checkpoint.id), Path(small, "out"), format=format, compression="none")
+            assert os.listdir(small) == []
+
+
+# Each safeguard, taken out, is noticed.
+
+_WITHOUT: list[tuple[str, object, Callable[..., None]]] = [
+    ("extracting._OPEN_DIRECTORY", os.O_RDONLY | os.O_DIRECTORY, test_a_path_through_a_link_is_refused),
+    ("extracting._SAFE_ATTRIBUTES", b"", test_devices_and_attributes_that_overlayfs_obeys_are_left_out),
+    ("extracting.DEVICES", (), test_devices_and_attributes_that_overlayfs_obeys_are_left_out),
+    ("archive._is_plain", lambda mount: True, test_nothing_of_the_configuration_acts_on_the_host),
+    ("importing.formats.safe_spec", dict, test_the_kept_spec_is_the_safe_one),
+]
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(("name", "value", "test"), _WITHOUT, ids=[name for name, _, _ in _WITHOUT])
+def test_safeguards_are_noticed(
+    tmp_path: Path, outside: Path, name: str, value: object, test: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"holdfast.containers.{name}", value)
+    known = {"tmp_path": tmp_path, "outside": outside, "files": archive_files()}
+    wanted = test.__code__.co_varnames[: test.__code__.co_argcount]
+    with pytest.raises((AssertionError, pytest.fail.Exception, CheckpointError, OSError)):
+        test(**{argument: known[argument] for argument in wanted})

@@ -12,6 +12,9 @@ COMMANDS = {
     "checkpoint": ("container_freeze", "Freeze a container into the store."),
     "restore": ("container_thaw", "Bring a container back."),
     "list": ("container_freeze", "List what is kept of containers."),
+    "inspect": ("container_archives", "Show what is in a checkpoint, or in an archive of any engine."),
+    "export": ("container_archives", "Write a checkpoint as an archive of podman, CRI-O, containerd, or an image."),
+    "import": ("container_archives", "Save an archive of another engine as a checkpoint."),
     "preflight": ("container_look", "Say whether a container can be frozen, and thawed elsewhere."),
     "doctor": ("container_look", "Say what this machine can do, and how to add the rest."),
     "logs": ("container_look", "Show the log of an attempt, and what it means."),
@@ -48,4 +51,10 @@ def _remember(store: str | None, namespace: str | None, as_json: bool) -> None:
     context.obj = {**above, **{name: value for name, value in given.items() if value is not None}}
 
 
-container_command = ContainerCommands("container", callback=_remember, params=shared_options(), help=_remember.__doc__)
+container_command = ContainerCommands(
+    "container",
+    callback=_remember,
+    params=shared_options(),
+    help=_remember.__doc__,
+    epilog="JSON: holdfast container COMMAND --help says what each one answers",
+)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -171,17 +172,18 @@ def unpack_tar(path: str | os.PathLike[str], directory: Path, limits: Limits) ->
     """The files of a tar below `directory`; answers how it was compressed."""
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
-            plain = Plain(file, name=name, limit_bytes=limits.total_bytes)
-            with Extraction(directory, name=name, limits=limits) as extraction:
-                extraction.files(TarReader(plain, name=name, limits=limits))
-            return plain.compression
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a fifo must not stop us
     except FileNotFoundError:
         raise NotFound(f"there is no file {name}", hint="give the path of an archive") from None
     except OSError as error:
-        if isinstance(error, NotFound):
-            raise
         raise storage_error("read", name, error) from error
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Validation(f"{name} is not a plain file", hint="save what comes from a pipe as a file first")
+        plain = Plain(file, name=name, limit_bytes=limits.total_bytes)
+        with Extraction(directory, name=name, limits=limits) as extraction:
+            extraction.files(TarReader(plain, name=name, limits=limits))
+        return plain.compression
 
 
 def _archive(name: str, directory: Path, compression: str, size: int) -> Archive:

@@ -8,7 +8,7 @@ from typing import BinaryIO, Protocol
 
 import zstandard
 
-from holdfast.errors import Corrupted, Validation
+from holdfast.errors import Corrupted, Validation, storage_error
 
 _MAX_WINDOW_BYTES = 1 << 27  # what zstd --long=27 uses; more is memory at the word of a stranger
 _OTHERS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4"}
@@ -35,6 +35,8 @@ class Plain:
             data = self._source.read(min(size, 1 << 20))
         except (zlib.error, EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
             raise Corrupted(f"{self._name} is damaged or cut off: {error}", hint="get it again") from error
+        except OSError as error:
+            raise storage_error("read", self._name, error) from error
         self._left -= len(data)
         if self._left < 0:
             raise Validation(

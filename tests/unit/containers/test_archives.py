@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import tarfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from holdfast.containers.wire import encode
 from holdfast.errors import Conflict, Validation
 from holdfast.manager import CheckpointManager
 from tests.unit.containers.archive_writer import archive_files, tar_of
+from tests.unit.containers.criu_writer import write_dump
 
 pytestmark = pytest.mark.requires("root")
 _MANAGERS = {"podman": "libpod", "cri": "cri-o", "containerd": None}
@@ -278,3 +280,13 @@ def test_a_writer_of_bytes_may_be_slow(tmp_path: Path) -> None:
 
     reader = TarReader(Slow(tar_of([(Member(b"x", size=3), b"abc")])), name="slow")
     assert [(member.name, b"".join(reader.pieces())) for member in reader] == [(b"x", b"abc")]
+
+
+def test_the_document_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = Path(holdfast.__file__).parents[2] / "docs" / "container-archives.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    write_dump(tmp_path / "checkpoint")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, str(document), "exec"), {})

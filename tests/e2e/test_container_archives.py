@@ -1,0 +1,78 @@
+"""Other engines as judges: podman's export goes through the store and back, and podman's container counts on."""
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.containers import snapshot
+from holdfast.containers.exporting import export
+from holdfast.containers.importing import import_archive
+from holdfast.containers.inspection import inspect_archive
+
+_SCRIPT = Path(__file__).with_name("podman_counter.sh")
+_COUNTER = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+  char line[32];
+  int log = open("/data.log", O_CREAT | O_APPEND | O_WRONLY, 0644);
+  unlink("/etc/gone");
+  for (long n = 1;; n++) {
+    int size = snprintf(line, sizeof line, "%ld\n", n);
+    if (write(log, line, size) != size) return 1;
+    usleep(10000);
+  }
+}
+"""
+
+
+def _podman(*words: str | Path) -> None:
+    done = subprocess.run(
+        ["unshare", "-n", "-m", _SCRIPT, *words], capture_output=True, text=True, check=False, timeout=100,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.requires("podman")
+@pytest.mark.xdist_group("criu")
+def test_podman_to_podman_through_the_store() -> None:
+    with tempfile.TemporaryDirectory(prefix="hf-") as folder:  # podman takes no long paths
+        _round(Path(folder))
+
+
+def _round(work: Path) -> None:
+    (work / "counter.c").write_text(_COUNTER)
+    _podman("freeze", work, work / "export.tar.zst")
+    frozen_at = int((work / "frozen-at").read_text())
+    shown = inspect_archive(work / "export.tar.zst", reveal=True)
+    assert shown.engine == "podman"
+    assert [(one.pid, one.name) for one in shown.processes] == [(1, "counter")]
+    assert shown.commands == {1: ("/counter",)}
+    assert shown.environment["TOKEN"] == "secret"
+    assert {("data.log", "file"), ("etc/gone", "deleted")} <= set(shown.changes)
+    assert shown.statistics is not None
+    with holdfast.open(work / "store") as store:
+        done = import_archive(store, work / "export.tar.zst")
+        kept = snapshot.load(store, done.checkpoint.id)
+        for format in ("podman", "cri", "containerd"):
+            export(*kept, work / f"{format}.tar", format=format)
+    for format, engine in (("podman", "Podman"), ("cri", "CRI-O"), ("containerd", "containerd")):
+        judged = subprocess.run(
+            ["checkpointctl", "inspect", "--format", "json", "--all", str(work / f"{format}.tar")],
+            capture_output=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+        (found,) = json.loads(judged.stdout)
+        assert (found["engine"], found["container_name"]) == (engine, "counter")
+        assert found["process_tree"]["command"] == "counter"
+        assert found["statistics"]["pages_written"] == shown.statistics.values["pages_written"]
+    _podman("thaw", work, work / "podman.tar")
+    counted = (work / "data.log").read_text().split()
+    assert len(counted) > frozen_at
+    assert counted == [str(n) for n in range(1, len(counted) + 1)]  # no step lost, none twice
+    assert not (work / "came-back").exists()
