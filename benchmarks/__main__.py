@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import agents, arrays, gpu, history, importers, memory, pipelines, small_saves, startup, trees
+from . import agents, arrays, gpu, history, importers, machines, memory, pipelines, small_saves, startup, trees
 from .harness import Bench, Missing, Row, log, table, write_json
 
 Rows = dict[str, Callable[[Bench], list[Row]]]
@@ -30,7 +30,15 @@ PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps, "models": p
 AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation}
 IMPORTERS: Rows = {"jobs": importers.run}
 GPU: Rows = {"gpu": gpu.run}
-SUITES = {"store": STORE, "pipelines": PIPELINES, "agents": AGENTS, "importers": IMPORTERS, "gpu": GPU}
+MACHINES: Rows = {"postgres": machines.postgres, "s3": machines.s3, "copies": machines.copies}
+SUITES = {
+    "store": STORE,
+    "pipelines": PIPELINES,
+    "agents": AGENTS,
+    "machines": MACHINES,
+    "importers": IMPORTERS,
+    "gpu": GPU,
+}
 
 
 def main() -> int:

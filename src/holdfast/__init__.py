@@ -75,6 +75,8 @@ def open(
 ) -> CheckpointManager:
     """Open a store: a directory (made if new), "file:directory", "memory:", or "postgresql://…" for many machines.
 
+    "files:directory" keeps checkpoints as JSON files for people to read; "memory:directory" is kept when it is closed.
+
     With PostgreSQL the bytes are in the database too, or in an object store: "postgresql://…?blobs=s3://bucket/prefix".
 
     None means $HOLDFAST_STORE, else ./.holdfast. With create=False a missing store is NotFound.

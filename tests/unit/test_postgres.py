@@ -202,7 +202,13 @@ def test_the_command_line_serves_it_and_keeps_the_password(url: str, capfd: pyte
             cli.main([*command.split(), "--store", with_password])
         answers[command] = ended.value.code
     shown = capfd.readouterr()
-    assert answers == {"list job": 0, "stats": 0, "check": 0, "gc": 0, "doctor": 3}
+    assert answers == {
+        "list job": 0,
+        "stats": 0,
+        "check": 0,
+        "gc": 0,
+        "doctor": 7,
+    }  # the server of the tests does not sync
     assert "secret" not in shown.out + shown.err
 
 

@@ -233,15 +233,20 @@ class PostgresWrites:
         return packs
 
     def _insert_chunks(self, chunks: Sequence[Chunk], packs: Mapping[str, int | None]) -> None:
-        self._many(
-            "INSERT INTO holdfast.chunk VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (ns_no, digest) DO UPDATE "
+        """In one statement: a state of many small pieces has thousands."""
+        if not chunks:
+            return
+        rows = [
+            (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
+            for c in {chunk.digest: chunk for chunk in reversed(chunks)}.values()
+        ]
+        self._do(
+            "INSERT INTO holdfast.chunk SELECT %s::integer, * FROM unnest(%s::bytea[], %s::bigint[], %s::bigint[], "
+            "%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[]) ON CONFLICT (ns_no, digest) DO UPDATE "
             "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
             f'"offset" = excluded."offset", data = excluded.data WHERE chunk.encoding >= {DAMAGED}',
-            [
-                (self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
-                for c in chunks
-            ],
-        )
+            self._ns, *(list(column) for column in zip(*rows, strict=True)),
+        )  # fmt: skip
 
     def _insert_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
         self._many("INSERT INTO holdfast.tag VALUES (%s, %s, %s, %s)", [(job_no, n, v, row) for n, v in tags.items()])
