@@ -33,7 +33,7 @@ from .model import (
     to_datetime,
 )
 from .opening import open_store
-from .ports import Checkpoints, Events, Jobs, NewCheckpoint
+from .ports import Checkpoints, EventChain, Events, Jobs, NewCheckpoint
 from .records import copy_record
 from .request import Request, parse_request
 from .retention import Plan, RetentionPolicy
@@ -110,7 +110,13 @@ class CheckpointManager:
         )
         self._background.drain()  # the newest save is the one that was asked for last
         self._background.raise_unseen()
-        return self._commit(request, codec.encode(state))
+        return self._commit(request, codec.encode(state)).id
+
+    def save_encoded(self, job_id: str, step_name: str, encoded: codec.Encoded, **options: Any) -> Checkpoint:
+        """Like `save`, for a state that was encoded elsewhere; the caller has checked that it can be decoded."""
+        request = parse_request(job_id, step_name, **options)
+        self._background.drain()
+        return self._commit(request, encoded)
 
     def save_async(self, job_id: str, step_name: str, state: object, **options: Any) -> PendingSave[CheckpointId]:
         """Copy `state` now, commit it in the background; options are those of `save`.
@@ -122,9 +128,9 @@ class CheckpointManager:
         request = parse_request(job_id, step_name, **options)
         self._check_open()
         self._background.raise_unseen()
-        return self._background.submit(codec.encode(state), lambda staged: self._commit(request, staged))
+        return self._background.submit(codec.encode(state), lambda staged: self._commit(request, staged).id)
 
-    def _commit(self, request: Request, encoded: codec.Encoded) -> CheckpointId:
+    def _commit(self, request: Request, encoded: codec.Encoded) -> Checkpoint:
         self._check_open()
         checkpoint = self._store.save(request, encoded, actor=self.actor)
         self.counters["saves"] += 1
@@ -136,7 +142,7 @@ class CheckpointManager:
             self._retain(request.job)
         except CheckpointError as error:  # the save is done; the next one tries again
             warnings.warn(f"retention of job {request.job} failed after a save: {error}", stacklevel=3)
-        return checkpoint.id
+        return checkpoint
 
     # Finding
 
@@ -533,14 +539,22 @@ class CheckpointManager:
         """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""
         self._store.index.release_lease(lease)
 
-    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, wait_s: float = 0.0) -> Events:
+    def events(
+        self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
+    ) -> Events:
         """The append-only log of all changes, by every process, in order; with `newest`, the end of it.
+
+        Only what is below `before`, where that is given.
 
         Waits up to `wait_s` for the next one.
         """
         if wait_s > 0:
             self._store.index.wait_for_event(after, wait_s)
-        return self._store.index.events(after, _parse_limit(limit) or 100, newest=newest)
+        return self._store.index.events(after, _parse_limit(limit) or 100, newest=newest, before=before)
+
+    def audit(self, until: int | None = None) -> EventChain:
+        """The log of changes read from its beginning, each entry proved to follow from those before it."""
+        return self._store.index.audit(until)
 
     def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
         """Call `callback("save", checkpoint)` in the saving thread after each save of this object."""

@@ -95,6 +95,15 @@ class IdTaken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class EventChain:
+    """What reading the log of changes from its beginning has shown."""
+
+    entries: int
+    head: str  # `chain` of the last entry that follows from all before it, hex
+    broken_at: int | None = None  # the first that does not: it, or one before it, was altered or removed
+
+
+@dataclass(frozen=True, slots=True)
 class PackUse:
     """How much of a pack the index still names."""
 
@@ -218,8 +227,8 @@ class Index(Protocol):
 
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None: ...
 
-    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False) -> Events:
-        """Events with an ID above `after`, in order: the first `limit` of them or, with `newest`, the last.
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
+        """Events with an ID above `after`, and below `before`: the first `limit` or, with `newest`, the last; in order.
 
         IDs grow; an event is visible when its change is.
         """
@@ -227,6 +236,10 @@ class Index(Protocol):
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         """Whether there is an event above `after`, by any process; waits for one until `timeout_s` is over."""
+        ...
+
+    def audit(self, until: int | None = None) -> EventChain:
+        """Read the log from its beginning to event `until`, or its end, and prove that each entry follows."""
         ...
 
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:

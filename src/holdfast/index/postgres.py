@@ -23,6 +23,7 @@ from holdfast.ports import (
     Checkpoints,
     Chunk,
     ChunksGone,
+    EventChain,
     Events,
     IdTaken,
     Jobs,
@@ -331,11 +332,11 @@ class PostgresIndex:
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
         self._write(lambda writes: writes.event(action, actor, job, None, detail))
 
-    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False) -> Events:
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
         order = "DESC" if newest else "ASC"
         rows = self._all(
-            f"SELECT {EVENT} FROM holdfast.event WHERE ns_no = %s AND id > %s ORDER BY id {order} LIMIT %s",
-            self._ns, after, limit,
+            f"SELECT {EVENT} FROM holdfast.event WHERE ns_no = %s AND id > %s AND id < %s ORDER BY id {order} LIMIT %s",
+            self._ns, after, 2**63 - 1 if before is None else before, limit,
         )  # fmt: skip
         return [event_of(row) for row in (reversed(rows) if newest else rows)]
 
@@ -353,6 +354,21 @@ class PostgresIndex:
                     return False
                 listen(min(left, _LOOK_EVERY_S))
         return True
+
+    def audit(self, until: int | None = None) -> EventChain:
+        """The chain of this namespace, a page at a time."""
+        chain, expected = bytes(32), 1
+        while rows := self._all(
+            "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM holdfast.event "
+            "WHERE ns_no = %s AND id >= %s AND id <= %s ORDER BY id LIMIT 1000",
+            self._ns, expected, 2**63 - 1 if until is None else until,
+        ):  # fmt: skip
+            for number, *entry, stored in rows:
+                following = chain_of(chain, number, *entry)
+                if number != expected or following != stored:
+                    return EventChain(expected - 1, chain.hex(), expected)
+                chain, expected = following, expected + 1
+        return EventChain(expected - 1, chain.hex())
 
     # Chunks and packs
 
@@ -486,17 +502,8 @@ class PostgresIndex:
             self._ns,
         )
         problems = [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
-        chain, expected = bytes(32), 1
-        while rows := self._all(
-            "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM holdfast.event "
-            "WHERE ns_no = %s AND id >= %s ORDER BY id LIMIT 1000",
-            self._ns, expected,
-        ):  # fmt: skip
-            for number, *entry, stored in rows:
-                chain = chain_of(chain, number, *entry)
-                if number != expected or chain != stored:
-                    return [*problems, f"the event log was altered at entry {expected}"]
-                expected += 1
+        if (broken_at := self.audit().broken_at) is not None:
+            problems.append(f"the event log was altered at entry {broken_at}")
         return problems
 
     def _one(self, sql: str, *parameters: object) -> Row | None:

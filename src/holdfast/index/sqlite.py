@@ -23,6 +23,7 @@ from holdfast.ports import (
     Checkpoints,
     Chunk,
     ChunksGone,
+    EventChain,
     Events,
     IdTaken,
     Jobs,
@@ -35,7 +36,7 @@ from .connections import FORK_WAIT_S, Pool, survive_forks
 from .database import TRANSLATED, connect, migrate, refuse_full_small_blocks, translated, typed
 from .groupcommit import GroupCommit, Waiting
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
-from .sweeping import integrity_problems, sweep
+from .sweeping import audit, integrity_problems, sweep
 from .writes import BATCH, Writes, find_chunks, missing
 
 T = TypeVar("T")
@@ -440,11 +441,12 @@ class SqliteIndex:
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
         self._write(partial(self._writes.event, action, actor, job, None, detail))
 
-    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False) -> Events:
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
         order = "DESC" if newest else "ASC"
         rows = self._all(
-            f"SELECT {EVENT} FROM event WHERE id > ? AND ns_no = ? ORDER BY id {order} LIMIT ?", after, self._ns, limit
-        )
+            f"SELECT {EVENT} FROM event WHERE id > ? AND id < ? AND ns_no = ? ORDER BY id {order} LIMIT ?",
+            after, 2**63 - 1 if before is None else before, self._ns, limit,
+        )  # fmt: skip
         return [event_of(row) for row in (reversed(rows) if newest else rows)]
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
@@ -455,6 +457,10 @@ class SqliteIndex:
                 return False
             time.sleep(min(left, _LOOK_EVERY_S))
         return True
+
+    def audit(self, until: int | None = None) -> EventChain:
+        with self._reading() as db:
+            return audit(db, until)
 
     # Chunks and packs
 

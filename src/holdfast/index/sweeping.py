@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from holdfast.model import Checkpoint
+from holdfast.ports import EventChain
 
 from .rows import SEQ_BITS
 from .writes import chain_of
@@ -106,13 +107,20 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
         "OR last_seq < coalesce(last, 0)"
     )
     problems += [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
+    if (broken_at := audit(db).broken_at) is not None:
+        problems.append(f"the event log was altered at entry {broken_at}")
+    return problems
+
+
+def audit(db: sqlite3.Connection, until: int | None = None) -> EventChain:
+    """The chain of events, which runs through all namespaces, read from its beginning."""
     chain, expected = bytes(32), 1
     for number, *entry, stored in db.execute(
-        "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM event ORDER BY id"
+        "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM event WHERE id <= ? ORDER BY id",
+        (2**63 - 1 if until is None else until,),
     ):
-        chain = chain_of(chain, number, *entry)
-        if number != expected or chain != stored:
-            problems.append(f"the event log was altered at entry {expected}")
-            break
-        expected += 1
-    return problems
+        following = chain_of(chain, number, *entry)
+        if number != expected or following != stored:
+            return EventChain(expected - 1, chain.hex(), expected)
+        chain, expected = following, expected + 1
+    return EventChain(expected - 1, chain.hex())

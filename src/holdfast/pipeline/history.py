@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -82,20 +82,26 @@ def find_runs(
                 return
             left -= len(page)
         for job in page:
-            newest = newest_status(store, job.name)
-            if newest is None:
+            summary = run_of(store, job.name)
+            if summary is None:
                 continue
-            yield _summary(newest, job.updated_at)
+            yield replace(summary, updated_at=job.updated_at)
             found += 1
             if found == limit:
                 return
 
 
+def run_of(store: CheckpointManager, job: str) -> RunSummary | None:
+    """The run a job is; None for a job that is none."""
+    newest = newest_status(store, job)
+    return None if newest is None else _summary(newest, newest.created_at)
+
+
 def find_run(store: CheckpointManager, key: str) -> RunSummary:
-    newest = newest_status(store, key)
-    if newest is None:
+    found = run_of(store, key)
+    if found is None:
         raise NotFound(f"there is no run {key}", hint="holdfast runs list shows the runs")
-    return _summary(newest, newest.created_at)
+    return found
 
 
 def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import iter_route_contexts
+from fastapi.telemetry import TelemetryConfig
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
@@ -20,8 +22,8 @@ from .auth import rule_of
 from .limits import LOOPBACK_NAMES, Edge, Limits
 from .page import add_page
 from .problems import MEDIA_TYPE, add_handlers
-from .routes import checkpoints, health, jobs, older
-from .schemas import Problem
+from .routes import checkpoints, events, executions, health, jobs, older, operations, retention, runs, saves, states
+from .schemas import Problem, Save
 from .service import Service
 
 
@@ -33,18 +35,21 @@ def create_app(
     allow_hosts: Collection[str] = LOOPBACK_NAMES,
     root_path: str = "",
     limits: Limits | None = None,
+    telemetry: TelemetryConfig | None = None,
 ) -> FastAPI:
     """An ASGI application over a store: an open one (which stays yours to close), a place, or None for the default.
 
     `runner` is anything with `resume_job(job_id, state)`; one that takes only the job ID works too. `allow_hosts` are
-    the names under which it may be called; empty: any. `root_path` is the path prefix a proxy takes off.
+    the names under which it may be called; empty: any. `root_path` is the path prefix a proxy takes off. Spans go
+    to OpenTelemetry once that is configured; `telemetry` is what FastAPI takes.
     """
     service = Service(store, runner, namespace=namespace, limits=limits or Limits())
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        service.is_draining = False  # an application may be started again
         yield
-        await _closing(service)
+        await asyncio.to_thread(service.close)
 
     app = FastAPI(
         title="Holdfast",
@@ -54,6 +59,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,  # a route of ours, with a rule
         root_path=root_path,
+        telemetry=telemetry,
         lifespan=life,
         responses={"default": {"description": "What went wrong.", "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}},
     )
@@ -61,7 +67,7 @@ def create_app(
     add_handlers(app)
     app.include_router(health.router)
     app.include_router(older.router)
-    for each in (jobs, checkpoints):
+    for each in (jobs, checkpoints, saves, states, retention, runs, executions, operations, events):
         app.include_router(each.router)
     add_page(app)
     check_rules(app)
@@ -77,12 +83,6 @@ def _edge(app: ASGIApp, service: Service, hosts: Collection[str]) -> Edge:
     return Edge(app, service, hosts)
 
 
-async def _closing(service: Service) -> None:
-    import asyncio
-
-    await asyncio.to_thread(service.close)
-
-
 def check_rules(app: FastAPI) -> None:
     """Every route says who may use it; one that does not is a mistake found here, not in production."""
     for route in iter_route_contexts(app.routes):
@@ -93,7 +93,8 @@ def check_rules(app: FastAPI) -> None:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        made["components"].setdefault("schemas", {})["Problem"] = schema
+        for model in (Problem, Save):  # named in bodies and answers that FastAPI does not see
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            made["components"]["schemas"][model.__name__] = schema
         app.openapi_schema = made
     return app.openapi_schema

@@ -26,6 +26,7 @@ from starlette.responses import Response
 from holdfast.errors import NotAllowed, Unauthorized, Validation
 from holdfast.manager import CheckpointManager
 
+from .problems import OLDER_PREFIX
 from .schemas import Name
 from .service import Service
 from .tokens import Scope, Token
@@ -81,9 +82,13 @@ class Needs(SecurityBase):
     async def __call__(
         self,
         request: Request,
-        namespace: Annotated[Name | None, Query(description="The tenant whose jobs are meant.")] = None,
+        namespace: Annotated[
+            Name | None, Query(description="The tenant whose jobs are meant.", examples=["default"])
+        ] = None,
     ) -> Access:
-        return self.admit(await identify(request), namespace, service_of(request))
+        caller = await identify(request)
+        refuse_unknown_parameters(request)
+        return self.admit(caller, namespace, service_of(request))
 
     def admit(self, caller: Caller, namespace: str | None, service: Service) -> Access:
         """What the caller gets; NotAllowed where that is nothing."""
@@ -120,13 +125,35 @@ def _dependencies(dependant: Any) -> list[Any]:
     return [inner for each in dependant.dependencies for inner in (each, *_dependencies(each))]
 
 
+def refuse_unknown_parameters(request: Request) -> None:
+    """A misspelled parameter is a mistake, not a wish for the default. The older routes and the page take any."""
+    route = request.scope["route"]
+    if not request.query_params or not route.include_in_schema or route.path.startswith(OLDER_PREFIX):
+        return
+    endpoint = route.endpoint
+    if endpoint not in _parameters:
+        own = route.dependant
+        named = (field.alias for each in (own, *_dependencies(own)) for field in each.query_params)
+        _parameters[endpoint] = frozenset(named)
+    if unknown := sorted(request.query_params.keys() - _parameters[endpoint]):
+        known = ", ".join(sorted(_parameters[endpoint]))
+        raise Validation(f"there is no parameter {unknown[0][:80]!r}", hint=f"there is: {known}")
+
+
+_parameters: dict[Any, frozenset[str]] = {}
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", ""))
+
+
 async def identify(request: Request) -> Caller:
     """Who asks; Unauthorized or NotAllowed when that is nobody we know."""
     service = service_of(request)
     header = request.headers.get("authorization")
     text = _bearer(header) if header is not None else request.cookies.get(COOKIE)
     if header is None:
-        _refuse_other_sites(request, has_cookie=text is not None)
+        refuse_other_sites(request, has_cookie=text is not None)
     if text is None:
         caller = await _stranger(request, service)
     else:
@@ -184,7 +211,7 @@ def _is_local(request: Request) -> bool:
         return False
 
 
-def _refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
+def refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
     if request.method in _SAFE_METHODS:
         return
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -196,10 +223,10 @@ def _refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
 
 def keep_token(request: Request, response: Response, text: str) -> None:
     """Log a browser in: no script sees the cookie, and no other site's request carries it."""
-    path = request.scope.get("root_path", "") or "/"
+    path = _root(request) or "/"
     is_secure = request.url.scheme == "https"
     response.set_cookie(COOKIE, text, path=path, httponly=True, samesite="strict", secure=is_secure)
 
 
 def forget_token(request: Request, response: Response) -> None:
-    response.delete_cookie(COOKIE, path=request.scope.get("root_path", "") or "/", httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE, path=_root(request) or "/", httponly=True, samesite="strict")

@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -112,7 +113,20 @@ async def _of_starlette(request: Request, error: Exception) -> Response:
     code = _CODES.get(error.status_code, "invalid" if error.status_code < 500 else "error")
     detail = "not found" if error.status_code == 404 else str(error.detail)
     headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
     return problem(error.status_code, code, detail, "see /openapi.json", headers=headers, is_older=_is_older(request))
+
+
+def _methods(request: Request) -> list[str]:
+    """Of all routes with this path; the router itself names those of one. Names in a path go before what fits any."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    found: dict[int, set[str]] = {}
+    for route in iter_route_contexts(request.app.routes):
+        regex = getattr(route, "path_regex", None)
+        if regex is not None and regex.match(path):
+            found.setdefault(regex.groups, set()).update(route.methods or ())
+    return sorted(found[min(found)]) if found else []
 
 
 async def _of_surprise(request: Request, error: Exception) -> Response:

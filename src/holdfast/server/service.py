@@ -13,6 +13,7 @@ from typing import TypeVar
 from holdfast.errors import Validation
 from holdfast.manager import CheckpointManager
 
+from .events import Feeds
 from .limits import Limits
 from .metrics import Metrics
 from .tasks import Tasks
@@ -42,14 +43,15 @@ class Service:
         self.runner = runner
         self.limits = limits
         self.metrics = Metrics()
-        self.tasks = Tasks()
+        self.tasks = Tasks(lambda: self.manager(ACCESS), self.metrics)
+        self.feeds = Feeds(self)
         self.is_draining = False
         self._managers: dict[str, CheckpointManager] = {}
         self._borrowed = {self.namespace} if is_open else set()
         if isinstance(store, CheckpointManager):
             self._managers[self.namespace] = store
         self._opening = threading.Lock()
-        self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="holdfast-http")
+        self._threads: ThreadPoolExecutor | None = None
         self._tokens: Tokens | None = None
 
     def manager(self, namespace: str) -> CheckpointManager:
@@ -83,6 +85,8 @@ class Service:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what may block on one of a bounded number of threads; it sees the context of the request."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="holdfast-http")
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
 
@@ -90,7 +94,10 @@ class Service:
         """Let go of everything that was opened here; work that has begun is finished first."""
         self.is_draining = True
         self.tasks.close()
-        self._threads.shutdown(wait=True)
-        for name, manager in self._managers.items():
-            if name not in self._borrowed:
-                manager.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads = None
+        for name in list(self._managers.keys() - self._borrowed):
+            self._managers.pop(name).close()
+        self._tokens = None
+        self.feeds = Feeds(self)

@@ -144,7 +144,7 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
 
     def _commit(self, request: Any, encoded: Any, thread: str) -> Checkpoint:
         try:
-            return self.manager.get(self.manager._commit(request, encoded))
+            return self.manager._commit(request, encoded)
         except Conflict as conflict:
             if request.idempotency_key is None or "idempotency key" not in conflict.message:
                 raise

@@ -319,11 +319,10 @@ def _numbers(numbers: Any) -> list[tuple[str, str, str]]:
 
 @router.post("/storage/{kind}")
 async def care(request: Request, access: Administrator, kind: Literal["verify", "gc"]) -> Response:
-    def work(report: Report) -> dict[str, Any]:
-        store = access.store
+    def work(store: CheckpointManager, report: Report) -> dict[str, Any]:
         return asdict(store.gc(progress=report) if kind == "gc" else store.verify(progress=report))
 
-    access.service.tasks.start(kind, access.namespace, access.caller.actor, work)
+    await access.ask(lambda store: access.service.tasks.start(kind, store, work))
     return see(request, "/storage", f"{kind} is at work.")
 
 

@@ -19,7 +19,10 @@ from holdfast.server.auth import Reads, Writes
 from holdfast.server.problems import OLDER_PREFIX
 from holdfast.server.runner import resume
 
-router = APIRouter(prefix=OLDER_PREFIX, tags=["older routes"])
+_DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {}}, "additionalProperties": False}
+_ERROR = {"description": "What went wrong.", "content": {"application/json": {"schema": _DETAIL}}}
+
+router = APIRouter(prefix=OLDER_PREFIX, tags=["older routes"], responses={"default": _ERROR})
 
 _ARRAYS_BYTES = 16 << 20  # of arrays in one answer
 _IN_PARTS = "download it: GET /api/v1/checkpoints/{id}/raw"
@@ -67,12 +70,12 @@ class RestoreRequest(BaseModel):
 
 
 class CleanupRequest(BaseModel):
-    job_id: str = Field(examples=["job_9"])
+    job_id: schemas.Name = Field(examples=["job_9"])
     keep_last: int = Field(default=10, ge=1, le=100)
 
 
 @router.get("", response_model=OlderList)
-async def list_checkpoints(access: Reads, job_id: Annotated[str, Query(examples=["job_9"])]) -> Any:
+async def list_checkpoints(access: Reads, job_id: Annotated[schemas.Name, Query(examples=["job_9"])]) -> Any:
     """All checkpoints of a job, oldest first; an unknown job has none."""
     found = await access.ask(lambda store: store.list(job_id))
     return {

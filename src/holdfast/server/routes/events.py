@@ -1,0 +1,61 @@
+"""Changes as they happen, as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from holdfast.asjson import event_json
+from holdfast.errors import Unavailable, Validation
+from holdfast.server import schemas
+from holdfast.server.auth import Access, Reads
+from holdfast.server.routes import API
+
+router = APIRouter(prefix=API, tags=["events"])
+
+_LOOK_S = 0.5  # after so long a stream looks whether the service stops
+
+
+async def _place(
+    access: Reads,
+    after: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Begin behind this event.")] = None,
+    last_event_id: Annotated[str | None, Header(description="What a browser sends when it comes back.")] = None,
+) -> int:
+    """Where to begin: asked before the answer begins, so that a mistake is a 422."""
+    if access.service.feeds.streams >= access.service.limits.streams:
+        raise Unavailable("too many streams are open", hint="close some")
+    if last_event_id is not None:
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 16):
+            raise Validation("Last-Event-ID is not the number of an event", hint="leave it out to begin now")
+        return int(last_event_id)
+    return await access.service.feeds.of(access.namespace).newest() if after is None else after
+
+
+@router.get("/events", response_class=EventSourceResponse)
+async def events(
+    access: Reads,
+    place: Annotated[int, Depends(_place)],
+    job: Annotated[schemas.Name | None, Query(description="Only those of this job.")] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Every change from now on, or from behind an event on; a stream that broke goes on with Last-Event-ID.
+
+    The name of an event is what happened (save, delete, tag, …), its data is as in the audit log.
+    """
+    access.service.feeds.streams += 1
+    try:
+        async for event in _follow(access, place, job):
+            yield event
+    finally:
+        access.service.feeds.streams -= 1
+
+
+async def _follow(access: Access, place: int, job: str | None) -> AsyncIterator[ServerSentEvent]:
+    feed = access.service.feeds.of(access.namespace)
+    while not access.service.is_draining:
+        for event in await feed.after(place, _LOOK_S):
+            place = event.id
+            if job is None or event.job == job:
+                yield ServerSentEvent(id=str(event.id), event=event.action, data=event_json(event))

@@ -1,0 +1,78 @@
+"""Saving over HTTP."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request
+
+from holdfast.asjson import checkpoint_json
+from holdfast.manager import CheckpointManager
+from holdfast.model import Lease
+from holdfast.server import schemas
+from holdfast.server.answers import JsonAnswer
+from holdfast.server.auth import Writes
+from holdfast.server.routes import API
+from holdfast.server.uploads import Upload, receive
+
+router = APIRouter(prefix=API, tags=["checkpoints"])
+
+_SAVE = {"$ref": "#/components/schemas/Save"}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _SAVE, "example": {"step": "outline", "state": {"current_step": 1}}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["checkpoint"],
+                    "properties": {"checkpoint": _SAVE},
+                },
+                "encoding": {"checkpoint": {"contentType": "application/json"}},
+            },
+        },
+    }
+}
+
+
+@router.post("/jobs/{job}/checkpoints", status_code=201, response_model=schemas.Checkpoint, openapi_extra=_BODY)
+async def save_checkpoint(
+    access: Writes,
+    job: schemas.Name,
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(min_length=1, max_length=256, description="The same again answers the first; with another body: 409."),
+    ] = None,
+) -> Any:
+    """Save a state as the next checkpoint of a job. Durable when this answers.
+
+    As JSON, or as multipart/form-data: the part `checkpoint` is that JSON, other parts are buffers, which the state
+    names as {"$part": "name"}. Parts are streamed to disk.
+    """
+    upload = await receive(request, access.service.limits)
+    try:
+        saved = await access.ask(lambda store: _save(store, job, upload, idempotency_key))
+    finally:
+        await upload.close()
+    return JsonAnswer(checkpoint_json(saved), 201)
+
+
+def _save(store: CheckpointManager, job: str, upload: Upload, key: str | None) -> Any:
+    with ExitStack() as stack:
+        wish, encoded = upload.open(stack)
+        return store.save_encoded(
+            job,
+            wish.step,
+            encoded,
+            level=wish.level,
+            parent=wish.parent,
+            tags=wish.tags,
+            metadata=wish.metadata,
+            pin=wish.pin,
+            schema_version=wish.schema_version,
+            lease=None if wish.lease is None else Lease(job, wish.lease, "", 0),
+            idempotency_key=key,
+        )

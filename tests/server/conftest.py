@@ -1,0 +1,49 @@
+"""A store, tokens for it, and the application over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import holdfast
+from holdfast.server import create_app
+from holdfast.server.tokens import ACCESS, Tokens
+
+BASE = "http://127.0.0.1:7420"
+
+
+def client_of(app: Any, **headers: str) -> TestClient:
+    """A caller on the same machine."""
+    return TestClient(app, base_url=BASE, client=("127.0.0.1", 50000), headers=headers, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(place: Path) -> Iterator[holdfast.CheckpointManager]:
+    with holdfast.open(place) as manager:
+        yield manager
+
+
+@pytest.fixture
+def make_token(place: Path) -> Iterator[Callable[..., str]]:
+    with holdfast.open(place, namespace=ACCESS) as manager:
+        tokens = Tokens(manager)
+
+        def make(name: str, scope: str = "read", *namespaces: str, **more: Any) -> str:
+            return tokens.create(name, scope, namespaces or ("default",), **more)[1]
+
+        yield make
+
+
+@pytest.fixture
+def client(store: holdfast.CheckpointManager) -> Iterator[TestClient]:
+    with client_of(create_app(store)) as client:
+        yield client

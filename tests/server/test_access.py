@@ -1,0 +1,250 @@
+"""Who may do what: every route × every scope × own and other namespace, from the application's own table of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import APIRouter
+from fastapi.routing import iter_route_contexts
+from starlette.routing import Mount
+
+import holdfast
+from holdfast.server import create_app
+from holdfast.server.app import check_rules
+from holdfast.server.auth import COOKIE, rule_of
+from holdfast.server.tokens import ACCESS, Scope, Tokens
+from tests.server.conftest import BASE, client_of
+
+Make = Callable[..., str]
+
+# What a request needs besides a token to be understood; a route that is not here gets an empty body.
+BODIES: dict[tuple[str, str], Any] = {
+    ("POST", "/api/checkpoints/cleanup"): {"job_id": "no-such-job"},
+    ("PATCH", "/api/v1/checkpoints/{checkpoint_id}/tags"): {"tags": {"a": "b"}},
+    ("PUT", "/api/v1/checkpoints/{checkpoint_id}/pin"): {"pinned": True},
+    ("PUT", "/api/v1/checkpoints/{checkpoint_id}/status"): {"status": "valid"},
+    ("POST", "/api/v1/jobs/{job}/copy"): {"to": "other"},
+    ("POST", "/api/v1/jobs/{job}/checkpoints"): {"step": "x", "state": 1},
+    ("POST", "/api/v1/retention/plan"): {"policy": {"keep_last": 1}},
+    ("POST", "/api/v1/retention/apply"): {"policy": {"keep_last": 1}},
+    ("PUT", "/api/v1/jobs/{job}/retention"): {"policy": None},
+    ("POST", "/api/v1/runs/{key}/signals"): {"name": "go"},
+    ("POST", "/api/v1/executions"): {"correlation_id": "c", "workflow_name": "w"},
+    ("POST", "/api/v1/executions/{execution_id}/checkpoints"): {"checkpoint_name": "c", "agent_id": "a"},
+    ("POST", "/api/v1/executions/{execution_id}/complete"): {"checkpoint": "c"},
+    ("POST", "/api/v1/approvals"): {"run": "r", "name": "n", "approved": True},
+    ("POST", "/api/v1/jobs/{job}/lease"): {"holder": "h"},
+    ("PUT", "/api/v1/jobs/{job}/lease"): {"token": 1},
+    ("POST", "/api/v1/session"): {"token": "hf_x"},
+}
+PARAMETERS = {"/api/v1/diff": "old=a&new=b", "/api/checkpoints": "job_id=j", "/api/v1/jobs/{job}/lease": "token=1"}
+PARAMETERS |= {"/api/v1/events": "after=0"}
+
+
+HARMLESS = ("/api/v1/retention/plan", "/api/v1/session", "/login", "/logout", "/namespace")
+
+
+def is_page(path: str) -> bool:
+    return not path.startswith(("/api/", "/metrics", "/healthz", "/readyz", "/openapi.json"))
+
+
+def every_route() -> list[tuple[str, str, Scope | None]]:
+    """(method, path, rule)"""
+    routes = [r for r in iter_route_contexts(create_app("memory:").routes) if not isinstance(r.original_route, Mount)]
+    return [(method, str(r.path), rule_of(r)) for r in routes for method in sorted(r.methods or ())]
+
+
+ROUTES = every_route()
+
+
+def test_the_table_has_every_rule() -> None:
+    assert {rule for *_, rule in ROUTES} == {None, Scope.READ, Scope.WRITE, Scope.ADMIN}
+    assert len(ROUTES) > 50
+
+
+def test_what_changes_something_needs_more_than_read() -> None:
+    """Planning changes nothing; signing in and out, and choosing a namespace, change cookies."""
+    for method, path, rule in ROUTES:
+        if method not in ("GET", "HEAD") and path not in HARMLESS:
+            assert rule in (Scope.WRITE, Scope.ADMIN), f"{method} {path}"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One application and a token for each scope in two namespaces."""
+    place = tmp_path_factory.mktemp("access") / "store"
+    with holdfast.open(place, namespace=ACCESS) as manager:
+        made = Tokens(manager)
+        texts = {
+            (scope, space): made.create(f"{scope}-{space}", scope, [space])[1]
+            for scope in Scope
+            for space in ("own", "other")
+        }
+    with client_of(create_app(place, namespace="own")) as client:
+        yield client, texts
+
+
+@pytest.mark.parametrize(("method", "path", "rule"), ROUTES, ids=str)
+def test_matrix(world: Any, method: str, path: str, rule: Scope | None) -> None:
+    client, texts = world
+    filled = path
+    for name in ("checkpoint_id", "job", "key", "execution_id", "task_id", "kind"):
+        filled = filled.replace("{" + name + "}", "nothing")
+    extra = f"&{PARAMETERS[path]}" if path in PARAMETERS and (method != "PUT") and (method != "POST") else ""
+
+    def status(text: str | None, space: str = "own") -> int:
+        headers = {"Authorization": f"Bearer {text}"} if text else {}
+        body = BODIES.get((method, path))
+        url = f"{filled}?namespace={space}{extra}"
+        with client.stream(method, url, headers=headers, json=body, follow_redirects=False) as answer:
+            return int(answer.status_code)
+
+    for scope in Scope:
+        own, other = texts[scope, "own"], texts[scope, "other"]
+        if rule is None:
+            continue
+        if not scope.includes(rule):
+            assert status(own) == 403
+        elif path != "/api/v1/events":  # never ends; its own test reads it
+            assert status(own) not in (401, 403, 500)
+        if not is_page(path):  # a page shows the namespaces of its token, whatever its address says
+            assert status(other) == 403
+            assert status(own, "other") == 403
+            assert status(own, ACCESS) == 403
+    refused = (303, 401) if is_page(path) else (401,)
+    if rule is None:
+        assert status(None) not in (403, 500)
+    else:
+        assert status(None) in refused
+        assert status("hf_000000000000_" + "x" * 43) in refused
+        assert status(texts[Scope.ADMIN, "own"][:-1] + "!") in refused
+
+
+def test_pages_show_only_the_namespaces_of_a_token(world: Any) -> None:
+    client, texts = world
+    own, other = ({"Authorization": f"Bearer {texts[Scope.WRITE, space]}"} for space in ("own", "other"))
+    saved = client.post("/api/v1/jobs/hidden/checkpoints?namespace=other", json={"step": "s"}, headers=other).json()
+    for path in (f"/checkpoints/{saved['id']}", "/jobs/hidden"):
+        assert client.get(f"{path}?namespace=other", headers=own).status_code == 404
+    assert "hidden" not in client.get("/?namespace=other", headers=own).text
+
+
+def test_a_route_without_a_rule_stops_the_application() -> None:
+    app = create_app("memory:")
+    router = APIRouter()
+
+    @router.get("/forgotten")
+    async def forgotten() -> None: ...
+
+    app.include_router(router)
+    with pytest.raises(TypeError, match="/forgotten"):
+        check_rules(app)
+
+
+def test_loopback_only_without_tokens(store: holdfast.CheckpointManager) -> None:
+    from fastapi.testclient import TestClient
+
+    app = create_app(store)
+    with client_of(app) as here:
+        assert here.get("/api/v1/jobs").status_code == 200
+        assert here.get("/api/v1/jobs", headers={"X-Forwarded-For": "10.0.0.9"}).status_code == 403
+        assert here.get("/api/v1/jobs", params={"namespace": "other"}).status_code == 403
+    elsewhere = TestClient(app, base_url=BASE, client=("10.0.0.9", 1))
+    assert elsewhere.get("/api/v1/jobs").status_code == 403
+    assert elsewhere.get("/healthz").status_code == 200
+
+
+def test_the_first_token_closes_the_door(place: Path, store: holdfast.CheckpointManager, make_token: Make) -> None:
+    make_token("first")
+    with client_of(create_app(store)) as client:
+        answer = client.get("/api/v1/jobs")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_expired_and_revoked_tokens(place: Path, make_token: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.server.tokens.REMEMBERED_S", 0.0)
+    good, short = make_token("good"), make_token("short", expires_days=1e-9)
+    with client_of(create_app(place)) as client, holdfast.open(place, namespace=ACCESS) as manager:
+        assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {short}"}).status_code == 401
+        assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {good}"}).status_code == 200
+        Tokens(manager).revoke("good")
+        assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {good}"}).status_code == 401
+        assert client.get("/api/v1/jobs").status_code == 401  # all are gone: closed, not open
+
+
+def test_tokens_are_kept_as_digests_only(place: Path, make_token: Make) -> None:
+    text = make_token("secret")
+    stored = b"".join(file.read_bytes() for file in place.rglob("*") if file.is_file())
+    assert text.encode() not in stored
+    assert text.rpartition("_")[2].encode() not in stored
+
+
+def test_tokens_of_bad_input(place: Path, make_token: Make) -> None:
+    for arguments in (("a b",), ("ok", "root"), ("ok", "read", ACCESS), ("ok", "read", "../x")):
+        with pytest.raises(holdfast.Validation):
+            make_token(*arguments)
+    make_token("ok")
+    with pytest.raises(holdfast.Conflict):
+        make_token("ok")
+
+
+def test_login_cookie(place: Path, make_token: Make) -> None:
+    text = make_token("page", "write")
+    ours = {"Origin": BASE, "Sec-Fetch-Site": "same-origin"}
+    with client_of(create_app(place)) as client:
+        assert client.post("/api/v1/session", json={"token": "hf_wrong"}, headers=ours).status_code == 401
+        answer = client.post("/api/v1/session", json={"token": text}, headers=ours)
+        cookie = answer.headers["set-cookie"]
+        assert answer.status_code == 204
+        assert f"{COOKIE}=" in cookie
+        assert "HttpOnly" in cookie
+        assert "samesite=strict" in cookie.lower()
+        assert client.get("/api/v1/whoami").json()["actor"] == "page"
+
+        save: dict[str, Any] = {"url": "/api/v1/jobs/j/checkpoints", "json": {"step": "s", "state": 1}}
+        assert client.post(**save, headers=ours).status_code == 201
+        # Another site's page has the browser send the cookie; it cannot choose these headers.
+        for foreign in ({}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+            assert client.post(**save, headers=foreign).status_code == 403
+        assert client.delete("/api/v1/session", headers=ours).status_code == 204
+        client.cookies.clear()
+        assert client.get("/api/v1/whoami").status_code == 401
+
+
+def test_pages_of_other_sites_cannot_use_an_open_service(store: holdfast.CheckpointManager) -> None:
+    with client_of(create_app(store)) as client:
+        for foreign in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+            answer = client.post("/api/v1/jobs/j/checkpoints", json={"step": "s", "state": 1}, headers=foreign)
+            assert answer.status_code == 403
+        # DNS rebinding: the browser believes that this is its own site
+        assert client.get("/api/v1/jobs", headers={"Host": "evil.example"}).status_code == 421
+    assert store.list("j") == []
+
+
+def test_every_change_names_who_made_it(place: Path, make_token: Make) -> None:
+    text = make_token("alice", "write")
+    with client_of(create_app(place), Authorization=f"Bearer {text}") as client:
+        saved = client.post("/api/v1/jobs/j/checkpoints", json={"step": "s", "state": 1}).json()["id"]
+        client.put(f"/api/v1/checkpoints/{saved}/pin", json={"pinned": False})
+        client.patch(f"/api/v1/checkpoints/{saved}/tags", json={"tags": {"a": "b"}})
+        client.delete(f"/api/v1/checkpoints/{saved}")
+        log = client.get("/api/v1/audit").json()["events"]
+    assert {entry["actor"] for entry in log} == {"alice"}
+    assert [entry["action"] for entry in reversed(log)] == ["save", "unpin", "tag", "delete"]
+
+
+def test_a_token_for_several_namespaces_says_which(place: Path, make_token: Make) -> None:
+    text = make_token("both", "write", "a", "b")
+    with client_of(create_app(place), Authorization=f"Bearer {text}") as client:
+        assert client.get("/api/v1/jobs").status_code == 422
+        for space in ("a", "b"):
+            saved = client.post(f"/api/v1/jobs/{space}/checkpoints?namespace={space}", json={"step": "s", "state": 1})
+            assert saved.status_code == 201
+        names = client.get("/api/v1/jobs?namespace=a").json()["jobs"]
+        assert [job["name"] for job in names] == ["a"]
+        crossing = saved.json()["id"]
+        assert client.get(f"/api/v1/checkpoints/{crossing}?namespace=a").status_code == 404

@@ -1,0 +1,392 @@
+"""What the API does, on stores made by the library itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+import holdfast
+from holdfast import codec
+from holdfast.server import create_app
+from holdfast.server.limits import Limits
+from holdfast.wire import MEDIA_TYPE, read_frame, write_frame
+from holdfast.workflow import Workflows
+from tests.server.conftest import client_of
+
+V1 = "/api/v1"
+
+
+def save(client: TestClient, job: str = "j", **body: Any) -> dict[str, Any]:
+    answer = client.post(f"{V1}/jobs/{job}/checkpoints", json={"step": "s", "state": {"n": 1}, **body})
+    assert answer.status_code == 201, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def test_save_and_read_back(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    state = {"a": [1, 2.5, None, True, "ü"], "deep": {"b": {"c": 7}}, "big": 10**40}
+    saved = save(client, state=state, tags={"kind": "best"}, metadata={"loss": 0.5}, pin=True, level="stage")
+    assert store.load(saved["id"]) == state
+    assert (saved["tags"], saved["pinned"], saved["level"]) == ({"kind": "best"}, True, "stage")
+    assert client.get(f"{V1}/checkpoints/{saved['id']}").json() == saved
+    assert client.get(f"{V1}/checkpoints/{saved['id']}/state").json()["state"] == state
+    part = client.get(f"{V1}/checkpoints/{saved['id']}/state", params={"path": "deep/b"}).json()
+    assert part == {"checkpoint": saved["id"], "path": "deep/b", "state": {"c": 7}}
+    assert client.get(f"{V1}/checkpoints/{saved['id']}/state", params={"path": "deep/x"}).status_code == 404
+
+
+def test_an_idempotency_key(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    def post(state: object) -> Any:
+        return client.post(
+            f"{V1}/jobs/j/checkpoints", json={"step": "s", "state": state}, headers={"Idempotency-Key": "k-1"}
+        )
+
+    first, again, other = post({"n": 1}), post({"n": 1}), post({"n": 2})
+    assert first.status_code == again.status_code == 201
+    assert first.json() == again.json()
+    assert (other.status_code, other.json()["code"]) == (409, "conflict")
+    assert len(store.list("j")) == 1
+
+
+def test_multipart_brings_buffers(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    weights = np.arange(600_000, dtype="<f4").reshape(600, 1000)
+    state = {"w": {"$part": "weights", "dtype": "<f4", "shape": [600, 1000]}, "blob": {"$part": "blob"}, "n": 1}
+    files = {
+        "checkpoint": (None, json.dumps({"step": "train", "state": state}), "application/json"),
+        "weights": ("w.bin", weights.tobytes()),
+        "blob": ("b.bin", b"\x00\xff" * 10),
+    }
+    answer = client.post(f"{V1}/jobs/j/checkpoints", files=files)
+    assert answer.status_code == 201, answer.text
+    loaded: Any = store.load(answer.json()["id"])
+    assert (loaded["w"] == weights).all()
+    assert (loaded["blob"], loaded["n"]) == (b"\x00\xff" * 10, 1)
+    here = f"{V1}/checkpoints/{answer.json()['id']}"
+    assert client.get(f"{here}/download", params={"path": "w"}).content == weights.tobytes()
+    assert client.get(f"{here}/download", params={"path": "w", "format": "npy"}).content[:6] == b"\x93NUMPY"
+    assert client.get(f"{here}/state").json()["state"]["w"]["shape"] == [600, 1000]
+
+
+@pytest.mark.parametrize(
+    ("state", "parts"),
+    [
+        ({"$part": "missing"}, {}),
+        ({"$part": "a", "dtype": "<f4", "shape": [3]}, {"a": b"1234"}),
+        ({"$part": "a", "dtype": "O", "shape": [1]}, {"a": b"12345678"}),
+        ({"$part": "a", "dtype": "<f4", "shape": [-1]}, {"a": b"1234"}),
+        ({"$part": "a", "more": 1}, {"a": b"1234"}),
+        ({}, {"unused": b"1"}),
+    ],
+)
+def test_multipart_that_does_not_fit(
+    client: TestClient, store: holdfast.CheckpointManager, state: object, parts: dict[str, bytes]
+) -> None:
+    files: dict[str, Any] = {"checkpoint": (None, json.dumps({"step": "s", "state": state}), "application/json")}
+    files |= {name: ("f", data) for name, data in parts.items()}
+    answer = client.post(f"{V1}/jobs/j/checkpoints", files=files)
+    assert answer.status_code == 422, answer.text
+    assert store.list("j") == []
+
+
+def frame_of(state: object, *, damage: bool = False) -> bytes:
+    encoded = codec.encode(state)
+    buffers = [bytes(b) for b in encoded.buffers]  # type: ignore[arg-type]
+    sizes = {n: len(b) for n, b in enumerate(buffers)}
+    data = b"".join(bytes(piece) for piece in write_frame(encoded.tree, sizes, lambda n: [buffers[n]]))
+    return data[:-40] + bytes(8) + data[-32:] if damage else data
+
+
+def test_an_encoded_state_travels_as_it_is(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    state = {"t": (1, 2), "a": np.arange(100_000), "s": {3, 4}, "b": b"x" * 9000}
+    files: dict[str, Any] = {
+        "checkpoint": (None, json.dumps({"step": "s"}), "application/json"),
+        "state": ("state", frame_of(state), MEDIA_TYPE),
+    }
+    saved = client.post(f"{V1}/jobs/j/checkpoints", files=files).json()
+    loaded: Any = store.load(saved["id"])
+    assert (loaded["t"], loaded["s"], loaded["b"]) == (state["t"], state["s"], state["b"])
+    assert (loaded["a"] == state["a"]).all()
+
+    raw = client.get(f"{V1}/checkpoints/{saved['id']}/raw")
+    position = 0
+
+    def read_into(target: memoryview) -> None:
+        nonlocal position
+        target[:] = raw.content[position : position + len(target)]
+        position += len(target)
+
+    frame = read_frame(read_into, most_bytes=1 << 30)
+    assert sum(map(len, frame.buffers.values())) == 800_000 + 9000
+    assert client.get(f"{V1}/checkpoints/{saved['id']}/raw", params={"buffers": "7"}).status_code == 404
+
+    for bad in (frame_of(state, damage=True), frame_of(state)[:-5], b"no state", b"HFSTATE1" + bytes(40)):
+        files["state"] = ("state", bad, MEDIA_TYPE)
+        assert client.post(f"{V1}/jobs/j/checkpoints", files=files).status_code == 422
+    assert len(store.list("j")) == 1
+
+
+def test_pages_by_cursor(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    ids = [store.save("j", f"s{n}", n, tags={"odd": str(n % 2)}, metadata={"n": n}) for n in range(7)]
+
+    def all_of(url: str, key: str, **params: Any) -> list[Any]:
+        found, cursor = [], None
+        while True:
+            page = client.get(url, params={**params, **({"cursor": cursor} if cursor else {})}).json()
+            found += page[key]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
+    url = f"{V1}/jobs/j/checkpoints"
+    assert [c["id"] for c in all_of(url, "checkpoints", limit=3)] == ids[::-1]
+    assert [c["id"] for c in all_of(url, "checkpoints", limit=3, order="oldest")] == ids
+    assert [c["id"] for c in all_of(url, "checkpoints", limit=2, tag="odd=1")] == ids[1::2][::-1]
+    assert [c["id"] for c in all_of(url, "checkpoints", metadata="n=4")] == [ids[4]]
+    for n in range(5):
+        store.save(f"k{n}", "s", 1)
+    assert [j["name"] for j in all_of(f"{V1}/jobs", "jobs", limit=2, prefix="k")] == [f"k{n}" for n in range(5)]
+    assert len(all_of(f"{V1}/audit", "events", limit=4)) == 12
+    assert client.get(url, params={"curser": "1"}).status_code == 422
+
+
+def test_changes(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    one = save(client, tags={"a": "1", "b": "2"})["id"]
+    here = f"{V1}/checkpoints/{one}"
+    tagged = client.patch(f"{here}/tags", json={"tags": {"a": None, "c": "3"}}).json()
+    assert tagged["tags"] == {"b": "2", "c": "3"}
+    assert client.put(f"{here}/pin", json={}).json()["pinned"]
+    assert client.delete(here).status_code == 409
+    assert client.put(f"{here}/status", json={"status": "archived"}).json()["status"] == "archived"
+    branched = client.post(f"{here}/branch", json={"job": "other"}).json()
+    assert (branched["job"], branched["parent"]) == ("other", one)
+    assert client.post(f"{V1}/jobs/j/copy", json={"to": "copy"}).json() == {"job": "copy", "checkpoints": 1}
+    client.put(f"{here}/pin", json={"pinned": False})
+    assert client.delete(here).status_code == 204
+    assert client.delete(here).status_code == 404
+    assert store.list("j") == []
+
+
+def test_diff(client: TestClient) -> None:
+    old, new = save(client, state={"a": 1, "b": 2})["id"], save(client, state={"a": 1, "b": 3, "c": 4})["id"]
+    found = client.get(f"{V1}/diff", params={"old": old, "new": new}).json()
+    assert (found["same"], found["added"], found["changed"], found["removed"]) == (False, 1, 1, 0)
+    assert {change["path"] for change in found["changes"]} == {"b", "c"}
+
+
+def test_retention_is_planned_then_applied(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    ids = [store.save("j", "s", n) for n in range(5)]
+    wish = {"job": "j", "policy": {"keep_last": 2}}
+    planned = client.post(f"{V1}/retention/plan", json=wish).json()
+    assert ([c["id"] for c in planned["delete"]], planned["applied"]) == (ids[:3], False)
+    assert len(store.list("j")) == 5
+    applied = client.post(f"{V1}/retention/apply", json=wish).json()
+    assert ([c["id"] for c in applied["delete"]], applied["applied"]) == (ids[:3], True)
+    assert [c.id for c in store.list("j")] == ids[3:]
+    assert client.put(f"{V1}/jobs/j/retention", json={"policy": {"keep_last": 1}}).json()["retention"] == {
+        "keep_last": 1
+    }
+    assert client.put(f"{V1}/jobs/none/retention", json={"policy": None}).status_code == 404
+
+
+def test_runs_steps_items_attempts(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    def flaky(n: int) -> int:
+        if n == 3:
+            raise ValueError("three")
+        return n
+
+    with pytest.raises(ValueError, match="three"), holdfast.run("nightly", store=store) as run:
+        run.step("one", lambda: 1)
+        run.log("half way")
+        run.map(flaky, range(5), key=str, workers=1, name="tiles")
+    runs = client.get(f"{V1}/runs").json()["runs"]
+    assert [(r["key"], r["status"]) for r in runs] == [("nightly", "failed")]
+    assert client.get(f"{V1}/runs", params={"status": "completed"}).json()["runs"] == []
+    detail = client.get(f"{V1}/runs/nightly").json()
+    assert {s["path"]: s["verdict"] for s in detail["steps"]}["one"] == "ran"
+    assert [line["text"] for line in detail["log"]] == ["half way"]
+    batches = client.get(f"{V1}/runs/nightly/items").json()["batches"]
+    failed = [failure for batch in batches for failure in batch["failed"]]
+    assert [(f["key"], f["attempts"]) for f in failed] == [("3", 1)]
+    assert client.get(f"{V1}/runs/nightly/attempts").status_code == 200
+    assert client.post(f"{V1}/runs/nightly/signals", json={"name": "go", "value": {"a": 1}}).status_code == 201
+    assert client.post(f"{V1}/runs/nightly/cancel").json() == {"run": "nightly", "cancelled": True}
+    for missing in ("runs/none", "runs/none/items", "runs/none/attempts"):
+        assert client.get(f"{V1}/{missing}").status_code == 404
+
+
+def test_approvals_are_decided_once(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    with pytest.raises(holdfast.Paused), holdfast.run("release", store=store) as run:
+        run.approval("publish", prompt="Go live?", wait_s=0)
+    workflows = Workflows(store)
+    execution = workflows.start_workflow_execution("c-1", "flow")
+    workflows.create_checkpoint(execution, "review", "agent", {"x": 1}, approval_required=True)
+    waiting = client.get(f"{V1}/approvals").json()["approvals"]
+    assert {(a["run"], a["name"], a["kind"]) for a in waiting} == {
+        ("release", "publish", "run"),
+        (execution, "review", "execution"),
+    }
+    for run_key, name in (("release", "publish"), (execution, "review")):
+        wish = {"run": run_key, "name": name, "approved": True, "comment": "fine"}
+        assert client.post(f"{V1}/approvals", json=wish).json()["approved"]
+        assert client.post(f"{V1}/approvals", json={**wish, "approved": False}).status_code == 409
+    assert client.post(f"{V1}/approvals", json={**wish, "run": "nobody"}).status_code == 404
+    assert client.get(f"{V1}/executions/{execution}").json()["execution"]["state"] == "running"
+
+
+def test_executions(client: TestClient) -> None:
+    started = client.post(f"{V1}/executions", json={"correlation_id": "c", "workflow_name": "w"}).json()
+    here = f"{V1}/executions/{started['execution_id']}"
+    assert client.post(f"{here}/checkpoints", json={"checkpoint_name": "a", "agent_id": "x"}).status_code == 201
+    assert client.post(f"{here}/end", json={}).status_code == 409
+    assert client.post(f"{here}/complete", json={"checkpoint": "a", "output_data": [1]}).json() == {"changed": True}
+    assert client.post(f"{here}/pause").json() == {"changed": True}
+    assert client.post(f"{here}/resume").json() == {"changed": True}
+    assert client.post(f"{here}/end").json() == {"changed": True}
+    listed = client.get(f"{V1}/executions", params={"state": "completed"}).json()["executions"]
+    assert [(e["execution_id"], e["completed_checkpoints"]) for e in listed] == [(started["execution_id"], 1)]
+    assert len(client.get(here).json()["history"]) == 6
+    assert client.get(f"{V1}/executions/exec_none").status_code == 404
+
+
+def test_verify_and_gc_in_the_background(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    saved = store.save("j", "s", {"a": np.random.default_rng(0).bytes(400_000)})
+    store.delete("j", saved)
+    for kind in ("verify", "gc"):
+        task = client.post(f"{V1}/{kind}").json()
+        assert task["status"] == "running"
+        while (task := client.get(f"{V1}/tasks/{task['id']}").json())["status"] == "running":
+            threading.Event().wait(0.02)
+        assert task["status"] == "completed", task
+    assert task["result"]["bytes_freed"] > 300_000
+    assert [t["kind"] for t in client.get(f"{V1}/tasks").json()["tasks"]] == ["gc", "verify"]
+    assert client.get(f"{V1}/stats").json()["packs"] == 0
+    assert [job.name for job in store.jobs()] == ["j"]  # tasks are kept elsewhere
+
+
+def test_leases(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    lease = client.post(f"{V1}/jobs/j/lease", json={"holder": "me", "ttl_s": 30}).json()
+    assert client.post(f"{V1}/jobs/j/lease", json={"holder": "you"}).status_code == 409
+    assert client.post(f"{V1}/jobs/j/checkpoints", json={"step": "s", "state": 1}).status_code == 409
+    assert save(client, lease=lease["token"])["seq"] == 1
+    assert client.put(f"{V1}/jobs/j/lease", json={"token": lease["token"]}).status_code == 204
+    assert client.delete(f"{V1}/jobs/j/lease", params={"token": lease["token"]}).status_code == 204
+    assert client.put(f"{V1}/jobs/j/lease", json={"token": lease["token"]}).status_code == 409
+    assert save(client)["seq"] == 2
+
+
+def test_the_audit_log_is_proved(client: TestClient, store: holdfast.CheckpointManager, place: Path) -> None:
+    import sqlite3
+
+    for n in range(3):
+        store.save("j", "s", n)
+    before = client.get(f"{V1}/audit/verify").json()
+    assert (before["ok"], before["entries"]) == (True, 3)
+    with sqlite3.connect(place / "index.sqlite") as db:
+        db.execute("UPDATE event SET actor = 'nobody' WHERE id = 2")
+    assert client.get(f"{V1}/audit/verify").json()["broken_at"] == 2
+
+
+def test_events_resume_where_they_broke(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    ids = [store.save("j", "s", n) for n in range(3)]
+
+    def first(count: int, **headers: str) -> list[dict[str, str]]:
+        """The first events of a stream that began behind event 0; the service stops it."""
+        found: list[dict[str, str]] = []
+        with client.stream("GET", f"{V1}/events", params={"after": 0}, headers=headers) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            entry: dict[str, str] = {}
+            for line in answer.iter_lines():
+                name, _, value = line.partition(": ")
+                if name:
+                    entry[name] = value
+                elif entry.get("data"):
+                    found.append(entry)
+                    entry = {}
+                if len(found) == count:
+                    client.app.state.service.is_draining = True  # type: ignore[attr-defined]
+                    break
+        client.app.state.service.is_draining = False  # type: ignore[attr-defined]
+        return found
+
+    events = first(3)
+    assert [json.loads(e["data"])["checkpoint"] for e in events] == ids
+    assert {e["event"] for e in events} == {"save"}
+    rest = first(2, **{"Last-Event-ID": events[0]["id"]})
+    assert [e["id"] for e in rest] == [e["id"] for e in events[1:]]
+    assert client.get(f"{V1}/events", headers={"Last-Event-ID": "x"}).status_code == 422
+
+
+def test_health_metrics_and_headers(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    save(client)
+    assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
+    numbers = client.get("/metrics").text
+    assert 'holdfast_saves_total{namespace="default"} 1.0' in numbers
+    assert 'holdfast_http_requests_total{method="POST",route="/api/v1/jobs/{job}/checkpoints",status="201"}' in numbers
+    answer = client.get("/healthz", headers={"X-Request-ID": "abc-12345"})
+    assert answer.headers["x-request-id"] == "abc-12345"
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy
+    assert client.get("/healthz", headers={"X-Request-ID": "a\tb"}).headers["x-request-id"] != "a\tb"
+
+
+def test_problems_say_what_and_what_to_do(client: TestClient, place: Path) -> None:
+    answer = client.get(f"{V1}/checkpoints/nothing_1_00000000")
+    body = answer.json()
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert body.keys() == {"type", "title", "status", "detail", "code", "hint", "request_id"}
+    assert (body["code"], body["request_id"]) == ("not_found", answer.headers["x-request-id"])
+    (place / "index.sqlite").rename(place / "moved")
+    broken = client.post(f"{V1}/jobs/j/checkpoints", json={"step": "s", "state": 1})
+    assert broken.status_code == 503
+    assert str(place) not in broken.text
+    assert "Traceback" not in broken.text
+
+
+def test_mounted_under_a_prefix(store: holdfast.CheckpointManager) -> None:
+    from fastapi import FastAPI
+
+    outer = FastAPI()
+    inner = create_app(store)
+    outer.mount("/checkpoints", inner)
+    with client_of(outer) as client:
+        assert client.get("/checkpoints/api/v1/jobs").status_code == 200
+        assert client.get("/checkpoints/api/checkpoints/none").json().keys() == {"detail"}
+        assert client.get("/checkpoints/api/v1/jobs", params={"limitt": 1}).status_code == 422
+
+
+def test_spans_when_telemetry_is_configured(store: holdfast.CheckpointManager) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with client_of(create_app(store, telemetry={"tracer_provider": provider})) as client:
+        client.get(f"{V1}/jobs")
+    names = [span.name for span in exporter.get_finished_spans()]
+    assert any("/api/v1/jobs" in name for name in names), names
+
+
+def test_limits_of_size(store: holdfast.CheckpointManager) -> None:
+    limits = Limits(body_bytes=20_000, json_bytes=5_000, header_bytes=4_000)
+    with client_of(create_app(store, limits=limits)) as client:
+        url = f"{V1}/jobs/j/checkpoints"
+        assert client.post(url, json={"step": "s", "state": "x" * 6_000}).status_code == 413
+        assert client.post(url, json={"step": "s", "state": "x" * 30_000}).status_code == 413
+
+        def pieces() -> Any:
+            for _ in range(40):
+                yield b"x" * 1_000
+
+        streamed = client.post(url, content=pieces(), headers={"content-type": "application/json"})
+        assert streamed.status_code == 413
+        parts = {"checkpoint": (None, '{"step": "s"}', "application/json"), "state": ("s", b"x" * 30_000)}
+        assert client.post(url, files=parts).status_code == 413  # type: ignore[arg-type]
+        assert client.get(f"{V1}/jobs", headers={"X-Much": "x" * 5_000}).status_code == 431
+    assert store.list("j") == []

@@ -1,0 +1,39 @@
+"""Every operation of the OpenAPI document, with data that fits it and data that does not: all of the checks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, settings
+
+import holdfast
+from holdfast.server import create_app
+from holdfast.server.tokens import ACCESS, Tokens
+
+EXAMPLES = int(os.environ.get("HOLDFAST_SCHEMATHESIS_EXAMPLES", "2"))
+
+
+def _make() -> tuple[Any, str]:
+    place = Path(tempfile.mkdtemp(prefix="holdfast-openapi-")) / "store"
+    with holdfast.open(place, namespace=ACCESS) as manager:
+        _, token = Tokens(manager).create("tester", "admin", ["default"])
+    with holdfast.open(place) as store:
+        for n in range(3):
+            store.save("nightly-etl", f"step {n}", {"n": n, "a": [1, 2, {"b": None}]})
+        with holdfast.run("a-run", store=store) as run:
+            run.step("one", lambda: 1)
+    return create_app(place, allow_hosts=()), token
+
+
+app, TOKEN = _make()
+schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+@schema.exclude(path="/api/v1/events").parametrize()
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_operation(case: Any) -> None:
+    case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"})
