@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import Conflict, Validation
+from holdfast.errors import Conflict, StepTimeout, Validation
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint
 
@@ -97,11 +97,12 @@ def freeze_container(
     companions: Sequence[Companion] = (),
     tags: Mapping[str, str] | None = None,
     images_for: Callable[[Attempt], None] | None = None,
+    deadline_s: float | None = None,
     report: Report | None = None,
 ) -> Frozen:
     """Make a checkpoint of a running container, durable when this returns; it ends, unless left running.
 
-    `images_for` is shown the images before they are gone.
+    `images_for` is shown the images before they are gone. What is not dumped by the deadline is given up.
     """
     if container.status not in ("running", "paused"):
         raise Conflict(f"container {container.id} is {container.status}", hint="only a running one can be frozen")
@@ -116,6 +117,7 @@ def freeze_container(
         facts = {"host": hosts.facts(), "runtime": runtime_version(container.program)}
         work = _Freeze(manager, job, container, kept, rootfs, net, wanted, leave_running, dict(tags or {}), facts)
         work.phases.report = report
+        work.deadline = None if deadline_s is None else time.monotonic() + deadline_s
         command = container.command(
             "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted,
             *(["--leave-running"] if leave_running else []), container.id,
@@ -169,9 +171,12 @@ class _Freeze:
     checkpoint: Checkpoint | None = None
     sockets: list[str] = field(default_factory=list)
     files: Path | None = None
+    deadline: float | None = None
 
     def on_frozen(self) -> None:
         """At the seam: nothing of the container moves. Short if it is to run on, complete if it is to end."""
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise StepTimeout(f"container {self.container.id} was not dumped in time", hint="give it more time to stop")
         if self.rootfs.kind == "none":
             self.files = None
         elif self.leave_running:

@@ -64,9 +64,10 @@ def find_container(name: str, engine: str | None = None, root: str | None = None
     return look_up(identity, found_engine, folder)
 
 
-def look_up(identity: str, engine: str, root: str) -> Container:
+def look_up(identity: str, engine: str, root: str, program: str | None = None) -> Container:
     """Ask the runtime about a container it has."""
-    program = find_program("crun" if os.path.basename(root) == "crun" else "runc")
+    if program is None:
+        program = find_program("crun" if os.path.basename(root) == "crun" else "runc")
     state = ask(program, root, "state", identity)
     bundle = Path(state["bundle"])
     return Container(

@@ -1,0 +1,76 @@
+"""Opting in: how a container asks `holdfast-runc` to keep it, in its environment or its annotations.
+
+    HOLDFAST_CHECKPOINT=1         holdfast.dev/checkpoint: "1"     keep it when it is asked to stop
+    HOLDFAST_RESTORE=latest|ID|no holdfast.dev/restore             where it begins; latest, if there is one, by default
+    HOLDFAST_KEY=name             holdfast.dev/key                 which workload it is; in Kubernetes not needed
+    HOLDFAST_POLICY=fresh|fail|retry:N  holdfast.dev/policy        what to do when it cannot be restored
+
+ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. Where things are kept is
+the machine's business and never the container's: whoever writes a pod must not choose files of the host.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import Validation
+from holdfast.model import parse_name
+
+_POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
+_OTHER = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a container asked for."""
+
+    key: str
+    restore: str  # latest, no, or the ID of a checkpoint
+    policy: str = "fresh"  # fresh: start anew when it cannot be restored; fail
+    tries: int = 1
+
+
+def wish_of(spec: Mapping[str, Any]) -> Wish | None:
+    """None when the container did not opt in; Validation when it asks for what cannot be."""
+    entries = spec.get("process", {}).get("env", ())
+    environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
+    notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
+
+    def asked(name: str, *older: str) -> str:
+        found = notes.get(f"holdfast.dev/{name}") or environment.get(f"HOLDFAST_{name.upper()}")
+        return found or next((value for one in older if (value := environment.get(one) or notes.get(one))), "")
+
+    restore = asked("restore", "RESTORE_FROM", "kybernate.io/restore-from")
+    is_kept = _is_yes(asked("checkpoint")) or _is_yes(environment.get("ARCH_ENABLE", ""))
+    if not is_kept and restore in ("", "no"):
+        return None
+    if notes.get("io.kubernetes.cri.container-type") == "sandbox":
+        return None
+    policy, _, count = (asked("policy") or "fresh").partition(":")
+    if policy not in ("fresh", "fail", "retry") or (count and not re.fullmatch("[1-9]", count)):
+        raise Validation(f"policy {asked('policy')!r}", hint="use fresh, fail or retry:N, N from 1 to 9")
+    return Wish(
+        key=_key(asked("key"), notes),
+        restore=parse_name("restore", restore or "latest"),
+        policy="fail" if policy == "fail" else "fresh",
+        tries=int(count or 3) if policy == "retry" else 1,
+    )
+
+
+def _key(given: str, notes: Mapping[str, str]) -> str:
+    """The workload, never the container, whose ID changes. In a cluster, no key leads out of its namespace."""
+    space, pod, name = (notes.get(one, "") for one in _POD)
+    if space and (given or (pod and name)):
+        parts = [space, given] if given else [space, pod, name]
+    elif given:
+        parts = [given]
+    else:
+        raise Validation("a container asks to be kept and does not say as what", hint="set HOLDFAST_KEY")
+    return parse_name("key", "+".join(_OTHER.sub(lambda found: f"+{ord(found[0]):02x}", part) for part in parts))
+
+
+def _is_yes(text: str) -> bool:
+    return text.strip().lower() in ("1", "yes", "true", "on")

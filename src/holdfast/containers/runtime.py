@@ -1,0 +1,317 @@
+"""`holdfast-runc` for the containers that opted in: what it does instead of runc, or besides it.
+
+    create       brings the newest good generation back, paused; else the real create
+    start        lets it go on, if it was brought back; else the real start
+    kill TERM    freezes it into the store, which ends it; if that fails, the signal
+    checkpoint   freezes it into the store, and gives the caller the images it asked for
+    state, resume, pause, kill, delete   of one that was frozen and has ended: answered, because runc forgot it
+    delete       the real one; a container that died right after it was brought back marks its generation as bad
+
+A mark per container, below /run, remembers what it is; its generations are in the store and outlive it. Nothing is
+printed to stdout but what runc would print. Errors go to runc's log and to stderr, in words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import runc_arguments
+
+CRASH_S = 10.0  # one that ends this soon after it was brought back, by itself, is not brought back from there again
+_STATE = "/run/holdfast/runc"
+_TERM = ("", "15", "TERM", "SIGTERM")
+
+
+def main(argv: list[str]) -> int:
+    real, *words = argv
+    call = runc_arguments.parse(words)
+    action = _ACTIONS.get(call.command)
+    if call.problem is not None or action is None or "/" in call.container_id or call.container_id in ("", ".", ".."):
+        return pass_on(real, words)
+    from holdfast.errors import CheckpointError
+
+    runtime = Runtime(real, call)
+    try:
+        status = action(runtime)
+    except CheckpointError as error:
+        runtime.log(f"holdfast: {error}")
+        return 1
+    return pass_on(real, words) if status is None else status
+
+
+def pass_on(real: str, words: list[str]) -> NoReturn:
+    os.execv(real, [real, *words])  # nosec B606
+
+
+class Runtime:
+    """One call. A method answers its exit status, or None: then the real runc does it."""
+
+    def __init__(self, real: str, call: runc_arguments.Call) -> None:
+        self.real = real
+        self.call = call
+        self.id = call.container_id
+        self.root = call.get("root") or "/run/runc"
+        state = os.environ.get("HOLDFAST_RUNC_STATE") or _STATE
+        self.mark = Path(f"{state}/{self.root}/{self.id}")
+
+    # The commands
+
+    def create(self) -> int | None:
+        from . import runc
+        from .opting import wish_of
+
+        bundle = Path(self.call.get("bundle") or ".").absolute()
+        spec = runc.read_spec(bundle)
+        wish = wish_of(spec)
+        if wish is None:
+            return None
+        with self._store() as manager:
+            restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
+        self._remember(wish=asdict(wish), restored=restored, bundle=str(bundle))
+        return None if restored is None else 0
+
+    def run(self) -> int | None:
+        """Create and start at once, for people. In the foreground, where runc stays, nothing is brought back."""
+        if not self.call.is_set("detach"):
+            return None
+        status = self.create()
+        return self.start() if status == 0 else status
+
+    def start(self) -> int | None:
+        marked = self._recall()
+        if not marked.get("restored") or marked.get("started"):
+            return None
+        done = self._runc(*self.call.other("resume"))
+        if done.returncode == 0:
+            self._remember(**{**marked, "started": time.time()})
+        else:
+            self.log(done.stderr.strip())
+        return done.returncode
+
+    def kill(self) -> int | None:
+        marked = self._recall()
+        if marked.get("ended"):
+            return 0
+        signal = self.call.rest[0] if self.call.rest else ""
+        if signal.upper() not in _TERM or self.call.is_set("all") or not self._is_running():
+            self._remember(**{**marked, "killed": True})
+            return None
+        from holdfast.errors import CheckpointError
+
+        try:
+            self._freeze(marked, leave_running=False, deadline_s=float(os.environ.get("HOLDFAST_DEADLINE_S") or 8))
+        except CheckpointError as error:  # it was asked to stop, and must
+            self.log(f"holdfast: not frozen, the signal is passed on: {error}", level="warning")
+            self._remember(**{**marked, "killed": True})
+            return None
+        self._remember(**{**marked, "ended": time.time()})
+        return 0
+
+    def checkpoint(self) -> int | None:
+        if self.call.is_set("pre-dump") or self.call.is_set("lazy-pages"):
+            return None
+        marked = self._recall()
+        leave_running = self.call.is_set("leave-running")
+        self._freeze(marked, leave_running=leave_running, image_path=self.call.get("image-path") or "checkpoint")
+        if not leave_running:
+            self._remember(**{**marked, "ended": time.time()})
+        return 0
+
+    def state(self) -> int | None:
+        marked = self._recall()
+        if not marked.get("ended"):
+            return None
+        bundle = str(marked.get("bundle", ""))
+        answer = {"ociVersion": "1.0.2-dev", "id": self.id, "pid": 0, "status": "stopped", "bundle": bundle,
+                  "rootfs": os.path.join(bundle, "rootfs"), "created": "", "owner": ""}  # fmt: skip
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        return 0
+
+    def resume(self) -> int | None:
+        return 0 if self._recall().get("ended") else None
+
+    def pause(self) -> int | None:
+        return 0 if self._recall().get("ended") else None
+
+    def delete(self) -> int | None:
+        marked = self._recall()
+        if marked.get("ended"):
+            self._runc(*self.call.other("delete", "--force"))
+            self.mark.unlink(missing_ok=True)
+            return 0
+        died_at_once = (
+            marked.get("restored")
+            and not marked.get("killed")
+            and not self._is_running()
+            and time.time() - float(marked.get("started") or time.time()) < CRASH_S
+        )
+        if died_at_once:
+            with self._store() as manager:
+                if manager.exists(marked["restored"]):
+                    manager.tag(marked["restored"], crashed="after-restore")
+        done = self._runc(*self.call.argv)
+        if done.returncode == 0:
+            self.mark.unlink(missing_ok=True)
+        sys.stderr.write(done.stderr)
+        return done.returncode
+
+    # Bringing back
+
+    def _bring_back(self, manager: Any, wish: Any, bundle: Path, spec: dict[str, Any]) -> str | None:
+        """The generation that the container goes on from; None when it is to start anew."""
+        from holdfast.errors import CheckpointError
+
+        from . import snapshot
+
+        if wish.restore == "latest":
+            kept = snapshot.generations(manager, "container", wish.key)
+            candidates = [one for one in reversed(kept) if one.status != "corrupted" and "crashed" not in one.tags]
+        else:
+            candidates = [snapshot.find(manager, "container", wish.restore)]
+            if candidates[0].job != snapshot.job_of("container", wish.key):
+                from holdfast.errors import NotFound
+
+                raise NotFound(f"{wish.restore} is no checkpoint of {wish.key}", hint="holdfast container list")
+        for number, checkpoint in enumerate(candidates):
+            for attempt_number in range(wish.tries):
+                try:
+                    self._restore(manager, checkpoint.id, bundle, spec)
+                except CheckpointError as error:
+                    self._runc(*self.call.other("delete", "--force"))
+                    self.log(f"holdfast: {checkpoint.id} could not be restored: {error}", level="warning")
+                    is_last = number == len(candidates) - 1 and attempt_number == wish.tries - 1
+                    if wish.policy == "fail" and is_last:
+                        raise
+                else:
+                    return str(checkpoint.id)
+        return None
+
+    def _restore(self, manager: Any, checkpoint_id: str, bundle: Path, spec: dict[str, Any]) -> None:
+        from . import network, snapshot
+        from .attempts import attempt, only_one
+        from .rootfs import find_rootfs
+        from .thawing import files_of, run_restore, unpack_images
+
+        _, kept = snapshot.load(manager, checkpoint_id)
+        net = network.mode_of(spec)
+        network.refuse_mismatch(kept.network, net)
+        with ExitStack() as stack:
+            stack.enter_context(only_one(self.root, self.id))
+            work = stack.enter_context(attempt("restore", self.id))
+            unpack_images(kept, work)
+            stack.enter_context(files_of(kept, find_rootfs(bundle, str(spec.get("root", {}).get("path", "rootfs")))))
+            options = [str(one) for one in kept.criu.get("options", ())]
+            run_restore([self.real, *self.call.to_restore(str(work.images), str(work.path), options)], work, net)
+            paused = self._runc(*self.call.other("pause"))
+            if paused.returncode:
+                self.log(f"holdfast: it runs before it is started: {paused.stderr.strip()}", level="warning")
+
+    # Freezing
+
+    def _freeze(
+        self, marked: dict[str, Any], *, leave_running: bool, image_path: str = "", deadline_s: float | None = None
+    ) -> None:
+        from . import runc
+        from .freezing import OPTIONS, freeze_container
+
+        if self._status() == "paused":
+            self._runc(*self.call.other("resume"))
+        container = runc.look_up(self.id, engine_of(self.root), self.root, self.real)
+        options = [one for one in OPTIONS if self.call.is_set(one[2:])]
+        with self._store() as manager:
+            freeze_container(
+                manager,
+                container,
+                key=marked["wish"]["key"],
+                leave_running=leave_running,
+                options=options,
+                deadline_s=deadline_s,
+                images_for=(lambda work: give_images(work.images, Path(image_path))) if image_path else None,
+            )
+
+    # The rest
+
+    def _store(self) -> Any:
+        from holdfast.manager import CheckpointManager
+
+        from .attempts import state_directory
+
+        return CheckpointManager(os.environ.get("HOLDFAST_STORE") or str(state_directory() / "containers"))
+
+    def _runc(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.real, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+        )
+
+    def _status(self) -> str:
+        done = self._runc(*self.call.other("state"))
+        return str(json.loads(done.stdout).get("status")) if done.returncode == 0 else ""
+
+    def _is_running(self) -> bool:
+        return self._status() in ("running", "paused")
+
+    def _recall(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.mark.read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _remember(self, **facts: Any) -> None:
+        """Write the mark whole, by rename: another call may read it at any moment."""
+        self.mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = self.mark.with_name(f".{self.mark.name}.{os.getpid()}")
+        new.write_text(json.dumps(facts))
+        new.rename(self.mark)
+
+    def log(self, message: str, level: str = "error") -> None:
+        """Where the engine looks: runc's log file, in its format, and stderr."""
+        sys.stderr.write(f"{message}\n")
+        path = self.call.get("log")
+        if not path:
+            return
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        if self.call.get("log-format") == "json":
+            line = json.dumps({"level": level, "msg": message, "time": now})
+        else:
+            line = f'time="{now}" level={level} msg={json.dumps(message)}'
+        with open(path, "a") as file:
+            file.write(line + "\n")
+
+
+_ACTIONS = {
+    "create": Runtime.create, "run": Runtime.run, "start": Runtime.start, "kill": Runtime.kill,
+    "checkpoint": Runtime.checkpoint, "state": Runtime.state, "resume": Runtime.resume, "pause": Runtime.pause,
+    "delete": Runtime.delete,
+}  # fmt: skip
+
+
+def give_images(images: Path, wanted: Path) -> None:
+    """The caller's image path gets the images too: by hard links where that is possible."""
+    wanted.mkdir(parents=True, exist_ok=True)
+    for source in images.iterdir():
+        target = wanted / source.name
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+
+def engine_of(root: str) -> str:
+    if root.startswith("/run/containerd"):
+        return "containerd"
+    return "docker" if root.startswith("/run/docker") else "runc"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

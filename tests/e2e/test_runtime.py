@@ -1,0 +1,232 @@
+"""`holdfast-runc` in the place of runc: containers that opt in survive being stopped, and nobody else notices."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.containers import runtime
+from holdfast.containers.opting import wish_of
+from tests.lab import COUNTER, PYTHON, Lab, lab, wait_for
+
+RUNTIME = Path(runtime.__file__).with_name("holdfast-runc")
+criu = pytest.mark.requires("criu")
+pytestmark = pytest.mark.xdist_group("containers")
+
+
+class Engine:
+    """What an engine does with a runtime: create, start, kill, delete, each a call of its own."""
+
+    def __init__(self, made: Lab) -> None:
+        self.lab = made
+        self.log = made.root / "log.json"
+        self.environment = made.environment(
+            HOLDFAST_RUNC_STATE=str(made.root / "marks"), HOLDFAST_PYTHON=sys.executable
+        )
+
+    def call(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        options = ("--root", self.lab.runtime_root, "--log", self.log, "--log-format", "json")
+        return self.lab.run(RUNTIME, *options, *words, check=check, env=self.environment)
+
+    def bundle(self, name: str, *environment: str, lower: Path | None = None) -> Path:
+        bundle = self.lab.bundle(name, PYTHON, "-c", COUNTER, "0.002", "0", lower=lower)
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["process"]["env"] += environment
+        (bundle / "config.json").write_text(json.dumps(spec))
+        return bundle
+
+    def create(self, name: str) -> None:
+        """With streams of its own: what runs on must not hold the caller's pipes."""
+        words = [
+            "create",
+            "--bundle",
+            str(self.lab.root / name),
+            "--pid-file",
+            str(self.lab.root / f"{name}.pid"),
+            name,
+        ]
+        command = [str(RUNTIME), "--root", str(self.lab.runtime_root), "--log", str(self.log), "--log-format", "json"]
+        null = subprocess.DEVNULL
+        subprocess.run(
+            self.lab.enter([*command, *words]), env=self.environment, stdin=null, stdout=null, stderr=null, check=True
+        )
+
+    def start(self, name: str) -> None:
+        self.create(name)
+        self.call("start", name)
+
+    def status(self, name: str) -> str:
+        return str(json.loads(self.call("state", name).stdout)["status"])
+
+    def logged(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+
+@pytest.fixture(name="engine")
+def _engine(tmp_path: Path) -> Iterator[Engine]:
+    with lab(tmp_path) as made:
+        yield Engine(made)
+
+
+KEPT = ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=counter")
+
+
+@criu
+def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> None:
+    first = engine.bundle("one", *KEPT)
+    engine.start("one")
+    assert engine.status("one") == "running"
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    assert engine.status("one") == "stopped"
+    engine.call("resume", "one")  # containerd does so after a checkpoint
+    engine.call("kill", "one", "9")
+    engine.call("delete", "one")
+    assert engine.call("state", "one", check=False).returncode != 0
+    reached = engine.lab.count("one")
+
+    engine.bundle("two", *KEPT, lower=first / "lower")
+    engine.create("two")
+    assert engine.status("two") == "paused"  # it is there, and waits
+    assert engine.lab.count("two") >= reached
+    assert int((engine.lab.root / "two.pid").read_text()) > 0
+    engine.call("start", "two")
+    engine.lab.wait_beyond("two", reached)
+
+    images = engine.lab.root / "images"
+    engine.call("checkpoint", "--leave-running", "--image-path", images, "two")
+    assert (images / "inventory.img").exists()
+    engine.lab.wait_beyond("two", engine.lab.count("two"))
+    with holdfast.open(engine.lab.store) as store:
+        assert len(store.list("container:counter")) == 2
+    engine.call("kill", "two", "KILL")
+    wait_for(lambda: True if engine.status("two") == "stopped" else None, "it does not end")
+    engine.call("delete", "two")
+    with holdfast.open(engine.lab.store) as store:
+        assert [one.tags for one in store.list("container:counter")] == [{}, {}]  # killed, not crashed; and all kept
+
+
+@criu
+def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
+    """Its generation is marked, and the one before it is tried; with none left, it starts anew."""
+    engine.bundle("one", *KEPT)
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("checkpoint", "--leave-running", "--image-path", engine.lab.root / "images", "one")
+    engine.lab.wait_beyond("one", engine.lab.count("one") + 5)
+    engine.call("kill", "one", "TERM")
+    engine.call("delete", "one")
+    with holdfast.open(engine.lab.store) as store:
+        older, newer = [one.id for one in store.list("container:counter")]
+    for crashed in (newer, older):
+        engine.start("one")
+        engine.lab.wait_beyond("one", engine.lab.count("one"))
+        os.kill(int((engine.lab.root / "one.pid").read_text()), 9)
+        wait_for(lambda: True if engine.status("one") == "stopped" else None, "it does not end")
+        engine.call("delete", "one")
+        with holdfast.open(engine.lab.store) as store:
+            assert store.get(crashed).tags == {"crashed": "after-restore"}
+    (engine.lab.root / "one/upper/work/log").unlink()
+    engine.bundle("fresh", *KEPT)
+    engine.start("fresh")
+    engine.lab.wait_beyond("fresh", 0)
+
+
+@criu
+def test_what_cannot_be_frozen_gets_the_signal(engine: Engine) -> None:
+    """Nowhere to write: the container ends as it would with runc, and the engine's log says why it was not kept."""
+    bundle = engine.bundle("one", *KEPT)
+    spec = json.loads((bundle / "config.json").read_text())
+    program = "import signal, time; signal.signal(15, lambda *_: exit(3)); open('/work/ready', 'w'); time.sleep(99)"
+    spec["process"]["args"] = [PYTHON, "-c", program]
+    (bundle / "config.json").write_text(json.dumps(spec))
+    engine.start("one")
+    wait_for(lambda: True if (bundle / "upper/work/ready").exists() else None, "it does not start")
+    engine.lab.state.mkdir()
+    engine.lab.run("mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", engine.lab.state)
+    engine.call("kill", "one", "SIGTERM")
+    wait_for(lambda: True if engine.status("one") == "stopped" else None, "it did not get the signal")
+    assert "the signal is passed on" in engine.logged()
+
+
+@criu
+def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
+    """fresh: it starts anew; fail: it does not start, and the log says why."""
+    engine.bundle("one", *KEPT)
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "TERM")
+    engine.call("delete", "one")
+    other = engine.bundle("two", *KEPT, "HOLDFAST_POLICY=fail")
+    spec = json.loads((other / "config.json").read_text())
+    spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "network"]
+    (other / "config.json").write_text(json.dumps(spec))
+    with pytest.raises(subprocess.CalledProcessError):
+        engine.create("two")
+    assert "network mode" in engine.logged()
+    spec["process"]["env"][-1] = "HOLDFAST_POLICY=fresh"
+    (other / "config.json").write_text(json.dumps(spec))
+    engine.start("two")
+    engine.lab.wait_beyond("two", 0)
+
+
+@criu
+def test_who_did_not_ask_gets_runc(engine: Engine) -> None:
+    engine.bundle("one")
+    engine.start("one")
+    engine.lab.wait_beyond("one", 0)
+    plain = engine.lab.runc("state", "one").stdout
+    assert engine.call("state", "one").stdout == plain
+    assert not (engine.lab.root / "marks").exists()
+    assert engine.call("--version").stdout == engine.lab.runc("--version").stdout
+    engine.call("kill", "one", "KILL")
+    assert not engine.lab.store.exists()
+
+
+# --- opting in ---
+
+
+def spec_of(*environment: str) -> dict[str, Any]:
+    return {"process": {"env": list(environment)}}
+
+
+def test_wishes() -> None:
+    assert wish_of(spec_of("PATH=/bin")) is None
+    assert wish_of(spec_of("HOLDFAST_CHECKPOINT=0")) is None
+    wish = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=web"))
+    assert wish is not None
+    assert (wish.key, wish.restore, wish.policy, wish.tries) == ("web", "latest", "fresh", 1)
+    older = wish_of(spec_of("ARCH_ENABLE=1", "HOLDFAST_KEY=web", "RESTORE_FROM=web_1_abcdef01"))
+    assert older is not None
+    assert older.restore == "web_1_abcdef01"
+    retry = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=a", "HOLDFAST_POLICY=retry:4"))
+    assert retry is not None
+    assert retry.tries == 4
+
+
+def test_keys_stay_in_their_namespace() -> None:
+    pod = {
+        "io.kubernetes.cri.sandbox-namespace": "team", "io.kubernetes.cri.sandbox-name": "job-0",
+        "io.kubernetes.cri.container-name": "main", "holdfast.dev/checkpoint": "1",
+    }  # fmt: skip
+    found = wish_of({"annotations": pod})
+    assert found is not None
+    assert found.key == "team+job-0+main"
+    other = wish_of({"annotations": {**pod, "holdfast.dev/key": "other+secret"}})
+    assert other is not None
+    assert other.key == "team+other+2bsecret"
+    assert wish_of({"annotations": {**pod, "io.kubernetes.cri.container-type": "sandbox"}}) is None
+
+
+@pytest.mark.parametrize("wrong", ["HOLDFAST_POLICY=maybe", "HOLDFAST_POLICY=retry:0", "HOLDFAST_RESTORE=../x"])
+def test_wishes_that_cannot_be(wrong: str) -> None:
+    with pytest.raises(holdfast.Validation):
+        wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=web", wrong))
+    with pytest.raises(holdfast.Validation, match="HOLDFAST_KEY"):
+        wish_of(spec_of("HOLDFAST_CHECKPOINT=1"))
