@@ -71,7 +71,12 @@ __version__ = "0.1.0"
 
 
 def open(
-    url: str | os.PathLike[str] | None = None, *, namespace: str = "default", create: bool = True
+    url: str | os.PathLike[str] | None = None,
+    *,
+    namespace: str = "default",
+    create: bool = True,
+    key: bytes | str | None = None,
+    encrypt_names: bool | None = None,
 ) -> CheckpointManager:
     """Open a store: a directory (made if new), "file:directory", "memory:", or "postgresql://…" for many machines.
 
@@ -80,10 +85,13 @@ def open(
     With PostgreSQL the bytes are in the database too, or in an object store: "postgresql://…?blobs=s3://bucket/prefix".
 
     None means $HOLDFAST_STORE, else ./.holdfast. With create=False a missing store is NotFound.
+
+    With a key (32 bytes, what `holdfast key new` prints, "file:PATH", "command:PROGRAM …"; None: $HOLDFAST_KEY or
+    $HOLDFAST_KEY_FILE, if set) everything in the store is encrypted; encrypt_names hides names of jobs and steps too.
     """
     from .manager import CheckpointManager
 
-    return CheckpointManager(url, namespace=namespace, create=create)
+    return CheckpointManager(url, namespace=namespace, create=create, key=key, encrypt_names=encrypt_names)
 
 
 __all__ = [

@@ -4,6 +4,10 @@ Writing, per chunk (the order is measured, docs/benchmarks.md): BLAKE3 → equal
 earlier checkpoint? then that one is reused → SHA-256 → known to the index? then that one is reused → zstd where a
 sample shrinks → a pack, or the index row itself when all that is new is small.
 Reading verifies every chunk by BLAKE3 before its bytes reach anyone (I2).
+
+In an encrypted namespace (I10) a chunk is an envelope, sealed after it was compressed, and the index knows it by a name
+that only the key gives. Manifests, which are encrypted themselves, go on naming chunks by their content, so that they
+are the same in every store and under every key.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import zstandard
 from blake3 import blake3
@@ -24,6 +28,9 @@ from blake3 import blake3
 from .errors import Corrupted, NotFound
 from .manifest import ZERO, Entry, decompress
 from .ports import Blobs, BlobWriter, Buffer, Chunk, Encoding
+
+if TYPE_CHECKING:
+    from .crypto import DataKey, Vault
 
 CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
 TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compression test for all of it
@@ -142,8 +149,10 @@ class ChunkWriter:
         previous: Sequence[Sequence[Entry]] = (),
         distrusted: frozenset[bytes] = frozenset(),
         size_hint: int = 0,
+        key: DataKey | None = None,
     ) -> None:
         self._blobs = blobs
+        self.key = key
         self._locate = locate
         self._pool = pool
         self._previous = previous
@@ -192,10 +201,15 @@ class ChunkWriter:
         """Whether a chunk of an earlier checkpoint may stand for a piece; the commit checks that it exists."""
         if old.is_zero:
             return True
-        if old.digest in self._distrusted:
+        name = self.name(old.digest)
+        if name in self._distrusted:
             return False
-        self._reused.add(old.digest)
+        self._reused.add(name)
         return True
+
+    def name(self, digest: bytes) -> bytes:
+        """What the index calls the chunk with this content."""
+        return digest if self.key is None else self.key.chunk_id(digest)
 
     def _submit(self, entries: list[Entry], task: _Task, earlier: Sequence[Entry]) -> None:
         while len(self._in_flight) > WORKERS:  # bounds what sources with pieces of their own keep in memory
@@ -218,12 +232,12 @@ class ChunkWriter:
                 continue
             digest = hashlib.sha256(piece).digest()
             entries[slot] = Entry(size, digest, fast)
-            fresh[digest] = piece
+            fresh[self.name(digest)] = piece
         self._store_fresh(fresh)
 
     def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
         """Write chunks that belong to no stream and whose digests are known: one look-up for all."""
-        self._store_fresh({digest: memoryview(piece) for digest, piece in pieces.items()})
+        self._store_fresh({self.name(digest): memoryview(piece) for digest, piece in pieces.items()})
 
     def reuse(self, digest: bytes) -> bool:
         """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
@@ -253,6 +267,9 @@ class ChunkWriter:
             squeezed = _compressor().compress(piece)
             if len(squeezed) < 0.9 * len(piece):
                 encoding, stored = Encoding.ZSTD, memoryview(squeezed)
+        if self.key is not None:
+            encoding = Encoding.SEALED_ZSTD if encoding is Encoding.ZSTD else Encoding.SEALED
+            stored = _seal(self.key, digest, stored)
         if len(stored) >= INLINE_BYTES:
             pack, offset = self._open_writer().append(stored)
             self._placed.append(Chunk(digest, len(piece), len(stored), encoding, pack, offset))
@@ -320,6 +337,17 @@ _PENDING = Entry(0, ZERO, ZERO)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
 
 
+def _seal(key: DataKey, name: bytes, plain: memoryview) -> memoryview:
+    """An envelope in a buffer of this thread, good until the next one: fresh memory costs as much as encrypting."""
+    size = len(plain) + key.overhead_bytes
+    buffer: bytearray | None = getattr(_local, "envelope", None)
+    if buffer is None or len(buffer) < size:
+        buffer = _local.envelope = bytearray(max(size, CHUNK_BYTES + key.overhead_bytes))
+    sealed = memoryview(buffer)[:size]
+    key.seal_into("chunk", name, plain, sealed)
+    return sealed
+
+
 def _compressor() -> zstandard.ZstdCompressor:
     found: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
     if found is None:
@@ -344,14 +372,32 @@ class ChunkReader:
         blobs: Blobs,
         locate: Callable[[Sequence[bytes]], dict[bytes, Chunk]],
         pool: Callable[[], Executor],
+        vault: Vault | None = None,
     ) -> None:
         self._blobs = blobs
         self._locate = locate
         self._pool = pool
+        self._vault = vault
+
+    def find(self, digests: Iterable[bytes]) -> dict[bytes, Chunk]:
+        """Where the chunks with this content are; unknown ones are left out."""
+        if self._vault is None:
+            return self._locate(list(digests))
+        names = {digest: self._vault.chunk_ids(digest) for digest in digests}
+        found = self._locate([name for some in names.values() for name in some])
+        # While keys are changed a chunk may be there under two names: the first one is that of the current key.
+        return {d: found[some[0]] for d, ids in names.items() if (some := [name for name in ids if name in found])}
+
+    def _find_again(self, digest: bytes, place: Chunk | None) -> Chunk | None:
+        """Where a chunk is now: gc may have moved it, or a change of keys renamed it. None if nowhere else."""
+        if self._vault is not None:
+            self._vault.refresh()
+        moved = self.find([digest]).get(digest)
+        return None if moved == place else moved
 
     def read(self, wanted: Sequence[tuple[Entry, Target]], *, of: str) -> None:
         """Fill each target with the chunk of its entry, in parallel, every one verified (I2)."""
-        places = self._locate(list({e.digest for e, _ in wanted if not e.is_zero}))
+        places = self.find({e.digest for e, _ in wanted if not e.is_zero})
         if len(wanted) <= 2:
             self._read_some(wanted, places, of)
             return
@@ -370,25 +416,20 @@ class ChunkReader:
 
     def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
         """The bytes of chunks that are known by their digests alone, verified by them (I2)."""
-        places = self._locate(digests)
+        places = self.find(digests)
         return {digest: self._read_named(digest, places.get(digest), of) for digest in digests}
 
     def _read_named(self, digest: bytes, place: Chunk | None, of: str) -> bytes:
         entry = Entry(place.size_bytes if place else 0, digest, ZERO)
-        if place is None:
-            raise _damaged(entry, of, "it is not in the index")
         try:
-            stored = place.data
-            if stored is None:
-                target = bytearray(place.stored_bytes)
-                self._blobs.read_into(place.pack, place.offset, memoryview(target))
-                stored = bytes(target)
+            if place is None:
+                raise NotFound("it is not in the index")
+            plain = bytes(unpack(place, read_stored(self._blobs, place), self._vault))
         except NotFound as error:
-            moved = self._locate([digest]).get(digest)
-            if moved is None or moved == place:
-                raise _damaged(entry, of, str(error)) from error
+            moved = self._find_again(digest, place)
+            if moved is None:
+                raise _damaged(entry, of, error.message) from error
             return self._read_named(digest, moved, of)
-        plain = decompress(stored, place.size_bytes) if place.encoding is Encoding.ZSTD else stored
         if hashlib.sha256(plain).digest() != digest:
             raise _damaged(entry, of, "its bytes do not match its digest")
         return plain
@@ -400,7 +441,7 @@ class ChunkReader:
         """
         from .blobs.mapping import Piece, Region, is_mappable
 
-        places = self._locate(list({e.digest for e in entries if not e.is_zero}))
+        places = self.find({e.digest for e in entries if not e.is_zero})
         size = sum(e.size_bytes for e in entries)
         pieces: list[Piece] = []
         mapped: list[tuple[Entry, int]] = []
@@ -442,8 +483,8 @@ class ChunkReader:
                 self._fill(entry, target, place, of)
             except NotFound as error:
                 # gc may have moved the chunk to another pack since it was looked up; ask again.
-                moved = self._locate([entry.digest]).get(entry.digest)
-                if moved is None or moved == place:
+                moved = self._find_again(entry.digest, place)
+                if moved is None:
                     raise _damaged(entry, of, str(error)) from error
                 place = moved
             else:
@@ -454,19 +495,65 @@ class ChunkReader:
     def _fill(self, entry: Entry, target: memoryview, place: Chunk | None, of: str) -> None:
         if place is None:
             raise NotFound("the index does not know it")
-        if place.encoding is Encoding.RAW and place.data is None:
+        if place.size_bytes != len(target):
+            raise _damaged(entry, of, "its length in the index is wrong")
+        if place.encoding is Encoding.RAW and place.data is None and self._vault is None:
             if place.stored_bytes != len(target):
                 raise _damaged(entry, of, "its length in the index is wrong")
             self._blobs.read_into(place.pack, place.offset, target)
             return
-        stored: Buffer | None = place.data
-        if stored is None:
-            stored = memoryview(bytearray(place.stored_bytes))
-            self._blobs.read_into(place.pack, place.offset, stored)
-        plain = decompress(stored, len(target)) if place.encoding is Encoding.ZSTD else stored
+        try:
+            plain = unpack(place, read_stored(self._blobs, place), self._vault, target)
+        except Corrupted as error:
+            raise _damaged(entry, of, error.message) from error
         if len(plain) != len(target):
             raise _damaged(entry, of, "its length is wrong")
-        target[:] = plain
+        if plain is not target:
+            target[:] = plain
+
+
+def read_stored(blobs: Blobs, place: Chunk) -> Buffer:
+    """The bytes of a chunk as they are stored."""
+    if place.data is not None:
+        return place.data
+    stored = memoryview(bytearray(place.stored_bytes))
+    blobs.read_into(place.pack, place.offset, stored)
+    return stored
+
+
+def unpack(place: Chunk, stored: Buffer, vault: Vault | None, target: memoryview | None = None) -> Buffer:
+    """The plain bytes of a chunk, in `target` where that saves a copy.
+
+    What is plain in an encrypted namespace, or sealed in a plain one, is Corrupted (I10), and so is what does not open.
+    """
+    if place.encoding.is_sealed != (vault is not None):
+        is_sealed = "encrypted" if place.encoding.is_sealed else "not encrypted"
+        raise Corrupted(f"it is {is_sealed}, which this namespace does not allow", hint="run holdfast check")
+    if vault is not None:
+        key = vault.key_of(stored)
+        if place.encoding is Encoding.SEALED and target is not None and len(stored) == len(target) + key.overhead_bytes:
+            key.open_into("chunk", place.digest, stored, target)
+            return target
+        stored = key.open("chunk", place.digest, stored)
+    return decompress(stored, place.size_bytes) if place.encoding.is_zstd else stored
+
+
+def read_verified(blobs: Blobs, place: Chunk, vault: Vault | None) -> tuple[Buffer, Buffer]:
+    """The stored and the plain bytes of a chunk, proved against the name it has in the index (I2)."""
+    stored = read_stored(blobs, place)
+    plain = unpack(place, stored, vault)
+    if len(plain) != place.size_bytes or not _is_named(place.digest, plain, vault):
+        where = f"at {place.offset} of pack {place.pack}" if place.pack else "in the index"
+        raise Corrupted(
+            f"chunk {place.digest.hex()[:16]}… {where} does not match its digest", hint="run holdfast check"
+        )
+    return stored, plain
+
+
+def _is_named(name: bytes, plain: Buffer, vault: Vault | None) -> bool:
+    """Whether the index would call these bytes so."""
+    digest = hashlib.sha256(plain).digest()
+    return digest == name if vault is None else name in vault.chunk_ids(digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from datetime import timedelta
 from .chunks import ChunkWriter
 from .errors import Conflict, Corrupted, NotFound
 from .model import Checkpoint, CheckpointStatus, Event, to_datetime
-from .ports import ChunksGone, IdTaken, Index, NewCheckpoint
+from .ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint
 from .store import Store
 
 Progress = Callable[[int, int], None]
@@ -145,7 +145,7 @@ class Copying:
         wanted: list[Checkpoint] = []
         for checkpoint in page:
             if (twin := known.get(checkpoint.id)) is not None:
-                _check_same(checkpoint, twin)
+                self._check_same(checkpoint, twin)
                 self._update(checkpoint, twin)
                 self._count(present=1)
                 self._advance(checkpoint.stored_bytes)
@@ -192,7 +192,7 @@ class Copying:
     def _record(self, checkpoint: Checkpoint, key: tuple[str, bytes] | None) -> tuple[NewCheckpoint, list[bytes]]:
         checkpoint, packed = self._source.index.read(checkpoint.id)
         digest = hashlib.sha256(packed).digest()
-        if digest.hex() != checkpoint.digest:
+        if not self._source.is_intact(checkpoint, packed):
             raise Corrupted(f"the manifest of checkpoint {checkpoint.id} does not match its digest")
         is_archived = checkpoint.status is CheckpointStatus.ARCHIVED
         record = NewCheckpoint(
@@ -216,7 +216,7 @@ class Copying:
             seq=checkpoint.seq,
             status=CheckpointStatus.ARCHIVED if is_archived else CheckpointStatus.CREATED,
         )
-        return record, sorted(set(self._source.references(packed)))
+        return record, sorted(set(self._source.contents(packed)))
 
     def _commit_small(self, records: Sequence[NewCheckpoint]) -> None:
         if not records:
@@ -242,6 +242,7 @@ class Copying:
                 self._target.pool,
                 distrusted=distrusted,
                 size_hint=record.size_bytes,
+                key=self._target.key,
             )
             try:
                 with _aborted(writer):
@@ -249,6 +250,9 @@ class Copying:
                     checkpoint = self._target.commit(writer, record, self._actor)
             except ChunksGone as gone:
                 distrusted |= frozenset(gone.digests)
+                continue
+            except KeysChanged:
+                self._target.refresh_keys()
                 continue
             except IdTaken:
                 checkpoint = self._taken(record)
@@ -262,15 +266,15 @@ class Copying:
 
     def _move(self, references: Sequence[bytes], writer: ChunkWriter, distrusted: frozenset[bytes]) -> None:
         """Hand over what the target lacks: a few MiB for each worker, a few workers at once."""
-        there = self._target.index.locate(references)
+        there = self._target.index.locate([writer.name(digest) for digest in references])
         missing: list[bytes] = []
         for digest in references:
-            chunk = there.get(digest)
-            if chunk is None or chunk.is_damaged or digest in distrusted:
+            chunk = there.get(name := writer.name(digest))
+            if chunk is None or chunk.is_damaged or name in distrusted:
                 missing.append(digest)
             else:
                 writer.reuse(digest)
-        sizes = {digest: chunk.size_bytes for digest, chunk in self._source.index.locate(missing).items()}
+        sizes = {digest: chunk.size_bytes for digest, chunk in self._source.reader.find(missing).items()}
         under_way: list[Future[None]] = []
         try:
             for some in _portions(missing, sizes):
@@ -306,9 +310,20 @@ class Copying:
 
     def _arrived(self, record: NewCheckpoint, found: Checkpoint) -> None:
         """Count a copy, after making sure that the target has this very checkpoint."""
-        if (found.id, found.job, found.seq, found.digest) != (record.id, record.job, record.seq, record.digest.hex()):
+        same = (record.id, record.job, record.seq, record.size_bytes)
+        is_other = self._target.vault is None and found.digest != record.digest.hex()
+        if is_other or (found.id, found.job, found.seq, found.size_bytes) != same:
             raise _differs(record.id, record.job)
         self._count(copied=1, size_bytes=record.size_bytes)
+
+    def _check_same(self, checkpoint: Checkpoint, twin: Checkpoint) -> None:
+        """Digests say it, where both stores are plain; what is sealed has another digest in every store."""
+        is_plain = self._source.vault is None and self._target.vault is None
+        here, there = (
+            (c.job, c.seq, c.step, c.created_at, c.size_bytes, c.digest if is_plain else "") for c in (checkpoint, twin)
+        )
+        if here != there:
+            raise _differs(checkpoint.id, checkpoint.job)
 
     # What may change about a checkpoint
 
@@ -360,7 +375,7 @@ class Copying:
                 if self._since_us is None or _us(checkpoint) >= self._since_us:
                     new.append(checkpoint)
             else:
-                _check_same(checkpoint, twin)
+                self._check_same(checkpoint, twin)
                 self._update(checkpoint, twin)
         self._copy_all(new)
 
@@ -411,11 +426,6 @@ def _aborted(writer: ChunkWriter) -> Iterator[None]:
     except BaseException:
         writer.abort()
         raise
-
-
-def _check_same(checkpoint: Checkpoint, twin: Checkpoint) -> None:
-    if (checkpoint.job, checkpoint.seq, checkpoint.digest) != (twin.job, twin.seq, twin.digest):
-        raise _differs(checkpoint.id, checkpoint.job)
 
 
 def _differs(checkpoint_id: str, job: str) -> Conflict:

@@ -4,27 +4,30 @@
 <store>/lock               held while the store is made or rebuilt
 <store>/index.sqlite       the source of truth
 <store>/packs/             chunk bytes
+<store>/keyrings           of an encrypted store: a copy of the keyrings in the index, for repairing it
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, storage_error
 from .index.sqlite import SqliteIndex
-from .ports import FORMAT_VERSION
+from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION
 
 MARKER = "holdfast-store"
 INDEX = "index.sqlite"
 PACKS = "packs"
+KEYRINGS = "keyrings"
 
 _NETWORK_FILE_SYSTEMS = (
     "nfs",
@@ -49,6 +52,7 @@ class Marker:
 
     store_id: str
     index: str = INDEX
+    format: int = FORMAT_VERSION
 
 
 def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[SqliteIndex, PackBlobs]:
@@ -88,27 +92,66 @@ def read_marker(path: Path) -> Marker:
     """What the store in `path` says of itself; a newer format is refused (I8)."""
     text = (path / MARKER).read_bytes()[:1024]
     version = _FORMAT.match(text)
-    if version is not None and int(version[1]) > FORMAT_VERSION:
+    if version is not None and int(version[1]) > ENCRYPTED_FORMAT_VERSION:
         raise UnsupportedFormat(
-            f"the store at {path} has format {int(version[1])}, this Holdfast knows up to {FORMAT_VERSION}",
+            f"the store at {path} has format {int(version[1])}, this Holdfast knows up to {ENCRYPTED_FORMAT_VERSION}",
             hint="upgrade Holdfast (pip install -U holdfast)",
         )
     found = _MARKER.fullmatch(text)
     if found is None:
         raise Corrupted(f"{path / MARKER} is damaged", hint="run holdfast check --repair")
-    return Marker(found[2].decode(), found[3].decode())
+    return Marker(found[2].decode(), found[3].decode(), int(found[1]))
 
 
 def write_marker(path: Path, marker: Marker) -> None:
-    """Say that `path` is a whole store. Atomic: the name appears with its content, durably, or not at all (I1)."""
-    draft = path / (MARKER + ".new")
+    """Say that `path` is a whole store."""
+    lines = ("Holdfast store", f"format: {marker.format}", f"id: {marker.store_id}", f"index: {marker.index}")
+    _write(path / MARKER, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Atomic: the name appears with its content, durably, or not at all (I1)."""
+    draft = path.with_name(path.name + ".new")
     with open(draft, "wb") as file:
-        lines = ("Holdfast store", f"format: {FORMAT_VERSION}", f"id: {marker.store_id}", f"index: {marker.index}")
-        file.write("".join(f"{line}\n" for line in lines).encode())
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(draft, path / MARKER)
-    sync_directory(path)
+    os.replace(draft, path)
+    sync_directory(path.parent)
+
+
+def read_keyrings(path: Path) -> dict[str, str]:
+    """The copies of keyrings by namespace; {} where there are none, or nothing that can be read."""
+    try:
+        found = json.loads((path / KEYRINGS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+
+
+def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
+    """Keep a copy of a keyring, and say in the marker that the store is encrypted, if that is not so yet.
+
+    The index is the truth; both follow it at the next opening when a crash comes between.
+    """
+    try:
+        if _is_kept(path, namespace, keyring):
+            return
+        with locked(path):
+            marker = read_marker(path)
+            if marker.format != ENCRYPTED_FORMAT_VERSION:
+                write_marker(path, replace(marker, format=ENCRYPTED_FORMAT_VERSION))
+            copies = {**read_keyrings(path), namespace: keyring}
+            _write(path / KEYRINGS, json.dumps(copies, indent=1).encode())
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise storage_error("keep a copy of the keyring in", str(path), error) from error
+
+
+def _is_kept(path: Path, namespace: str, keyring: str) -> bool:
+    is_marked = read_marker(path).format == ENCRYPTED_FORMAT_VERSION
+    return is_marked and read_keyrings(path).get(namespace) == keyring
 
 
 @contextmanager
@@ -150,7 +193,8 @@ def refuse_foreign(path: Path) -> None:
         return
     if not path.is_dir():
         raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
-    ours = {MARKER + ".new", "lock", PACKS, INDEX, INDEX + "-wal", INDEX + "-shm", INDEX + "-journal"}
+    ours = {MARKER + ".new", "lock", PACKS, KEYRINGS, KEYRINGS + ".new"}
+    ours |= {INDEX + suffix for suffix in ("", "-wal", "-shm", "-journal")}
     names = set(os.listdir(path))
     if MARKER in names:
         return  # whole, if only since another process made it a moment ago

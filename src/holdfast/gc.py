@@ -11,15 +11,14 @@ A crash between any two of these leaves garbage for the next gc, never a missing
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from .chunks import read_verified
 from .errors import Corrupted, NoSpace, NotFound
-from .manifest import decompress
-from .ports import Chunk, ChunksGone, Encoding
-from .records import pack_places, pack_record, read_records
+from .ports import Chunk, ChunksGone
+from .records import nobody, read_records
 from .store import Store
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
@@ -41,7 +40,7 @@ class GcReport:
 def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
     """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
     bytes_before = sum(size for _, size in store.blobs.packs())
-    chunks_removed, _ = store.index.sweep(store.references)
+    chunks_removed, _ = store.index.sweep(lambda _, manifest: store.references(manifest))
     store.blobs.seal()
     unused, _, _ = _remove_unused(store, None)
     rewritten, damaged = _compact(store)
@@ -103,33 +102,17 @@ def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:
     moved: list[Chunk] = []
     try:
         for chunk in live:
-            stored = read_verified(store, chunk)
+            stored, _ = read_verified(store.blobs, chunk, store.vault)
             new_pack, offset = writer.append(stored)
             moved.append(replace(chunk, pack=new_pack, offset=offset))
-        for namespace, record, _ in read_records(store.blobs, pack):
+        key, vault = store.key, store.vault
+        for _, record, _ in read_records(store.blobs, pack, vault.unwrap_record if vault else None):
             if record.id and store.knows(record.id):
-                writer.append(pack_record(namespace, record, ()))
-        writer.append(pack_places(store.index.namespace, moved))
+                writer.append(store.describe(record, (), key))
+        writer.append(store.describe(nobody(), moved, key))
         writer.commit()
         store.index.relocate(moved, from_pack=pack)
     except BaseException:
         writer.abort()
         raise
     writer.release()
-
-
-def read_verified(store: Store, chunk: Chunk) -> bytes:
-    """The stored bytes of a chunk, proved against its digest."""
-    if chunk.data is not None:
-        stored = chunk.data
-    else:
-        buffer = bytearray(chunk.stored_bytes)
-        store.blobs.read_into(chunk.pack, chunk.offset, memoryview(buffer))
-        stored = bytes(buffer)
-    plain = decompress(stored, chunk.size_bytes) if chunk.encoding is Encoding.ZSTD else stored
-    if len(plain) != chunk.size_bytes or hashlib.sha256(plain).digest() != chunk.digest:
-        where = f"at {chunk.offset} of pack {chunk.pack}" if chunk.pack else "in the index"
-        raise Corrupted(
-            f"chunk {chunk.digest.hex()[:16]}… {where} does not match its digest", hint="run holdfast check"
-        )
-    return stored

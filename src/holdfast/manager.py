@@ -32,7 +32,7 @@ from .model import (
     parse_tags,
     to_datetime,
 )
-from .opening import open_store
+from .opening import find_keys, find_lock, keep_keyring, open_found, open_store
 from .ports import Checkpoints, EventChain, Events, Jobs, NewCheckpoint
 from .records import copy_record
 from .request import Request, parse_request
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .diff import Diff
     from .gc import GcReport
     from .rebuild import RebuildReport
+    from .rekey import RekeyReport
     from .store import Store
     from .verify import VerifyReport
 
@@ -65,14 +66,19 @@ class CheckpointManager:
         *,
         namespace: str = "default",
         create: bool = True,
+        key: bytes | str | None = None,
+        encrypt_names: bool | None = None,
     ) -> None:
         chosen = storage_path if storage_path is not None else storage_dir
         if chosen is not None and not isinstance(chosen, str | os.PathLike):
             raise Validation(f"{chosen!r} names no store", hint='use a directory, "file:directory" or "memory:"')
         self.url = os.fspath(chosen) if chosen is not None else default_url()
         self.namespace = parse_name("namespace", namespace)
-        self._store = open_store(self.url, self.namespace, create=create)
         self.actor = actor_here()
+        lock = find_lock(key, encrypt_names)
+        self._store = open_store(self.url, self.namespace, create=create, lock=lock, actor=self.actor)
+        self._lock = lock
+        self.key_source = key  # what was given, for processes that open the same store; no one else's business
         self.counters: Counter[str] = Counter()
         self._background = BackgroundSaves()
         self._watchers: list[Callable[[str, Checkpoint], None]] = []
@@ -420,7 +426,8 @@ class CheckpointManager:
         )
 
     def _copy_of(self, source: Checkpoint, packed: bytes, job: str) -> NewCheckpoint:
-        return copy_record(source, packed, parse_name("job", job), references=self._store.references(packed))
+        named = self._store.chunks(packed)
+        return copy_record(source, packed, parse_name("job", job), references=named, new_id=self._store.new_id)
 
     # Retention
 
@@ -502,9 +509,11 @@ class CheckpointManager:
         """
         from .rebuild import rebuild
 
+        keys = None if self._lock is None else find_keys(self._store, self._lock)
+
         @contextmanager
         def opened(namespace: str) -> Iterator[Store]:
-            store = open_store(self.url, namespace, create=False)
+            store = open_found(self.url, namespace, self._lock, keys, actor=self.actor)
             try:
                 yield store
             finally:
@@ -512,7 +521,44 @@ class CheckpointManager:
 
         if self.url == "memory:":
             raise Validation("a store in memory has no packs to rebuild from", hint="its index cannot get lost alone")
-        return rebuild(self._store.blobs, opened, actor=self.actor, progress=progress)
+        report = rebuild(self._store.blobs, opened, actor=self.actor, keys=keys, progress=progress)
+        if self._store.vault is not None:
+            self._store.vault.refresh()
+        return report
+
+    def rekey(
+        self, new_key: bytes | str | None = None, *, rewrite: bool = False, progress: Progress | None = None
+    ) -> RekeyReport:
+        """Change the keys of this namespace: the master key to `new_key`, nothing being rewritten; or, with `rewrite`,
+        the data key too, every checkpoint being written anew. For keys that leaked; resumes after an interruption.
+        """
+        from .crypto import parse_master
+        from .rekey import change_master
+        from .rekey import rewrite as rewrite_all
+
+        if self._lock is None:
+            raise Validation("this store is not encrypted", hint="make a new one with a key, and save there")
+        if new_key is None and not rewrite:
+            raise Validation("no new key was given", hint="give new_key=, rewrite=True, or both")
+        if new_key is not None:
+            master = parse_master(new_key)
+            report = change_master(self._store, self._lock.master, master, actor=self.actor)
+            self._lock = replace(self._lock, master=master)
+            self.key_source = new_key
+            keep_keyring(self.url, self._store)
+            if not rewrite:
+                return report
+        self._background.drain()
+        report = rewrite_all(self._store, self._lock.master, actor=self.actor, progress=progress)
+        keep_keyring(self.url, self._store)
+        return report
+
+    @property
+    def encryption(self) -> Mapping[str, object] | None:
+        """How this namespace is encrypted, without secrets: IDs of the keys, whether names are; None if it is plain."""
+        if self._store.vault is None:
+            return None
+        return self._store.vault.description
 
     def stats(self, job: str | None = None) -> Mapping[str, int]:
         """Numbers of the store, or of one job."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -14,6 +15,7 @@ from .ports import FORMAT_VERSION
 from .store import Store
 
 if TYPE_CHECKING:
+    from .crypto import FoundKeys, MasterKey
     from .ports import Blobs
     from .postgresql import Server
 
@@ -22,8 +24,119 @@ _FORMS = (
 )
 
 
-def open_store(url: str, namespace: str, *, create: bool) -> Store:
-    """The store behind a URL. What an adapter needs is imported only when its URL is used."""
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What a store is to be opened with: the master key, and whether names are to be hidden (None: as it is)."""
+
+    master: MasterKey
+    encrypt_names: bool | None = None
+
+
+def find_lock(key: bytes | str | None, encrypt_names: bool | None) -> Lock | None:
+    """From what the user gave, or the environment; None for a plain store, which pays nothing for encryption.
+
+    The key "none" asks for a plain one, whatever the environment says.
+    """
+    if encrypt_names is not None and not isinstance(encrypt_names, bool):
+        raise Validation(f"encrypt_names={encrypt_names!r}", hint="use True or False")
+    if isinstance(key, str) and key == "none":
+        return None
+    if key is None and not os.environ.get("HOLDFAST_KEY") and not os.environ.get("HOLDFAST_KEY_FILE"):
+        if encrypt_names:
+            raise Validation("encrypt_names needs a key", hint="give key=, or make one: holdfast key new")
+        return None
+    from .crypto import find_master
+
+    master = find_master(key)
+    return None if master is None else Lock(master, encrypt_names)
+
+
+def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = None, actor: str = "") -> Store:
+    """The store behind a URL: behind its keys with a `lock`, plain without. Neither is taken for the other (I10).
+
+    What an adapter or encryption needs is imported only when it is used.
+    """
+    if lock is not None and url.startswith(("files:", "memory:")) and url != "memory:":
+        raise Validation(
+            f"{url.partition(':')[0]}: with a directory cannot be encrypted",
+            hint='use a directory as it is, "memory:" or postgresql://…; key="none" asks for a plain store',
+        )
+    store = _open_plain(url, namespace, create=create)
+    try:
+        if lock is not None:
+            store = unlock(store, lock, actor)
+            keep_keyring(url, store)
+        elif store.index.is_encrypted:
+            raise Validation(
+                "this store is encrypted, and no key was given",
+                hint="give it: key=, --key, $HOLDFAST_KEY or $HOLDFAST_KEY_FILE",
+            )
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def unlock(store: Store, lock: Lock, actor: str) -> Store:
+    """The same store behind its keys. A namespace that has none yet, in a store without plain data, gets them."""
+    from .crypto import Vault, key_id_of, new_keyring, seal_keyring
+    from .index.encrypted import EncryptedIndex
+
+    index = store.index
+    where = index.store_id, index.namespace
+    if index.keyring() is None:
+        fresh = new_keyring(*where, hides_names=bool(lock.encrypt_names))
+        who = fresh.name_key.token("actor", actor) if fresh.hides_names else actor
+        text = seal_keyring(fresh, lock.master, index.store_id)
+        index.set_keyring(text, key_id_of(text), replacing=None, actor=who)  # or another process was faster
+    vault = Vault(lock.master, *where, index.keyring)
+    if lock.encrypt_names is not None and lock.encrypt_names != vault.hides_names:
+        is_so = "hidden" if vault.hides_names else "readable"
+        raise Validation(
+            f"names in namespace {index.namespace} are {is_so}, which is decided when it is made",
+            hint="leave encrypt_names away, or use another namespace",
+        )
+    return Store(EncryptedIndex(index, vault), store.blobs, vault)
+
+
+def find_keys(store: Store, lock: Lock) -> FoundKeys:
+    """To rebuild an index: the keys it has, unless nothing was saved under them, as in one that was just made."""
+    from .crypto import FoundKeys
+
+    keys = FoundKeys(lock.master)
+    if store.index.jobs(limit=1) and (text := store.index.keyring()) is not None:
+        keys.add(store.index.store_id, store.index.namespace, text)
+    return keys
+
+
+def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | None, *, actor: str) -> Store:
+    """A namespace of a store that is rebuilt, under the keys that were found in packs if it has no others in use."""
+    if lock is None or keys is None:
+        return open_store(url, namespace, create=False)
+    from .crypto import key_id_of
+
+    with closing(_open_plain(url, namespace, create=False)) as plain:
+        present, found = plain.index.keyring(), keys.keyring_for(plain.index.store_id, namespace)
+        if found is not None and not plain.index.jobs(limit=1):
+            plain.index.set_keyring(found, key_id_of(found), replacing=present, actor=keys.shown_as(namespace, actor))
+    return open_store(url, namespace, create=False, lock=lock, actor=actor)
+
+
+def keep_keyring(url: str, store: Store) -> None:
+    """Where a store is a directory: a copy of the keyring beside the index, without which a lost index is lost data."""
+    if (path := _directory(url)) is not None and (keyring := store.index.keyring()) is not None:
+        from .embedded import keep_keyring
+
+        keep_keyring(path, store.index.namespace, keyring)
+
+
+def _directory(url: str) -> Path | None:
+    if url == "memory:" or "://" in url:
+        return None
+    return Path(url.removeprefix("file:")).expanduser().absolute()
+
+
+def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
     scheme, colon, rest = url.partition(":")
     if url == "memory:":
         from .blobs.memory import MemoryBlobs

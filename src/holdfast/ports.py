@@ -28,8 +28,10 @@ CheckpointIds = list[CheckpointId]
 Jobs = list[Job]
 Events = list[Event]
 Problems = list[str]
+References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
 
-FORMAT_VERSION = 1  # of the store as a whole (I8)
+FORMAT_VERSION = 1  # of a plain store (I8)
+ENCRYPTED_FORMAT_VERSION = 2  # the same with a keyring and sealed rows: what knows only format 1 must not touch it
 
 
 class Encoding(IntEnum):
@@ -37,13 +39,23 @@ class Encoding(IntEnum):
 
     RAW = 0
     ZSTD = 1
+    SEALED = 2  # an envelope of the plain bytes (I10)
+    SEALED_ZSTD = 3  # an envelope of a zstd frame
+
+    @property
+    def is_sealed(self) -> bool:
+        return self >= Encoding.SEALED
+
+    @property
+    def is_zstd(self) -> bool:
+        return self in (Encoding.ZSTD, Encoding.SEALED_ZSTD)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Where the bytes of one chunk are: at `offset` in `pack`, or in the index row itself (`data`)."""
 
-    digest: bytes  # SHA-256 of the plain bytes: 32 bytes
+    digest: bytes  # SHA-256 of the plain bytes: 32 bytes; where they are encrypted, a name only the key gives (I10)
     size_bytes: int  # plain
     stored_bytes: int
     encoding: Encoding
@@ -80,6 +92,10 @@ class NewCheckpoint:
     request_digest: bytes = b""  # what an idempotency key must match
     seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
     status: CheckpointStatus = CheckpointStatus.CREATED
+    key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
+
+
+UNREADABLE = b"\0"  # what `Index.manifests` gives for a manifest that does not decrypt (I10): no manifest begins so
 
 
 class ChunksGone(Exception):
@@ -88,6 +104,10 @@ class ChunksGone(Exception):
     def __init__(self, digests: Sequence[bytes]) -> None:
         super().__init__(f"{len(digests)} chunks are gone")
         self.digests = digests
+
+
+class KeysChanged(Exception):
+    """Raised by `Index.commit`: the namespace has a new data key. The store seals the save again and commits again."""
 
 
 class IdTaken(Exception):
@@ -117,6 +137,7 @@ class Index(Protocol):
 
     store_id: str
     namespace: str
+    is_encrypted: bool  # the store, when it was opened: some namespace of it has a keyring
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
         """Insert all of `records` or none, durably, in one transaction, and append their events.
@@ -125,7 +146,8 @@ class Index(Protocol):
         current token, else LeaseHeld / LeaseLost; check that reused chunks exist, else ChunksGone; a known
         idempotency key with the same request digest answers the first checkpoint instead of inserting, with
         another digest it is a Conflict; an unknown parent is NotFound, unless `seq` is given: what is copied or
-        rebuilt may come without its ancestors; a used ID is IdTaken.
+        rebuilt may come without its ancestors; a used ID is IdTaken; a `key_id` that is not the current one is
+        KeysChanged; the first save of a job without a `key_id` in an encrypted store is a Conflict (I10).
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.
         """
@@ -246,11 +268,11 @@ class Index(Protocol):
         """(row, checkpoint, manifest) of every checkpoint above row `after`, for gc and verify. Bounded memory."""
         ...
 
-    def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+    def sweep(self, references: References) -> tuple[int, int]:
         """Delete every chunk row that no manifest names; answers (chunks, stored bytes) removed.
 
-        `references(manifest)` yields digests. Marking runs beside writers; each write transaction that deletes
-        first marks what was committed meanwhile, so that a save either has its reused chunks found or gets
+        `references(checkpoint ID, manifest)` yields digests. Marking runs beside writers; each write transaction that
+        deletes first marks what was committed meanwhile, so that a save either has its reused chunks found or gets
         ChunksGone (I3).
         """
         ...
@@ -281,6 +303,26 @@ class Index(Protocol):
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         """Point chunk rows that still are in `from_pack` to their new places (compaction); answers how many."""
+        ...
+
+    def keyring(self) -> str | None:
+        """The sealed keys of this namespace; None while it is plain. Opaque to the index."""
+        ...
+
+    def set_keyring(self, keyring: str, key_id: str, *, replacing: str | None, actor: str) -> bool:
+        """Put a keyring, whose current data key is `key_id`, in the place of `replacing`; False if another is there.
+
+        The first of all makes the store an encrypted one, which plain readers refuse (I8); Conflict if anything was
+        saved before: its bytes would stay readable.
+        """
+        ...
+
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
+        """Put the same checkpoint, encrypted anew, in the place of the one whose digest is `replacing`.
+
+        Changes manifest, digest, metadata and stored bytes, and inserts new chunks, as a commit does: KeysChanged and
+        ChunksGone as there. False if the checkpoint is gone or has another digest by now.
+        """
         ...
 
     def totals(self) -> Mapping[str, int]:

@@ -19,6 +19,7 @@ from psycopg.pq import TransactionStatus
 
 from .backoff import Backoff
 from .errors import Corrupted, NoSpace, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
+from .ports import ENCRYPTED_FORMAT_VERSION
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 T = TypeVar("T")
@@ -104,15 +105,15 @@ class Server:
         newest = steps[-1][0]
         with self.translated(), _connect(self._url) as db, db.transaction():
             have = _version(db)
-            if have == newest:
-                return have, newest
+            if have in (newest, ENCRYPTED_FORMAT_VERSION):
+                return have, have
             if have == 0 and not create:
                 raise NotFound(f"there is no store in {self.name}", hint="check --store or $HOLDFAST_STORE")
             db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
             have = _version(db)  # another process may have been faster
-            if have > newest:
+            if have > (known := max(newest, ENCRYPTED_FORMAT_VERSION)):
                 raise UnsupportedFormat(
-                    f"the store in {self.name} has format {have}, this Holdfast knows up to {newest}",
+                    f"the store in {self.name} has format {have}, this Holdfast knows up to {known}",
                     hint="upgrade Holdfast (pip install -U holdfast)",
                 )
             if have == 0:
@@ -128,6 +129,11 @@ class Server:
                 (str(newest),),
             )
             return have, newest
+
+    def is_encrypted(self) -> bool:
+        """Whether the store has a keyring in some namespace: its format says so."""
+        row = self.one("SELECT value FROM holdfast.meta WHERE key = 'format'")
+        return row is not None and row[0] == str(ENCRYPTED_FORMAT_VERSION)
 
     def close(self) -> None:
         self._leave_parent()

@@ -9,7 +9,7 @@ from .blobs.memory import MemoryBlobs
 from .blobs.packs import PackBlobs
 from .copying import Copying
 from .embedded import open_embedded, refuse_network
-from .errors import NotAStore, NotFound
+from .errors import NotAStore, NotFound, Validation
 from .index.files import INSIDE, FilesIndex, make_folder
 from .index.sqlite import SqliteIndex
 from .jsonview import to_json_view
@@ -60,6 +60,9 @@ class KeptMemory(Store):
     def __init__(self, path: Path, namespace: str) -> None:
         super().__init__(SqliteIndex(None, namespace=namespace), MemoryBlobs())
         self._kept = Store(*open_embedded(path, namespace=namespace))
+        if self._kept.index.is_encrypted:
+            self._kept.close()
+            raise Validation(f"the store at {path} is encrypted", hint="open it by its path, with its key")
         Copying(self._kept, self, actor="holdfast").copy()
 
     def close(self) -> None:

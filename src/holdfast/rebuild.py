@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from .chunks import ChunkReader
 from .errors import Conflict
@@ -18,6 +19,9 @@ from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import read_records
 from .repair import chunks_of, in_order
 from .store import Store
+
+if TYPE_CHECKING:
+    from .crypto import FoundKeys
 
 Progress = Callable[[int, int], None]
 
@@ -45,16 +49,18 @@ def rebuild(
     open_store: Callable[[str], AbstractContextManager[Store]],
     *,
     actor: str,
+    keys: FoundKeys | None = None,
     progress: Progress | None = None,
 ) -> RebuildReport:
     """Add to the index of each namespace what the packs know. `progress(done, total)` counts packs.
 
+    Of an encrypted store, `keys` are those of the index, and gather what the packs say of older ones.
     Nobody should save meanwhile: a save between its packs and its commit would be taken for a lost one.
     """
     packs = dict(blobs.packs())
     by_namespace: dict[str, _Found] = {}
     for done, pack in enumerate(packs, 1):
-        for namespace, record, chunks in read_records(blobs, pack):
+        for namespace, record, chunks in read_records(blobs, pack, keys.unwrap_record if keys else None):
             found = by_namespace.setdefault(namespace, _Found({}, {}))
             for chunk in chunks:
                 if chunk.pack in packs:
@@ -83,7 +89,7 @@ def _add(store: Store, found: _Found, actor: str) -> tuple[int, list[str]]:
         known = store.index.locate(digests)
         return {d: known.get(d) or found.places[d] for d in digests if d in known or d in found.places}
 
-    store.reader = ChunkReader(store.blobs, lambda digests: locate(list(digests)), store.pool)
+    store.reader = ChunkReader(store.blobs, lambda digests: locate(list(digests)), store.pool, store.vault)
     added = 0
     corrupted: list[str] = []
     for record in in_order(missing.values()):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import ormsgpack
 
@@ -14,6 +15,8 @@ from .errors import Corrupted
 from .model import Checkpoint, CheckpointId, CheckpointLevel, new_checkpoint_id
 from .ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint
 from .request import Request
+
+Wrap: TypeAlias = Callable[[bytes], bytes]
 
 RECORD_MAGIC = b"HFREC1\n\0"
 MAX_RECORD_BYTES = 64 << 20
@@ -58,13 +61,20 @@ def new_record(
     )
 
 
-def copy_record(source: Checkpoint, packed: bytes, job: str, *, references: Iterable[bytes]) -> NewCheckpoint:
+def copy_record(
+    source: Checkpoint,
+    packed: bytes,
+    job: str,
+    *,
+    references: Iterable[bytes],
+    new_id: Callable[[str, int], CheckpointId] = new_checkpoint_id,
+) -> NewCheckpoint:
     """The record of a checkpoint with the same state under `job`; it shares all chunks with `source`."""
     created_us = round(source.created_at.timestamp() * 1_000_000)
-    digest = bytes.fromhex(source.digest)
+    digest = hashlib.sha256(packed).digest()
     shared = sorted(set(references))
     return NewCheckpoint(
-        id=new_checkpoint_id(source.step, created_us),
+        id=new_id(source.step, created_us),
         job=job,
         step=source.step,
         level=source.level,
@@ -85,8 +95,11 @@ def copy_record(source: Checkpoint, packed: bytes, job: str, *, references: Iter
     )
 
 
-def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk]) -> bytes:
-    """What a pack says of the save that wrote it, so that an index can be rebuilt from packs (docs/format.md)."""
+def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk], wrap: Wrap | None = None) -> bytes:
+    """What a pack says of the save that wrote it, so that an index can be rebuilt from packs (docs/format.md).
+
+    Where the namespace is encrypted, `wrap` seals it (`crypto.Vault.wrap_record`).
+    """
     payload = ormsgpack.packb(
         {
             "namespace": namespace,
@@ -110,17 +123,23 @@ def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk]) 
             "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
         }
     )
+    if wrap is not None:
+        payload = wrap(payload)
     return _HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload
 
 
-def pack_places(namespace: str, chunks: Sequence[Chunk]) -> bytes:
-    """A record of chunks alone, for a pack that gc has filled."""
-    nobody = NewCheckpoint(CheckpointId(""), "", "", CheckpointLevel.STEP, 0, 0, 0, b"", "", "", b"")
-    return pack_record(namespace, nobody, chunks)
+def nobody() -> NewCheckpoint:
+    """For a record of chunks alone, in a pack that gc has filled."""
+    return NewCheckpoint(CheckpointId(""), "", "", CheckpointLevel.STEP, 0, 0, 0, b"", "", "", b"")
 
 
-def read_records(blobs: Blobs, pack: str) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
-    """(namespace, record, chunks) of every whole record in a pack. The ID is "" where there are only chunks."""
+def read_records(
+    blobs: Blobs, pack: str, unwrap: Wrap | None = None
+) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
+    """(namespace, record, chunks) of every whole record in a pack. The ID is "" where there are only chunks.
+
+    With `unwrap`, of those that it opens; without, of those that are plain.
+    """
     for offset in blobs.scan(pack, RECORD_MAGIC):
         try:
             head = memoryview(bytearray(_HEAD.size))
@@ -130,14 +149,14 @@ def read_records(blobs: Blobs, pack: str) -> Iterator[tuple[str, NewCheckpoint, 
                 continue
             data = memoryview(bytearray(size))
             blobs.read_into(pack, offset, data)
-            found = _unpack_record(data)
+            found = _unpack_record(data, unwrap)
         except (Corrupted, ValueError, KeyError, TypeError):
             continue  # bytes that look like a record and are none, or a damaged one
         if found is not None:
             yield found
 
 
-def _unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | None:
+def _unpack_record(data: Buffer, unwrap: Wrap | None) -> tuple[str, NewCheckpoint, list[Chunk]] | None:
     """(namespace, record, chunks) of bytes that begin with a record; None when they do not verify."""
     if len(data) < _HEAD.size:
         return None
@@ -145,6 +164,8 @@ def _unpack_record(data: Buffer) -> tuple[str, NewCheckpoint, list[Chunk]] | Non
     payload = bytes(memoryview(data)[_HEAD.size : _HEAD.size + size])
     if magic != RECORD_MAGIC or len(payload) != size or hashlib.sha256(payload).digest() != digest:
         return None
+    if unwrap is not None:
+        payload = unwrap(payload)
     fields = ormsgpack.unpackb(payload)
     chunks = [Chunk(d, n, s, Encoding(e), pack, offset) for d, n, s, e, pack, offset in fields["chunks"]]
     record = NewCheckpoint(

@@ -16,18 +16,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .chunks import ChunkReader
-from .embedded import INDEX, PACKS, Marker, locked, read_marker, write_marker
-from .errors import CheckpointError, Conflict, Corrupted, NotFound
+from .embedded import INDEX, PACKS, Marker, locked, read_keyrings, read_marker, write_marker
+from .errors import CheckpointError, Conflict, Corrupted, NotFound, Validation
 from .index.salvage import Salvaged, put_jobs, salvage
 from .index.sqlite import SqliteIndex
 from .model import CheckpointStatus, parse_name
-from .ports import Chunk, NewCheckpoint
+from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Chunk, NewCheckpoint
 from .records import read_records
 from .store import Store
+
+if TYPE_CHECKING:
+    from .crypto import FoundKeys, MasterKey
 
 _INDEX = re.compile(r"index(?:-(\d{1,9}))?\.sqlite")
 
@@ -41,8 +45,8 @@ class RepairReport:
     old_index: str  # where it lies now
 
 
-def repair(path: Path, *, actor: str) -> RepairReport:
-    """Make a new index for the store at `path`.
+def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> RepairReport:
+    """Make a new index for the store at `path`, whose master key is needed where it is encrypted.
 
     Other processes wait while it is made. Those that have the old index open are refused at their next commit,
     because it is no longer the index. Killed at any moment, the store has the old index or the new one, whole: the
@@ -55,36 +59,99 @@ def repair(path: Path, *, actor: str) -> RepairReport:
         try:
             marker = read_marker(path)
         except (Corrupted, FileNotFoundError):
-            marker = Marker(os.urandom(16).hex(), _first_index(path))
-        old = path / marker.index
+            marker = None
+        old = path / (marker.index if marker else _first_index(path))
         with _writers_kept_out(old):
             found = salvage(old)
-            new = path / _next_index(path)
-            count, from_packs, corrupted = _rebuild(path, new, marker.store_id, found, actor)
+            store_id = marker.store_id if marker else found.meta.get("store_id") or os.urandom(16).hex()
+            keys = _find_keys(path, store_id, found, master, marker)
+            new = path / _next_index(path, old.name)
+            count, from_packs, corrupted = _rebuild(path, new, store_id, found, keys, actor)
             sync_directory(path)
-            write_marker(path, Marker(marker.store_id, new.name))
+            form = FORMAT_VERSION if keys is None else ENCRYPTED_FORMAT_VERSION
+            write_marker(path, Marker(store_id, new.name, form))
             kept = _put_aside(path, old)
     return RepairReport(count, from_packs, corrupted, found.is_complete, str(kept))
 
 
-def _rebuild(path: Path, new: Path, store_id: str, found: Salvaged, actor: str) -> tuple[int, int, tuple[str, ...]]:
+def _find_keys(
+    path: Path, store_id: str, found: Salvaged, master: MasterKey | None, marker: Marker | None
+) -> FoundKeys | None:
+    """The keys of an encrypted store, as far as its index or the copy beside it has them; None if it is plain."""
+    copies = read_keyrings(path)
+    kept = {name.removeprefix("keyring:"): text for name, text in found.meta.items() if name.startswith("keyring:")}
+    if not copies and not kept and (marker is None or marker.format == FORMAT_VERSION):
+        return None
+    if master is None:
+        raise Validation(
+            "this store is encrypted, and no key was given",
+            hint="give it: --key, $HOLDFAST_KEY or $HOLDFAST_KEY_FILE",
+        )
+    from .crypto import FoundKeys
+
+    keys = FoundKeys(master)
+    for namespace, text in [*kept.items(), *copies.items()]:
+        keys.add(store_id, namespace, text)
+    return keys
+
+
+def _rebuild(
+    path: Path, new: Path, store_id: str, found: Salvaged, keys: FoundKeys | None, actor: str
+) -> tuple[int, int, tuple[str, ...]]:
     """Fill a new index; answers how many checkpoints it has, how many only packs knew, which are damaged."""
     places: dict[str, dict[bytes, Chunk]] = {ns: {c.digest: c for c in rows} for ns, rows in found.chunks.items()}
-    records: dict[str, dict[str, NewCheckpoint]] = {
-        ns: {r.id: r for r in rows} for ns, rows in found.checkpoints.items()
-    }
     blobs = PackBlobs(str(path / PACKS))
     corrupted: list[str] = []
+    count = from_packs = 0
     try:
-        from_packs = _read_packs(blobs, places, records, found.deleted)
-        for namespace in {"default", *records, *found.jobs}:
+        told = _read_packs(blobs, places, keys)
+        for namespace in {"default", *found.checkpoints, *told, *found.jobs, *(keys.namespaces if keys else ())}:
             index = SqliteIndex(str(new), namespace=namespace, store_id=store_id)
-            corrupted += _fill(index, blobs, records.get(namespace, {}), places.get(namespace, {}), actor)
-            index.close()
+            store = Store(index, blobs) if keys is None else _behind_keys(index, blobs, keys, actor)
+            records, lost = _open_rows(store, found.checkpoints.get(namespace, []))
+            for checkpoint_id, record in told.get(namespace, {}).items():
+                if checkpoint_id not in found.deleted and checkpoint_id not in records:  # the index knows better
+                    records[checkpoint_id] = record
+                    from_packs += 1
+            corrupted += [checkpoint_id for checkpoint_id in lost if checkpoint_id not in records]
+            corrupted += _fill(store, records, places.get(namespace, {}), actor)
+            count += len(records)
+            store.index.close()
             put_jobs(new, namespace, found.jobs.get(namespace, []))
     finally:
         blobs.close()
-    return sum(map(len, records.values())), from_packs, tuple(corrupted)
+    return count, from_packs, tuple(corrupted)
+
+
+def _behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: str) -> Store:
+    """The new index behind the keys of its namespace, which are put in first."""
+    from .crypto import Vault, key_id_of
+    from .index.encrypted import EncryptedIndex
+
+    text = keys.keyring_for(index.store_id, index.namespace)
+    if text is None:
+        return Store(index, blobs)  # nothing was ever saved there
+    who = keys.shown_as(index.namespace, actor)
+    index.set_keyring(text, key_id_of(text), replacing=None, actor=who)
+    vault = Vault(keys.master, index.store_id, index.namespace, index.keyring)
+    return Store(EncryptedIndex(index, vault), blobs, vault)
+
+
+def _open_rows(store: Store, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
+    """Records of the old index by ID, and the IDs of those that do not decrypt, which are gone."""
+    if store.vault is None:
+        return {row.id: row for row in rows}, []
+    from .index.encrypted import EncryptedIndex
+
+    assert isinstance(store.index, EncryptedIndex)
+    records: dict[str, NewCheckpoint] = {}
+    lost: list[str] = []
+    for row in rows:
+        try:
+            records[row.id] = store.index.open_record(row)
+        except Corrupted:
+            lost.append(row.id)
+    return records, lost
 
 
 @contextmanager
@@ -125,9 +192,10 @@ def _first_index(path: Path) -> str:
     return found[min(found)] if found else INDEX
 
 
-def _next_index(path: Path) -> str:
-    """A name that no index here has: what a killed repair left is not built upon."""
-    return f"index-{max(_indexes(path), default=1) + 1}.sqlite"
+def _next_index(path: Path, old: str) -> str:
+    """A name that no index here has, nor the one that is lost: what a killed repair left is not built upon."""
+    lost = _INDEX.fullmatch(old)
+    return f"index-{max([*_indexes(path), int(lost[1] or 1) if lost else 1]) + 1}.sqlite"
 
 
 def _put_aside(path: Path, old: Path) -> Path:
@@ -142,50 +210,41 @@ def _put_aside(path: Path, old: Path) -> Path:
 
 
 def _read_packs(
-    blobs: PackBlobs,
-    places: dict[str, dict[bytes, Chunk]],
-    records: dict[str, dict[str, NewCheckpoint]],
-    deleted: set[str],
-) -> int:
-    """Add what the packs say of themselves; the index, where it could be read, knows better."""
+    blobs: PackBlobs, places: dict[str, dict[bytes, Chunk]], keys: FoundKeys | None
+) -> dict[str, dict[str, NewCheckpoint]]:
+    """What the packs say of themselves: places of chunks the index lacks, and records by namespace and ID."""
     sizes = dict(blobs.packs())
     for of_namespace in places.values():
         for digest in [d for d, c in of_namespace.items() if c.pack and c.pack not in sizes]:
             del of_namespace[digest]  # the pack is gone; perhaps another one has the chunk
-    added = 0
+    told: dict[str, dict[str, NewCheckpoint]] = {}
     for pack in sizes:
-        for namespace, record, chunks in read_records(blobs, pack):
+        for namespace, record, chunks in read_records(blobs, pack, keys.unwrap_record if keys else None):
             known = places.setdefault(namespace, {})
             for chunk in chunks:
                 if chunk.pack in sizes:
                     known.setdefault(chunk.digest, chunk)
-            if record.id and record.id not in deleted and record.id not in records.setdefault(namespace, {}):
-                records[namespace][record.id] = record
-                added += 1
-    return added
+            if record.id:
+                told.setdefault(namespace, {}).setdefault(record.id, record)
+    return told
 
 
-def _fill(
-    index: SqliteIndex,
-    blobs: PackBlobs,
-    records: dict[str, NewCheckpoint],
-    places: dict[bytes, Chunk],
-    actor: str,
-) -> list[str]:
+def _fill(store: Store, records: dict[str, NewCheckpoint], places: dict[bytes, Chunk], actor: str) -> list[str]:
     """Commit the records with the chunks they name; those that miss some are kept, marked as corrupted."""
 
     def locate(digests: Sequence[bytes]) -> dict[bytes, Chunk]:
         return {digest: places[digest] for digest in digests if digest in places}
 
-    store = Store(index, blobs)
-    store.reader = ChunkReader(blobs, locate, store.pool)  # the new index does not know the chunks yet
+    # The new index does not know the chunks yet.
+    store.reader = ChunkReader(store.blobs, locate, store.pool, store.vault)
     lost: list[str] = []
     for record in in_order(records.values()):
         chunks, status = chunks_of(store, record, locate)
         if status is CheckpointStatus.CORRUPTED:
             lost.append(record.id)
         parent = record.parent if record.parent in records else None
-        index.commit([replace(record, new_chunks=chunks, reused_chunks=(), parent=parent, status=status)], actor=actor)
+        whole = replace(record, new_chunks=chunks, reused_chunks=(), parent=parent, status=status)
+        store.index.commit([whole], actor=actor)
     return lost
 
 
@@ -217,7 +276,7 @@ def chunks_of(
     if hashlib.sha256(record.manifest).digest() != record.digest:
         return [], CheckpointStatus.CORRUPTED
     try:
-        digests = sorted(set(store.references(record.manifest)))
+        digests = sorted(set(store.chunks(record.manifest)))
     except CheckpointError:
         return [], CheckpointStatus.CORRUPTED
     chunks = list(locate(digests).values())

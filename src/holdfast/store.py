@@ -1,6 +1,6 @@
 """The commit protocol: how a state becomes a durable checkpoint, and comes back verified.
 
-    save   encode → chunk → digest → compress → packs durable → index commit → acknowledge           (I1)
+    save   encode → chunk → digest → compress → (seal) → packs durable → index commit → acknowledge  (I1, I10)
     load   index row → manifest digest → chunks, each verified → decode, data only                   (I2, I7)
 
 Between any two of these steps a crash leaves at most packs that no index row names; gc removes them.
@@ -14,9 +14,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from . import codec
 from .chunks import (
@@ -30,6 +32,7 @@ from .chunks import (
     Target,
     allocate,
     cut_by_content,
+    read_verified,
 )
 from .errors import Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
 from .manifest import (
@@ -42,32 +45,40 @@ from .manifest import (
     root_of,
 )
 from .model import Checkpoint, CheckpointId, new_checkpoint_id, to_datetime
-from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
+from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint
 from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
 from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, add_streams, entries_at, part_of, place, size_of
+
+if TYPE_CHECKING:
+    from .crypto import DataKey, Vault
 
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
 _RECENT_DIGESTS = 65536
 _RECENT_CHUNKS = 4
+_CARRIED_CHUNKS = 64
 _RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
 
 class Store:
-    """An index, blobs, and the order in which they are written. Thread-safe; survives fork."""
+    """An index, blobs, and the order in which they are written. Thread-safe; survives fork.
 
-    def __init__(self, index: Index, blobs: Blobs) -> None:
+    With a vault, the index is one that seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
+    """
+
+    def __init__(self, index: Index, blobs: Blobs, vault: Vault | None = None) -> None:
         self.index = index
         self.blobs = blobs
+        self.vault = vault
         self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
         self._committed: OrderedDict[bytes, None] = OrderedDict()  # chunks of parted trees, as far as remembered
         self._groups: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
-        self.reader = ChunkReader(blobs, index.locate, self.pool)
+        self.reader = ChunkReader(blobs, index.locate, self.pool, vault)
 
     def pool(self) -> ThreadPoolExecutor:
         """Workers for large states; made when first needed."""
@@ -95,12 +106,15 @@ class Store:
         distrusted: frozenset[bytes] = frozenset()
         has_failed = False
         created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
-        checkpoint_id = request.checkpoint_id or new_checkpoint_id(request.step, created_us)
+        checkpoint_id = request.checkpoint_id or self.new_id(request.step, created_us)
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return self._save_once(request, encoded, checkpoint_id, created_us, distrusted, actor)
             except ChunksGone as gone:
                 distrusted = distrusted | frozenset(gone.digests)
+            except KeysChanged:
+                self.refresh_keys()
+                distrusted = frozenset()
             except IdTaken:
                 if request.checkpoint_id:
                     raise Conflict(
@@ -108,7 +122,7 @@ class Store:
                     ) from None
                 if has_failed and (saved := self._same(checkpoint_id, request.job, created_us)) is not None:
                     return saved
-                checkpoint_id = new_checkpoint_id(request.step, created_us)
+                checkpoint_id = self.new_id(request.step, created_us)
             except (NoSpace, ReadOnly):
                 raise
             except StorageError:
@@ -119,6 +133,20 @@ class Store:
             f"job {request.job}: gc kept removing chunks this save wanted to reuse",
             hint="run it again when holdfast gc has ended",
         )
+
+    def new_id(self, step: str, created_us: int) -> CheckpointId:
+        """A new ID, which begins with the step's name unless names are hidden."""
+        return new_checkpoint_id("checkpoint" if self.vault and self.vault.hides_names else step, created_us)
+
+    def refresh_keys(self) -> None:
+        """After KeysChanged: find out what the keys are now."""
+        assert self.vault is not None
+        self.vault.refresh()
+
+    @property
+    def key(self) -> DataKey | None:
+        """The data key for one save, from its first chunk to its commit."""
+        return None if self.vault is None else self.vault.current
 
     def _same(self, checkpoint_id: CheckpointId, job: str, created_us: int) -> Checkpoint | None:
         """The checkpoint of an attempt that was reported as failed after its commit; None if the ID is another's."""
@@ -153,6 +181,7 @@ class Store:
             previous=self._previous_streams(request.job) if size_bytes > CHUNK_BYTES else (),
             distrusted=distrusted,
             size_hint=size_bytes,
+            key=self.key,
         )
         try:
             manifest, packed = self._write_streams(writer, request.job, encoded)
@@ -174,7 +203,7 @@ class Store:
         distrusted: frozenset[bytes],
         actor: str,
     ) -> Checkpoint:
-        writer = ChunkWriter(self.blobs, self.index.locate, self.pool, distrusted=distrusted)
+        writer = ChunkWriter(self.blobs, self.index.locate, self.pool, distrusted=distrusted, key=self.key)
         try:
             packed, named = write_parts(tree, writer, self._committed.__contains__)
             record = new_record(request, checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
@@ -193,16 +222,25 @@ class Store:
 
     def commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
         """Make the chunks durable, then the record that names them (I1)."""
-        written = writer.finish(lambda placed: pack_record(self.index.namespace, record, placed))
+        return self.index.commit((self.finish(writer, record),), actor=actor)[0]
+
+    def finish(self, writer: ChunkWriter, record: NewCheckpoint) -> NewCheckpoint:
+        """Make the chunks of a record durable; the record as it is to be committed."""
+        written = writer.finish(lambda placed: self.describe(record, placed, writer.key))
         self._check_packs(written.reused)
-        record = replace(
+        return replace(
             record,
             stored_bytes=record.stored_bytes + written.stored_bytes,
             has_chunks=True,
             new_chunks=written.new,
             reused_chunks=written.reused,
+            key_id="" if writer.key is None else writer.key.id.hex(),
         )
-        return self.index.commit((record,), actor=actor)[0]
+
+    def describe(self, record: NewCheckpoint, placed: Sequence[Chunk], key: DataKey | None) -> bytes:
+        """What a pack says of a save, sealed where the namespace is."""
+        wrap = None if self.vault is None or key is None else partial(self.vault.wrap_record, key)
+        return pack_record(self.index.namespace, record, placed, wrap)
 
     def _check_packs(self, reused: Sequence[bytes]) -> None:
         """A save must not rest on a pack that somebody removed or cut: its chunks are written again (ChunksGone).
@@ -238,9 +276,12 @@ class Store:
         """Commit a record whose chunks all exist already: a branch or a copy."""
         for _ in range(_MAX_ATTEMPTS):
             try:
-                (checkpoint,) = self.index.commit((record,), actor=actor)
+                with self.under_current_key(record) as current:
+                    (checkpoint,) = self.index.commit((current,), actor=actor)
+            except KeysChanged:
+                self.refresh_keys()
             except IdTaken:
-                record = replace(record, id=new_checkpoint_id(record.step, record.created_us))
+                record = replace(record, id=self.new_id(record.step, record.created_us))
             except ChunksGone as gone:
                 raise NotFound(
                     f"the checkpoint to copy to job {record.job} was deleted meanwhile",
@@ -249,6 +290,35 @@ class Store:
             else:
                 return checkpoint
         raise Conflict(f"no free ID for a checkpoint of job {record.job}", hint="run it again")
+
+    @contextmanager
+    def under_current_key(self, record: NewCheckpoint) -> Iterator[NewCheckpoint]:
+        """The record with its chunks under the names that the current data key gives; what is not there is written.
+
+        That is nothing, unless keys are being changed. Inside the block the record is to be committed.
+        """
+        if self.vault is None:
+            yield record
+            return
+        key = self.vault.current
+        writer = ChunkWriter(self.blobs, self.index.locate, self.pool, key=key)
+        try:
+            digests = list(dict.fromkeys(self.contents(record.manifest)))
+            for start in range(0, len(digests), _CARRIED_CHUNKS):
+                found = self.reader.find(some := digests[start : start + _CARRIED_CHUNKS])
+                for digest in some:
+                    place = found.get(digest)
+                    if place is None or place.digest == key.chunk_id(digest):
+                        writer.reuse(digest)  # if it is gone, the commit says so
+                    else:
+                        writer.add_named({digest: bytes(read_verified(self.blobs, place, self.vault)[1])})
+            plain = replace(record, stored_bytes=len(record.manifest))
+            current = self.finish(writer, plain)
+            yield replace(current, has_chunks=bool(digests))
+        except BaseException:
+            writer.abort()
+            raise
+        writer.release()
 
     def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
         """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""
@@ -300,12 +370,16 @@ class Store:
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The verified manifest of a checkpoint row."""
-        if hashlib.sha256(packed).hexdigest() != checkpoint.digest:
+        if not self.is_intact(checkpoint, packed):
             raise Corrupted(
                 f"the manifest of checkpoint {checkpoint.id} does not match its digest",
                 hint="run holdfast check; restore an earlier checkpoint",
             )
         return self.parse(packed, of=checkpoint.id)
+
+    def is_intact(self, checkpoint: Checkpoint, packed: bytes) -> bool:
+        """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
+        return self.vault is not None or hashlib.sha256(packed).hexdigest() == checkpoint.digest
 
     def tree(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
         if manifest.tree is not None:
@@ -422,6 +496,8 @@ class Store:
             self.index.get(checkpoint_id)
         except NotFound:
             return False
+        except Corrupted:
+            return True  # what is wrong with it, reading it tells
         return True
 
     def _read_groups(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -436,7 +512,24 @@ class Store:
         return found
 
     def references(self, packed: bytes) -> Iterable[bytes]:
-        """Every chunk an index manifest names, those of a spilled manifest included (for gc and copies)."""
+        """Every chunk a manifest names, as the index calls it, those of a spilled manifest included (for gc).
+
+        While keys are changed, by all names it may have.
+        """
+        if self.vault is None:
+            return self.contents(packed)
+        return (name for digest in self.contents(packed) for name in self.vault.chunk_ids(digest))
+
+    def chunks(self, packed: bytes) -> list[bytes]:
+        """The chunks a manifest names, as the index calls them now (for copies and verify)."""
+        if self.vault is None:
+            return list(self.contents(packed))
+        digests = list(dict.fromkeys(self.contents(packed)))
+        found = self.reader.find(digests)
+        return [found[d].digest if d in found else self.vault.current.chunk_id(d) for d in digests]
+
+    def contents(self, packed: bytes) -> Iterator[bytes]:
+        """The digests of what a manifest names."""
         if (parts := parts_of(packed)) is not None:
             yield from references(parts, self._read_groups)
             return

@@ -59,6 +59,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "rebuild": ("care", "Rebuild a lost index from the packs."),
         "migrate": ("care", "Make or upgrade the tables of a store."),
         "gc": ("care", "Give back the space of deleted checkpoints."),
+        "key": ("keys", "Make a key for an encrypted store, or show which."),
+        "rekey": ("keys", "Change the keys of an encrypted store."),
         "doctor": ("doctor", "Say what this machine and store can do."),
     },
     "Start": {
@@ -149,12 +151,17 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-def _remember(store: str | None, namespace: str | None, as_json: bool) -> None:
+def _remember(store: str | None, namespace: str | None, store_key: str | None, as_json: bool) -> None:
     """Checkpoints of any job: saved durably, verified when loaded.
 
     The options below may stand before or after the command.
     """
-    click.get_current_context().obj = {"store": store, "namespace": namespace, "as_json": as_json}
+    click.get_current_context().obj = {
+        "store": store,
+        "namespace": namespace,
+        "store_key": store_key,
+        "as_json": as_json,
+    }
 
 
 cli = Commands(

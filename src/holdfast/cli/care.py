@@ -106,6 +106,7 @@ def migrate_command(session: Session) -> None:
 def _repair(session: Session) -> RepairReport | None:
     """A new index, if the present one cannot be opened or finds something wrong with itself."""
     from holdfast.manager import actor_here
+    from holdfast.opening import find_lock
     from holdfast.repair import repair
 
     try:
@@ -114,7 +115,8 @@ def _repair(session: Session) -> RepairReport | None:
                 return None
     except (Corrupted, NotFound):
         pass  # NotFound: the marker is gone; repair says if there is no store at all
-    return repair(session.directory(), actor=actor_here())
+    lock = find_lock(session.key, None)
+    return repair(session.directory(), actor=actor_here(), master=lock.master if lock else None)
 
 
 def _print_repair(mended: RepairReport) -> None:

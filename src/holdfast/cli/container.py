@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from .session import shared_options
+from .session import pass_on, shared_options
 
 COMMANDS = {
     "checkpoint": ("container_freeze", "Freeze a container into the store."),
@@ -39,16 +39,13 @@ class ContainerCommands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()], col_spacing=4)
 
 
-def _remember(store: str | None, namespace: str | None, as_json: bool) -> None:
+def _remember(store: str | None, namespace: str | None, store_key: str | None, as_json: bool) -> None:
     """Freeze a running container, its processes and its files of one moment, and bring it back, here or elsewhere.
 
     Needs root, runc (alone or below containerd, Docker or podman) and CRIU: holdfast container doctor tells what is
     missing.
     """
-    context = click.get_current_context()
-    above = context.obj or {}
-    given = {"store": store, "namespace": namespace, "as_json": as_json or None}
-    context.obj = {**above, **{name: value for name, value in given.items() if value is not None}}
+    pass_on(store, namespace, store_key, as_json)
 
 
 container_command = ContainerCommands(

@@ -32,6 +32,10 @@ _since_option = click.option(
 _mirror_option = click.option("--delete", "mirror", is_flag=True, help="Delete in the target what the source deleted.")
 _into_option = click.option("--into", metavar="NAME", help="The namespace of the target.  [default: the same]")
 
+_target_key_option = click.option(
+    "--target-key", metavar="KEY", help="The key of the target; none for a plain one.  [default: as --key]"
+)
+
 
 @store_command(
     "copy",
@@ -45,6 +49,7 @@ _into_option = click.option("--into", metavar="NAME", help="The namespace of the
 @_since_option
 @_mirror_option
 @_into_option
+@_target_key_option
 def copy_command(
     session: Session,
     source: str,
@@ -53,6 +58,7 @@ def copy_command(
     since: str | None,
     mirror: bool,
     into: str | None,
+    target_key: str | None,
 ) -> None:
     """Copy the history of JOB to the job NEW, or what one STORE holds to another.
 
@@ -63,9 +69,9 @@ def copy_command(
     if bool(_STORE.match(source)) != bool(_STORE.match(target)):
         raise click.UsageError(f"{source!r} and {target!r} are a job and a store. {_WRITTEN}")
     if _STORE.match(source):
-        _copy_store(session, source, target, job, since, mirror, into)
-    elif job or since or mirror or into:
-        raise click.UsageError("--job, --since, --delete and --into are for copies between stores")
+        _copy_store(session, source, target, job, since, mirror, into, target_key)
+    elif job or since or mirror or into or target_key:
+        raise click.UsageError("--job, --since, --delete, --into and --target-key are for copies between stores")
     else:
         _copy_job(session, source, target)
 
@@ -90,10 +96,20 @@ def _copy_job(session: Session, job: str, new: str) -> None:
 
 
 def _copy_store(
-    session: Session, source: str, target: str, job: str | None, since: str | None, mirror: bool, into: str | None
+    session: Session,
+    source: str,
+    target: str,
+    job: str | None,
+    since: str | None,
+    mirror: bool,
+    into: str | None,
+    target_key: str | None,
 ) -> None:
     moment = _moment(since)
-    with _open(session, source, None) as here, _open(session, target, into or session.namespace) as there:
+    with (
+        _open(session, source, None, session.key) as here,
+        _open(session, target, into or session.namespace, target_key or session.key) as there,
+    ):
         with progress(f"copying to {there.place}", unit="bytes") as report:
             done = here.copy_to(there, job=job, since=moment, mirror=mirror, progress=report)
         place = there.place
@@ -112,6 +128,7 @@ def _copy_store(
 @_since_option
 @_mirror_option
 @_into_option
+@_target_key_option
 def sync_command(
     session: Session,
     source: str,
@@ -121,6 +138,7 @@ def sync_command(
     since: str | None,
     mirror: bool,
     into: str | None,
+    target_key: str | None,
 ) -> None:
     """Bring the second STORE up to the first, as copy does, and with --follow keep it there.
 
@@ -128,13 +146,16 @@ def sync_command(
     Without --delete it keeps what the first one deletes.
     """
     if not follow:
-        _copy_store(session, source, target, job, since, mirror, into)
+        _copy_store(session, source, target, job, since, mirror, into, target_key)
         return
     from threading import Event
 
     moment = _moment(since)
     stop = Event()
-    with _open(session, source, None) as here, _open(session, target, into or session.namespace) as there:
+    with (
+        _open(session, source, None, session.key) as here,
+        _open(session, target, into or session.namespace, target_key or session.key) as there,
+    ):
         place = there.place
 
         def tell(done: CopyReport) -> None:
@@ -147,13 +168,13 @@ def sync_command(
             here.follow_to(there, stop=stop, job=job, since=moment, mirror=mirror, changed=tell, progress=report)
 
 
-def _open(session: Session, url: str, target_namespace: str | None) -> CheckpointManager:
+def _open(session: Session, url: str, target_namespace: str | None, key: str | None) -> CheckpointManager:
     """The source, which must exist, or the target, which is made."""
     from holdfast.manager import CheckpointManager
 
     if target_namespace is None:
-        return CheckpointManager(url, namespace=session.namespace, create=False)
-    return CheckpointManager(url, namespace=target_namespace)
+        return CheckpointManager(url, namespace=session.namespace, create=False, key=key)
+    return CheckpointManager(url, namespace=target_namespace, key=key)
 
 
 def _tell(session: Session, done: CopyReport, place: str) -> None:

@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -209,13 +209,14 @@ def _store(session: Session, where: Path | None) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
     from holdfast.errors import CheckpointError, NotFound
-    from holdfast.ports import FORMAT_VERSION
+    from holdfast.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION
 
     started = time.perf_counter()
     try:
         with session.open() as manager:
             opened_ms = (time.perf_counter() - started) * 1000
             numbers = manager.stats()
+            encryption = manager.encryption
             newest = max((job.updated_at for job in manager.jobs(limit=1000)), default=None)
     except NotFound:
         yield Finding(
@@ -226,7 +227,9 @@ def _store(session: Session, where: Path | None) -> Iterator[Finding]:
         yield Finding("store", "bad", error.message, error.hint)
         return
     content = f"{count_of(numbers['jobs'], 'job')}, {count_of(numbers['checkpoints'], 'checkpoint')}"
-    yield Finding("store", "ok", f"format {FORMAT_VERSION}, {content}, opened in {opened_ms:.0f} ms")
+    form = FORMAT_VERSION if encryption is None else ENCRYPTED_FORMAT_VERSION
+    yield Finding("store", "ok", f"format {form}, {content}, opened in {opened_ms:.0f} ms")
+    yield from _encryption(encryption)
     if where is not None:
         yield from _files(where)
     if newest is not None and newest > datetime.now(UTC):
@@ -236,6 +239,16 @@ def _store(session: Session, where: Path | None) -> Iterator[Finding]:
         )
     else:
         yield Finding("clocks", "ok", f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, after every save")
+
+
+def _encryption(found: Mapping[str, object] | None) -> Iterator[Finding]:
+    if found is None:
+        yield Finding("encryption", "note", "none: whoever can read the files can read the states")
+        return
+    names = "names hidden" if found["encrypts_names"] else "names of jobs and steps readable"
+    yield Finding("encryption", "ok", f"{found['cipher']}, master key {found['master_key']}, {names}")
+    if found["old_data_keys"]:
+        yield Finding("encryption", "warn", "a change of the data key is not finished", "holdfast rekey --rewrite")
 
 
 def _files(where: Path) -> Iterator[Finding]:

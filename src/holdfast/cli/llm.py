@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from .session import Session, emit, shared_options, store_command, to_json, write_all
+from .session import Session, emit, pass_on, shared_options, store_command, to_json, write_all
 from .tables import Column, print_facts, print_table
 from .text import count_of, size
 
@@ -140,20 +140,10 @@ def export_command(session: Session, model: str | None, target: Path | None, for
             place_file(target, write, force=force)
 
 
-def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
-    ctx = click.get_current_context()
-    before = ctx.obj or {}
-    ctx.obj = {
-        "store": store or before.get("store"),
-        "namespace": namespace or before.get("namespace"),
-        "as_json": as_json or bool(before.get("as_json")),
-    }
-
-
 llm_command = click.Group(
     "llm",
     commands=[stats_command, clear_command, export_command],
-    callback=_pass_on,
+    callback=pass_on,
     params=shared_options(),
     help="Answers of models that are kept: what they cost, forgetting them, exporting them.",
     epilog="JSON: holdfast llm COMMAND --help says what each one answers",

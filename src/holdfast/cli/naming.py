@@ -127,7 +127,9 @@ def _completing(ctx: click.Context, ask: Callable[[CheckpointManager], Sequence[
     from .session import Session
 
     given = {**ctx.find_root().params, **{k: v for k, v in ctx.params.items() if v is not None}}
-    session = Session(given.get("store"), given.get("namespace") or "default", as_json=False)
+    session = Session(
+        given.get("store"), given.get("namespace") or "default", as_json=False, key=given.get("store_key")
+    )
     try:
         with session.open() as manager:
             return ask(manager)

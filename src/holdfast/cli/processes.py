@@ -7,7 +7,7 @@ import click
 from holdfast.asjson import checkpoint_json
 
 from .container_freeze import chosen_options, dump_options, print_kept
-from .session import Number, Session, emit, shared_options, store_command
+from .session import Number, Session, emit, pass_on, shared_options, store_command
 from .tables import print_facts
 from .text import safe, size
 
@@ -94,17 +94,10 @@ def list_command(session: Session, key: str, limit: int) -> None:
         click.echo(f"nothing is kept of {safe(key) if key else 'processes'}", err=True)
 
 
-def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
-    context = click.get_current_context()
-    above = context.obj or {}
-    given = {"store": store, "namespace": namespace, "as_json": as_json or None}
-    context.obj = {**above, **{name: value for name, value in given.items() if value is not None}}
-
-
 process_command = click.Group(
     "process",
     commands=[run_command, checkpoint_command, list_command],
-    callback=_pass_on,
+    callback=pass_on,
     params=shared_options(),
     help="Freeze processes without a container, and bring them back. Needs root and CRIU: holdfast container doctor.",
 )

@@ -29,6 +29,7 @@ def run_command(ctx: click.Context, session: Session, target: str, key: str | No
     """
     from holdfast.errors import CheckpointError
 
+    session.export_key()
     pipeline = load_pipeline(target)
     arguments = parse_json_pairs("--arg", args)
     with session.open(create=True) as manager:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from .naming import JobName
-from .session import Number, Session, emit, shared_options, store_command
+from .session import Number, Session, emit, pass_on, shared_options, store_command
 from .tables import Column, print_facts, print_table
 from .text import age, count_of, safe, style
 
@@ -141,6 +141,7 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
     os.chdir(cwd)
     program = shutil.which(argv[0]) or sys.executable
     os.environ.setdefault("HOLDFAST_STORE", store)
+    session.export_key()
     os.execv(program, argv)  # nosec B606 - the same program, by its arguments, without a shell
 
 
@@ -220,20 +221,10 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     return (run.key, status, run.pipeline or "", f"{run.sessions}", age(run.updated_at), note)
 
 
-def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
-    ctx = click.get_current_context()
-    before = ctx.obj or {}
-    ctx.obj = {
-        "store": store or before.get("store"),
-        "namespace": namespace or before.get("namespace"),
-        "as_json": as_json or bool(before.get("as_json")),
-    }
-
-
 runs_command = click.Group(
     "runs",
     commands=[list_command, show_command, resume_command, explain_command, cancel_command, signal_command],
-    callback=_pass_on,
+    callback=pass_on,
     params=shared_options(),
     help="List, show, explain, resume, signal and cancel runs of pipelines.",
     epilog="JSON: holdfast runs COMMAND --help says what each one answers",

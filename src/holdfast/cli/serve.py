@@ -46,6 +46,7 @@ def serve_command(
         place = os.path.abspath(place.removeprefix("file:"))
     if place == "memory:" and workers > 1:
         raise Validation("several workers cannot share a store in memory", hint="use one, or a directory")
+    session.export_key()
     serve(
         Settings(
             store=place,

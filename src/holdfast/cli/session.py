@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -24,18 +25,25 @@ class Session(NamedTuple):
     store: str | None
     namespace: str
     as_json: bool
+    key: str | None = None
 
     def open(self, *, create: bool = False) -> CheckpointManager:
         """The store. Only commands that save may create one; for others a missing store is NotFound."""
         from holdfast.manager import CheckpointManager
 
-        return CheckpointManager(self.store, namespace=self.namespace, create=create)
+        return CheckpointManager(self.store, namespace=self.namespace, create=create, key=self.key)
 
     @property
     def url(self) -> str:
         from holdfast.manager import default_url
 
         return self.store or default_url()
+
+    def export_key(self) -> None:
+        """For code that opens the store by itself, here and in processes started from here."""
+        if self.key is not None:
+            os.environ["HOLDFAST_KEY"] = self.key
+            os.environ.pop("HOLDFAST_KEY_FILE", None)
 
     def directory(self) -> Path:
         """Where the embedded store is, whether it exists or not."""
@@ -92,12 +100,13 @@ def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Cal
     def decorate(function: Callable[..., None]) -> click.Command:
         own: list[click.Parameter] = function.__dict__.pop("__click_params__", [])  # the last decorator comes first
 
-        def call(store: str | None, namespace: str | None, as_json: bool, **rest: Any) -> None:
+        def call(store: str | None, namespace: str | None, store_key: str | None, as_json: bool, **rest: Any) -> None:
             given = click.get_current_context().obj or {}  # the same options before the command
             session = Session(
                 store=store or given.get("store"),
                 namespace=namespace or given.get("namespace") or "default",
                 as_json=as_json or bool(given.get("as_json")),
+                key=store_key or given.get("store_key"),
             )
             function(session, **rest)
 
@@ -112,8 +121,25 @@ def shared_options() -> list[click.Parameter]:
     return [
         click.Option(["--store"], metavar="DIR", help="The store.  [default: $HOLDFAST_STORE, else ./.holdfast]"),
         click.Option(["--namespace"], metavar="NAME", help="The tenant whose jobs are meant.  [default: default]"),
+        click.Option(
+            ["--key", "store_key"],
+            metavar="KEY",
+            help="Of an encrypted store: file:PATH or command:PROGRAM.  [default: $HOLDFAST_KEY, $HOLDFAST_KEY_FILE]",
+        ),
         click.Option(["--json", "as_json"], is_flag=True, help="Answer with one JSON document."),
     ]
+
+
+def pass_on(store: str | None, namespace: str | None, store_key: str | None, as_json: bool) -> None:
+    """The callback of a group: the shared options, which may stand before its commands too."""
+    ctx = click.get_current_context()
+    before = ctx.obj or {}
+    ctx.obj = {
+        "store": store or before.get("store"),
+        "namespace": namespace or before.get("namespace"),
+        "store_key": store_key or before.get("store_key"),
+        "as_json": as_json or bool(before.get("as_json")),
+    }
 
 
 class Number(click.ParamType[int]):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .session import Session, emit, shared_options, store_command
+from .session import Session, emit, pass_on, shared_options, store_command
 from .tables import Column, print_table
 from .text import age, safe, style
 
@@ -78,24 +78,14 @@ def _tokens(session: Session, *, create: bool = False) -> Iterator[Tokens]:
     from holdfast.manager import CheckpointManager
     from holdfast.server.tokens import ACCESS, Tokens
 
-    with CheckpointManager(session.store, namespace=ACCESS, create=create) as manager:
+    with CheckpointManager(session.store, namespace=ACCESS, create=create, key=session.key) as manager:
         yield Tokens(manager)
-
-
-def _pass_on(store: str | None, namespace: str | None, as_json: bool) -> None:
-    ctx = click.get_current_context()
-    before = ctx.obj or {}
-    ctx.obj = {
-        "store": store or before.get("store"),
-        "namespace": namespace or before.get("namespace"),
-        "as_json": as_json or bool(before.get("as_json")),
-    }
 
 
 token_command = click.Group(
     "token",
     commands=[create_command, list_command, revoke_command],
-    callback=_pass_on,
+    callback=pass_on,
     params=shared_options(),
     help="Make, list and revoke the tokens of the service.",
     epilog="JSON: holdfast token COMMAND --help says what each one answers",

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from holdfast.errors import Corrupted, NoSpace, ReadOnly, StorageError, UnsupportedFormat, Validation
+from holdfast.ports import ENCRYPTED_FORMAT_VERSION
 
 APPLICATION_ID = 0x486F6C64  # "Hold"
 
@@ -45,14 +46,14 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
     """Bring the schema to the newest version, in one transaction; refuse a newer one and foreign databases (I8)."""
     steps = migrations()
     newest = steps[-1][0]
-    if _version(connection, path) == newest:
+    if _version(connection, path) in (newest, ENCRYPTED_FORMAT_VERSION):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
         have = _version(connection, path)  # another process may have been faster
-        if have > newest:
+        if have > (known := max(newest, ENCRYPTED_FORMAT_VERSION)):
             raise UnsupportedFormat(
-                f"{path} has index format {have}, this Holdfast knows up to {newest}",
+                f"{path} has index format {have}, this Holdfast knows up to {known}",
                 hint="upgrade Holdfast (pip install -U holdfast)",
             )
         for version, text in steps:
@@ -68,6 +69,20 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def is_encrypted(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == ENCRYPTED_FORMAT_VERSION)
+
+
+def mark_encrypted(connection: sqlite3.Connection) -> None:
+    """In a transaction: say the format that a Holdfast without encryption refuses (I8). The schema is the same."""
+    connection.execute(f"PRAGMA user_version={ENCRYPTED_FORMAT_VERSION}")
+
+
+def overwrite_deleted(connection: sqlite3.Connection) -> None:
+    """What is deleted or replaced is overwritten: after a change of keys nothing under the old ones stays (I10)."""
+    connection.execute("PRAGMA secure_delete=ON")
 
 
 def _version(connection: sqlite3.Connection, path: str) -> int:

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from holdfast.errors import CheckpointError, Corrupted, storage_error
 from holdfast.model import Checkpoint
+from holdfast.ports import References
 
 from .database import connect, migrate
 from .journal import Journal, sync_folder, write_file
@@ -118,7 +119,7 @@ class FilesIndex(SqliteIndex):
         if is_new:
             self._publish()
         self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
-        self._writes = Writes(db, self._ns)
+        self._writes = Writes(db, self._ns, self.namespace)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -171,20 +172,20 @@ class FilesIndex(SqliteIndex):
         self._journal.replace(payload)
         db.execute("DELETE FROM temp.change")
 
-    def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+    def sweep(self, references: References) -> tuple[int, int]:
         """Marks beside writers, in memory; then one write looks at what was saved meanwhile, and deletes (I3)."""
         self._check_open()
         seen = self._one("SELECT coalesce(max(id), 0) FROM event")[0]
-        marked = {digest for _, _, manifest in self.manifests() for digest in references(manifest)}
+        marked = {digest for _, found, manifest in self.manifests() for digest in references(found.id, manifest)}
 
         def delete() -> tuple[int, int]:
             db = self._connection
-            for (manifest,) in db.execute(
-                "SELECT manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
+            for checkpoint_id, manifest in db.execute(
+                "SELECT checkpoint.id, manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
                 "WHERE event.id > ? AND action = 'save' AND ns_no = ? AND has_chunks",
                 (seen, self._ns),
             ).fetchall():
-                marked.update(references(manifest))
+                marked.update(references(checkpoint_id, manifest))
             chunks = db.execute("SELECT digest, stored_bytes FROM chunk WHERE ns_no = ?", (self._ns,)).fetchall()
             gone = [(digest, size) for digest, size in chunks if digest not in marked]
             db.executemany("DELETE FROM chunk WHERE ns_no = ? AND digest = ?", [(self._ns, d) for d, _ in gone])

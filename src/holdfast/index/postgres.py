@@ -27,9 +27,11 @@ from holdfast.ports import (
     Events,
     IdTaken,
     Jobs,
+    KeysChanged,
     NewCheckpoint,
     PackUse,
     Problems,
+    References,
 )
 from holdfast.postgresql import Connection, Server, typed
 
@@ -44,7 +46,7 @@ T = TypeVar("T")
 PAGE = 256  # rows a long walk reads at once
 _LOOK_EVERY_S = 1.0  # for events that nobody told us of
 BATCH = 1000  # keys or digests in one statement
-REFUSALS = (CheckpointError, ChunksGone, IdTaken)  # raised before anything is changed
+REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before anything is changed
 _LOST_ANSWERS = 3  # in a row, until a save gives up
 
 _CHECKPOINT = ", ".join(f'c."{name.strip()}"' for name in CHECKPOINT.split(","))
@@ -78,6 +80,7 @@ class PostgresIndex:
             found = self._number()
         assert found is not None
         self._ns: int = found
+        self.is_encrypted = server.is_encrypted()
         survive_forks(self)
 
     def _number(self) -> int | None:
@@ -398,11 +401,11 @@ class PostgresIndex:
                 yield row[0], checkpoint_of(row[16], row), row[15]
             after = rows[-1][0]
 
-    def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+    def sweep(self, references: References) -> tuple[int, int]:
         """Marks go to a temporary table. Writers go on while it fills; the end of the transaction locks them out."""
         return self._server.run(lambda db: self._sweep(db, references))
 
-    def _sweep(self, db: Connection, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+    def _sweep(self, db: Connection, references: References) -> tuple[int, int]:
         with db.transaction():
             # For this transaction alone, which is all that pgbouncer grants.
             db.execute("CREATE TEMP TABLE mark (digest bytea PRIMARY KEY) ON COMMIT DROP")
@@ -415,17 +418,17 @@ class PostgresIndex:
                 return db.execute(sql, parameters, binary=True).fetchall()
 
             seen = fetch("SELECT last_event FROM holdfast.namespace WHERE no = %s", self._ns)[0][0]
-            for _, _, manifest in self._walk(fetch):
-                mark(references(manifest))
+            for _, checkpoint, manifest in self._walk(fetch):
+                mark(references(checkpoint.id, manifest))
             # From here on nobody commits in this namespace: a save has come before, and its references are found
             # through its event, or it comes after, and hears that chunks are gone (I3).
             db.execute("SELECT 1 FROM holdfast.namespace WHERE no = %s FOR UPDATE", (self._ns,))
-            for (manifest,) in fetch(
-                "SELECT manifest FROM holdfast.event e JOIN holdfast.checkpoint c ON c.id = e.checkpoint "
-                "WHERE e.ns_no = %s AND e.id > %s AND action = 'save' AND has_chunks",
+            for checkpoint_id, manifest in fetch(
+                "SELECT c.id, manifest FROM holdfast.event e JOIN holdfast.checkpoint c ON c.id = e.checkpoint "
+                "WHERE e.ns_no = %s AND e.id > %s AND action IN ('save', 'reseal') AND has_chunks",
                 self._ns, seen,
             ):  # fmt: skip
-                mark(references(manifest))
+                mark(references(checkpoint_id, manifest))
             ((count, size),) = fetch(
                 "WITH gone AS (DELETE FROM holdfast.chunk WHERE ns_no = %s AND NOT EXISTS "
                 "(SELECT 1 FROM pg_temp.mark WHERE mark.digest = chunk.digest) RETURNING stored_bytes) "
@@ -476,6 +479,23 @@ class PostgresIndex:
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self._write_again(lambda writes: writes.relocate(chunks, from_pack))
+
+    # Keys
+
+    def keyring(self) -> str | None:
+        row = self._one("SELECT value FROM holdfast.meta WHERE key = %s", f"keyring:{self.namespace}")
+        return None if row is None else row[0]
+
+    def set_keyring(self, keyring: str, key_id: str, *, replacing: str | None, actor: str) -> bool:
+        try:
+            is_done = self._write(lambda writes: writes.set_keyring(keyring, key_id, replacing, actor))
+        except _AnswerLost:
+            is_done = self.keyring() == keyring
+        self.is_encrypted = self.is_encrypted or is_done
+        return is_done
+
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
+        return self._write_again(lambda writes: writes.reseal(record, replacing, actor))
 
     def totals(self) -> Mapping[str, int]:
         of_jobs = self._one(

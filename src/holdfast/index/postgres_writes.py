@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease
-from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
+from holdfast.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 from holdfast.postgresql import CHANNEL, Connection
 
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
-from .writes import chain_of, held, lost, missing, now_us
+from .writes import chain_of, held, holds_plain, lost, missing, now_us, plain_refused
 
 _MAX_JOBS = 10_000
 _COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
@@ -33,6 +34,7 @@ class Known:
     def __init__(self) -> None:
         self.head: tuple[int, bytes] | None = None
         self.jobs: dict[str, tuple[int, int]] = {}  # number, last_seq
+        self.key_id: str | None = None  # of the current data key, where there is one
 
 
 class PostgresWrites:
@@ -54,6 +56,7 @@ class PostgresWrites:
         self._head: tuple[int, bytes] = (head[0], head[1])
         if is_careful or known.head != self._head or len(known.jobs) > _MAX_JOBS:
             known.jobs.clear()
+            known.key_id = None
         known.head = None  # until this transaction has committed
 
     def _one(self, sql: str, *parameters: object) -> Row | None:
@@ -104,7 +107,7 @@ class PostgresWrites:
         self._do("SAVEPOINT several")
         try:
             return [self._insert(record, actor) for record in records]
-        except (Conflict, NotFound, ChunksGone, IdTaken):
+        except (Conflict, NotFound, ChunksGone, IdTaken, KeysChanged):
             self._do("ROLLBACK TO several")
             self._head = head
             self._known.jobs.clear()
@@ -119,6 +122,8 @@ class PostgresWrites:
         if twin is not None:
             return self._landed(new, twin)
         ends_lease = _check_lease(new, job[2:] if job else None)
+        if new.key_id or job is None or not job[1]:
+            self._check_key(new)
         self._check_references(new)
         packs = self._name_packs(new.new_chunks)
         created_us = new.created_us
@@ -166,6 +171,67 @@ class PostgresWrites:
         if job is None or job[2] is None:
             self._known.jobs[new.job] = (job_no, max(seq, job[1] if job else 0))
         return checkpoint_of(new.job, fields)
+
+    def _check_key(self, new: NewCheckpoint) -> None:
+        """Refuse what is sealed under an old key, and what is plain in an encrypted store (I10).
+
+        The latter is asked when a job gets its first checkpoint: a store becomes encrypted only while it has no job.
+        """
+        if not new.key_id:
+            if self._is_encrypted():
+                raise plain_refused(self._namespace)
+            return
+        if self._known.key_id is None:
+            found = self._one("SELECT value FROM holdfast.meta WHERE key = %s", f"key:{self._namespace}")
+            self._known.key_id = found[0] if found else None
+        if self._known.key_id != new.key_id:
+            raise KeysChanged
+
+    def _is_encrypted(self) -> bool:
+        # FOR SHARE: until this transaction ends nobody makes the store an encrypted one.
+        found = self._one("SELECT value FROM holdfast.meta WHERE key = 'format' FOR SHARE")
+        return found is not None and found[0] == str(ENCRYPTED_FORMAT_VERSION)
+
+    def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
+        found = self._find(new.id)
+        if found is not None and found[9] == new.digest:
+            return True  # the answer to an earlier try was lost
+        if found is None or found[9] != replacing:
+            return False
+        self._check_key(new)
+        self._check_references(replace(new, parent=None))
+        self._insert_chunks(new.new_chunks, self._name_packs(new.new_chunks))
+        self._do(
+            "UPDATE holdfast.checkpoint SET digest = %s, metadata = %s, manifest = %s, stored_bytes = %s "
+            'WHERE "row" = %s',
+            new.digest, new.metadata_json, new.manifest, new.stored_bytes, found[0],
+        )  # fmt: skip
+        self._do(
+            "UPDATE holdfast.job SET stored_bytes = stored_bytes + %s WHERE no = %s",
+            new.stored_bytes - found[8], found[0] >> SEQ_BITS,
+        )  # fmt: skip
+        self.event("reseal", actor, found[15], new.id)
+        return True
+
+    def set_keyring(self, keyring: str, key_id: str, replacing: str | None, actor: str) -> bool:
+        # Its lock keeps namespaces apart that would both be the first, and plain saves out meanwhile.
+        form = self._one("SELECT value FROM holdfast.meta WHERE key = 'format' FOR UPDATE")
+        assert form is not None
+        found = self._one("SELECT value FROM holdfast.meta WHERE key = %s", f"keyring:{self._namespace}")
+        if (found[0] if found else None) != replacing:
+            return False
+        if form[0] != str(ENCRYPTED_FORMAT_VERSION):
+            if self._one("SELECT 1 FROM holdfast.job LIMIT 1"):
+                raise holds_plain()
+            self._do("UPDATE holdfast.meta SET value = %s WHERE key = 'format'", str(ENCRYPTED_FORMAT_VERSION))
+        for name, value in ((f"keyring:{self._namespace}", keyring), (f"key:{self._namespace}", key_id)):
+            self._do(
+                "INSERT INTO holdfast.meta VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                name, value,
+            )  # fmt: skip
+        self._known.key_id = None
+        self.event("key", actor, detail=json.dumps({"key": key_id}))
+        return True
 
     def _job(self, name: str) -> Row | None:
         return self._one(

@@ -41,6 +41,7 @@ class Salvaged:
     chunks: dict[str, list[Chunk]] = field(default_factory=dict)
     jobs: dict[str, list[SalvagedJob]] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)  # IDs whose deletion is in the event log
+    meta: dict[str, str] = field(default_factory=dict)  # what the store says of itself, keyrings among it
     is_complete: bool = True  # every row could be read
 
 
@@ -52,6 +53,7 @@ def salvage(path: Path) -> Salvaged:
             found.is_complete = False
             return found
         namespaces = {row[0]: row[1] for row in _rows(db, found, "namespace", "no, name", "no")}
+        found.meta = dict(_rows(db, found, "meta", "key, value", "key"))
         tokens = {row[0]: row[1] for row in _rows(db, found, "lease", "job_no, token", "job_no")}
         keys = {row[2]: row[3:] for row in _rows(db, found, "idempotency", f"{_KEY}, row, key, request_digest", _KEY)}
         jobs: dict[int, tuple[str, str]] = {}

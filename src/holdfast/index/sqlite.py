@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -27,13 +27,24 @@ from holdfast.ports import (
     Events,
     IdTaken,
     Jobs,
+    KeysChanged,
     NewCheckpoint,
     PackUse,
     Problems,
+    References,
 )
 
 from .connections import FORK_WAIT_S, Pool, survive_forks
-from .database import TRANSLATED, connect, migrate, refuse_full_small_blocks, translated, typed
+from .database import (
+    TRANSLATED,
+    connect,
+    is_encrypted,
+    migrate,
+    overwrite_deleted,
+    refuse_full_small_blocks,
+    translated,
+    typed,
+)
 from .groupcommit import GroupCommit, Waiting
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sweeping import audit, integrity_problems, sweep
@@ -43,7 +54,7 @@ T = TypeVar("T")
 
 PAGE = 256  # rows a long walk reads at once
 _LOOK_EVERY_S = 0.1  # for events of other processes
-REFUSALS = (CheckpointError, ChunksGone, IdTaken)  # raised before anything is changed
+REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before anything is changed
 
 
 class SqliteIndex:
@@ -85,10 +96,13 @@ class SqliteIndex:
                 raise Corrupted(f"{self._name} has lost the ID of its store", hint="run holdfast check --repair")
             self.store_id: str = found[0]
             self._ns = self._namespace_no()
+            self.is_encrypted = is_encrypted(db)
+            if self.is_encrypted:
+                overwrite_deleted(db)
         except BaseException:
             db.close()
             raise
-        self._writes = Writes(db, self._ns)
+        self._writes = Writes(db, self._ns, self.namespace)
 
     def _move_log_on(self) -> bool:
         """Move what the WAL holds into the database proper; answers whether all of it went.
@@ -273,7 +287,10 @@ class SqliteIndex:
         assert self._path is not None
         _refuse_after_fork(self._path)
         self._check_identity()
-        return connect(self._path, self._busy_timeout_s, create=False)
+        connection = connect(self._path, self._busy_timeout_s, create=False)
+        if self.is_encrypted:
+            overwrite_deleted(connection)
+        return connection
 
     def _one(self, sql: str, *parameters: object) -> Any:
         with self._reading() as db:
@@ -489,7 +506,7 @@ class SqliteIndex:
                 return
             after = rows[-1][0]
 
-    def sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+    def sweep(self, references: References) -> tuple[int, int]:
         self._check_open()
         with translated(self._name):
             if self._path is None:
@@ -505,7 +522,7 @@ class SqliteIndex:
                         raise
                 return self._sweep(references)  # in the space that the log has given back
 
-    def _sweep(self, references: Callable[[bytes], Iterable[bytes]]) -> tuple[int, int]:
+    def _sweep(self, references: References) -> tuple[int, int]:
         for is_last in (False, False, True):
             with self._reading() as connection:
                 # On its own connection: a fork waits for it to come back, and would keep others from being lent.
@@ -542,6 +559,20 @@ class SqliteIndex:
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self._write(partial(self._writes.relocate, chunks, from_pack))
+
+    # Keys
+
+    def keyring(self) -> str | None:
+        row = self._one("SELECT value FROM meta WHERE key = ?", f"keyring:{self.namespace}")
+        return None if row is None else row[0]
+
+    def set_keyring(self, keyring: str, key_id: str, *, replacing: str | None, actor: str) -> bool:
+        is_done = self._write(partial(self._writes.set_keyring, keyring, key_id, replacing, actor))
+        self.is_encrypted = self.is_encrypted or is_done
+        return is_done
+
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
+        return self._write(partial(self._writes.reseal, record, replacing, actor))
 
     def totals(self) -> Mapping[str, int]:
         of_jobs = self._one(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from holdfast.model import Checkpoint
-from holdfast.ports import EventChain
+from holdfast.ports import EventChain, References
 
 from .rows import SEQ_BITS
 from .writes import chain_of
@@ -21,7 +21,7 @@ def sweep(
     db: sqlite3.Connection,
     ns_no: int,
     manifests: Manifests,
-    references: Callable[[bytes], Iterable[bytes]],
+    references: References,
     should_stop: Callable[[], bool],
 ) -> tuple[int, int] | None:
     """Delete the chunk rows that no manifest names (I3); None if it was told to stop before.
@@ -33,10 +33,10 @@ def sweep(
     db.execute("CREATE TEMP TABLE mark (digest BLOB PRIMARY KEY) WITHOUT ROWID")
     try:
         seen = db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
-        for _, _, manifest in manifests():
+        for _, checkpoint, manifest in manifests():
             if should_stop():
                 return None
-            _mark(db, references(manifest))
+            _mark(db, references(checkpoint.id, manifest))
         db.execute(
             "CREATE TEMP TABLE unnamed AS SELECT digest FROM chunk WHERE ns_no = ? AND digest NOT IN temp.mark",
             (ns_no,),
@@ -76,15 +76,15 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _mark_late(db: sqlite3.Connection, ns_no: int, seen: int, references: Callable[[bytes], Iterable[bytes]]) -> int:
+def _mark_late(db: sqlite3.Connection, ns_no: int, seen: int, references: References) -> int:
     """Mark what was committed since event `seen`; answers the newest event."""
     late = db.execute(
-        "SELECT manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
-        "WHERE event.id > ? AND action = 'save' AND ns_no = ? AND has_chunks",
+        "SELECT checkpoint.id, manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
+        "WHERE event.id > ? AND action IN ('save', 'reseal') AND ns_no = ? AND has_chunks",
         (seen, ns_no),
     )
-    for (manifest,) in late.fetchall():
-        _mark(db, references(manifest))
+    for checkpoint_id, manifest in late.fetchall():
+        _mark(db, references(checkpoint_id, manifest))
     return int(db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0])
 
 

@@ -11,13 +11,15 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import ormsgpack
 
 from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound, Validation
 from holdfast.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
-from holdfast.ports import Chunk, ChunksGone, IdTaken, NewCheckpoint
+from holdfast.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 
+from .database import is_encrypted, mark_encrypted, overwrite_deleted
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 
 BATCH = 500  # parameters in one statement
@@ -41,9 +43,10 @@ def boot_clock() -> tuple[str, float]:
 class Writes:
     """The write operations of one namespace on one connection."""
 
-    def __init__(self, connection: sqlite3.Connection, ns_no: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, ns_no: int, namespace: str) -> None:
         self._db = connection
         self._ns = ns_no
+        self._namespace = namespace
         self.forget()
 
     def forget(self) -> None:
@@ -51,6 +54,7 @@ class Writes:
         self._data_version: int | None = None
         self._head: tuple[int, bytes] | None = None  # number and chain of the newest event
         self._jobs: dict[str, Row] = {}  # number, last_seq, and the columns of the lease
+        self._key_id: str | None = None  # of the current data key; "" where there is none
 
     def use(self, connection: sqlite3.Connection) -> None:
         self._db = connection
@@ -115,6 +119,8 @@ class Writes:
         if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
             return first  # also to somebody who has lost the lease since: it was saved when they had it
         ends_lease = self._check_lease(new, job[2:] if job else None)
+        if new.key_id or job is None or not job[1]:
+            self._check_key(new)
         self._check_references(new)
         created_us = new.created_us
         if job is None:
@@ -172,6 +178,19 @@ class Writes:
             new.size_bytes, new.stored_bytes, new.digest.hex(), new.codec, new.schema_version, new.tags,
             new.is_pinned, json.loads(metadata) if metadata else {},
         )  # fmt: skip
+
+    def _check_key(self, new: NewCheckpoint) -> None:
+        """Refuse what is sealed under an old key, and what is plain in an encrypted store (I10).
+
+        The latter is asked when a job gets its first checkpoint: a store becomes encrypted only while it has no job.
+        """
+        if self._key_id is None:
+            found = self._db.execute("SELECT value FROM meta WHERE key = ?", (f"key:{self._namespace}",)).fetchone()
+            self._key_id = found[0] if found else ""
+        if new.key_id and new.key_id != self._key_id:
+            raise KeysChanged
+        if not new.key_id and (self._key_id or is_encrypted(self._db)):
+            raise plain_refused(self._namespace)
 
     def _check_lease(self, new: NewCheckpoint, lease: tuple[int, str, str, float, int] | None) -> bool:
         """Refuse a write without the right to it (I5); answers whether it ends an expired lease."""
@@ -254,6 +273,40 @@ class Writes:
             )
             self.event("delete", actor, job, row[1])
         return [row[1] for row in found]
+
+    def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
+        found = self._find(new.id)
+        if found is None or found[9] != replacing:
+            return False
+        self._check_key(new)
+        self._check_references(replace(new, parent=None))
+        self._insert_chunks(new.new_chunks)
+        self._db.execute(
+            "UPDATE checkpoint SET digest = ?, metadata = ?, manifest = ?, stored_bytes = ? WHERE row = ?",
+            (new.digest, new.metadata_json, new.manifest, new.stored_bytes, found[0]),
+        )
+        self._db.execute(
+            "UPDATE job SET stored_bytes = stored_bytes + ? WHERE no = ?",
+            (new.stored_bytes - found[8], found[0] >> SEQ_BITS),
+        )
+        self.event("reseal", actor, found[15], new.id)
+        return True
+
+    def set_keyring(self, keyring: str, key_id: str, replacing: str | None, actor: str) -> bool:
+        db, name = self._db, f"keyring:{self._namespace}"
+        found = db.execute("SELECT value FROM meta WHERE key = ?", (name,)).fetchone()
+        if (found[0] if found else None) != replacing:
+            return False
+        if not is_encrypted(db):
+            if db.execute("SELECT 1 FROM job LIMIT 1").fetchone():
+                raise holds_plain()
+            mark_encrypted(db)
+            overwrite_deleted(db)
+        rows = [(name, keyring), (f"key:{self._namespace}", key_id)]
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+        self._key_id = None
+        self.event("key", actor, detail=json.dumps({"key": key_id}))
+        return True
 
     def _find(self, checkpoint_id: str) -> Row | None:
         found: Row | None = self._db.execute(
@@ -408,6 +461,21 @@ def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Seque
 
 def missing(checkpoint_id: str) -> NotFound:
     return NotFound(f"checkpoint {checkpoint_id} not found", hint="holdfast list JOB shows what exists")
+
+
+def plain_refused(namespace: str) -> Conflict:
+    return Conflict(
+        f"namespace {namespace} belongs to an encrypted store, and this save is not encrypted",
+        hint="open the store again, with its key",
+    )
+
+
+def holds_plain() -> Conflict:
+    return Conflict(
+        "this store holds data that is not encrypted, and a key was given",
+        hint="copy it into a new encrypted store: holdfast copy OLD NEW --key none --target-key KEY; or leave the key "
+        "away (key=, --key, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE)",
+    )
 
 
 def held(job: str, token: int, holder: str, left_s: float) -> LeaseHeld:

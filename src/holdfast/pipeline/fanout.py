@@ -169,6 +169,7 @@ class Map:
             token=run.token,
             store=_reachable(run.store.url),
             namespace=run.store.namespace,
+            key=run.store.key_source,
             lease=run.lease,
             path=path,
             tag=map_key(path, version),

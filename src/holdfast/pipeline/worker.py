@@ -61,6 +61,7 @@ class Spec:
     timeout_s: float | None  # enforced here; None where the pool does it
     stops_at_failure: bool
     wants_results: bool
+    key: bytes | str | None = field(default=None, repr=False)  # of the store, as it was given; None: the environment's
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     """Run the items one after another; what is in the outcome is durable."""
     began = time.monotonic()
     run = local_runs.get(spec.token)
-    store = run.store if run is not None else _open(spec.store, spec.namespace)
+    store = run.store if run is not None else _open(spec)
     outcome = Outcome()
     batch = Batch(store, spec, outcome)
     with nullcontext() if run is not None else _on_account(spec.lease.job, show(spec.path)):
@@ -130,7 +131,7 @@ def work_unfinished(spec: Spec, items: list[Item], after: int) -> Outcome:
     `after` is how far the run had read its records when it sent the items.
     """
     run = local_runs.get(spec.token)
-    store = run.store if run is not None else _open(spec.store, spec.namespace)
+    store = run.store if run is not None else _open(spec)
     durable = {digest for _, digests in read_keys(store, spec, after) for digest in digests}
     outcome = work(spec, [item for item in items if item.digest not in durable])
     outcome.done += [item.number for item in items if item.digest in durable]
@@ -301,13 +302,14 @@ def _no_buffers(number: int) -> bytes:
     raise CheckpointError(f"a result without buffers refers to buffer {number}")
 
 
-def _open(url: str, namespace: str) -> CheckpointManager:
+def _open(spec: Spec) -> CheckpointManager:
     """The store of a run in another process; opened once."""
+    url, namespace = spec.store, spec.namespace
     if url == "memory:":
         raise Conflict(
             "a store in memory cannot be written by other processes", hint='use executor="thread", or a directory'
         )
     key = (os.getpid(), url, namespace)
     if key not in _stores:
-        _stores[key] = CheckpointManager(url, namespace=namespace, create=False)
+        _stores[key] = CheckpointManager(url, namespace=namespace, create=False, key=spec.key)
     return _stores[key]

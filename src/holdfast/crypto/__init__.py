@@ -1,0 +1,35 @@
+"""Encryption at rest (I10): a master key, which never touches the store, wraps the keys of each namespace.
+
+master key    32 bytes the user keeps: `masters`
+keyring       what the index holds for a namespace: its keys, sealed under the master key: `keyrings`
+data key      encrypts states and metadata; names chunks. `rekey --rewrite` makes a new one: `sealing`
+name key      encrypts what must be found again by equality: tags, idempotency keys, names: `sealing`
+vault         the open keyring of a namespace, as the store uses it: `vaults`
+"""
+
+from __future__ import annotations
+
+from .found import FoundKeys
+from .keyrings import Keyring, key_id_of, new_keyring, open_keyring, seal_keyring
+from .masters import MasterKey, find_master, new_master_text, parse_master
+from .sealing import OVERHEAD_BYTES, DataKey, NameKey, is_envelope
+from .vaults import Vault, parse_wrapped
+
+__all__ = [
+    "OVERHEAD_BYTES",
+    "DataKey",
+    "FoundKeys",
+    "Keyring",
+    "MasterKey",
+    "NameKey",
+    "Vault",
+    "find_master",
+    "is_envelope",
+    "key_id_of",
+    "new_keyring",
+    "new_master_text",
+    "open_keyring",
+    "parse_master",
+    "parse_wrapped",
+    "seal_keyring",
+]

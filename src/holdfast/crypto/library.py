@@ -1,0 +1,20 @@
+"""The parts of `cryptography` that are used, imported when a store is opened with a key."""
+
+from __future__ import annotations
+
+from holdfast.errors import Validation
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
+
+    _is_new_enough = hasattr(AESGCM, "encrypt_into")
+except ModuleNotFoundError:
+    _is_new_enough = False
+
+if not _is_new_enough:
+    raise Validation(
+        "encryption needs the package cryptography, version 50 or newer", hint="pip install 'holdfast[encryption]'"
+    )
+
+__all__ = ["AESGCM", "AESSIV", "InvalidTag"]

@@ -1,0 +1,141 @@
+"""Sealing and opening bytes, and naming what is sealed.
+
+An envelope is what sealed bytes look like (docs/format.md):
+
+    0xE1 [1]   ID of the data key [8]   salt [12]   nonce [12]   AES-256-GCM: ciphertext, tag [16]
+
+Salt and nonce are 24 random bytes, new for each envelope. The AES key is HMAC-SHA-256(data key, what it is bound to ‖
+salt). Two envelopes have key and nonce in common only if they are bound to the same thing and their 192 random bits
+are the same: for n envelopes under one data key that chance is below n² / 2^193, so 2^64 of them stay below 2^-64.
+Random 96-bit nonces under one key alone would allow 2^32, which a busy store writes in days.
+
+Each envelope is bound to store, namespace, kind and ID, as associated data and in the key: moved anywhere else, it does
+not open (I10). AES-GCM does not bind the key itself; that is what the key's ID in the envelope and the sealed keyring
+are for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+import struct
+from functools import cached_property
+
+from holdfast.errors import Corrupted
+from holdfast.ports import Buffer
+
+from .library import AESGCM, AESSIV, InvalidTag
+
+MAGIC = 0xE1
+KEY_ID_BYTES = 8
+_HEAD = struct.Struct(f"<B{KEY_ID_BYTES}s12s12s")
+_TAG_BYTES = 16
+OVERHEAD_BYTES = _HEAD.size + _TAG_BYTES
+
+
+def is_envelope(data: Buffer) -> bool:
+    return len(data) >= OVERHEAD_BYTES and data[0] == MAGIC
+
+
+def key_in(sealed: Buffer) -> bytes:
+    """The ID of the data key an envelope says it was sealed under; Corrupted if it is no envelope."""
+    if not is_envelope(sealed):
+        raise Corrupted("it is not encrypted, and this namespace is", hint="run holdfast check: somebody changed it")
+    return bytes(sealed[1 : 1 + KEY_ID_BYTES])
+
+
+def bound(*parts: bytes) -> bytes:
+    """Parts joined so that no other parts give the same bytes."""
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+class DataKey:
+    """One data key of a namespace. Immutable, so that a save uses the same one from its first chunk to its commit."""
+
+    overhead_bytes = OVERHEAD_BYTES
+
+    def __init__(self, secret: bytes, store_id: str, namespace: str) -> None:
+        self._secret = secret
+        self._place = bound(store_id.encode(), namespace.encode())
+        self._naming = hmac.digest(secret, b"holdfast chunk names", "sha256")
+
+    @cached_property
+    def id(self) -> bytes:
+        return hmac.digest(self._secret, b"holdfast data key id", "sha256")[:KEY_ID_BYTES]
+
+    def chunk_id(self, digest: bytes) -> bytes:
+        """The name of a chunk with this content digest: without the key, equal content cannot be recognised."""
+        return hmac.digest(self._naming, digest, "sha256")
+
+    def seal(self, kind: str, identity: bytes, data: Buffer) -> bytes:
+        """An envelope of `data`, bound to `kind` and `identity`."""
+        sealed = bytearray(len(data) + OVERHEAD_BYTES)
+        self.seal_into(kind, identity, data, memoryview(sealed))
+        return bytes(sealed)
+
+    def seal_into(self, kind: str, identity: bytes, data: Buffer, sealed: memoryview) -> None:
+        random = os.urandom(24)
+        salt, nonce = random[:12], random[12:]
+        _HEAD.pack_into(sealed, 0, MAGIC, self.id, salt, nonce)
+        place = self._place + bound(kind.encode(), identity)
+        key = hmac.digest(self._secret, place + salt, "sha256")
+        AESGCM(key).encrypt_into(nonce, data, place, sealed[_HEAD.size :])
+
+    def open(self, kind: str, identity: bytes, sealed: Buffer) -> bytes:
+        plain = bytearray(max(0, len(sealed) - OVERHEAD_BYTES))
+        self.open_into(kind, identity, sealed, memoryview(plain))
+        return bytes(plain)
+
+    def open_into(self, kind: str, identity: bytes, sealed: Buffer, target: memoryview) -> None:
+        """Fill `target`, which has the right length, or raise Corrupted; then nothing in it means anything."""
+        if key_in(sealed) != self.id or len(target) != len(sealed) - OVERHEAD_BYTES:
+            raise Corrupted("its envelope is damaged", hint="run holdfast check")
+        _, _, salt, nonce = _HEAD.unpack_from(sealed)
+        place = self._place + bound(kind.encode(), identity)
+        key = hmac.digest(self._secret, place + salt, "sha256")
+        try:
+            AESGCM(key).decrypt_into(nonce, memoryview(sealed)[_HEAD.size :], place, target)
+        except InvalidTag:
+            raise Corrupted(
+                "it does not decrypt: it was changed, or belongs to another place",
+                hint="run holdfast check; restore an earlier checkpoint or another copy of the store",
+            ) from None
+
+
+class NameKey:
+    """Encrypts texts that the index must find again: the same text gives the same token (AES-256-SIV, RFC 5297).
+
+    Whoever reads the index sees that two tokens are equal, and how long the text is; nothing else.
+    """
+
+    def __init__(self, secret: bytes, store_id: str, namespace: str) -> None:
+        self._secret = hmac.digest(secret, b"holdfast names", "sha512")
+        self._place = bound(store_id.encode(), namespace.encode())
+
+    def token(self, kind: str, text: str) -> str:
+        """`~` and base64, so that tokens are recognised where they stand among other text."""
+        return "~" + base64.urlsafe_b64encode(self.seal(kind, text.encode())).decode().rstrip("=")
+
+    def text(self, kind: str, token: str) -> str:
+        try:
+            if token[:1] != "~":
+                raise ValueError("not a token")
+            padding = "=" * (-(len(token) - 1) % 4)
+            return self.open(kind, base64.b64decode(token[1:] + padding, altchars=b"-_", validate=True)).decode()
+        except (ValueError, binascii.Error):  # a UnicodeDecodeError is a ValueError
+            raise Corrupted(
+                f"a {kind} is not encrypted as this namespace demands", hint="run holdfast check: somebody changed it"
+            ) from None
+
+    def seal(self, kind: str, data: bytes) -> bytes:
+        return AESSIV(self._secret).encrypt(b"\0" + data, [self._place, kind.encode()])  # no empty input
+
+    def open(self, kind: str, sealed: bytes) -> bytes:
+        try:
+            return AESSIV(self._secret).decrypt(sealed, [self._place, kind.encode()])[1:]
+        except (InvalidTag, ValueError):
+            raise Corrupted(
+                f"a {kind} does not decrypt: it was changed, or belongs to another place", hint="run holdfast check"
+            ) from None

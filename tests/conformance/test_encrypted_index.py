@@ -1,0 +1,60 @@
+"""An index whose rows are sealed keeps the same contract as the one inside it, names hidden or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.index.sqlite import SqliteIndex
+from holdfast.opening import Lock, unlock
+from holdfast.ports import Index
+from holdfast.store import Store
+from holdfast.testing.index_suite import IndexSuite
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Cluster
+
+pytest.importorskip("cryptography")
+from holdfast.blobs.memory import MemoryBlobs
+from holdfast.crypto import parse_master
+
+MASTER = parse_master(bytes(range(32)))
+
+
+def sealed(index: Index, *, hides_names: bool) -> Index:
+    return unlock(Store(index, MemoryBlobs()), Lock(MASTER, hides_names), "tester").index
+
+
+class TestEncryptedSqlite(IndexSuite):
+    seals = True
+
+    def open_index(self, where: Path, namespace: str = "default") -> Index:
+        return sealed(SqliteIndex(str(where / "index.sqlite"), namespace=namespace), hides_names=True)
+
+
+class TestEncryptedInMemory(IndexSuite):
+    is_shared = False
+    seals = True
+
+    def open_index(self, where: Path, namespace: str = "default") -> Index:
+        return sealed(SqliteIndex(None, namespace=namespace), hides_names=False)
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres")
+class TestEncryptedPostgres(IndexSuite):
+    seals = True
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres: Cluster) -> None:
+        self.url = postgres.empty_database()
+
+    def open_index(self, where: Path, namespace: str = "default") -> Index:
+        from holdfast.index.postgres import PostgresIndex
+        from holdfast.postgresql import Server
+
+        server = Server(self.url)
+        server.migrate()
+        return sealed(PostgresIndex(server, namespace=namespace), hides_names=True)
