@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.containers.images import Process
     from holdfast.containers.inspection import Inspection
 
-_FORMATS = ("podman", "cri", "containerd", "oci")
+_FORMATS = ("podman", "cri", "containerd", "oci", "containerd-index")
 _MAX_BYTES = 1 << 36
 _SHOWN_CHANGES = 20
 

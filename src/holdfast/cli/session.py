@@ -100,7 +100,9 @@ def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Cal
     def decorate(function: Callable[..., None]) -> click.Command:
         own: list[click.Parameter] = function.__dict__.pop("__click_params__", [])  # the last decorator comes first
 
-        def call(store: str | None, namespace: str | None, store_key: str | None, as_json: bool, **rest: Any) -> None:
+        def call(
+            store: str | None, namespace: str | None, as_json: bool, store_key: str | None = None, **rest: Any
+        ) -> None:
             given = click.get_current_context().obj or {}  # the same options before the command
             session = Session(
                 store=store or given.get("store"),
@@ -110,7 +112,10 @@ def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Cal
             )
             function(session, **rest)
 
-        params = [*reversed(own), *shared_options()]
+        taken = {spelling for param in own for spelling in param.opts}
+        # A command may use the word for something of its own; the shared option then stands before the command.
+        shared = [param for param in shared_options() if taken.isdisjoint(param.opts)]
+        params = [*reversed(own), *shared]
         text = "\n\n".join(filter(None, (cleandoc(function.__doc__ or ""), note)))
         return click.Command(name, callback=call, params=params, help=text, epilog=f"JSON: {json_keys}")
 

@@ -31,9 +31,10 @@ NETWORK_STATUS, DELETED_FILES, ROOTFS_DIFF = "network.status", "deleted.files", 
 STATS_DUMP, DUMP_LOG, BIND_MOUNTS, DESCRIPTORS = "stats-dump", "dump.log", "bind.mounts", "descriptors.json"
 DEVSHM, VOLUMES, CONTAINER_LOG, PODMAN_LOG = "devshm-checkpoint.tar", "volumes", "container.log", "ctr.log"
 CHECKPOINT = "checkpoint"  # the directory of CRIU's images
-FORMATS = ("podman", "cri", "containerd", "oci")
+FORMATS = ("podman", "cri", "containerd", "oci", "containerd-index")
 ENGINES = {"podman": "podman", "cri": "cri-o", "containerd": "containerd"}
-MANAGER_ANNOTATION = "io.container.manager"  # libpod, cri-o, …
+MANAGER_ANNOTATION = "io.container.manager"
+MANAGERS = {"podman": "libpod", "cri": "cri-o"}
 
 _MAX_JSON_BYTES = 64 << 20
 _PLAIN_MOUNTS = frozenset(("proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"))
@@ -122,12 +123,6 @@ class Archive:
     def engine(self) -> str:
         return ENGINES[self.format]
 
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        found = self.spec.get("annotations")
-        found = found if isinstance(found, dict) else {}
-        return {key: value for key, value in found.items() if isinstance(value, str)}
-
     def deleted(self) -> tuple[bytes, ...]:
         """Paths that the container removed from its image."""
         if not (self.directory / DELETED_FILES).is_file():
@@ -197,10 +192,19 @@ def _archive(name: str, directory: Path, compression: str, size: int) -> Archive
         spec = read_json(directory / SPEC)
     if not isinstance(config, dict) or not isinstance(spec, dict):
         raise Corrupted(f"{CONFIG} or {SPEC} of {name} is no JSON object", hint="get the archive again")
-    annotations = spec.get("annotations")
-    manager = annotations.get(MANAGER_ANNOTATION) if isinstance(annotations, dict) else None
-    known = {"libpod": "podman", "cri-o": "cri"}
-    return Archive(directory, known.get(str(manager), "containerd"), compression, Config.of(config), spec, size)
+    return Archive(directory, format_of(spec), compression, Config.of(config), spec, size)
+
+
+def annotations_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Annotations of a configuration: text only, whatever else is there."""
+    found = _mapping(spec.get("annotations"))
+    return {key: value for key, value in found.items() if isinstance(value, str)}
+
+
+def format_of(spec: Mapping[str, Any]) -> str:
+    """Whose archive a configuration comes from: podman, cri or containerd."""
+    manager = annotations_of(spec).get(MANAGER_ANNOTATION)
+    return next((name for name, known in MANAGERS.items() if known == manager), "containerd")
 
 
 def read_json(path: Path) -> Any:

@@ -1,8 +1,8 @@
 """From a checkpoint in the store to an archive that another engine reads.
 
-What came from an archive of the same engine goes back as it was, byte for byte where it is not a tar. For any other the
-documents are made from what Holdfast knows: enough for checkpointctl, CRI-O and containerd, not for podman, whose own
-configuration of a container cannot be made up (docs/container-archives.md).
+What came from an archive of the same engine goes back as it was, byte for byte; only the tar of changed files is made
+anew. For any other the documents are made from what Holdfast knows: enough to be read, not for a restore by podman,
+whose own configuration of a container cannot be made up (docs/container-archives.md).
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ from .tar import DIRECTORY, Member
 from .tar_writer import TarWriter
 
 COMPRESSIONS = ("none", "gzip", "zstd")
-_NATIVE = {"podman": "zstd", "cri": "none", "containerd": "none", "oci": "none"}
-_MANAGERS = {"podman": "libpod", "cri": "cri-o"}
-_OF_ENGINE = {  # what of an imported archive goes back to the engine it came from
-    "podman": (formats.NETWORK_STATUS, formats.STATS_DUMP, formats.DEVSHM, formats.PODMAN_LOG, formats.VOLUMES),
-    "cri": (formats.STATS_DUMP, formats.DUMP_LOG, formats.BIND_MOUNTS),
-    "containerd": (formats.STATS_DUMP, formats.DUMP_LOG, formats.STATUS, formats.STATUS_DUMP, formats.CONTAINER_LOG),
-}
+_NATIVE = {"podman": "zstd"}  # the others do not compress
 
 
 def export(
@@ -54,7 +48,7 @@ def export(
     """Write a checkpoint as an archive at `path`, whole or not at all; answers its size."""
     if format not in formats.FORMATS:
         raise Validation(f"there is no format {format!r}", hint=f"use one of: {', '.join(formats.FORMATS)}")
-    chosen = compression or _NATIVE[format]
+    chosen = compression or _NATIVE.get(format, "none")
     if chosen not in COMPRESSIONS:
         raise Validation(f"there is no compression {chosen!r}", hint=f"use one of: {', '.join(COMPRESSIONS)}")
     if taken.kind != "container":
@@ -66,6 +60,8 @@ def export(
     def fill(out: BinaryIO) -> None:
         if format == "oci":
             _write_image(out, checkpoint, taken, target.parent)
+        elif format == "containerd-index":
+            _write_index(out, checkpoint, taken, target.parent)
         else:
             _write_archive(out, checkpoint, taken, format, target.parent)
 
@@ -134,10 +130,9 @@ class _Raw(io.RawIOBase):
 def _write_image(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, work: Path) -> None:
     """An image whose layer is the archive of the engine the checkpoint came from, else of CRI-O."""
     inner = _came_from(taken) or "cri"
-    config, _ = _documents(checkpoint, taken, inner)
+    parsed = Config.of(_documents(checkpoint, taken, inner)[0])
     with tempfile.TemporaryFile(dir=work) as layer:
         _write_archive(layer, checkpoint, taken, inner, work)
-        parsed = Config.of(config)
         facts = {
             "container.name": parsed.name,
             "engine.name": formats.ENGINES[inner],
@@ -145,7 +140,7 @@ def _write_image(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, work: P
             "rootfsImageID": parsed.image,
             "runtime.name": parsed.runtime,
             "criu.version": str(taken.criu.get("version") or ""),
-            "host.arch": str(taken.host.get("architecture") or os.uname().machine),
+            "host.arch": str(taken.host.get("arch") or os.uname().machine),
             "host.kernel": str(taken.host.get("kernel") or ""),
             "cgroup.version": str(taken.host.get("cgroup") or ""),
         }
@@ -153,17 +148,35 @@ def _write_image(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, work: P
         oci.write(out, layer, facts, created_at=go_time(checkpoint.created_at), architecture=architecture)
 
 
+def _write_index(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, work: Path) -> None:
+    """Parts of their own for containerd: CRIU's images, the changed files, the configuration."""
+    config, spec = _documents(checkpoint, taken, "containerd")
+    with tempfile.TemporaryFile(dir=work) as criu, tempfile.TemporaryFile(dir=work) as layer:
+        tar = TarWriter(criu)
+        _add_tree(tar, taken.images, "")
+        tar.close()
+        if taken.rootfs is not None:
+            _spool_layer(taken, taken.rootfs, "containerd", layer)
+        parsed = Config.of(config)
+        oci.write_index(
+            out, criu, layer if taken.rootfs is not None else None, spec, image=parsed.image_name, name=parsed.name
+        )
+
+
 def _write_archive(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, format: str, work: Path) -> None:
     tar = TarWriter(out)
-    config, spec = _documents(checkpoint, taken, format)
-    _add_json(tar, formats.CONFIG, config)
-    _add_json(tar, formats.SPEC, spec)
     kept = taken.extra.get(KEPT)
-    names = _OF_ENGINE[format] if kept is not None and _came_from(taken) == format else ()
-    if kept is not None:
-        _add_tree(tar, kept, "", only=(*names, formats.STATS_DUMP))
-    if format == "containerd" and formats.STATUS not in names:
-        _add_json(tar, formats.STATUS, _status(checkpoint))
+    if kept is not None and _came_from(taken) == format:
+        _add_tree(tar, kept, "")
+    else:
+        config, spec = _documents(checkpoint, taken, format)
+        _add_json(tar, formats.CONFIG, config)
+        _add_json(tar, formats.SPEC, spec)
+        if kept is not None:
+            _add_tree(tar, kept, "", only=(formats.STATS_DUMP, formats.DUMP_LOG))
+        if format == "containerd":
+            _add_json(tar, formats.STATUS, _status(checkpoint))
+            _add_json(tar, formats.STATUS_DUMP, _cri_status(checkpoint, Config.of(config)))
     tar.add(Member(formats.CHECKPOINT.encode(), DIRECTORY, mode=0o700))
     _add_tree(tar, taken.images, f"{formats.CHECKPOINT}/")
     if taken.rootfs is not None:
@@ -172,62 +185,57 @@ def _write_archive(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, forma
 
 
 def _add_rootfs(tar: TarWriter, taken: Snapshot, tree: Tree, format: str, work: Path) -> None:
+    with tempfile.TemporaryFile(dir=work) as spool:
+        deleted = _spool_layer(taken, tree, format, spool)
+        size = spool.tell()
+        spool.seek(0)
+        tar.add(Member(formats.ROOTFS_DIFF.encode(), size=size, mode=0o600), iter(lambda: spool.read(1 << 20), b""))
+    if deleted:
+        _add_json(tar, formats.DELETED_FILES, deleted)
+
+
+def _spool_layer(taken: Snapshot, tree: Tree, format: str, spool: BinaryIO) -> list[str]:
+    """The changed files as the format has them, into a file; answers what must be told to be deleted besides."""
     if taken.rootfs_kind != "overlay":
         raise Validation(
             "this checkpoint has all files of its container, not the changes to an image",
             hint="engines want changes: run the container on an overlay (containerd, podman and Docker do)",
         )
-    with tempfile.TemporaryFile(dir=work) as spool:
-        deleted: list[str] = []
-        if format == "containerd":
-            _compressed(spool, "gzip", lambda file: write_layer(tree, file))
-        else:
-            deleted = write_difference(tree, spool)
-        size = spool.tell()
-        spool.seek(0)
-        tar.add(Member(formats.ROOTFS_DIFF.encode(), size=size, mode=0o600), iter(lambda: spool.read(1 << 20), b""))
-    if format != "containerd" and deleted:
-        _add_json(tar, formats.DELETED_FILES, deleted)
+    if format != "containerd":
+        return write_difference(tree, spool)
+    _compressed(spool, "gzip", lambda file: write_layer(tree, file))
+    return []
 
 
 def _documents(checkpoint: Checkpoint, taken: Snapshot, format: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.dump and spec.dump: those that came with the archive, if it was of this engine; else ours."""
+    """config.dump and spec.dump, made from what is known."""
     kept = taken.extra.get(KEPT)
-    theirs = {} if kept is None else {name: _json_in(kept, name) for name in (formats.CONFIG, formats.SPEC)}
-    known, original = theirs.get(formats.CONFIG), theirs.get(formats.SPEC)
-    if known and original and _came_from(taken) == format:
-        return known, original
-    config = Config.of(known or {})
-    name = checkpoint.job.partition(":")[2]
+    config = Config.of((None if kept is None else _json_in(kept, formats.CONFIG)) or {})
     config = replace(
         config,
         id=config.id or taken.id,
-        name=config.name or name,
+        name=config.name or checkpoint.job.partition(":")[2],
         runtime=config.runtime or str(taken.runtime.get("name", "")),
         created_at=config.created_at or go_time(checkpoint.created_at),
         checkpointed_at=config.checkpointed_at or go_time(checkpoint.created_at),
     )
-    spec = dict(taken.spec)
-    annotations = {key: value for key, value in (spec.get("annotations") or {}).items() if isinstance(value, str)}
+    annotations = formats.annotations_of(taken.spec)
     annotations.pop(formats.MANAGER_ANNOTATION, None)
-    if format in _MANAGERS:
-        annotations[formats.MANAGER_ANNOTATION] = _MANAGERS[format]
+    if format in formats.MANAGERS:
+        annotations[formats.MANAGER_ANNOTATION] = formats.MANAGERS[format]
     if format == "cri":
         annotations.setdefault("io.kubernetes.cri-o.Metadata", json.dumps({"name": config.name}))
         annotations.setdefault("io.kubernetes.cri-o.Created", config.created_at)
     if format == "containerd":
         annotations.setdefault("io.kubernetes.cri.container-name", config.name)
-    return config.document(), {**spec, "annotations": annotations}
+    return config.document(), {**taken.spec, "annotations": annotations}
 
 
 def _came_from(taken: Snapshot) -> str | None:
     """The format of the archive that was imported; None for what was frozen here."""
     kept = taken.extra.get(KEPT)
     spec = None if kept is None else _json_in(kept, formats.SPEC)
-    if spec is None:
-        return None
-    manager = (spec.get("annotations") or {}).get(formats.MANAGER_ANNOTATION)
-    return next((name for name, known in _MANAGERS.items() if known == manager), "containerd")
+    return None if spec is None else formats.format_of(spec)
 
 
 def _json_in(tree: Tree, name: str) -> dict[str, Any] | None:
@@ -242,10 +250,23 @@ def _json_in(tree: Tree, name: str) -> dict[str, Any] | None:
 
 
 def _status(checkpoint: Checkpoint) -> dict[str, object]:
+    """What containerd keeps of a container's life."""
     moment = int(checkpoint.created_at.timestamp() * 1e9)
     return {
         "CreatedAt": moment, "StartedAt": moment, "FinishedAt": 0, "ExitCode": 0, "Pid": 0, "Reason": "", "Message": "",
     }  # fmt: skip
+
+
+def _cri_status(checkpoint: Checkpoint, config: Config) -> dict[str, object]:
+    """The same as kubelet is told: a ContainerStatus of the CRI."""
+    return {
+        "id": config.id,
+        "metadata": {"name": config.name},
+        "state": 1,  # running
+        "created_at": int(checkpoint.created_at.timestamp() * 1e9),
+        "image": {"image": config.image_name},
+        "image_ref": config.image_reference,
+    }
 
 
 def _add_json(tar: TarWriter, name: str, document: object) -> None:

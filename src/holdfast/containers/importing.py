@@ -139,7 +139,11 @@ def _network(found: Archive) -> dict[str, str]:
 
 def _key_of(found: Archive) -> str:
     """A key from the container's name, without what our names cannot have."""
-    name = found.annotations.get("io.kubernetes.cri.container-name") or found.config.name or found.config.id
+    name = (
+        formats.annotations_of(found.spec).get("io.kubernetes.cri.container-name")
+        or found.config.name
+        or found.config.id
+    )
     key = re.sub(r"[^A-Za-z0-9._@+-]+", "-", name).strip("-._@+")[:100]
     if not key:
         raise Validation("the archive does not say what its container was called", hint="give a name with --key")

@@ -1,18 +1,20 @@
 """Checkpoints as OCI images: a layout of blobs whose manifest has annotations that engines look for.
 
-Two kinds are read: an image with one layer that holds the files of an archive (buildah, checkpointctl build, CRI-O,
+There are two kinds: an image with one layer that holds the files of an archive (buildah, checkpointctl build, CRI-O,
 this program), and the index that containerd makes (`ctr containers checkpoint`): CRIU's images as a tar of their own,
-the changed files as a layer. The first kind is written.
+the changed files as a layer, the configuration as protobuf. Both are written too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +22,7 @@ from holdfast.errors import Corrupted, NotFound, Validation, storage_error
 
 from .tar import DIRECTORY, Limits, Member
 from .tar_writer import TarWriter
-from .wire import Message
+from .wire import Message, encode
 
 LAYOUT, INDEX = "oci-layout", "index.json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -33,7 +35,9 @@ _INDEX_TYPES = (INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v
 _MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
 
 _REFERENCE = "org.opencontainers.image.ref.name"
+_SPEC_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 CONTAINERD_RUNTIME = "io.containerd.checkpoint.runtime"
+CONTAINERD_SNAPSHOTTER = "io.containerd.checkpoint.snapshotter"
 
 CRIO_NAME = "io.kubernetes.cri-o.annotations.checkpoint.name"
 PODMAN_PREFIX = "io.podman.annotations.checkpoint."
@@ -164,57 +168,82 @@ def annotations_of(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 def write(out: BinaryIO, layer: BinaryIO, facts: Mapping[str, str], *, created_at: str, architecture: str) -> None:
-    """A tar with an image layout, whose one layer is the tar in `layer`, a file that is read twice."""
-    digest, size = hashlib.sha256(), 0
-    layer.seek(0)
-    while piece := layer.read(1 << 20):
-        digest.update(piece)
-        size += len(piece)
-    layer_digest = digest.hexdigest()
-    config = _json(
+    """A tar with an image layout, whose one layer is the tar in `layer`."""
+    blobs = _Blobs()
+    content = blobs.file(LAYER_TYPE, layer)
+    config = blobs.document(
+        CONFIG_TYPE,
         {
             "created": created_at,
             "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture),
             "os": "linux",
             "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
-        }
+            "rootfs": {"type": "layers", "diff_ids": [content["digest"]]},
+        },
     )
-    manifest = _json(
+    manifest = blobs.document(
+        MANIFEST_TYPE,
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
-            "config": _descriptor(CONFIG_TYPE, config),
-            "layers": [{"mediaType": LAYER_TYPE, "digest": f"sha256:{layer_digest}", "size": size}],
+            "config": config,
+            "layers": [content],
             "annotations": annotations_of(facts),
-        }
+        },
     )
-    reference = {_REFERENCE: facts.get("container.name") or "checkpoint"}
-    index = {
-        "schemaVersion": 2,
-        "mediaType": INDEX_TYPE,
-        "manifests": [{**_descriptor(MANIFEST_TYPE, manifest), "annotations": reference}],
-    }
-    tar = TarWriter(out)
-    for folder in (b"blobs", b"blobs/sha256"):
-        tar.add(Member(folder, DIRECTORY, mode=0o755))
-    _add(tar, LAYOUT, _json({"imageLayoutVersion": "1.0.0"}))
-    _add(tar, INDEX, _json(index))
-    for blob in (config, manifest):
-        _add(tar, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
-    layer.seek(0)
-    tar.add(
-        Member(f"blobs/sha256/{layer_digest}".encode(), size=size, mode=0o644), iter(lambda: layer.read(1 << 20), b"")
-    )
-    tar.close()
+    blobs.write(out, manifest, facts.get("container.name") or "checkpoint")
+
+
+def write_index(
+    out: BinaryIO, criu: BinaryIO, layer: BinaryIO | None, spec: Mapping[str, Any], *, image: str, name: str
+) -> None:
+    """A tar with the index that containerd makes: the tar of images, the gzipped layer, the configuration."""
+    blobs = _Blobs()
+    parts = [blobs.file(CRIU_TYPE, criu)]
+    value = encode([(1, _SPEC_TYPE), (2, json.dumps(spec).encode())])
+    parts.append(blobs.file(CONTAINERD_CONFIG_TYPE, io.BytesIO(value)))
+    if layer is not None:
+        parts.append(blobs.file(f"{LAYER_TYPE}+gzip", layer))
+    annotations = {_REFERENCE: image, CONTAINERD_RUNTIME: "io.containerd.runc.v2", CONTAINERD_SNAPSHOTTER: "overlayfs"}
+    document = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": parts, "annotations": annotations}
+    blobs.write(out, blobs.document(INDEX_TYPE, document), name)
+
+
+class _Blobs:
+    """Blobs by digest, in files that are read twice: for their digest, and when they are written."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, tuple[BinaryIO, int]] = {}
+
+    def file(self, media_type: str, file: BinaryIO) -> dict[str, Any]:
+        """The descriptor of what is in `file`."""
+        digest, size = hashlib.sha256(), 0
+        file.seek(0)
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+            size += len(piece)
+        self._files[digest.hexdigest()] = (file, size)
+        return {"mediaType": media_type, "digest": f"sha256:{digest.hexdigest()}", "size": size}
+
+    def document(self, media_type: str, document: object) -> dict[str, Any]:
+        return self.file(media_type, io.BytesIO(_json(document)))
+
+    def write(self, out: BinaryIO, top: Mapping[str, Any], name: str) -> None:
+        """The layout, whose index names `top`."""
+        entry = {**top, "annotations": {_REFERENCE: name}}
+        tar = TarWriter(out)
+        for folder in (b"blobs", b"blobs/sha256"):
+            tar.add(Member(folder, DIRECTORY, mode=0o755))
+        _add(tar, LAYOUT, _json({"imageLayoutVersion": "1.0.0"}))
+        _add(tar, INDEX, _json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}))
+        for digest, (file, size) in self._files.items():
+            file.seek(0)
+            tar.add(Member(f"blobs/sha256/{digest}".encode(), size=size), iter(partial(file.read, 1 << 20), b""))
+        tar.close()
 
 
 def _add(tar: TarWriter, name: str, data: bytes) -> None:
     tar.add(Member(name.encode(), size=len(data)), [data])
-
-
-def _descriptor(media_type: str, data: bytes) -> dict[str, object]:
-    return {"mediaType": media_type, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
 
 
 def _json(document: object) -> bytes:

@@ -16,7 +16,7 @@ import zstandard
 import holdfast
 from holdfast.cli.container_archives import export_command, import_command, inspect_command
 from holdfast.containers import oci, snapshot
-from holdfast.containers.archive import unpack
+from holdfast.containers.archive import FORMATS, unpack
 from holdfast.containers.exporting import export
 from holdfast.containers.importing import import_archive
 from holdfast.containers.inspection import inspect_archive, inspect_stored
@@ -68,7 +68,7 @@ def test_compression_is_found_out_and_names_do_not_matter(tmp_path: Path, compre
     assert found.config.name == "counter"
 
 
-@pytest.mark.parametrize("format", ["podman", "cri", "containerd", "oci"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("origin", ["podman", "containerd"])
 def test_in_out_and_in_again(tmp_path: Path, store: CheckpointManager, origin: str, format: str) -> None:
     first = import_archive(store, _archive(tmp_path / "first.tar", origin))
@@ -290,3 +290,11 @@ def test_the_document_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for block in blocks:
         exec(compile(block, str(document), "exec"), {})
+
+
+def test_a_container_has_its_key_and_an_encrypted_store_another(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(_archive(tmp_path / "x.tar"))
+    words = ("--store", str(tmp_path / "store"), "--key", "mine", "--json")
+    assert json.loads(_run(import_command, path, *words, capture=capfd))["job"] == "container:mine"
