@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from typing import Any, ParamSpec, Self, TypeVar
 
 from .errors import Conflict, Validation
@@ -43,19 +44,29 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:@+-]+")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When a process saves itself and what it keeps. A limit of None never asks for a checkpoint."""
+    """When a process saves itself and what it keeps. A limit of None never asks for a checkpoint, or deletes one.
+
+    `validate_on_save` and `verify_on_load` say when the process's own validator is asked; digests are always verified.
+    The store itself compresses whatever becomes smaller by it: `compress_large_checkpoints` and
+    `compression_threshold_mb` are accepted from code that has them, and change nothing.
+    """
 
     interval_items: int | None = 100
     interval_seconds: float | None = 300.0
     interval_memory_mb: float | None = 500.0  # growth since the last checkpoint
     max_checkpoints: int = 5
+    max_age_hours: float | None = 24.0  # of those, seen from the newest one (see `retention`)
     keep_per_level: Mapping[str, int] = field(default_factory=dict)  # at least so many of each level
     keep_failed_checkpoints: bool = True
+    validate_on_save: bool = True
+    verify_on_load: bool = True
     auto_cleanup: bool = True
+    compress_large_checkpoints: bool = True
+    compression_threshold_mb: float = 10.0
     async_save: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("interval_items", "interval_seconds", "interval_memory_mb"):
+        for name in ("interval_items", "interval_seconds", "interval_memory_mb", "max_age_hours"):
             _check_positive(name, getattr(self, name), whole=name == "interval_items")
         if self.max_checkpoints is None:
             raise Validation("max_checkpoints=None", hint="keep at least 1; auto_cleanup=False keeps all")
@@ -63,9 +74,20 @@ class CheckpointPolicy:
         for name in (f.name for f in fields(self) if f.type == "bool"):
             if not isinstance(getattr(self, name), bool):
                 raise Validation(f"{name}={getattr(self, name)!r}", hint="use True or False")
+        _check_positive("compression_threshold_mb", self.compression_threshold_mb, whole=False)
+        if not self.compress_large_checkpoints:
+            raise Validation(
+                "compress_large_checkpoints=False", hint="the store compresses what becomes smaller by it; leave it out"
+            )
         for level, count in self.keep_per_level.items():
             parse_choice(CheckpointLevel, level)
             _check_positive(f"keep_per_level[{level!r}]", count, whole=True)
+        try:
+            self.retention()
+        except OverflowError as error:
+            raise Validation(
+                f"max_age_hours={self.max_age_hours!r} makes no sense", hint="use None for no end"
+            ) from error
 
     def should_checkpoint_by_items(self, items: int) -> bool:
         """Whether so many items since the last checkpoint are enough for another."""
@@ -77,12 +99,16 @@ class CheckpointPolicy:
     def should_checkpoint_by_memory(self, growth_mb: float) -> bool:
         return self.interval_memory_mb is not None and growth_mb >= self.interval_memory_mb
 
-    def retention(self) -> RetentionPolicy:
-        return RetentionPolicy(
-            keep_last=self.max_checkpoints,
-            min_per_level=dict(self.keep_per_level) or None,
-            keep_tags=["failed"] if self.keep_failed_checkpoints else (),
-        )
+    def retention(self) -> list[RetentionPolicy]:
+        """A checkpoint stays when each of these keeps it: the newest ones, as far as they are young enough."""
+        common: dict[str, Any] = {
+            "min_per_level": dict(self.keep_per_level) or None,
+            "keep_tags": ["failed"] if self.keep_failed_checkpoints else (),
+        }
+        policies = [RetentionPolicy(keep_last=self.max_checkpoints, **common)]
+        if self.max_age_hours is not None:
+            policies.append(RetentionPolicy(keep_within=timedelta(hours=self.max_age_hours), **common))
+        return policies
 
 
 class ResumableProcess(ABC):
@@ -183,7 +209,7 @@ class CheckpointableProcess(ResumableProcess):
         """
         level = parse_choice(CheckpointLevel, level)
         state = self.get_state() if data is None else data
-        if self._validate is not None:
+        if self._validate is not None and self._policy.validate_on_save:
             self._validate(state)
         metadata = {"kind": "process", "class": type(self).__name__, "description": description, **self._counts()}
         step = description or f"{self._process_id} {self.items_done}"
@@ -223,7 +249,7 @@ class CheckpointableProcess(ResumableProcess):
                 hint="use another process ID, or load it by hand",
             )
         state = whole["state"]
-        if self._validate is not None:
+        if self._validate is not None and self._policy.verify_on_load:
             self._validate(state)
         if not self.can_resume_from(state):
             raise Conflict(
@@ -295,7 +321,8 @@ class CheckpointableProcess(ResumableProcess):
 
     def cleanup_checkpoints(self) -> int:
         """Delete what the policy does not keep; answers how many."""
-        return len(self.store.apply(self._policy.retention(), job=self._process_id, dry_run=False).delete)
+        policies = self._policy.retention()
+        return sum(len(self.store.apply(policy, job=self._process_id, dry_run=False).delete) for policy in policies)
 
     def _begin_interval(self) -> None:
         self._items_since = 0

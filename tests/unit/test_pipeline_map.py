@@ -237,6 +237,39 @@ def test_a_result_that_cannot_be_kept_fails_its_item(store: CheckpointManager) -
     assert find_run(store, "r").status == "failed"
 
 
+def durable_items(store: CheckpointManager) -> int:
+    return sum(int(str(c.metadata["items"])) for c in store.list("r") if c.metadata.get("kind") == "items")
+
+
+def check_slow_item(store: CheckpointManager, patience_s: float) -> None:
+    """Items are handed out in chunks of about a tenth of a second; one of them may take an hour all the same."""
+    seen = []
+
+    def work(number: int) -> int:
+        if number == 150:
+            until = time.monotonic() + patience_s
+            while durable_items(store) < 150 and time.monotonic() < until:
+                time.sleep(0.02)
+            seen.append(durable_items(store))
+        return number
+
+    with holdfast.run("r", store=store) as run:
+        assert run.map(work, range(300), workers=1) == list(range(300))
+    assert seen == [150]
+    assert durable_items(store) == 300
+
+
+def test_what_is_done_does_not_wait_for_a_slow_item_behind_it(store: CheckpointManager) -> None:
+    check_slow_item(store, patience_s=30)
+
+
+@pytest.mark.mutant
+def test_results_that_wait_are_noticed(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.pipeline.worker.Batch.flush_behind", lambda batch: None)
+    with pytest.raises(AssertionError):
+        check_slow_item(store, patience_s=1)
+
+
 def test_a_stale_owner_is_refused_in_the_middle_of_a_map(store: CheckpointManager) -> None:
     def lose(item: int) -> int:
         if item == 10:
@@ -271,3 +304,21 @@ def test_digest_sets() -> None:
     across.add(bytes(15) + b"\7")
     across.add(bytes(14) + b"\7\0")
     assert bytes(13) + b"\7\0\0" not in across
+
+
+def test_steps_inside_items_that_are_done_are_not_stale(store: CheckpointManager) -> None:
+    def work(number: int) -> int:
+        return int(holdfast.current_run().step("inner", double, number))
+
+    for count, gone in ((2, False), (3, False), (3, True)):
+        with holdfast.run("r", store=store) as run:
+            if not gone:
+                run.map(work, range(count), key=str, name="m", workers=1)
+    verdicts = {step.path: step.verdict for step in explain(store, "r")}
+    assert verdicts == {"m/0/inner": "stale", "m/1/inner": "stale", "m/2/inner": "stale", "m": "map"}
+    with holdfast.run("again", store=store) as run:
+        run.map(work, range(2), key=str, name="m", workers=1)
+    with holdfast.run("again", store=store) as run:
+        run.map(work, range(3), key=str, name="m", workers=1)
+    verdicts = {step.path: step.verdict for step in explain(store, "again")}
+    assert verdicts == {"m/0/inner": "reused", "m/1/inner": "reused", "m/2/inner": "ran", "m": "map"}

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,11 +178,35 @@ def test_policies() -> None:
         {"interval_items": 0}, {"interval_items": 1.5}, {"interval_seconds": -1}, {"interval_seconds": float("nan")},
         {"interval_memory_mb": "1"}, {"max_checkpoints": 0}, {"max_checkpoints": None}, {"async_save": 1},
         {"keep_per_level": {"galaxy": 1}}, {"keep_per_level": {"step": 0}},
+        {"max_age_hours": 0}, {"max_age_hours": 1e-9}, {"max_age_hours": float("inf")}, {"max_age_hours": "1"},
+        {"compression_threshold_mb": 0}, {"compress_large_checkpoints": False}, {"verify_on_load": "no"},
     ):  # fmt: skip
         with pytest.raises(Validation):
             CheckpointPolicy(**nonsense)  # type: ignore[arg-type]
     with pytest.raises(Validation):
         checkpoint_on_interval(items=0)
+
+
+def test_old_checkpoints_go(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Summing(store=store, checkpoint_policy=policy(max_checkpoints=50, max_age_hours=24))
+    now = time.time_ns()
+    for hours in range(0, 60, 5):
+        monkeypatch.setattr("holdfast.store.time.time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
+        process.save_checkpoint("step", {"total": hours})
+    kept = [int(store.load(c.id)["state"]["total"]) for c in store.list(process.process_id)]  # type: ignore[index]
+    assert kept == [35, 40, 45, 50, 55]
+
+
+def test_when_the_validator_is_asked(store: CheckpointManager) -> None:
+    asked = []
+    for save, load in ((True, False), (False, True)):
+        rule = policy(validate_on_save=save, verify_on_load=load)
+        process = Summing(checkpoint_policy=rule, checkpoint_validator=asked.append, store=store)
+        process.save_checkpoint("step", {"total": 1})
+        assert len(asked) == save
+        process.load_checkpoint()
+        assert len(asked) == 1
+        asked.clear()
 
 
 def test_keep_per_level(store: CheckpointManager) -> None:

@@ -169,20 +169,27 @@ def explain(store: CheckpointManager, key: str) -> list[Explanation]:
     """For each step why it ran, was reused, or is stale, as of the newest session."""
     session = find_run(store, key).sessions
     ran, reused, has_ended = _session_lists(store, key, session)
+    steps = steps_of(store, key)
+    maps = {show(path) for path, history in steps.items() if history.items and not history.results}
+    whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
     explanations = []
-    for path, history in steps_of(store, key).items():
+    for path, history in steps.items():
         text = show(path)
         ran.pop(text, None)
-        if history.items and not history.results:
+        if text in maps:
             failed = f", {history.failed_items} failures" if history.failed_items else ""
             explanations.append(Explanation(text, "map", f"{history.items:,} items kept{failed}", None, None, 0))
             continue
-        explanations.append(_explain_step(text, history, session, text in reused, has_ended))
+        outer = next((part for n in range(1, len(path)) if (part := show(path[:n])) in whole), "")
+        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer))
     explanations += [Explanation(text, "ran", "its result is never kept", None, None, 1) for text in ran]
     return explanations
 
 
-def _explain_step(path: str, history: StepHistory, session: int, is_reused: bool, has_ended: bool) -> Explanation:
+def _explain_step(
+    path: str, history: StepHistory, session: int, is_reused: bool, has_ended: bool, outer: str
+) -> Explanation:
+    """`outer` is a step that was reused, or a map, in which this one is."""
     newest = history.results[-1] if history.results else None
     failures = [f for f in history.failures if f.metadata.get("session") == session]
     if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused):
@@ -204,6 +211,10 @@ def _explain_step(path: str, history: StepHistory, session: int, is_reused: bool
         return Explanation(path, "ran", _why(history.results, history.failures), *facts)
     if is_reused:
         return Explanation(path, "reused", f"finished in session {made_in}; inputs and version are the same", *facts)
+    if outer:
+        return Explanation(
+            path, "reused", f"finished in session {made_in}, inside {outer}, which needed no more", *facts
+        )
     if has_ended:
         return Explanation(path, "stale", f"finished in session {made_in}; the newest one did not ask for it", *facts)
     return Explanation(path, "kept", f"finished in session {made_in}; the newest one has not come to it", *facts)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from .attempt import call_in_thread
 from .digests import DIGEST_BYTES
 from .keys import Path, show
 from .retry import Retry
-from .step import payer
+from .step import payer as payer_here
 
 if TYPE_CHECKING:
     from .run import Run
@@ -37,6 +38,7 @@ PAGE = 500
 BATCH_S = 0.05
 BATCH_ITEMS = 1000
 BATCH_BYTES = 256 * 1024
+WAIT_S = 0.5  # that results wait for a slow item behind them
 KEYS_IN_METADATA = 16  # items of a batch whose digests are listed with it, so that resuming need not read it
 MAX_ERROR_CHARACTERS = 500
 MAX_TRACEBACK_CHARACTERS = 20_000
@@ -113,7 +115,8 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     store = run.store if run is not None else _open(spec)
     outcome = Outcome()
     batch = Batch(store, spec, outcome)
-    with nullcontext() if run is not None else _on_account(spec.lease.job, show(spec.path)):
+    payer = nullcontext() if run is not None else _on_account(spec.lease.job, show(spec.path))
+    with payer, _flusher_here().watching(batch):
         for item in items:
             failure = _work_on(spec, item, run, batch)
             if failure is not None:
@@ -166,11 +169,11 @@ def call_for(account: tuple[str, str], function: Callable[..., Any], args: Any, 
 def _on_account(run: str, step: str) -> Iterator[None]:
     """Calls of models inside are paid by a run that is not in this process; written down at the end, as the process
     may be killed between two pieces of work."""
-    token = payer.set((run, step))
+    token = payer_here.set((run, step))
     try:
         yield
     finally:
-        payer.reset(token)
+        payer_here.reset(token)
         if (bills := sys.modules.get("holdfast.llm.bills")) is not None:
             bills.write_all()
 
@@ -210,6 +213,7 @@ class Batch:
         self._failed: list[tuple[Item, ItemError]] = []
         self._size_bytes = 0
         self._since = time.monotonic()
+        self._lock = threading.Lock()
 
     def add(self, item: Item, result: Any) -> None:
         """Keep a result; what cannot be encoded raises and is not kept.
@@ -224,20 +228,35 @@ class Batch:
             is_large = bool(encoded.buffers)
             if not is_large:
                 result = codec.decode(encoded.tree, _no_buffers)
-        self._items.append(item)
-        self._results.append(result)
-        if (
-            is_large
-            or len(self._items) >= BATCH_ITEMS
-            or self._size_bytes >= BATCH_BYTES
-            or time.monotonic() - self._since >= BATCH_S
-        ):
-            self.flush()
+        with self._lock:
+            self._items.append(item)
+            self._results.append(result)
+            if (
+                is_large
+                or len(self._items) >= BATCH_ITEMS
+                or self._size_bytes >= BATCH_BYTES
+                or time.monotonic() - self._since >= BATCH_S
+            ):
+                self._flush()
 
     def fail(self, item: Item, failure: ItemError) -> None:
-        self._failed.append((item, failure))
+        with self._lock:
+            self._failed.append((item, failure))
 
     def flush(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def flush_behind(self) -> None:
+        """While the worker is at an item that takes its time: what was done before it does not wait for it."""
+        with self._lock:
+            if (self._items or self._failed) and time.monotonic() - self._since >= WAIT_S:
+                try:
+                    self._flush()
+                except BaseException:  # noqa: BLE001 - the worker meets it itself, at the end of its item
+                    self._since = time.monotonic()
+
+    def _flush(self) -> None:
         """Make all of it durable, then, and only then, part of the outcome (I1)."""
         items, results, failed = self._items, self._results, self._failed
         if items or failed:
@@ -249,6 +268,46 @@ class Batch:
         outcome.failed.update({item.number: failure for item, failure in failed})
         self._items, self._results, self._failed, self._size_bytes = [], [], [], 0
         self._since = time.monotonic()
+
+
+class Flusher:
+    """A thread that makes durable what waits behind slow items, in all batches of this process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._batches: set[Batch] = set()
+        self._has_some = threading.Event()
+        threading.Thread(target=self._serve, name="holdfast-flush", daemon=True).start()
+
+    @contextmanager
+    def watching(self, batch: Batch) -> Iterator[None]:
+        self._batches.add(batch)
+        self._has_some.set()
+        try:
+            yield
+        finally:
+            self._batches.discard(batch)
+
+    def _serve(self) -> None:
+        while True:
+            self._has_some.wait()
+            time.sleep(WAIT_S / 2)
+            for batch in list(self._batches):
+                batch.flush_behind()
+            self._has_some.clear()
+            if self._batches:
+                self._has_some.set()
+
+
+_flusher: Flusher | None = None
+
+
+def _flusher_here() -> Flusher:
+    """That of this process: a fork has none of its parent's threads."""
+    global _flusher
+    if _flusher is None or _flusher.process != os.getpid():
+        _flusher = Flusher()
+    return _flusher
 
 
 def save_items(
