@@ -10,7 +10,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import agents, arrays, gpu, history, importers, machines, memory, pipelines, small_saves, startup, trees
+from . import (
+    agents,
+    arrays,
+    containers,
+    gpu,
+    history,
+    importers,
+    machines,
+    memory,
+    pipelines,
+    small_saves,
+    startup,
+    trees,
+)
 from .harness import Bench, Missing, Row, log, table, write_json
 
 Rows = dict[str, Callable[[Bench], list[Row]]]
@@ -31,11 +44,18 @@ AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation}
 IMPORTERS: Rows = {"jobs": importers.run}
 GPU: Rows = {"gpu": gpu.run}
 MACHINES: Rows = {"postgres": machines.postgres, "s3": machines.s3, "copies": machines.copies}
+CONTAINERS: Rows = {
+    "freeze": containers.freeze,
+    "generations": containers.generations,
+    "restore": containers.restore,
+    "pass-through": containers.pass_through,
+}
 SUITES = {
     "store": STORE,
     "pipelines": PIPELINES,
     "agents": AGENTS,
     "machines": MACHINES,
+    "containers": CONTAINERS,
     "importers": IMPORTERS,
     "gpu": GPU,
 }

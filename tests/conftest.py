@@ -143,6 +143,7 @@ def _chromium() -> str | None:
 
 
 _PROBES: dict[str, Callable[[], str | None]] = {
+    "containerd": lambda: _command("containerd", "ctr"),
     "chromium": _chromium,
     "criu": _criu,
     "ext4": _ext4,

@@ -189,6 +189,62 @@ def test_who_did_not_ask_gets_runc(engine: Engine) -> None:
     assert not engine.lab.store.exists()
 
 
+CONTAINERD = """
+version = 2
+root = "{0}/root"
+state = "{0}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "{0}/socket"
+[ttrpc]
+address = "{0}/socket.ttrpc"
+"""
+
+
+@criu
+@pytest.mark.requires("containerd")
+def test_under_containerd(engine: Engine) -> None:
+    """ctr stops a task; another container of the same workload goes on from there."""
+    bundle = engine.bundle("one")
+    home = engine.lab.root / "containerd"
+    home.mkdir()
+    (home / "config.toml").write_text(CONTAINERD.format(home))
+    command = engine.lab.enter(["containerd", "--config", home / "config.toml"])
+    with (home / "log").open("wb") as log:
+        daemon = subprocess.Popen(command, env=engine.environment, stdout=log, stderr=log)
+
+    def ctr(*words: str | Path, check: bool = True) -> str:
+        return engine.lab.run("ctr", "--address", home / "socket", *words, check=check).stdout
+
+    def run(name: str) -> None:
+        wishes = [word for wish in KEPT for word in ("--env", wish)]
+        mount = "type=bind,src=/usr,dst=/usr,options=rbind:ro"
+        program = (bundle / "rootfs", name, PYTHON, "-c", COUNTER, "0.002", "0")
+        ctr("run", "--detach", "--runc-binary", RUNTIME, "--rootfs", "--mount", mount, *wishes, *program)
+
+    def end(name: str) -> None:
+        wait_for(lambda: True if "STOPPED" in ctr("task", "list") else None, "it does not end")
+        ctr("task", "delete", name, check=False)  # says 137, as after any kill
+        ctr("container", "delete", name)
+
+    try:
+        wait_for(lambda: ctr("version", check=False) or None, "containerd does not start")
+        run("first")
+        engine.lab.wait_beyond("one", 5)
+        ctr("task", "kill", "--signal", "SIGTERM", "first")
+        end("first")
+        reached = engine.lab.count("one")
+        run("second")
+        engine.lab.wait_beyond("one", reached)
+        ctr("task", "kill", "--signal", "SIGKILL", "second")
+        end("second")
+        with holdfast.open(engine.lab.store) as store:
+            assert len(store.list("container:counter")) == 1
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=30)
+
+
 # --- opting in ---
 
 

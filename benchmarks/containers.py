@@ -1,0 +1,158 @@
+"""A container with a large process: how long it stands still, what its generations take, how soon it is back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import holdfast
+from holdfast.containers import runtime
+
+from .harness import Bench, Missing, Row, interleave, log, mib, milliseconds, seconds
+
+GENERATIONS = 10
+# Counts, changes a hundredth of its memory all the time, and writes down how long it stood still.
+PROGRAM = """
+import os, sys, time
+ballast = bytearray(os.urandom(int(sys.argv[1])))
+gaps = os.open("/work/gaps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+open("/work/ready", "w").close()
+n, last = 0, time.monotonic()
+while True:
+    n += 1
+    at = n * 4096 % (len(ballast) // 100)
+    ballast[at : at + 4096] = os.urandom(4096)
+    time.sleep(0.001)
+    now = time.monotonic()
+    if now - last > 0.02:
+        os.write(gaps, b"%f\\n" % (now - last))
+    last = now
+"""
+
+
+class Subject:
+    """A running container, and the two ways to freeze it."""
+
+    def __init__(self, lab: object, ballast: int) -> None:
+        from tests.lab import PYTHON, Lab, wait_for
+
+        assert isinstance(lab, Lab)
+        self.lab = lab
+        self.bundle = lab.bundle("one", PYTHON, "-c", PROGRAM, str(ballast))
+        self.work = self.bundle / "upper/work"
+        self.images = lab.root / "bare"
+        lab.start("one")
+        wait_for(lambda: True if (self.work / "ready").exists() else None, "it does not start", 60)
+
+    def gap(self, action: Callable[[], object]) -> float:
+        """The longest time the container stood still meanwhile."""
+        (self.work / "gaps").write_text("")
+        action()
+        time.sleep(0.1)
+        return max(map(float, (self.work / "gaps").read_text().split()), default=0.0)
+
+    def bare(self, *options: str) -> None:
+        shutil.rmtree(self.images, ignore_errors=True)
+        self.lab.runc("checkpoint", *options, "--image-path", self.images, "--work-path", self.lab.root, "one")
+
+    def ours(self, *options: str) -> dict[str, object]:
+        root = self.lab.runtime_root
+        answer = self.lab.answer("container", "checkpoint", "one", "--root", root, "--key", "k", *options)
+        assert isinstance(answer, dict)
+        return answer
+
+
+@contextmanager
+def subject(bench: Bench, ballast: int) -> Iterator[Subject]:
+    from tests.conftest import missing
+    from tests.lab import lab
+
+    if reason := missing("criu"):
+        raise Missing(reason)
+    with lab(bench.fresh("containers").resolve()) as made:
+        yield Subject(made, ballast)
+
+
+def freeze(bench: Bench) -> list[Row]:
+    ballast = 25_000_000 if bench.quick else 200_000_000
+    with subject(bench, ballast) as one:
+        one.ours("--leave-running")  # later generations are the usual case
+        sides = {
+            "holdfast": lambda: one.gap(lambda: one.ours("--leave-running")),
+            "runc": lambda: one.gap(lambda: one.bare("--leave-running")),
+        }
+        found = interleave(bench.rounds, sides)
+    work = f"standing still, {ballast // 1_000_000} MB, left running"
+    peer = "runc checkpoint"
+    return [Row(work, found["holdfast"], peer, found["runc"], 1.15, "share", milliseconds)]
+
+
+def generations(bench: Bench) -> list[Row]:
+    ballast = 25_000_000 if bench.quick else 200_000_000
+    with subject(bench, ballast) as one:
+        for _ in range(GENERATIONS):
+            one.ours("--leave-running")
+        with holdfast.open(one.lab.store) as store:
+            stored = [float(found.stored_bytes) for found in store.list("container:k")]
+        one.bare("--leave-running")
+        size = float(sum(path.stat().st_size for path in one.images.iterdir()))
+    log(f"  first {mib(stored[0])}, further ones {', '.join(mib(added) for added in stored[1:])}")
+    work = f"{GENERATIONS} generations, 1 % of {ballast // 1_000_000} MB changed"
+    return [
+        Row(work, [sum(stored)], "the first", [stored[0]], 1.2, "share", mib),
+        Row(work, [sum(stored)], f"{GENERATIONS} dumps", [GENERATIONS * size], 8.0, "faster", mib),
+    ]
+
+
+def restore(bench: Bench) -> list[Row]:
+    ballast = 25_000_000 if bench.quick else 200_000_000
+    with subject(bench, ballast) as one:
+        lab = one.lab
+        tar, upper = lab.root / "upper.tar", one.bundle / "upper"
+        one.ours("--leave-running")
+        one.bare("--leave-running")
+        lab.run("tar", "-C", upper, "--xattrs", "--acls", "-cpf", tar, ".")
+
+        def timed(action: Callable[[], object]) -> float:
+            lab.remove("one")
+            started = time.perf_counter()
+            action()
+            return time.perf_counter() - started
+
+        def bare() -> None:
+            lab.run("tar", "-C", upper, "--xattrs", "--acls", "-xpf", tar)
+            lab.runc("restore", "--detach", "--image-path", one.images, "--work-path", lab.root, "--bundle", one.bundle,
+                     "one", stdout=None)  # fmt: skip
+
+        sides = {
+            "holdfast": lambda: timed(lambda: lab.holdfast("container", "restore", "k")),
+            "runc": lambda: timed(bare),
+        }
+        found = interleave(bench.rounds, sides)
+    work = f"back again, {ballast // 1_000_000} MB"
+    return [Row(work, found["holdfast"], "tar + runc restore", found["runc"], 1.3, "share", seconds)]
+
+
+def pass_through(bench: Bench) -> list[Row]:
+    front = Path(runtime.__file__).with_name("holdfast-runc")
+    with subject(bench, 1_000_000) as one:
+        root = str(one.lab.runtime_root)
+        runc = shutil.which("runc") or "runc"
+
+        def call(program: str) -> float:
+            started = time.perf_counter()
+            null = os.open(os.devnull, os.O_WRONLY)
+            words = [program, "--root", root, "state", "one"]
+            pid = os.posix_spawn(program, words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1)])
+            os.waitpid(pid, 0)
+            os.close(null)
+            return time.perf_counter() - started
+
+        found = interleave(30 * bench.rounds, {"holdfast": lambda: call(str(front)), "runc": lambda: call(runc)})
+    row = Row("state of a container that did not opt in", found["holdfast"], "runc", found["runc"], 1.4, "share")
+    row.show = milliseconds
+    return [row]
