@@ -716,7 +716,7 @@ def test_a_missing_sync_would_be_noticed(
     (source / "file").write_text("x")
     loaded = save(cm, holdfast.Tree(source))
     monkeypatch.setattr(restore, "_SYNC_EACH_UP_TO", 0)
-    monkeypatch.setattr(restore, "_sync", lambda table, root: None)
+    monkeypatch.setattr(restore, "_sync", lambda table, root, wishes: None)
     assert steps_of_restoring(loaded, tmp_path / "out", monkeypatch)[:2] == ["write", "rename"]
 
 

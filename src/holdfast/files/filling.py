@@ -23,6 +23,7 @@ from .table import APART, BLOCK_DEVICE, CHARACTER_DEVICE, DIRECTORY, FIFO, FILE,
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WORKERS = 4
 _EMPTY_AT_ONCE = 256
+_TASK_BYTES = 1 << 20
 _TYPES = {FIFO: stat.S_IFIFO, CHARACTER_DEVICE: stat.S_IFCHR, BLOCK_DEVICE: stat.S_IFBLK}
 _NO_ID = 0xFFFFFFFF  # to chown(2): leave as it is
 
@@ -131,6 +132,8 @@ class Filling:
             yield partial(self._write_empty, empty[first : first + _EMPTY_AT_ONCE]), 0
         if self._stream is None:
             return
+        group: list[tuple[Entry, list[Part]]] = []  # small chunks are looked up and read together
+        size = 0
         for entry, parts in parts_of_chunks(self._table, self._stream):
             for part in parts:
                 if part.start == 0 and part.size_bytes < self._table.data_bytes(part.row):
@@ -138,17 +141,31 @@ class Filling:
                         fd = self._create(part.row)
                         self._large[part.row] = _LargeFile(fd, self._table.data_bytes(part.row))
                         os.ftruncate(fd, self._table.size[part.row])
-            yield partial(self._write_chunk, self._stream, entry, parts), entry.size_bytes
+            group.append((entry, parts))
+            size += entry.size_bytes
+            if size >= _TASK_BYTES:
+                yield partial(self._write_chunks, self._stream, group), size
+                group, size = [], 0
+        if group:
+            yield partial(self._write_chunks, self._stream, group), size
 
     def _write_empty(self, rows: list[int]) -> None:
         for row in rows:
             with self._naming(row), self._created(row) as fd:
                 os.ftruncate(fd, self._table.size[row])
 
-    def _write_chunk(self, stream: StoredStream, entry: Entry, parts: list[Part]) -> None:
-        chunk = self._buffer(entry.size_bytes)
-        if not entry.is_zero:
-            stream.reader.read([(entry, chunk)], of=stream.of)
+    def _write_chunks(self, stream: StoredStream, group: list[tuple[Entry, list[Part]]]) -> None:
+        memory = self._buffer(sum(entry.size_bytes for entry, _ in group))
+        placed, offset = [], 0
+        for entry, _ in group:
+            placed.append((entry, memory[offset : offset + entry.size_bytes]))
+            offset += entry.size_bytes
+        if wanted := [(entry, chunk) for entry, chunk in placed if not entry.is_zero]:
+            stream.reader.read(wanted, of=stream.of)
+        for (entry, parts), (_, chunk) in zip(group, placed, strict=True):
+            self._write_chunk(entry, parts, chunk)
+
+    def _write_chunk(self, entry: Entry, parts: list[Part], chunk: memoryview) -> None:
         for part in parts:
             data = chunk[part.offset : part.offset + part.size_bytes]
             with self._naming(part.row):
