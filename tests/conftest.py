@@ -142,6 +142,22 @@ def _chromium() -> str | None:
     return _command("chromium")
 
 
+def _netns() -> str | None:
+    """Network namespaces joined by a cable: two hosts on one machine."""
+    if reason := _root() or _command("ip"):
+        return reason
+    name = f"hf-probe-{os.getpid()}"
+    try:
+        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, timeout=30)
+        veth = ["ip", "link", "add", f"hfp{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name]
+        subprocess.run(veth, check=True, capture_output=True, timeout=30)
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces ({_output(error)})"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+    return None
+
+
 _PROBES: dict[str, Callable[[], str | None]] = {
     "containerd": lambda: _command("containerd", "ctr"),
     "chromium": _chromium,
@@ -149,6 +165,7 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "ext4": _ext4,
     "faketime": _faketime,
     "podman": _podman,
+    "netns": _netns,
     "postgres": _postgres,
     "power_cut": _power_cut,
     "root": _root,

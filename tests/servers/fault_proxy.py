@@ -12,29 +12,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 FAULTS = ("lost request", "lost answer", "busy", "error", "cut off")
+HARSH = (*FAULTS, "late", "spoilt request", "spoilt answer")  # late: it arrives after it was taken for lost
 
 
 class FaultProxy:
     """`rate` of the requests meet a fault, drawn with `seed`; `struck` counts which."""
 
-    def __init__(self, target: str, *, rate: float, seed: int) -> None:
+    def __init__(self, target: str, *, rate: float, seed: int, faults: tuple[str, ...]) -> None:
         self.target = urlsplit(target).netloc
         self.rate = rate
+        self.faults = faults
+        self.late: list[threading.Thread] = []
         self.struck: Counter[str] = Counter()
         self._dice = random.Random(seed)
         self._lock = threading.Lock()
 
     def draw(self) -> str:
         with self._lock:
-            fault = self._dice.choice(FAULTS) if self._dice.random() < self.rate else ""
+            fault = self._dice.choice(self.faults) if self._dice.random() < self.rate else ""
             self.struck[fault] += 1
             return fault
 
 
 @contextmanager
-def fault_proxy(target: str, *, rate: float, seed: int = 1) -> Iterator[tuple[str, FaultProxy]]:
+def fault_proxy(
+    target: str, *, rate: float, seed: int = 1, faults: tuple[str, ...] = FAULTS
+) -> Iterator[tuple[str, FaultProxy]]:
     """The address of a proxy to `target`, and the proxy itself."""
-    proxy = FaultProxy(target, rate=rate, seed=seed)
+    proxy = FaultProxy(target, rate=rate, seed=seed, faults=faults)
 
     class Handler(_Handler):
         pass
@@ -49,7 +54,15 @@ def fault_proxy(target: str, *, rate: float, seed: int = 1) -> Iterator[tuple[st
     finally:
         server.shutdown()
         thread.join()
+        for each in proxy.late:
+            each.join()
         server.server_close()
+
+
+def _spoilt(data: bytes) -> bytes:
+    """The same with one bit turned, in the middle."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if data else data
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -62,10 +75,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if fault == "lost request":
             return
+        if fault == "late":
+            self.proxy.late.append(threading.Timer(0.1, self._forward, (body,)))
+            self.proxy.late[-1].start()
+            return
         if fault in ("busy", "error"):
             self._answer(503 if fault == "busy" else 500, [], b"<Error><Code>SlowDown</Code></Error>")
             return
+        if fault == "spoilt request" and body:
+            body = _spoilt(body)
         status, headers, data = self._forward(body)
+        if fault == "spoilt answer" and "/packs/" in self.path and status in (200, 206):
+            data = _spoilt(data)
         if fault == "lost answer":
             return
         self._answer(status, headers, data, cut=len(data) // 2 if fault == "cut off" else None)

@@ -27,6 +27,9 @@ NAMES = (
     "training",
     "copies",
     "containers",
+    "s3_faults",
+    "database_crashes",
+    "partitions",
     "mutants",
     "model",
 )

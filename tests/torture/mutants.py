@@ -161,6 +161,9 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     "lease token not checked": (
         lambda: mock.patch.object(holdfast.index.writes.Writes, "_check_lease", return_value=False),
     ),
+    "lease token not checked by PostgreSQL": (
+        lambda: mock.patch("holdfast.index.postgres_writes._check_lease", return_value=False),
+    ),
 }
 
 
