@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,21 @@ def test_a_store_through_faults(postgres: Cluster, s3: str) -> None:
     numbers = through_faults(postgres.empty_database(), s3, runs=25)
     assert numbers["runs"] == 25
     assert all(numbers[fault] for fault in HARSH), numbers
+
+
+@pytest.mark.mutant
+@pytest.mark.requires("postgres", "s3")
+def test_puts_without_a_checksum_are_noticed(postgres: Cluster, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.blobs import objects
+
+    real = objects.from_url
+
+    def without(url: str, *, checksum_algorithm: str = "", **options: Any) -> Any:
+        return real(url, **options)
+
+    monkeypatch.setattr(objects, "from_url", without)
+    with pytest.raises(Violation):
+        through_faults(postgres.empty_database(), s3, runs=100, faults=("spoilt request",))
 
 
 @pytest.mark.requires("postgres", "netns")

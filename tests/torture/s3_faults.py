@@ -18,7 +18,9 @@ from tests.servers.fault_proxy import HARSH, fault_proxy
 from .ledger import Violation
 
 
-def through_faults(database: str, s3: str, *, runs: int, seconds: float = 1e9, seed: int = 1) -> dict[str, float]:
+def through_faults(
+    database: str, s3: str, *, runs: int, seconds: float = 1e9, seed: int = 1, faults: tuple[str, ...] = HARSH
+) -> dict[str, float]:
     """Save, load and compare, delete, gc, through the proxy; at the end everything is read without it."""
     draw = random.Random(f"s3 {seed}")
     common = np.random.default_rng(seed).integers(0, 256, 1 << 20, dtype="u1")
@@ -27,7 +29,7 @@ def through_faults(database: str, s3: str, *, runs: int, seconds: float = 1e9, s
     spoilt = done = 0
     end = time.monotonic() + seconds
     before = os.environ["AWS_ENDPOINT_URL"]
-    with fault_proxy(s3, rate=0.25, seed=seed, faults=HARSH) as (address, proxy):
+    with fault_proxy(s3, rate=0.25, seed=seed, faults=faults) as (address, proxy):
         os.environ["AWS_ENDPOINT_URL"] = address
         try:
             with holdfast.open(url) as store:
@@ -55,7 +57,7 @@ def through_faults(database: str, s3: str, *, runs: int, seconds: float = 1e9, s
         report = store.verify()
         if not report.is_ok:
             raise Violation(f"{report.problems}")
-    struck = {fault: proxy.struck[fault] for fault in HARSH}
+    struck = {fault: proxy.struck[fault] for fault in faults}
     return {"runs": done, "lost": 0, "false conflicts": 0, "spoilt answers noticed": spoilt, **struck}
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from obstore import delete, get_range, head, put
@@ -395,8 +395,12 @@ def connect(url: str) -> ObjectBlobs:
     endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
     if parts.scheme == "s3" and endpoint.startswith("http://"):
         options["allow_http"] = True  # whoever names such an endpoint means it
+    # Not every server compares what arrives with the digest in its signature; all compare it with a checksum.
+    checks: Any = {"checksum_algorithm": "SHA256"} if parts.scheme == "s3" else {}
     try:
-        store = from_url(f"{parts.scheme}://{parts.netloc}", client_options=options, retry_config={"max_retries": 0})
+        store = from_url(
+            f"{parts.scheme}://{parts.netloc}", client_options=options, retry_config={"max_retries": 0}, **checks
+        )
     except (BaseError, ValueError) as error:
         raise Validation(
             f"{url} cannot be used: {_short(error)}", hint="use s3://bucket/prefix, gs://… or az://…"
