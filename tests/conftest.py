@@ -121,7 +121,7 @@ def _criu() -> str | None:
 
 
 def _podman() -> str | None:
-    return _criu() or _command("podman", "gcc", "checkpointctl")
+    return _criu() or _command("podman", "gcc", "checkpointctl", "containerd", "ctr")
 
 
 def _runc() -> str | None:

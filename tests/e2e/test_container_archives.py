@@ -41,7 +41,7 @@ def _podman(*words: str | Path) -> None:
 
 @pytest.mark.requires("podman")
 @pytest.mark.xdist_group("criu")
-def test_podman_to_podman_through_the_store() -> None:
+def test_podman_to_podman_through_the_store_and_what_ctr_writes() -> None:
     with tempfile.TemporaryDirectory(prefix="hf-") as folder:  # podman takes no long paths
         _round(Path(folder))
 
@@ -71,6 +71,12 @@ def _round(work: Path) -> None:
         assert (found["engine"], found["container_name"]) == (engine, "counter")
         assert found["process_tree"]["command"] == "counter"
         assert found["statistics"]["pages_written"] == shown.statistics.values["pages_written"]
+    _podman("ctr", work, work / "ctr.tar")
+    made = inspect_archive(work / "ctr.tar")
+    assert made.config.name.startswith("archive-")
+    assert made.config.image_name == "localhost/counter:1"
+    assert made.commands == {1: ("/counter",)}
+    assert {("data.log", "file"), ("etc/gone", "deleted")} <= set(made.changes)
     _podman("thaw", work, work / "podman.tar")
     counted = (work / "data.log").read_text().split()
     assert len(counted) > frozen_at

@@ -100,4 +100,5 @@ process_command = click.Group(
     callback=pass_on,
     params=shared_options(),
     help="Freeze processes without a container, and bring them back. Needs root and CRIU: holdfast container doctor.",
+    epilog="JSON: holdfast process COMMAND --help says what each one answers",
 )

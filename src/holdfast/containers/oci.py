@@ -35,6 +35,7 @@ _INDEX_TYPES = (INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v
 _MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.v2+json")
 
 _REFERENCE = "org.opencontainers.image.ref.name"
+_CONTAINERD_NAME, _CONTAINERD_IMAGE = "io.containerd.image.name", "image.name"
 _SPEC_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 CONTAINERD_RUNTIME = "io.containerd.checkpoint.runtime"
 CONTAINERD_SNAPSHOTTER = "io.containerd.checkpoint.snapshotter"
@@ -81,7 +82,13 @@ def _unpack_containerd(
             shutil.copyfile(_blob(layout, one), directory / ROOTFS_DIFF)
         elif media_type == CONTAINERD_CONFIG_TYPE:
             (directory / SPEC).write_text(json.dumps(_spec(_blob(layout, one))))
-    config = {"rootfsImageName": facts.get(_REFERENCE), "runtime": facts.get(CONTAINERD_RUNTIME)}
+    made = re.match(r"containerd\.io/checkpoint/([^:/]{1,200}):", str(facts.get(_CONTAINERD_NAME)))
+    config = {
+        "id": made[1] if made else "",
+        "name": made[1] if made else "",
+        "rootfsImageName": facts.get(_CONTAINERD_IMAGE) or facts.get(_REFERENCE),
+        "runtime": facts.get(CONTAINERD_RUNTIME),
+    }
     (directory / CONFIG).write_text(json.dumps(config))
 
 
@@ -98,7 +105,7 @@ def _spec(path: Path) -> dict[str, Any]:
 
 
 def _index(layout: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """(blobs that indexes name, manifests that they name, annotations of the indexes)."""
+    """(blobs that indexes name, manifests that they name, annotations about the indexes)."""
     from .archive import read_json
 
     named: list[dict[str, Any]] = []
@@ -112,11 +119,16 @@ def _index(layout: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], di
             media_type = one.get("mediaType")
             if media_type in _INDEX_TYPES:
                 waiting.append(_read(layout, one))
+                facts |= _annotations(one)
             else:
                 (manifests if media_type in _MANIFEST_TYPES else named).append(one)
-        found = document.get("annotations")
-        facts |= found if isinstance(found, dict) else {}
+        facts |= _annotations(document)
     return named, manifests, facts
+
+
+def _annotations(document: Mapping[str, Any]) -> dict[str, Any]:
+    found = document.get("annotations")
+    return found if isinstance(found, dict) else {}
 
 
 def _read(layout: Path, descriptor: Mapping[str, Any]) -> dict[str, Any]:
