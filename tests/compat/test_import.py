@@ -509,3 +509,30 @@ def test_local_times(old: Path, store: holdfast.CheckpointManager, monkeypatch: 
         monkeypatch.delenv("TZ")
         time.tzset()
         os.environ.pop("TZ", None)
+
+
+def test_a_checkpoint_whose_metadata_is_cut(old: Path, store: holdfast.CheckpointManager) -> None:
+    geo.core(old, "9f0c_a_1753401600", {"x": 1}, register=False, metadata={"phase": "a", "deep": {"n": [1]}})
+    geo.core(old, "9f0c_b_1753401600", {"x": 2}, register=False)
+    (old / "9f0c_b_1753401600" / "metadata.json").write_text('{"checkpoint_id": "9f0c_b_17')
+    report = bring_twice(old, store)
+    assert store.get("9f0c_a_1753401600").metadata["legacy"]["metadata"] == {"phase": "a", "deep": {"n": [1]}}  # type: ignore[index]
+    assert "metadata.json: JSON ends" in reasons(report, Verdict.CORRUPTED)[0]
+    assert store.restore("9f0c:salvaged") == {"x": 2}
+
+
+def test_files_that_are_just_being_written(old: Path, store: holdfast.CheckpointManager) -> None:
+    text = json.dumps(artemis.card("c", {"a": artemis.stage("a", 0)}))
+    path = put(old, "c.json", text[:-40])
+    report = bring(str(old), store, Options(is_watching=True))
+    assert report.imported == 0
+    assert "may just be written" in reasons(report, Verdict.SKIPPED)[0]
+    os.utime(path, (1, 1))
+    assert bring(str(old), store, Options(is_watching=True)).of(Verdict.CORRUPTED)
+
+
+def test_only_processors_are_wanted(old: Path, store: holdfast.CheckpointManager) -> None:
+    geo.core(old, "9f0c_a_1753401600", {"x": 1})
+    state = {"processor_state": {}, "processed_items": ["a"]}
+    geo.core(old, "P_1753401600", state, level="step", parent_id=None, metadata={"processor": "P"})
+    assert bring(str(old), store, Options(form="geo-memory")).by_format == {"geo-memory": 1}

@@ -68,7 +68,7 @@ def test_watch_brings_what_is_new(old: Path, tmp_path: Path) -> None:
         first = ""
         while not first.endswith("\n}\n"):
             first += process.stdout.readline()
-        assert json.loads(first)["imported"] == 7
+        assert json.loads(first)["imported"] == 6  # the one that is cut may just be written
         jobs.write(old, jobs.checkpoint("job", "s9", {"n": 9}, 9))
         until = time.monotonic() + 60
         with holdfast.open(tmp_path / "store") as store:

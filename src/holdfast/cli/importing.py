@@ -64,7 +64,7 @@ def import_command(
 
     if watch and dry_run:
         raise click.UsageError("--watch and --dry-run exclude each other")
-    options = Options(form, _prefix(job_prefix), allow, files)
+    options = Options(form, _prefix(job_prefix), allow, files, is_watching=watch)
     began = time.monotonic()
     with progress("looking", unit="checkpoints") as report:
         plan = look(source, options, progress=report)

@@ -10,19 +10,22 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+import ormsgpack
 
 from holdfast.errors import InvalidName
 from holdfast.model import MAX_STEP_CHARACTERS, CheckpointLevel, CheckpointStatus, parse_name
 
 Document = dict[str, Any]
+Progress = Callable[[int, int], None]  # (done, total)
 
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_VALUES = 4_000_000  # so that a file of nothing but brackets cannot fill the memory
-MAX_JSON_DEPTH = 200
 MAX_TEXT_CHARACTERS = 500  # of what an old file may put into metadata and reports
+SALVAGED = ":salvaged"  # ends the name of a job beside the real one: what is in it is no state to resume from
 MOST_PATHS = 100  # placeholders named for one checkpoint
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:@+-]+")
@@ -96,6 +99,7 @@ class Options:
     job_prefix: str = ""
     allow: tuple[str, ...] = ()
     files: str = "."
+    is_watching: bool = False  # the old system is at work: a file that is cut may just be written
 
 
 class Unreadable(Exception):
@@ -105,6 +109,10 @@ class Unreadable(Exception):
         super().__init__(reason)
         self.reason = reason
         self.salvaged = salvaged
+
+
+class Refused(Unreadable):
+    """A pickle that names what is not harmless: whole, perhaps, but not to be trusted."""
 
 
 # Names
@@ -155,7 +163,10 @@ def digest(content: bytes | str) -> str:
 
 
 def digest_of_document(document: object) -> str:
-    return digest(json.dumps(document, sort_keys=True, separators=(",", ":"), default=repr))
+    try:
+        return digest(ormsgpack.packb(document, option=ormsgpack.OPT_SORT_KEYS))
+    except TypeError:  # numbers of any size, halves of characters, keys that are no text
+        return digest(json.dumps(document, sort_keys=True, separators=(",", ":"), default=repr))
 
 
 # Times
@@ -177,10 +188,6 @@ def microseconds(value: object) -> int | None:
     except (ValueError, OverflowError, OSError):
         return None
     return found if 0 <= found < 253_402_300_800_000_000 else None  # year 1970 to 9999
-
-
-def iso(value: int) -> str:
-    return datetime.fromtimestamp(value / 1_000_000, UTC).isoformat()
 
 
 # JSON
@@ -304,6 +311,15 @@ def placeholders(value: object, path: str = "") -> Iterator[str]:
             yield from placeholders(item, f"{path}[{number}]")
 
 
+def small_json(value: object, most_bytes: int = 32 << 10) -> object:
+    """The value where it fits into metadata as it is, else None."""
+    try:
+        fits = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode()) <= most_bytes
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return value if fits else None
+
+
 def texts(value: object) -> list[str]:
     """The texts of a list; [] for anything else."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else []
@@ -315,6 +331,3 @@ def mapping(value: object) -> Document:
 
 def number(value: object, default: int = 0) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
-
-
-Progress = Callable[[int, int], None]

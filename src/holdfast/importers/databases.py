@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from holdfast.errors import NotFound, Unavailable
+from holdfast.errors import NotFound, Unavailable, Validation
 
 from . import artemis, geo_core
 from .common import (
@@ -126,6 +126,8 @@ def open_postgres(url: str) -> Iterator[Any]:
         raise Unavailable(
             f"the database does not answer: {clean(error)}", hint="check the URL and the server"
         ) from error
+    except psycopg.Error as error:
+        raise Validation(f"the database refuses: {clean(error)}", hint="are its tables those of the format?") from error
 
 
 def postgres_tables(db: Any) -> set[str]:
@@ -209,8 +211,10 @@ def _parents_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[
     for row in rows:
         line: list[Mapping[str, Any]] = []
         current: Mapping[str, Any] | None = row
-        while current is not None and current["checkpoint_id"] not in given and current not in line:
+        passed: set[str] = set()
+        while current is not None and (own_id := current["checkpoint_id"]) not in given and own_id not in passed:
             line.append(current)
+            passed.add(own_id)
             current = by_id.get(current["parent_id"])
         for found in reversed(line):
             given.add(found["checkpoint_id"])

@@ -28,7 +28,7 @@ class Entry:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Listing:
     """One folder: its files and folders by name, and what was passed over."""
 
@@ -51,14 +51,15 @@ def check_root(source: str | os.PathLike[str]) -> str:
 
 
 def walk(root: str) -> Iterator[Listing]:
-    """The folders below `root`, parents first, in the order of their names. The caller may empty `folders` to stop."""
+    """The folders below `root`, parents first, by name. Those the caller takes out of `folders` are passed over."""
     pending = [(root, "", 0)]
     while pending:
         path, shown, depth = pending.pop()
         listing = list_folder(path, shown)
+        if depth == MAX_DEPTH and listing.folders:
+            deep = Finding(Verdict.SKIPPED, clean(shown), f"folders more than {MAX_DEPTH} deep are not looked into")
+            listing.findings, listing.folders = (*listing.findings, deep), ()
         yield listing
-        if depth == MAX_DEPTH:
-            continue
         pending += [
             (os.path.join(path, name), os.path.join(shown, name), depth + 1) for name in reversed(listing.folders)
         ]
@@ -78,10 +79,15 @@ def list_folder(path: str, shown: str) -> Listing:
                     if not os.path.lexists(os.path.join(entry.path, MARKER)):  # a store beside old files is none
                         folders.append(entry.name)
                 elif entry.is_file(follow_symlinks=False):
-                    size_bytes = entry.stat(follow_symlinks=False).st_size
+                    try:
+                        size_bytes = entry.stat(follow_symlinks=False).st_size
+                    except FileNotFoundError:
+                        continue  # deleted meanwhile
                     files[entry.name] = Entry(entry.path, entry.name, clean(where), size_bytes)
                 else:
                     findings.append(Finding(Verdict.SKIPPED, clean(where), "no regular file"))
+    except FileNotFoundError:
+        pass  # deleted meanwhile
     except OSError as error:
         raise storage_error("read", path, error) from error
     return Listing(path, shown, files, tuple(folders), tuple(findings))
@@ -97,16 +103,16 @@ def read_file(entry: Entry, limit: int = MAX_JSON_BYTES) -> bytes:
         if error.errno == errno.ELOOP:
             raise Unreadable("a link; links are never followed") from None
         raise Unreadable(f"cannot be opened: {error.strerror}") from None
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
             raise Unreadable("no regular file")
+        if found.st_size > limit:
+            raise Unreadable(f"more than {limit:,} bytes")
         try:
-            data = file.read(limit + 1)
+            return file.read(found.st_size) or b""  # what is written behind that meanwhile is for the next time
         except OSError as error:
             raise Unreadable(f"cannot be read: {error.strerror}") from None
-    if len(data) > limit:
-        raise Unreadable(f"more than {limit:,} bytes")
-    return data
 
 
 def is_plain_name(name: object) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.model import CheckpointLevel, CheckpointStatus
 
 from .common import (
+    SALVAGED,
     Document,
     Draft,
     Finding,
@@ -30,14 +31,15 @@ from .common import (
     microseconds,
     name_of,
     parse_json,
+    small_json,
     step_of,
 )
-from .folder import Entry, Listing, is_plain_name, list_folder, read_file
+from .folder import Listing, is_plain_name, list_folder, read_file
 from .unpickling import MAX_PICKLE_BYTES, Pickles
 
 CORE, MEMORY = "geo-core", "geo-memory"
 REGISTRY, METADATA = "registry.json", "metadata.json"
-SALVAGED = ":salvaged"
+UNREADABLE = "unreadable"  # why nothing else is known of a checkpoint
 
 LEVELS = {
     "pipeline": CheckpointLevel.PIPELINE,
@@ -46,8 +48,12 @@ LEVELS = {
     "step": CheckpointLevel.STEP,
     "substep": CheckpointLevel.SUBSTEP,
 }
-_SUFFIX = re.compile(r"\.(?:pkl|pickle)(?:\.gz)?")
+_SUFFIX = re.compile(r"\.(?:pkl|pickle)(?:\.gz)?$")
 _ID_TAIL = re.compile(r"_\d{6,}$")
+
+
+def is_pickle_name(name: str) -> bool:
+    return _SUFFIX.search(name) is not None
 
 
 def is_metadata(document: object) -> bool:
@@ -65,11 +71,14 @@ def owned_folders(listing: Listing, registry: Mapping[str, Document]) -> dict[st
         if name in registry:
             known[name] = registry[name]
             continue
+        if not os.path.lexists(os.path.join(listing.path, name, METADATA)):
+            continue
         inside = list_folder(os.path.join(listing.path, name), os.path.join(listing.shown, name))
         if METADATA in inside.files:
             try:
                 document = parse_json(read_file(inside.files[METADATA]))
-            except Unreadable:
+            except Unreadable as problem:
+                known[name] = {"checkpoint_id": name, UNREADABLE: f"{METADATA}: {problem.reason}"}
                 continue
             if is_metadata(document):
                 known[name] = document
@@ -116,8 +125,8 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
     if status == "deleted":
         yield Finding(Verdict.SKIPPED, shown, "it was deleted")
         return
-    files = {e.name: e for e in inside.files.values() if _SUFFIX.search(e.name)}
     problems = list(_file_problems(about, inside))
+    problems += [clean(about[UNREADABLE])] if UNREADABLE in about else []
     problems += ["the old system had marked it as corrupted"] if status == "corrupted" else []
     state: dict[str, Any] = {}
     checksum = hashlib.sha256()
@@ -130,7 +139,7 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
             problems.append(f"{entry.name}: {problem.reason}")
             continue
         checksum.update(os.fsencode(entry.name) + data)
-        if entry.name in files:
+        if is_pickle_name(entry.name):
             try:
                 state[_SUFFIX.sub("", entry.name)] = pickles.read(data)
             except Unreadable as problem:
@@ -144,6 +153,8 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
         yield Finding(Verdict.CORRUPTED, shown, "; ".join(problems) or "it has no data", ())
         return
     made = _draft(name, about, state, shown, options, checksum.hexdigest(), extra)
+    if about.get("metadata") and small_json(about["metadata"]) is None:
+        yield Finding(Verdict.LOSSY, shown, "its metadata is too large to be kept", ("metadata",))
     if problems:
         made.job += SALVAGED
         made.id, made.parent = None, None
@@ -186,8 +197,8 @@ def _draft(
         metadata={
             "legacy": legacy(
                 MEMORY if is_process else CORE, id=old_id, level=about.get("level"), experiment=about.get("parent_id"),
-                status=about.get("status"), checksum=about.get("checksum"), **_short(details),
-            )
+                status=about.get("status"), checksum=about.get("checksum"),
+            ) | {"metadata": small_json(details)}
         },
         status=CheckpointStatus.ARCHIVED if about.get("status") == "archived" else CheckpointStatus.CREATED,
     )  # fmt: skip
@@ -218,16 +229,3 @@ def _experiment(old_id: str, details: Document) -> str:
             return left.removeprefix(word) or left
     phase = details.get("phase")
     return left.removesuffix(f"_{phase}") if isinstance(phase, str) else left.rpartition("_")[0] or left
-
-
-def _short(details: Document) -> dict[str, object]:
-    return {
-        key: value
-        for key, value in details.items()
-        if isinstance(key, str) and key.isidentifier() and isinstance(value, str | int | float | bool)
-        and key not in ("id", "level", "experiment", "status", "checksum", "form")
-    }  # fmt: skip
-
-
-def entries_of(files: Iterable[Entry]) -> list[Entry]:
-    return [entry for entry in files if _SUFFIX.search(entry.name)]

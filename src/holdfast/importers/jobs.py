@@ -9,6 +9,7 @@ from holdfast.model import CheckpointLevel
 from holdfast.workflow import ApprovalStatus, ExecutionState, StepState
 
 from .common import (
+    SALVAGED,
     Document,
     Draft,
     Finding,
@@ -24,7 +25,6 @@ from .common import (
 )
 
 FORM = "jobs"
-SALVAGED = ":salvaged"  # a job beside the real one: what is in it is no state to resume from
 EXECUTION_PREFIX = "exec_"
 
 

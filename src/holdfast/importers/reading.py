@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from .common import (
     Finding,
     Found,
     Options,
+    Refused,
     Unreadable,
     Verdict,
     clean,
@@ -30,6 +32,7 @@ PLAIN = "json-dir"
 SQLITE_MAGIC = b"SQLite format 3\0"
 HELD_BYTES = 32 << 20  # documents of one folder that are kept in memory; those beyond are read again
 SMALL_BYTES = 64 << 10
+SETTLED_S = 5.0  # a file that was not changed for so long is not being written
 
 _SORTS: dict[str, Callable[[Any], int]] = {
     artemis.FORM: artemis.time_of,
@@ -71,7 +74,7 @@ def read_source(source: str, options: Options) -> Found:
             return
         for listing in walk(root):
             yield from listing.findings
-            yield from _read_folder(listing, options, pickles, root)
+            yield from _read_folder(listing, options, pickles)
 
 
 def _read_single(path: str, options: Options, pickles: Pickles) -> Found:
@@ -79,18 +82,20 @@ def _read_single(path: str, options: Options, pickles: Pickles) -> Found:
     name = os.path.basename(path)
     if name in whole.files:
         alone = Listing(whole.path, "", {name: whole.files[name]}, (), ())
-        yield from _read_folder(alone, options, pickles, whole.path)
+        yield from _read_folder(alone, options, pickles)
 
 
-def _read_folder(listing: Listing, options: Options, pickles: Pickles, root: str) -> Found:
+def _read_folder(listing: Listing, options: Options, pickles: Pickles) -> Found:
     registry, problem = geo_core.read_registry(listing)
     if problem is not None:
         yield problem
     owned = geo_core.owned_folders(listing, registry)
     if options.form in ("auto", geo_core.CORE, geo_core.MEMORY):
-        yield from geo_core.drafts(listing, registry, owned, options, pickles)
+        for made in geo_core.drafts(listing, registry, owned, options, pickles):
+            if isinstance(made, Finding) or options.form in ("auto", made.form):
+                yield made
     # The folders of these checkpoints hold nothing else: the walk passes them over.
-    object.__setattr__(listing, "folders", tuple(name for name in listing.folders if name not in owned))
+    listing.folders = tuple(name for name in listing.folders if name not in owned)
     found = Sorted()
     for entry in listing.files.values():
         if entry.name in (geo_core.REGISTRY, geo_core.METADATA) and (registry or problem or _is_core(entry)):
@@ -120,7 +125,12 @@ def _is_core(entry: Entry) -> bool:
 def _stages(listing: Listing, found: Sorted, options: Options) -> Found:
     stages = [paper for paper in found.papers if paper.form == geo_stages.FORM]
     found.papers = [paper for paper in found.papers if paper.form != geo_stages.FORM]
-    documents = [(paper.read(), paper.entry.shown) for paper in stages]
+    documents = []
+    for paper in stages:
+        try:
+            documents.append((paper.read(), paper.entry.shown))
+        except Unreadable as error:
+            yield Finding(Verdict.SKIPPED, paper.entry.shown, f"it changed meanwhile: {error.reason}")
     cut = frozenset(paper.entry.shown for paper in stages if paper.is_cut)
     yield from geo_stages.drafts(documents, listing.path, options, cut)
 
@@ -150,18 +160,23 @@ def _sort(entry: Entry, found: Sorted, options: Options, pickles: Pickles) -> Fo
             yield Finding(Verdict.CORRUPTED, entry.shown, "empty")
         else:
             yield Finding(Verdict.SKIPPED, entry.shown, "no checkpoint of a known format")
+    except Refused as problem:
+        yield Finding(Verdict.SKIPPED, entry.shown, problem.reason)
     except Unreadable as problem:
         yield Finding(Verdict.CORRUPTED, entry.shown, problem.reason)
 
 
 def _head(entry: Entry) -> bytes:
-    with open(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        return file.read(SNIFF_BYTES)
+    try:
+        with open(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read(SNIFF_BYTES)
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror}") from None
 
 
 def _is_pickle(entry: Entry, head: bytes) -> bool:
     is_marked = len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
-    return is_marked or head[:2] == b"\x1f\x8b" or bool(geo_core.entries_of([entry]))
+    return is_marked or head[:2] == b"\x1f\x8b" or geo_core.is_pickle_name(entry.name)
 
 
 def _sort_pickle(entry: Entry, found: Sorted, options: Options, pickles: Pickles) -> Found:
@@ -180,6 +195,9 @@ def _sort_json(entry: Entry, data: bytes, found: Sorted, options: Options) -> Fo
         document = parse_json(data)
     except Unreadable as problem:
         document, is_cut = problem.salvaged, True
+        if options.is_watching and time.time() - os.path.getmtime(entry.path) < SETTLED_S:
+            yield Finding(Verdict.SKIPPED, entry.shown, "it may just be written; the next look will tell")
+            return
         if form_of(document, "auto") is None:
             yield Finding(Verdict.CORRUPTED, entry.shown, f"{problem.reason}; nothing of it can be used")
             return

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import struct
 import subprocess
 import sys
 import time
@@ -22,15 +21,12 @@ import ormsgpack
 from holdfast import codec
 from holdfast.errors import CheckpointError, Unavailable, Validation
 
-from .common import Unreadable, clean
+from .common import Refused, Unreadable, clean
+from .unpickling_child import FAILED, HEAD, OK, REFUSED
 
 MAX_PICKLE_BYTES = 256 << 20
 MAX_ANSWER_BYTES = 1 << 30
 WALL_S = 120.0
-HEAD = struct.Struct("<BQ")
-OK, REFUSED, FAILED = 0, 1, 2
-
-CLASS = "$class"  # the key under which a dictionary says which class it was
 
 
 def parse_allowed(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -40,6 +36,15 @@ def parse_allowed(names: tuple[str, ...]) -> tuple[str, ...]:
         if not module or not cls.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
             raise Validation(f"--allow {clean(name)}: not the name of a class", hint="write it as module.Class")
     return names
+
+
+# Isolated from the environment, the current directory and the user's own packages; where ours are is told, last.
+_START = "import sys; sys.path += sys.argv[1:]; from holdfast.importers.unpickling_child import serve; serve()"
+
+
+def _library_paths() -> list[str]:
+    here = os.getcwd()
+    return [path for path in sys.path if os.path.isabs(path) and path != here]
 
 
 class Pickles:
@@ -69,7 +74,7 @@ class Pickles:
         if status == REFUSED:
             names = [clean(name, 200) for name in json.loads(answer)]
             how = " ".join(f"--allow {name}" for name in names)
-            raise Unreadable(
+            raise Refused(
                 f"it names {', '.join(names)}, which is not among the harmless types; if these are plain records: {how}"
             )
         if status == FAILED:
@@ -86,7 +91,7 @@ class Pickles:
         self.close()
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-I", "-m", "holdfast.importers.unpickling_child"],
+                [sys.executable, "-I", "-c", _START, *_library_paths()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

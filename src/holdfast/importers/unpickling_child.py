@@ -1,4 +1,4 @@
-"""The process in which old pickles are read: `python -m holdfast.importers.unpickling_child`.
+"""The process in which old pickles are read; `unpickling` starts it.
 
 Defences, each enough for most: the table of names below, in which nothing calls anything; limits on memory, time, files
 and their sizes; a system-call filter without network, new programs and changes to the file system; a network name space
@@ -13,14 +13,12 @@ import datetime
 import gzip
 import io
 import json
-import os
 import pickle  # nosec B403 - the point of this module
 import platform
 import resource
 import struct
 import sys
 import zlib
-from collections.abc import Callable
 from typing import Any, Self
 
 import ormsgpack
@@ -33,9 +31,9 @@ MAX_PLAIN_BYTES = 512 << 20  # of a pickle that was gzipped
 MAX_VALUES = 4_000_000
 MAX_DEPTH = 200
 CPU_S = 60
-_HEAD = struct.Struct("<BQ")
-_OK, _REFUSED, _FAILED = 0, 1, 2
-_CLASS = "$class"
+HEAD = struct.Struct("<BQ")
+OK, REFUSED, FAILED = 0, 1, 2
+CLASS = "$class"  # the key under which a dictionary says which class it was
 
 KNOWN = (
     "src.base.tile_processor.ProcessingCheckpoint",
@@ -166,7 +164,7 @@ class Converter:
 
     def _record(self, record: Record, depth: int) -> dict[str, Any]:
         inside = record.__dict__
-        found: dict[str, Any] = {_CLASS: record.name}
+        found: dict[str, Any] = {CLASS: record.name}
         for key, value in inside["fields"].items():
             found[key if isinstance(key, str) else repr(key)[:200]] = self.plain(value, depth + 1)
         for part in ("args", "state", "items", "pairs"):
@@ -185,23 +183,23 @@ def read(data: bytes, allowed: frozenset[str]) -> tuple[int, bytes]:
             with gzip.open(io.BytesIO(data)) as file:
                 data = file.read(MAX_PLAIN_BYTES + 1)
             if len(data) > MAX_PLAIN_BYTES:
-                return _FAILED, f"unpacked it takes more than {MAX_PLAIN_BYTES:,} bytes".encode()
+                return FAILED, f"unpacked it takes more than {MAX_PLAIN_BYTES:,} bytes".encode()
         reader = Reader(io.BytesIO(data), allowed)
         try:
             value = reader.load()
         finally:
             if reader.refused:
-                return _REFUSED, json.dumps(list(reader.refused)[:50]).encode()  # noqa: B012 - what counts is the name
+                return REFUSED, json.dumps(list(reader.refused)[:50]).encode()  # noqa: B012 - what counts is the name
         encoded = codec.encode(Converter().plain(value))
-        return _OK, ormsgpack.packb([encoded.tree, [bytes(b) for b in encoded.buffers if isinstance(b, memoryview)]])
+        return OK, ormsgpack.packb([encoded.tree, [bytes(b) for b in encoded.buffers if isinstance(b, memoryview)]])
     except CheckpointError as error:
-        return _FAILED, f"it holds something that cannot be kept: {error.message}".encode("utf-8", "replace")
+        return FAILED, f"it holds something that cannot be kept: {error.message}".encode("utf-8", "replace")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        return _FAILED, f"it is cut off or damaged: {error}".encode("utf-8", "replace")
+        return FAILED, f"it is cut off or damaged: {error}".encode("utf-8", "replace")
     except MemoryError:
-        return _FAILED, f"reading it takes more than {MEMORY_BYTES:,} bytes of memory".encode()
+        return FAILED, f"reading it takes more than {MEMORY_BYTES:,} bytes of memory".encode()
     except Exception as error:  # noqa: BLE001 - whatever a damaged pickle leads to
-        return _FAILED, f"no readable pickle: {type(error).__name__}: {error}".encode("utf-8", "replace")
+        return FAILED, f"no readable pickle: {type(error).__name__}: {error}".encode("utf-8", "replace")
 
 
 def confine() -> None:
@@ -256,9 +254,9 @@ def serve() -> None:
     try:
         confine()
     except OSError as error:
-        _give(sink, _FAILED, str(error).encode())
+        _give(sink, FAILED, str(error).encode())
         return
-    _give(sink, _OK, b"")
+    _give(sink, OK, b"")
     while data := _take(source):
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         resource.setrlimit(resource.RLIMIT_CPU, (int(used) + CPU_S, resource.RLIM_INFINITY))
@@ -266,21 +264,14 @@ def serve() -> None:
 
 
 def _take(source: Any) -> bytes:
-    head = source.read(_HEAD.size)
-    if len(head) < _HEAD.size:
+    head = source.read(HEAD.size)
+    if len(head) < HEAD.size:
         return b""
-    data: bytes = source.read(_HEAD.unpack(head)[1])
+    data: bytes = source.read(HEAD.unpack(head)[1])
     return data
 
 
 def _give(sink: Any, status: int, answer: bytes) -> None:
-    sink.write(_HEAD.pack(status, len(answer)))
+    sink.write(HEAD.pack(status, len(answer)))
     sink.write(answer)
     sink.flush()
-
-
-_main: Callable[[], None] = serve
-
-if __name__ == "__main__":
-    os.umask(0o077)
-    _main()
