@@ -536,3 +536,18 @@ def test_only_processors_are_wanted(old: Path, store: holdfast.CheckpointManager
     state = {"processor_state": {}, "processed_items": ["a"]}
     geo.core(old, "P_1753401600", state, level="step", parent_id=None, metadata={"processor": "P"})
     assert bring(str(old), store, Options(form="geo-memory")).by_format == {"geo-memory": 1}
+
+
+def test_into_an_encrypted_store(old: Path, tmp_path: Path) -> None:
+    jobs.write(old, jobs.checkpoint("job", "secret-step", {"n": "very secret text"}))
+    put(old, "c.json", artemis.card("c", {"a": artemis.stage("a", 0, result={"x": "very secret text" * 9000})}))
+    key = bytes(range(32))
+    with holdfast.open(tmp_path / "store", key=key, encrypt_names=True) as store:
+        bring_twice(old, store)
+        assert store.restore("job") == {"n": "very secret text"}
+        assert store.verify().is_ok
+        legacy: Any = store.list("job")[0].metadata["legacy"]
+        assert legacy["id"] == "secret-step_1763461834_00000000"
+    written = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert b"very secret" not in written
+    assert b"secret-step" not in written

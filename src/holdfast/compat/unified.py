@@ -81,8 +81,8 @@ class CheckpointStorage:
         )
         created_us = round(checkpoint.created_at.timestamp() * 1_000_000)
         named = replace(request, checkpoint_id=CheckpointId(name_of(checkpoint.checkpoint_id)), created_us=created_us)
-        saved = self.store._commit(named, codec.encode(checkpoint.data))
-        return f"{self.store.place}#{saved}"
+        self.store._commit(named, codec.encode(checkpoint.data))
+        return f"{self.store.place}#{named.checkpoint_id}"
 
     def load(self, checkpoint_id: str) -> CheckpointData:
         """With its data, verified; NotFound, or Corrupted."""

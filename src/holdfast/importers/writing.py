@@ -6,6 +6,7 @@ was continued in the store since it was imported is left alone: its newest check
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,8 @@ from holdfast.chunks import INLINE_BYTES
 from holdfast.errors import CheckpointError, Conflict, LeaseHeld, NotFound, StorageError
 from holdfast.manager import CheckpointManager
 from holdfast.manifest import Manifest, pack_manifest
-from holdfast.model import CheckpointId, CheckpointStatus, new_checkpoint_id
-from holdfast.ports import IdTaken, NewCheckpoint
+from holdfast.model import CheckpointId, CheckpointStatus
+from holdfast.ports import IdTaken, KeysChanged, NewCheckpoint
 from holdfast.records import new_record
 from holdfast.request import Request, parse_request
 
@@ -104,13 +105,24 @@ class Writer:
         if not records:
             return
         try:
-            self._store.index.commit([record for _, record in records], actor=self._manager.actor)
+            self._commit([record for _, record in records])
         except (IdTaken, NotFound, Conflict):
             for ready, record in records:  # one of them is special; find out which
                 self._commit_alone(ready, record)
         else:
             for ready, _ in records:
                 self._count(ready.draft)
+
+    def _commit(self, records: Sequence[NewCheckpoint]) -> None:
+        try:
+            self._store.index.commit(records, actor=self._manager.actor)
+        except KeysChanged:
+            self._store.refresh_keys()
+            self._store.index.commit(records, actor=self._manager.actor)
+
+    def _hides_names(self) -> bool:
+        """Old IDs begin with the names of steps: a store that hides these keeps the IDs in its sealed metadata only."""
+        return self._store.vault is not None and self._store.vault.hides_names
 
     def _new_ones(self, batch: Sequence[_Ready]) -> list[_Ready]:
         """Those that the store does not have, and whose jobs are nobody else's."""
@@ -145,7 +157,11 @@ class Writer:
         request = self._with_parent(ready)
         created_us = request.created_us or _now_us()
         packed = pack_manifest(Manifest(ready.encoded.tree))
-        checkpoint_id = request.checkpoint_id or new_checkpoint_id(request.step, created_us)
+        checkpoint_id = request.checkpoint_id
+        if checkpoint_id is None or self._hides_names():
+            checkpoint_id = self._store.new_id(request.step, created_us)
+            if request.checkpoint_id is not None:
+                self._renamed[request.checkpoint_id] = checkpoint_id
         record = new_record(
             request, checkpoint_id, created_us, len(ready.encoded.tree), packed, content=ready.encoded.tree
         )
@@ -158,7 +174,7 @@ class Writer:
     def _commit_alone(self, ready: _Ready, record: NewCheckpoint) -> None:
         for _ in range(3):
             try:
-                self._store.index.commit([record], actor=self._manager.actor)
+                self._commit([record])
             except IdTaken:
                 record = replace(record, id=self._other_id(ready, record.id))
             except NotFound:
@@ -177,7 +193,7 @@ class Writer:
         """Another checkpoint has the ID: an older version of the same one, or that of another job."""
         request = ready.request
         if request.checkpoint_id is None:
-            return new_checkpoint_id(request.step, request.created_us or _now_us())
+            return self._store.new_id(request.step, request.created_us or _now_us())
         other = CheckpointId(f"{taken[:110]}@{digest(f'{request.job}/{ready.draft.key}')[:12]}")
         self._renamed[request.checkpoint_id] = other
         if not self._is_same_job(taken, request.job):
@@ -195,6 +211,8 @@ class Writer:
         if not self._new_ones([ready]):
             return
         request = self._with_parent(ready)
+        if self._hides_names():
+            request = replace(request, checkpoint_id=None)
         if request.parent is not None and not self._store.knows(request.parent):
             why = f"its parent {request.parent} is not there; it has none now"
             self._report.find(Finding(Verdict.LOSSY, ready.draft.source, why))
@@ -219,6 +237,4 @@ class Writer:
 
 
 def _now_us() -> int:
-    import time
-
     return time.time_ns() // 1000
