@@ -14,6 +14,7 @@ from . import (
     agents,
     arrays,
     containers,
+    encryption,
     gpu,
     history,
     importers,
@@ -50,6 +51,7 @@ CONTAINERS: Rows = {
     "restore": containers.restore,
     "pass-through": containers.pass_through,
 }
+ENCRYPTION: Rows = {"arrays": encryption.arrays, "small": encryption.small_saves}
 SUITES = {
     "store": STORE,
     "pipelines": PIPELINES,
@@ -58,6 +60,7 @@ SUITES = {
     "containers": CONTAINERS,
     "importers": IMPORTERS,
     "gpu": GPU,
+    "encryption": ENCRYPTION,
 }
 
 

@@ -59,6 +59,7 @@ class DataKey:
     def __init__(self, secret: bytes, store_id: str, namespace: str) -> None:
         self._secret = secret
         self._place = bound(store_id.encode(), namespace.encode())
+        self._kinds: dict[str, bytes] = {}  # the beginning of what an envelope is bound to, by its kind
         self._naming = hmac.digest(secret, b"holdfast chunk names", "sha256")
 
     @cached_property
@@ -71,17 +72,15 @@ class DataKey:
 
     def seal(self, kind: str, identity: bytes, data: Buffer) -> bytes:
         """An envelope of `data`, bound to `kind` and `identity`."""
-        sealed = bytearray(len(data) + OVERHEAD_BYTES)
-        self.seal_into(kind, identity, data, memoryview(sealed))
-        return bytes(sealed)
+        place, random = self._bound_to(kind, identity), os.urandom(24)
+        cipher = self._cipher(place, random[:12])
+        return b"\xe1" + self.id + random + cipher.encrypt(random[12:], data, place)
 
     def seal_into(self, kind: str, identity: bytes, data: Buffer, sealed: memoryview) -> None:
-        random = os.urandom(24)
-        salt, nonce = random[:12], random[12:]
-        _HEAD.pack_into(sealed, 0, MAGIC, self.id, salt, nonce)
-        place = self._place + bound(kind.encode(), identity)
-        key = hmac.digest(self._secret, place + salt, "sha256")
-        AESGCM(key).encrypt_into(nonce, data, place, sealed[_HEAD.size :])
+        """The same in memory that is there already, for large ones."""
+        place, random = self._bound_to(kind, identity), os.urandom(24)
+        _HEAD.pack_into(sealed, 0, MAGIC, self.id, random[:12], random[12:])
+        self._cipher(place, random[:12]).encrypt_into(random[12:], data, place, sealed[_HEAD.size :])
 
     def open(self, kind: str, identity: bytes, sealed: Buffer) -> bytes:
         plain = bytearray(max(0, len(sealed) - OVERHEAD_BYTES))
@@ -93,15 +92,23 @@ class DataKey:
         if key_in(sealed) != self.id or len(target) != len(sealed) - OVERHEAD_BYTES:
             raise Corrupted("its envelope is damaged", hint="run holdfast check")
         _, _, salt, nonce = _HEAD.unpack_from(sealed)
-        place = self._place + bound(kind.encode(), identity)
-        key = hmac.digest(self._secret, place + salt, "sha256")
+        place = self._bound_to(kind, identity)
         try:
-            AESGCM(key).decrypt_into(nonce, memoryview(sealed)[_HEAD.size :], place, target)
+            self._cipher(place, salt).decrypt_into(nonce, memoryview(sealed)[_HEAD.size :], place, target)
         except InvalidTag:
             raise Corrupted(
                 "it does not decrypt: it was changed, or belongs to another place",
                 hint="run holdfast check; restore an earlier checkpoint or another copy of the store",
             ) from None
+
+    def _bound_to(self, kind: str, identity: bytes) -> bytes:
+        begin = self._kinds.get(kind)
+        if begin is None:
+            begin = self._kinds[kind] = self._place + bound(kind.encode())
+        return begin + len(identity).to_bytes(4, "little") + identity
+
+    def _cipher(self, place: bytes, salt: bytes) -> AESGCM:
+        return AESGCM(hmac.digest(self._secret, place + salt, "sha256"))
 
 
 class NameKey:
