@@ -108,23 +108,28 @@ class ZipSink(Sink):
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["json", "zip", "dir", "jobs", "artemis"]),
-    help="One JSON file, a zip file, a directory, or a directory as the jobs system or artemis wrote it.  "
+    type=click.Choice(["json", "zip", "dir", "safetensors", "jobs", "artemis"]),
+    help="One JSON file, a zip file, a directory, a safetensors file, or a directory as the jobs system or artemis "
+    "wrote it.  "
     "[default: by the name of DEST]",
 )
 @click.option("--force", is_flag=True, help="Replace what is at DEST.")
 def export_command(session: Session, ref: str, dest: str, form: str | None, force: bool) -> None:
     """Write all checkpoints of JOB, or the one ID, to DEST as plain JSON, with arrays as .npy files beside it.
 
-    DEST is written whole or not at all. The format json puts arrays into the document, as base64.
+    DEST is written whole or not at all. The format json puts arrays into the document, as base64; safetensors takes
+    one checkpoint, the newest of JOB.
     """
     target = Path(dest)
-    chosen = form or {".json": "json", ".zip": "zip"}.get(target.suffix.lower(), "dir")
+    chosen = form or {".json": "json", ".zip": "zip", ".safetensors": "safetensors"}.get(target.suffix.lower(), "dir")
     with session.open() as manager, progress("exporting", unit="bytes") as report:
         checkpoints = _wanted(manager, ref)
         if chosen == "json":
             text = json.dumps(_document(manager, checkpoints), indent=2).encode() + b"\n"
             files, size_bytes = 1, place_file(target, lambda file: file.write(text), force=force)
+        elif chosen == "safetensors":
+            checkpoints = checkpoints[-1:]
+            files, size_bytes = 1, _to_safetensors(manager, checkpoints, target, force)
         elif chosen == "zip":
             files, size_bytes = _to_zip(manager, checkpoints, target, force, report)
         elif chosen in ("jobs", "artemis"):
@@ -140,6 +145,14 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
     else:
         what = f"{count_of(len(checkpoints), 'checkpoint')} → {style(safe(dest), 'name')}"
         click.echo(f"{what}  ({chosen}, {count_of(files, 'file')}, {size(size_bytes)})", err=True)
+
+
+def _to_safetensors(manager: CheckpointManager, checkpoints: list[Checkpoint], target: Path, force: bool) -> int:
+    from holdfast.integrations.safetensors import write_file
+
+    if not checkpoints:
+        raise Validation("there is no checkpoint to export", hint="holdfast jobs shows which jobs exist")
+    return place_file(target, lambda file: write_file(manager, checkpoints[0].id, file), force=force)
 
 
 def _to_old_layout(

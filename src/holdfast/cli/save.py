@@ -52,9 +52,9 @@ def save_command(
     metadata: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Save the JSON in FILE, or on stdin, as the next checkpoint of JOB, and print its ID.
+    """Save the JSON in FILE, or on stdin, or the tensors of a .safetensors file, as the next checkpoint of JOB.
 
-    When the ID is printed, the checkpoint survives kill -9 and power loss. STEP may be any text.
+    Prints its ID. When that is printed, the checkpoint survives kill -9 and power loss. STEP may be any text.
 
     With --file and --tree the state is an object of what they name, added to the object in FILE if there is
     one. Files unchanged since the last checkpoint of JOB are not read again.
@@ -81,6 +81,10 @@ def _state(file: str | None, files: tuple[str, ...], trees: tuple[str, ...], exc
     from holdfast.files import File, Tree
     from holdfast.jsonview import from_json
 
+    if file is not None and file.endswith(".safetensors") and not files and not trees:
+        from holdfast.integrations.safetensors import read_file
+
+        return read_file(file)
     if not files and not trees:
         return from_json(_read(file))
     state = {} if file is None else from_json(_read(file))

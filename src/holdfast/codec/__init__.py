@@ -50,6 +50,7 @@ None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are m
      38  polars                   [class, {shape, columns}, size, reference to Arrow IPC]
      39  pyarrow                  [class, {shape, columns}, size, reference to Arrow IPC]
     40…  Holdfast's own kinds     register_builtin
+     42  jax arrays, random keys  [dtype, [length…], kind of key or "", reference]
 """
 
 from __future__ import annotations

@@ -68,6 +68,7 @@ class Tag(IntEnum):
     PANDAS_SCALAR = 37
     POLARS = 38
     ARROW = 39
+    JAX = 42
 
 
 class ChunkedSource(Protocol):
@@ -277,6 +278,7 @@ _HOMES = {
     **dict.fromkeys(("decimal", "fractions", "zoneinfo"), "rare_types"),
     "numpy": "numpy_types",
     "torch": "torch_types",
+    **dict.fromkeys(("jax", "jaxlib"), "jax_types"),
     "pandas": "pandas_types",
     "polars": "polars_types",
     "pyarrow": "arrow_types",
@@ -294,6 +296,7 @@ _TAG_HOMES: dict[int, tuple[str, str]] = {
     Tag.TENSOR: ("torch_types", "torch"),
     Tag.SPARSE_TENSOR: ("torch_types", "torch"),
     Tag.TORCH_VALUE: ("torch_types", "torch"),
+    Tag.JAX: ("jax_types", "jax"),
     Tag.PANDAS: ("pandas_types", "pandas"),
     Tag.PANDAS_SCALAR: ("pandas_types", "pandas"),
     Tag.POLARS: ("polars_types", "polars"),

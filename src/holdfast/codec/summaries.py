@@ -164,6 +164,28 @@ def _torch_value(payload: bytes, ctx: DecodeContext) -> TypeSummary:
     return TypeSummary(f"torch.{cls}", 1, {"value": value})
 
 
+# Bytes per element of jax's dtypes, by their names there.
+JAX_DTYPES = {
+    **{name: size for name, size in TORCH_DTYPES.items() if not name.startswith(("float8", "float4", "complex32"))},
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"), 1),
+}
+
+
+def jax_parts(values: Any) -> tuple[str, tuple[int, ...], str, Any, int]:
+    """dtype, shape, kind of random key or nothing, reference and size of a jax array."""
+    dtype, lengths, kind, reference = values
+    if dtype not in JAX_DTYPES or type(kind) is not str:
+        raise ValueError(f"{dtype!r} is no dtype of jax")
+    shape = shape_of(lengths)
+    return dtype, shape, kind, reference, JAX_DTYPES[dtype] * math.prod(shape)
+
+
+def _jax(payload: bytes, ctx: DecodeContext) -> BufferSummary:
+    dtype, shape, kind, reference, size_bytes = jax_parts(ctx.unpack(payload))
+    return BufferSummary("jax key" if kind else "jax array", dtype, shape, size_bytes, **buffer_fields(reference))
+
+
 def table_parts(values: Any) -> tuple[str, dict[str, Any], int, Any]:
     """Class, what else is known of it, size and reference of a table stored as Arrow IPC."""
     cls, about, size_bytes, reference = values
@@ -211,6 +233,7 @@ leaf_outlines |= {
     Tag.NUMPY_SCALAR: _scalar,
     Tag.NUMPY_DTYPE: _dtype,
     Tag.TENSOR: _tensor,
+    Tag.JAX: _jax,
     Tag.SPARSE_TENSOR: _sparse_tensor,
     Tag.TORCH_VALUE: _torch_value,
     Tag.PANDAS_SCALAR: _pandas_scalar,
