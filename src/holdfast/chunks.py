@@ -164,6 +164,7 @@ class ChunkWriter:
         self._placed: list[Chunk] = []
         self._waiting: list[tuple[bytes, int, Encoding, bytes]] = []  # small chunks: digest, size, encoding, stored
         self._waiting_bytes = 0
+        self.inline: set[bytes] = set()  # those that went to the index, once finished
         self._writer: BlobWriter | None = None
         self._in_flight: list[Future[None]] = []
         self._streams = 0
@@ -308,6 +309,7 @@ class ChunkWriter:
         self.drain()
         if self._writer is None and self._waiting_bytes <= INLINE_BYTES:
             self._placed += [Chunk(d, n, len(s), e, data=s) for d, n, e, s in self._waiting]
+            self.inline.update(d for d, *_ in self._waiting)
         else:
             if self._waiting:
                 self._write_bundle(self._waiting)

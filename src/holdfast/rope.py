@@ -17,6 +17,7 @@ deletes whatever is not named in one transaction. So a save checks only the topm
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,10 +30,9 @@ from .errors import Corrupted
 DIGEST_BYTES = 32
 MAX_HEIGHT = 16
 _LEAST, _MOST = 3, 8  # digests in a group
+_FEW = 64  # pieces, which are looked through faster than a table of all is made
 _ENDS = 0x01  # one digest in two ends its group, once that is long enough: measured to store least
 
-# (height and digest of what the manifest names, digests below each, bytes of each) of a run
-Stack = tuple[list[tuple[int, bytes]], dict[bytes, list[bytes]], dict[bytes, bytes]]
 Read = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain bytes by digest
 
 
@@ -46,19 +46,59 @@ class Piece:
         self.digest = hashlib.sha256(data).digest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Digests of one height, where groups of them end, and the digest of each group."""
+
+    digests: list[bytes]
+    ends: list[int]
+    nodes: list[bytes]
+    new: slice  # the digests that an earlier level did not have at their place
+
+
 class Run:
-    """Pieces in a row. Saved again, it is not grouped again."""
+    """Pieces in a row. Saved again, it is not grouped again; of a run like an earlier one, only what differs is."""
 
-    pieces: Sequence[Piece]
+    def __init__(self, pieces: Sequence[Piece], earlier: Run | None = None) -> None:
+        self.pieces = pieces
+        self._levels: list[_Level] = []
+        self._nodes: dict[bytes, bytes] = {}  # the chunks above the pieces
+        known: list[_Level] = []
+        if earlier is not None and len(earlier._nodes) < len(pieces):  # else most of them are of runs before it
+            known = earlier._levels
+            self._nodes.update(earlier._nodes)
+        digests = [piece.digest for piece in pieces]
+        while digests:
+            level = _group(digests, known[len(self._levels)] if len(self._levels) < len(known) else None, self._nodes)
+            self._levels.append(level)
+            digests = level.nodes
+        self._new = pieces[self._levels[0].new] if self._levels else pieces
+        self.size_bytes = sum([len(piece.data) for piece in self._new])
+        if known and earlier is not None:
+            first, last = self._levels[0].new.start, self._levels[0].new.stop - len(pieces) + len(earlier.pieces)
+            gone = sum([len(piece.data) for piece in earlier.pieces[first:last]])
+            self.size_bytes += earlier.size_bytes - gone
+
+    @property
+    def tops(self) -> list[tuple[int, bytes]]:
+        """Height and digest of what the manifest names, in the order of the pieces."""
+        found: list[tuple[int, bytes]] = []
+        for height, level in enumerate(self._levels):
+            found[:0] = [(height, digest) for digest in level.digests[level.ends[-1] if level.ends else 0 :]]
+        return found
+
+    def data_of(self, digest: bytes, height: int) -> bytes:
+        if height:
+            return self._nodes[digest]
+        if len(self._new) <= _FEW:
+            for piece in self._new:
+                if piece.digest == digest:
+                    return piece.data
+        return self._data[digest]
 
     @cached_property
-    def size_bytes(self) -> int:
-        return sum(len(piece.data) for piece in self.pieces)
-
-    @cached_property
-    def stack(self) -> Stack:
-        return _stack(self.pieces)
+    def _data(self) -> dict[bytes, bytes]:
+        return {piece.digest: piece.data for piece in self.pieces}
 
 
 @dataclass(frozen=True)
@@ -84,45 +124,64 @@ def write_parts(tree: PartedTree, writer: ChunkWriter, known: Callable[[bytes], 
         if isinstance(part, bytes):
             packed.append(part)
             continue
-        tops, below, data = part.stack
-        packed += tops
-        waiting = [digest for _, digest in tops]
+        waiting = part.tops
+        packed += waiting
         while waiting:
-            digest = waiting.pop()
+            height, digest = waiting.pop()
             if digest in fresh:
                 continue
             named.append(digest)
             if known(digest) and writer.reuse(digest):
                 continue
-            fresh[digest] = data[digest]
-            waiting += below.get(digest, ())
+            data = fresh[digest] = part.data_of(digest, height)
+            if height:
+                waiting += [(height - 1, below) for below in _digests(data)]
     writer.add_named(fresh)
     return b"\x05" + ormsgpack.packb(packed), named
 
 
-def _stack(run: Sequence[Piece]) -> Stack:
-    data = {piece.digest: piece.data for piece in run}
-    below: dict[bytes, list[bytes]] = {}
-    tops: list[tuple[int, bytes]] = []
-    level, height = [piece.digest for piece in run], 0
-    while level:
-        above: list[bytes] = []
-        group: list[bytes] = []
-        for digest in level:
-            group.append(digest)
-            if len(group) >= _LEAST and (digest[0] & _ENDS or len(group) == _MOST):
-                above.append(_node(group, below, data))
-                group = []
-        tops = [(height, digest) for digest in group] + tops
-        level, height = above, height + 1
-    return tops, below, data
+def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, bytes]) -> _Level:
+    """Gather digests into groups, whose chunks are entered; groups before and after what differs are taken over."""
+    ends: list[int] = []
+    nodes: list[bytes] = []
+    start, same, settled, shift = 0, 0, len(digests), 0
+    known: dict[int, int] = {}
+    if earlier is not None:
+        shift = len(digests) - len(earlier.digests)
+        same = _common(digests, earlier.digests)
+        kept = bisect_right(earlier.ends, same)
+        ends, nodes = earlier.ends[:kept], earlier.nodes[:kept]
+        start = ends[-1] if ends else 0
+        behind = _common(digests[same:][::-1], earlier.digests[same:][::-1])
+        settled = len(digests) - behind
+        known = {end + shift: number for number, end in enumerate(earlier.ends[kept:], kept)}
+    first = start
+    for position in range(start, len(digests)):
+        length = position + 1 - first
+        if length >= _LEAST and (digests[position][0] & _ENDS or length == _MOST):
+            joined = b"".join(digests[first : position + 1])
+            node = hashlib.sha256(joined).digest()
+            chunks[node] = joined
+            first = position + 1
+            ends.append(first)
+            nodes.append(node)
+            if first >= settled and (number := known.get(first)) is not None and earlier is not None:
+                ends += [end + shift for end in earlier.ends[number + 1 :]]
+                nodes += earlier.nodes[number + 1 :]
+                break
+    return _Level(digests, ends, nodes, slice(same, settled))
 
 
-def _node(group: list[bytes], below: dict[bytes, list[bytes]], data: dict[bytes, bytes]) -> bytes:
-    joined = b"".join(group)
-    digest = hashlib.sha256(joined).digest()
-    below[digest], data[digest] = group, joined
-    return digest
+def _common(a: list[bytes], b: list[bytes]) -> int:
+    """How many digests both begin with."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def parts_of(packed: bytes) -> list[bytes | tuple[int, bytes]] | None:

@@ -74,7 +74,8 @@ class Store:
         self.blobs = blobs
         self.vault = vault
         self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
-        self._committed: OrderedDict[bytes, None] = OrderedDict()  # chunks of parted trees, as far as remembered
+        # Chunks of parted trees, as far as remembered; whether their bytes are in the index.
+        self._committed: OrderedDict[bytes, bool] = OrderedDict()
         self._groups: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
@@ -214,7 +215,7 @@ class Store:
         writer.release()
         with self._lock:
             for digest in named:
-                self._committed[digest] = None
+                self._committed[digest] = digest in writer.inline or self._committed.get(digest, False)
                 self._committed.move_to_end(digest)
             while len(self._committed) > _RECENT_DIGESTS:
                 self._committed.popitem(last=False)
@@ -248,7 +249,8 @@ class Store:
         Looks at the end of each pack only; a chunk damaged inside is found by reading it, that is by verify.
         """
         by_pack: dict[str, list[Chunk]] = {}
-        for chunk in self.index.locate(reused).values():
+        doubtful = [digest for digest in reused if not self._committed.get(digest)]  # not in the index itself
+        for chunk in self.index.locate(doubtful).values() if doubtful else ():
             if chunk.pack:
                 by_pack.setdefault(chunk.pack, []).append(chunk)
         for pack, chunks in by_pack.items():

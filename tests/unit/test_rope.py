@@ -104,3 +104,22 @@ def test_a_changed_chunk_is_noticed(store: holdfast.CheckpointManager) -> None:
 def test_nonsense_is_corrupted(packed: bytes) -> None:
     with pytest.raises(holdfast.Corrupted):
         parts_of(packed)
+
+
+@given(st.data())
+def test_a_run_made_from_an_earlier_one_is_the_same_run(data: st.DataObject) -> None:
+    rnd = random.Random(data.draw(st.integers(0, 1 << 32)))
+    pieces = [Piece(rnd.randbytes(rnd.randint(1, 20))) for _ in range(rnd.randint(0, 300))]
+    run = Run(pieces)
+    for _ in range(6):
+        at, gone = rnd.randint(0, len(pieces)), rnd.choice([0, 0, 1, 1, 2, 40])
+        new = [Piece(rnd.randbytes(9)) for _ in range(rnd.choice([0, 1, 1, 2, 30]))]
+        pieces = [*pieces[:at], *new, *pieces[at + gone :]]
+        run, whole = Run(pieces, run), Run(pieces)
+        assert (run.tops, run.size_bytes) == (whole.tops, whole.size_bytes)
+        waiting = whole.tops
+        while waiting:
+            height, digest = waiting.pop()
+            data_of = run.data_of(digest, height)
+            assert data_of == whole.data_of(digest, height)
+            waiting += [(height - 1, data_of[n : n + 32]) for n in range(0, len(data_of), 32)] if height else []

@@ -13,7 +13,10 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
+
+from .database import TRANSLATED, typed
 
 MAX_IDLE = 8
 FORK_WAIT_S = 10.0  # for what is under way; then the child does without the index
@@ -81,6 +84,41 @@ class Pool:
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+
+class Reading:
+    """`with Reading(…) as connection`: one that is lent, or the only one; SQLite's errors leave the block as ours.
+
+    A class, because reading is what small calls spend their time on, and contextlib costs as much as the query.
+    """
+
+    __slots__ = ("_connection", "_lock", "_name", "_pool")
+
+    def __init__(
+        self, name: str, pool: Pool | None, connection: sqlite3.Connection, lock: AbstractContextManager[object]
+    ) -> None:
+        self._name = name
+        self._pool = pool
+        self._connection = connection
+        self._lock = lock
+
+    def __enter__(self) -> sqlite3.Connection:
+        if self._pool is None:
+            self._lock.__enter__()
+            return self._connection
+        try:
+            self._connection = self._pool.take()
+        except TRANSLATED as error:
+            raise typed(error, self._name) from error
+        return self._connection
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._pool is None:
+            self._lock.__exit__(None, None, None)
+        else:
+            self._pool.give(self._connection)
+        if isinstance(error, TRANSLATED):
+            raise typed(error, self._name) from error
 
 
 class Forkable(Protocol):

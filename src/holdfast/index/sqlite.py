@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,9 +34,8 @@ from holdfast.ports import (
     References,
 )
 
-from .connections import FORK_WAIT_S, Pool, survive_forks
+from .connections import FORK_WAIT_S, Pool, Reading, survive_forks
 from .database import (
-    TRANSLATED,
     connect,
     is_encrypted,
     migrate,
@@ -48,7 +47,7 @@ from .database import (
 from .groupcommit import GroupCommit, Waiting
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sweeping import audit, integrity_problems, sweep
-from .writes import BATCH, Writes, find_chunks, missing
+from .writes import BATCH, MAX_JOBS, Writes, find_chunks, missing
 
 T = TypeVar("T")
 
@@ -134,6 +133,7 @@ class SqliteIndex:
         self._memory_lock = threading.RLock()
         self._writing = threading.Lock()  # held while a transaction of ours is open
         self._pool = Pool(self._connect_again)
+        self._numbers: dict[str, int] = {}  # of jobs that were asked for
         self._group = GroupCommit(self._run_batch)
 
     def before_fork(self) -> None:
@@ -266,21 +266,10 @@ class SqliteIndex:
                 hint="nothing was saved at that place; close this store and open the right one",
             )
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection for a `with` block. SQLite's errors leave it as ours."""
         self._check_open()
-        try:
-            if self._path is None:
-                with self._memory_lock:
-                    yield self._connection
-                return
-            connection = self._pool.take()
-            try:
-                yield connection
-            finally:
-                self._pool.give(connection)
-        except TRANSLATED as error:
-            raise typed(error, self._name) from error
+        return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
 
     def _connect_again(self) -> sqlite3.Connection:
         """Another connection to the file that was opened, which must still be the one at its path."""
@@ -375,9 +364,16 @@ class SqliteIndex:
         return found
 
     def _span(self, db: sqlite3.Connection, job: str) -> tuple[int, int] | None:
-        """First and last possible row of a job."""
-        found = db.execute("SELECT no FROM job WHERE ns_no = ? AND name = ?", (self._ns, job)).fetchone()
-        return None if found is None else (found[0] << SEQ_BITS, (found[0] + 1 << SEQ_BITS) - 1)
+        """First and last possible row of a job, whose number is its for ever."""
+        number = self._numbers.get(job)
+        if number is None:
+            found = db.execute("SELECT no FROM job WHERE ns_no = ? AND name = ?", (self._ns, job)).fetchone()
+            if found is None:
+                return None
+            if len(self._numbers) >= MAX_JOBS:
+                self._numbers.clear()
+            number = self._numbers[job] = found[0]
+        return number << SEQ_BITS, (number + 1 << SEQ_BITS) - 1
 
     def list(
         self,

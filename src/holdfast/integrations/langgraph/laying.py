@@ -34,12 +34,13 @@ class NeedsStreams(Exception):
 class Item:
     """One item of a list: encoded, cut, and a copy to compare with and to hand out copies of."""
 
-    __slots__ = ("_copy", "_lead", "data", "segments")
+    __slots__ = ("_alone", "_copy", "_lead", "data", "segments")
 
     def __init__(self, value: object) -> None:
         self.data = encode(value)
         self.segments = cut(self.data, value)
         self._lead: Piece | None = None
+        self._alone: tuple[list[Piece], bytes] | None = None
         self._copy = decode(self.data) if _is_copyable(value) else _NO_COPY
 
     def is_of(self, value: object) -> bool:
@@ -52,6 +53,14 @@ class Item:
             self._lead = Piece(data)
         return self._lead
 
+    @property
+    def alone(self) -> tuple[list[Piece], bytes]:
+        """Its pieces, and what is left after them, where nothing is left over from before it."""
+        if self._alone is None:
+            run: list[Piece] = []
+            self._alone = run, _extend(run, b"", self.segments, self)
+        return self._alone
+
     def value(self) -> object:
         """The value, shared with nobody."""
         return decode(self.data) if self._copy is _NO_COPY else _copy(self._copy)
@@ -63,8 +72,16 @@ _NO_COPY = object()
 class Channel:
     """The value of a channel, laid out: a list by its items, anything else by its bytes."""
 
-    def __init__(self, items: Sequence[Item] | None, data: bytes = b"", segments: Sequence[bytes | Piece] = ()) -> None:
+    def __init__(
+        self,
+        items: Sequence[Item] | None,
+        data: bytes = b"",
+        segments: Sequence[bytes | Piece] = (),
+        earlier: Run | None = None,
+    ) -> None:
+        """`earlier`: the run of a value like this one, if there is one."""
         self.items = items
+        self._earlier = earlier
         self._data = data
         self._segments = segments
 
@@ -74,27 +91,38 @@ class Channel:
     @cached_property
     def parts(self) -> tuple[bytes, Run | None, bytes]:
         """The value as bytes, a run where it is long enough for one, and bytes again."""
-        first, small = b"" if self.items is None else _array(len(self.items)), b""
         run: list[Piece] = []
-        for item, segment in self._all():
-            if isinstance(segment, bytes):
-                small += segment
-                if len(small) < SMALL_BYTES:
-                    continue
-                segment, small = Piece(small), b""
-            if not run:
-                first, small = first + small, b""
-            elif small:
-                run.append(Piece(small) if item is None else item.lead(small))
-                small = b""
-            run.append(segment)
-        return first, Run(run) if run else None, small
-
-    def _all(self) -> Iterator[tuple[Item | None, bytes | Piece]]:
         if self.items is None:
-            yield from ((None, segment) for segment in self._segments)
+            small = _extend(run, b"", self._segments)
+            first = b""
         else:
-            yield from ((item, segment) for item in self.items for segment in item.segments)
+            first, small = _array(len(self.items)), b""
+            for item in self.items:
+                if small or not run:
+                    small = _extend(run, small, item.segments, item)
+                else:
+                    pieces, small = item.alone
+                    run += pieces
+        if run and len(run[0].data) < SMALL_BYTES:  # what stands before the first long text stays in the manifest
+            first += run.pop(0).data
+        made = Run(run, self._earlier) if run else None
+        self._earlier = None  # it, and what came before it, may go
+        return first, made, small
+
+
+def _extend(run: list[Piece], small: bytes, segments: Sequence[bytes | Piece], item: Item | None = None) -> bytes:
+    """Append segments to a run, small ones joined; answers what is left over at the end."""
+    for segment in segments:
+        if isinstance(segment, bytes):
+            small += segment
+            if len(small) < SMALL_BYTES:
+                continue
+            segment, small = Piece(small), b""
+        elif small:
+            run.append(Piece(small) if item is None else item.lead(small))
+            small = b""
+        run.append(segment)
+    return small
 
 
 def lay_channel(value: Any, earlier: Channel | None = None) -> Channel:
@@ -104,7 +132,8 @@ def lay_channel(value: Any, earlier: Channel | None = None) -> Channel:
         return Channel(None, data, cut(data, value))
     known = earlier.items if earlier is not None and earlier.items is not None else ()
     same = [old if old.is_of(new) else Item(new) for old, new in zip(known, value, strict=False)]
-    return Channel([*same, *(Item(new) for new in value[len(same) :])])
+    run = earlier.parts[1] if earlier is not None and earlier.items is not None else None
+    return Channel([*same, *(Item(new) for new in value[len(same) :])], earlier=run)
 
 
 def lay_tree(head: bytes, channels: Mapping[str, Channel], names: tuple[str, str]) -> PartedTree:
