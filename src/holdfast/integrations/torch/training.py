@@ -37,6 +37,7 @@ class Training:
         self.job = job
         self.parts = parts
         self.step = 0
+        self._pending: PendingSave[Any] | None = None
 
     def state(self) -> dict[str, Any]:
         """All of it now; tensors are those of the parts themselves, not copies."""
@@ -49,10 +50,16 @@ class Training:
 
     def save_async(self, **options: Any) -> PendingSave[Any]:
         """Copy it, go on training, and have it durable later."""
-        return self.manager.save_async(self.job, f"step {self.step}", self.state(), **options)
+        self._pending = self.manager.save_async(self.job, f"step {self.step}", self.state(), **options)
+        return self._pending
 
     def resume(self, checkpoint_id: str | None = None) -> Checkpoint | None:
-        """Restore the newest checkpoint of the job, or the one that is named; None when there is none yet."""
+        """Restore the newest checkpoint of the job, or the one that is named; None when there is none yet.
+
+        Waits for this object's own save_async first.
+        """
+        if self._pending is not None:
+            self._pending.result()
         if checkpoint_id is None:
             found = self.manager.load_latest(self.job, device=self._device())
             if found is None:
