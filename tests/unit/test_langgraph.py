@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -397,3 +398,32 @@ def test_the_document_runs_as_it_stands(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
     (tmp_path / "agents.py").write_text("\n".join(blocks))
     subprocess.run([sys.executable, "agents.py"], check=True, cwd=tmp_path, timeout=100)
+
+
+def test_turns_wait_for_each_other(tmp_path: Path) -> None:
+    with HoldfastSaver(tmp_path / "s") as one, HoldfastSaver(tmp_path / "s") as two:
+
+        def talk(saver: HoldfastSaver) -> None:
+            graph = chat_graph(saver, lambda state: f"answer {len(state['messages'])}")
+            for _ in range(2):
+                with saver.turn("t"):
+                    graph.invoke({"messages": [HumanMessage("question")]}, CONFIG)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(talk, saver) for saver in (one, two, one)]:
+                done.result()
+        assert len(loaded(one)["messages"]) == 12
+        with one.turn("t"):
+            with pytest.raises(holdfast.LeaseHeld), two.turn("t", wait_s=0.05):
+                pass
+            with pytest.raises(holdfast.LeaseHeld):
+                chat_graph(two, lambda state: "late").invoke(
+                    {"messages": [HumanMessage("no turn")]}, CONFIG, durability="sync"
+                )
+
+        async def asynchronously() -> None:
+            async with two.aturn("t"):
+                await chat_graph(two, lambda state: "async").ainvoke({"messages": [HumanMessage("x")]}, CONFIG)
+
+        asyncio.run(asynchronously())
+        assert len(loaded(one)["messages"]) == 14

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -22,10 +24,10 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.serde.types import ERROR
 
-from holdfast import codec
-from holdfast.errors import Conflict, NotFound, UnsupportedType, Validation
+from holdfast import codec, lease
+from holdfast.errors import Conflict, LeaseHeld, NotFound, UnsupportedType, Validation
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint, CheckpointLevel
+from holdfast.model import Checkpoint, CheckpointLevel, Lease
 from holdfast.request import parse_request
 
 from . import history, names
@@ -34,6 +36,7 @@ from .memory import Laid, Memory
 
 PendingWrites = list[tuple[str, str, Any]]  # a name, because inside the class `list` is a method
 
+_dice = random.SystemRandom()
 _TREE = ("checkpoint", "channel_values")
 _WRITES = ("task", "values")
 _NO_PARENTS: dict[str, Any] = {"parents": {}}  # as almost always, and then not stored
@@ -52,6 +55,7 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         self._is_owner = not isinstance(store, CheckpointManager)
         self.manager = store if isinstance(store, CheckpointManager) else CheckpointManager(store)
         self._memory = Memory()
+        self._turns: dict[str, Lease] = {}
 
     @classmethod
     @contextmanager
@@ -82,6 +86,38 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """Types are allowed by registering them (holdfast.register), so there is nothing to derive."""
         return self
+
+    @contextmanager
+    def turn(self, thread_id: str, *, wait_s: float = 60.0) -> Iterator[None]:
+        """`with saver.turn("customer 7"): graph.invoke(…)`: waits for other turns of the thread, then keeps them out.
+
+        Across threads, processes and machines; LeaseHeld when it takes longer than `wait_s`. Whoever runs the thread
+        from another saver without taking a turn gets LeaseHeld at its first save.
+        """
+        job = names.prefix_of(thread_id)
+        until = time.monotonic() + wait_s
+        with ExitStack() as stack:
+            while True:
+                try:
+                    self._turns[job] = stack.enter_context(lease.hold(self.manager._store.index, job, ttl_s=30))
+                    break
+                except LeaseHeld:
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(_dice.uniform(0.01, 0.1))
+            try:
+                yield
+            finally:
+                del self._turns[job]
+
+    @asynccontextmanager
+    async def aturn(self, thread_id: str, *, wait_s: float = 60.0) -> AsyncIterator[None]:
+        turn = self.turn(thread_id, wait_s=wait_s)
+        await asyncio.to_thread(turn.__enter__)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(turn.__exit__, None, None, None)
 
     # Writing
 
@@ -119,6 +155,7 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
                 parent=parent_id,
                 metadata=plain,
                 idempotency_key=None if newest is None else f"after {newest}",
+                lease=self._turns.get(job),
             ),
             checkpoint_id=checkpoint_id,
             created_us=created_us,
@@ -167,7 +204,11 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
             task["path"] = task_path
         values = {str(n): _storable(channel, value) for n, (channel, value) in enumerate(writes)}
         request = parse_request(
-            job, "writes", level=CheckpointLevel.SUBSTEP, tags={"of": names.id_of(job, checkpoint_id).partition("@")[0]}
+            job,
+            "writes",
+            level=CheckpointLevel.SUBSTEP,
+            lease=self._turns.get(job),
+            tags={"of": names.id_of(job, checkpoint_id).partition("@")[0]},
         )
         try:
             laid: dict[str, Channel] = {name: lay_channel(value) for name, value in values.items()}
