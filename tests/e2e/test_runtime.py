@@ -74,7 +74,7 @@ def _engine(tmp_path: Path) -> Iterator[Engine]:
         yield Engine(made)
 
 
-KEPT = ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=counter")
+KEPT = ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=counter")
 
 
 @criu
@@ -255,13 +255,13 @@ def spec_of(*environment: str) -> dict[str, Any]:
 def test_wishes() -> None:
     assert wish_of(spec_of("PATH=/bin")) is None
     assert wish_of(spec_of("HOLDFAST_CHECKPOINT=0")) is None
-    wish = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=web"))
+    wish = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=web"))
     assert wish is not None
     assert (wish.key, wish.restore, wish.policy, wish.tries) == ("web", "latest", "fresh", 1)
-    older = wish_of(spec_of("ARCH_ENABLE=1", "HOLDFAST_KEY=web", "RESTORE_FROM=web_1_abcdef01"))
+    older = wish_of(spec_of("ARCH_ENABLE=1", "HOLDFAST_WORKLOAD=web", "RESTORE_FROM=web_1_abcdef01"))
     assert older is not None
     assert older.restore == "web_1_abcdef01"
-    retry = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=a", "HOLDFAST_POLICY=retry:4"))
+    retry = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=a", "HOLDFAST_POLICY=retry:4"))
     assert retry is not None
     assert retry.tries == 4
 
@@ -283,6 +283,6 @@ def test_keys_stay_in_their_namespace() -> None:
 @pytest.mark.parametrize("wrong", ["HOLDFAST_POLICY=maybe", "HOLDFAST_POLICY=retry:0", "HOLDFAST_RESTORE=../x"])
 def test_wishes_that_cannot_be(wrong: str) -> None:
     with pytest.raises(holdfast.Validation):
-        wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_KEY=web", wrong))
-    with pytest.raises(holdfast.Validation, match="HOLDFAST_KEY"):
+        wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=web", wrong))
+    with pytest.raises(holdfast.Validation, match="HOLDFAST_WORKLOAD"):
         wish_of(spec_of("HOLDFAST_CHECKPOINT=1"))

@@ -2,7 +2,7 @@
 
     HOLDFAST_CHECKPOINT=1         holdfast.dev/checkpoint: "1"     keep it when it is asked to stop
     HOLDFAST_RESTORE=latest|ID|no holdfast.dev/restore             where it begins; latest, if there is one, by default
-    HOLDFAST_KEY=name             holdfast.dev/key                 which workload it is; in Kubernetes not needed
+    HOLDFAST_WORKLOAD=name        holdfast.dev/key                 which workload it is; in Kubernetes not needed
     HOLDFAST_POLICY=fresh|fail|retry:N  holdfast.dev/policy        what to do when it cannot be restored
 
 ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. Where things are kept is
@@ -39,21 +39,22 @@ def wish_of(spec: Mapping[str, Any]) -> Wish | None:
     environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
     notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
 
-    def asked(name: str, *older: str) -> str:
-        found = notes.get(f"holdfast.dev/{name}") or environment.get(f"HOLDFAST_{name.upper()}")
-        return found or next((value for one in older if (value := environment.get(one) or notes.get(one))), "")
+    def asked(note: str, *names: str) -> str:
+        """An annotation of ours, else the first of these in the environment or among the annotations."""
+        found = notes.get(f"holdfast.dev/{note}")
+        return found or next((value for name in names if (value := environment.get(name) or notes.get(name))), "")
 
-    restore = asked("restore", "RESTORE_FROM", "kybernate.io/restore-from")
-    is_kept = _is_yes(asked("checkpoint")) or _is_yes(environment.get("ARCH_ENABLE", ""))
+    restore = asked("restore", "HOLDFAST_RESTORE", "RESTORE_FROM", "kybernate.io/restore-from")
+    is_kept = _is_yes(asked("checkpoint", "HOLDFAST_CHECKPOINT", "ARCH_ENABLE"))
     if not is_kept and restore in ("", "no"):
         return None
     if notes.get("io.kubernetes.cri.container-type") == "sandbox":
         return None
-    policy, _, count = (asked("policy") or "fresh").partition(":")
+    policy, _, count = (asked("policy", "HOLDFAST_POLICY") or "fresh").partition(":")
     if policy not in ("fresh", "fail", "retry") or (count and not re.fullmatch("[1-9]", count)):
-        raise Validation(f"policy {asked('policy')!r}", hint="use fresh, fail or retry:N, N from 1 to 9")
+        raise Validation(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
     return Wish(
-        key=_key(asked("key"), notes),
+        key=_key(asked("key", "HOLDFAST_WORKLOAD"), notes),
         restore=parse_name("restore", restore or "latest"),
         policy="fail" if policy == "fail" else "fresh",
         tries=int(count or 3) if policy == "retry" else 1,
@@ -68,7 +69,7 @@ def _key(given: str, notes: Mapping[str, str]) -> str:
     elif given:
         parts = [given]
     else:
-        raise Validation("a container asks to be kept and does not say as what", hint="set HOLDFAST_KEY")
+        raise Validation("a container asks to be kept and does not say as what", hint="set HOLDFAST_WORKLOAD")
     return parse_name("key", "+".join(_OTHER.sub(lambda found: f"+{ord(found[0]):02x}", part) for part in parts))
 
 
