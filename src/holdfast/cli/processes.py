@@ -6,7 +6,7 @@ import click
 
 from holdfast.asjson import checkpoint_json
 
-from .container_freeze import chosen_options, dump_options, print_kept
+from .container_freeze import chosen_options, dump_options, gpu_option, print_kept
 from .session import Number, Session, emit, pass_on, shared_options, store_command
 from .tables import print_facts
 from .text import safe, size
@@ -16,14 +16,21 @@ from .text import safe, size
 @click.argument("pid")
 @click.option("--key", metavar="NAME", required=True, help="Under which name it is kept.")
 @click.option("--leave-running", is_flag=True, help="Let it run on afterwards.")
+@gpu_option
 @dump_options
-def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool, **options: bool) -> None:
+def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool, gpu: str, **options: bool) -> None:
     """Freeze process PID and its descendants into the store, with the files they have open for writing."""
+    from holdfast.containers.cuda import GpuMemory
     from holdfast.containers.processes import freeze_process, parse_pid
 
     with session.open(create=True) as manager:
         frozen = freeze_process(
-            manager, parse_pid(pid), key=key, leave_running=leave_running, options=chosen_options(options)
+            manager,
+            parse_pid(pid),
+            key=key,
+            leave_running=leave_running,
+            options=chosen_options(options),
+            companions=[GpuMemory(gpu)],
         )
     if session.as_json:
         emit(
@@ -48,6 +55,7 @@ def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool
 @click.option("--every", "every_s", type=float, metavar="SECONDS", help="Keep a checkpoint this often.")
 @click.option("--fresh", is_flag=True, help="Start anew, whatever is kept.")
 @click.option("--keep", is_flag=True, help="Keep the checkpoints also when the command has ended well.")
+@gpu_option
 @dump_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run_command(
@@ -56,6 +64,7 @@ def run_command(
     every_s: float | None,
     fresh: bool,
     keep: bool,
+    gpu: str,
     command: tuple[str, ...],
     **options: bool,
 ) -> None:
@@ -64,10 +73,12 @@ def run_command(
     SIGTERM and Ctrl-C freeze it and end with exit status 75; the same command line goes on from there. With --every it
     also survives being killed. When it ends by itself, its exit status is ours; after 0 nothing stays kept.
     """
+    from holdfast.containers.cuda import GpuMemory
     from holdfast.containers.supervising import Supervision
 
     with session.open(create=True) as manager:
-        work = Supervision(manager, key, every_s, chosen_options(options), say=_say, keep=keep)
+        companions = [GpuMemory(gpu)]
+        work = Supervision(manager, key, every_s, chosen_options(options), companions, say=_say, keep=keep)
         status = work.run(command, fresh=fresh)
     click.get_current_context().exit(status)
 
@@ -94,9 +105,39 @@ def list_command(session: Session, key: str, limit: int) -> None:
         click.echo(f"nothing is kept of {safe(key) if key else 'processes'}", err=True)
 
 
+@store_command("hibernate", json_keys='{"pid": …, "seconds": …}')
+@click.argument("pid")
+def hibernate_command(session: Session, pid: str) -> None:
+    """Give the GPU of process PID back: its memory there moves into the process, which waits until it is woken.
+
+    Nothing is stored: this is for several jobs that take turns on one GPU.
+    """
+    from holdfast.containers.cuda import hibernate
+    from holdfast.containers.processes import parse_pid
+
+    _tell_turn(session, pid, hibernate(parse_pid(pid)), "hibernates")
+
+
+@store_command("wake", json_keys='{"pid": …, "seconds": …}')
+@click.argument("pid")
+def wake_command(session: Session, pid: str) -> None:
+    """Let process PID, which hibernates, go on on its GPU."""
+    from holdfast.containers.cuda import wake
+    from holdfast.containers.processes import parse_pid
+
+    _tell_turn(session, pid, wake(parse_pid(pid)), "is awake")
+
+
+def _tell_turn(session: Session, pid: str, seconds: float, what: str) -> None:
+    if session.as_json:
+        emit({"pid": int(pid), "seconds": round(seconds, 4)})
+    else:
+        click.echo(f"process {pid} {what} ({seconds:.2f} s)")
+
+
 process_command = click.Group(
     "process",
-    commands=[run_command, checkpoint_command, list_command],
+    commands=[run_command, checkpoint_command, list_command, hibernate_command, wake_command],
     callback=pass_on,
     params=shared_options(),
     help="Freeze processes without a container, and bring them back. Needs root and CRIU: holdfast container doctor.",

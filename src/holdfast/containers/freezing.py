@@ -36,15 +36,23 @@ Report = Callable[[str], None]
 class Companion(Protocol):
     """Somebody with a part in the same moment, such as the memory of a GPU. Errors end the attempt."""
 
-    def before_dump(self, pids: Sequence[int]) -> None:
+    def before_dump(self, pids: Sequence[int], phases: Phases) -> None:
         """The processes still run. If this fails, it has undone what it did."""
         ...
 
-    def after_dump(self, pids: Sequence[int], *, is_running: bool) -> None:
+    def after_dump(self, pids: Sequence[int], phases: Phases, *, is_running: bool) -> None:
         """The dump is over, or was given up. What still runs must be able to go on."""
         ...
 
-    def after_restore(self, pids: Sequence[int]) -> None:
+    def facts(self) -> Mapping[str, object]:
+        """What the checkpoint's metadata says of its part."""
+        ...
+
+    def before_restore(self, metadata: Mapping[str, object]) -> None:
+        """Refuse what cannot come back here, before anything is touched."""
+        ...
+
+    def after_restore(self, pids: Sequence[int], phases: Phases) -> None:
         """The processes are there again."""
         ...
 
@@ -123,34 +131,53 @@ def freeze_container(
             *(["--leave-running"] if leave_running else []), container.id,
         )  # fmt: skip
         pids = pids_below(container.pid)
-        with accompanied(companions, pids, lambda: os.path.exists(f"/proc/{container.pid}")):
-            started = time.monotonic()
-            try:
-                with work.phases.phase("dump"):
-                    dump(command, attempt=kept, on_frozen=work.on_frozen)
-            finally:
-                if not leave_running:
-                    network.remove_lock(namespace)
-            work.phases.seconds["dump"] = time.monotonic() - started - work.frozen_work_s()
-        if leave_running:
-            work.store()
+        work.companions = companions
+        is_dumped = False
+        try:
+            with accompanied(companions, pids, work.phases, lambda: is_alive(container.pid)):
+                started = time.monotonic()
+                try:
+                    with work.phases.phase("dump"):
+                        dump(command, attempt=kept, on_frozen=work.on_frozen)
+                    is_dumped = True
+                finally:
+                    if not leave_running:
+                        network.remove_lock(namespace)
+                work.phases.seconds["dump"] = time.monotonic() - started - work.frozen_work_s()
+        finally:
+            if leave_running and is_dumped:  # also when a companion could not go on: this brings it back
+                work.store()
         if images_for is not None:
             images_for(kept)
         return work.result()
 
 
 @contextmanager
-def accompanied(companions: Sequence[Companion], pids: Sequence[int], is_running: Callable[[], bool]) -> Iterator[None]:
+def accompanied(
+    companions: Sequence[Companion], pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]
+) -> Iterator[None]:
     """Companions before and after a dump: those that were told of its beginning are told of its end."""
     with ExitStack() as undo:
         for companion in companions:
-            companion.before_dump(pids)
-            undo.callback(_tell, companion, pids, is_running)
+            companion.before_dump(pids, phases)
+            undo.callback(_tell, companion, pids, phases, is_running)
         yield
 
 
-def _tell(companion: Companion, pids: Sequence[int], is_running: Callable[[], bool]) -> None:
-    companion.after_dump(pids, is_running=is_running())
+def _tell(companion: Companion, pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]) -> None:
+    companion.after_dump(pids, phases, is_running=is_running())
+
+
+def facts_of(companions: Sequence[Companion]) -> dict[str, object]:
+    return {name: fact for companion in companions for name, fact in companion.facts().items()}
+
+
+def pause_ms(attempt: Attempt, phases: Phases) -> float | None:
+    """How long everything stood still: as CRIU says, or, where a GPU was frozen with it, until that ran again."""
+    on_gpu = [seconds for name, seconds in phases.seconds.items() if name.startswith("gpu ")]
+    if not on_gpu:
+        return snapshot.frozen_ms(attempt.path)
+    return round(1000 * (sum(on_gpu) + phases.seconds.get("dump", 0.0) + phases.seconds.get("files", 0.0)), 1)
 
 
 @dataclass(slots=True)
@@ -172,6 +199,7 @@ class _Freeze:
     sockets: list[str] = field(default_factory=list)
     files: Path | None = None
     deadline: float | None = None
+    companions: Sequence[Companion] = ()
 
     def on_frozen(self) -> None:
         """At the seam: nothing of the container moves. Short if it is to run on, complete if it is to end."""
@@ -202,6 +230,7 @@ class _Freeze:
                 "rootfs": self.rootfs.kind,
                 "sockets": self.sockets,
                 "attempt": self.attempt.id,
+                **facts_of(self.companions),
                 **process_totals(taken.processes),
             }
             step = self.job.partition(":")[2]
@@ -237,7 +266,7 @@ class _Freeze:
         return sum(self.phases.seconds.get(name, 0.0) for name in ("files", "store"))
 
     def frozen_ms(self) -> float | None:
-        return snapshot.frozen_ms(self.attempt.path)
+        return pause_ms(self.attempt, self.phases)
 
     def result(self) -> Frozen:
         assert self.checkpoint is not None  # nothing above returns without one
@@ -248,6 +277,14 @@ class _Freeze:
 def process_totals(processes: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
     memory = sum(int(str(one.get("memory_bytes", 0))) for one in processes.values())
     return {"processes": len(processes), "memory_bytes": memory}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 def pids_below(pid: int) -> list[int]:

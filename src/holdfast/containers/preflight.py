@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import network
+from .cuda import findings as gpu_findings
+from .cuda import uses_cuda
 from .doctor import Finding
 from .freezing import pids_below
 from .rootfs import find_rootfs
@@ -31,6 +33,7 @@ def check_container(container: Container, options: Sequence[str] = ()) -> Iterat
     yield from _stdio(container.pid, "--shell-job" in options)
     for pid in pids:
         yield from _process(pid, container.pid, options)
+    yield from gpu_findings(pids)
     yield from _files(container)
     net = network.mode_of(container.spec)
     yield Finding("network", "ok", f"mode {net['mode']}: a restore needs the same")
@@ -61,6 +64,8 @@ def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
         target = _link(f"/proc/{pid}/fd/{number}") or ""
         if target.startswith("socket:["):
             sockets[target[8:-1]] = number
+        elif target.startswith("/dev/nvidia") and uses_cuda(pid):
+            continue  # the driver closes it before the dump
         elif target.startswith("/dev/") and target not in _KNOWN_DEVICES and not target.startswith("/dev/pts/"):
             yield from _device(who, pid, number, target)
         elif target.startswith(("anon_inode:[io_uring]", "anon_inode:bpf", "anon_inode:[perf_event]", "/dev/nvidia")):

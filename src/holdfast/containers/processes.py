@@ -24,7 +24,19 @@ from holdfast.model import Checkpoint, CheckpointStatus
 from . import hosts, images, snapshot
 from .attempts import Attempt, attempt, only_one
 from .criu import dump, failure, find_program
-from .freezing import Companion, Frozen, Phases, Report, accompanied, parse_options, pids_below, process_totals
+from .freezing import (
+    Companion,
+    Frozen,
+    Phases,
+    Report,
+    accompanied,
+    facts_of,
+    is_alive,
+    parse_options,
+    pause_ms,
+    pids_below,
+    process_totals,
+)
 from .thawing import Thawed, unpack_images
 
 _ALWAYS = ("--link-remap",)  # files that were deleted while they are open
@@ -55,12 +67,19 @@ def freeze_process(
             str(kept.path), "--log-file", "dump.log", "-v4", "--action-script", str(kept.bin / "post-dump"), *_ALWAYS,
             *wanted, *(["--leave-running"] if leave_running else []),
         ]  # fmt: skip
-        stack.enter_context(accompanied(companions, pids_below(pid), lambda: os.path.exists(f"/proc/{pid}")))
-        started = time.monotonic()
-        dump(command, attempt=kept, on_frozen=work.on_frozen)
-        work.phases.seconds["dump"] = time.monotonic() - started - sum(work.phases.seconds.values())
-        if leave_running:
-            work.store()
+        work.companions = companions
+        is_dumped = False
+        try:
+            with accompanied(companions, pids_below(pid), work.phases, lambda: is_alive(pid)):
+                before = sum(work.phases.seconds.values())
+                started = time.monotonic()
+                dump(command, attempt=kept, on_frozen=work.on_frozen)
+                is_dumped = True
+                took = time.monotonic() - started
+                work.phases.seconds["dump"] = took - (sum(work.phases.seconds.values()) - before)
+        finally:
+            if leave_running and is_dumped:  # also when a companion could not go on: this brings it back
+                work.store()
         return work.result()
 
 
@@ -79,6 +98,7 @@ class _Freeze:
     descriptors: list[str] = field(default_factory=list)
     files: dict[str, File] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
+    companions: Sequence[Companion] = ()
 
     def on_frozen(self) -> None:
         """At the seam: copies of the files if the processes run on, else the whole checkpoint."""
@@ -108,15 +128,15 @@ class _Freeze:
             metadata = {
                 "kind": "process", "id": str(self.pid), "runtime": "criu", "network": "host",
                 "is_running": self.leave_running, "attempt": self.attempt.id,
-                "frozen_ms": snapshot.frozen_ms(self.attempt.path) if self.leave_running else None,
-                "phases_ms": self.phases.milliseconds(), **process_totals(processes),
+                "frozen_ms": pause_ms(self.attempt, self.phases) if self.leave_running else None,
+                "phases_ms": self.phases.milliseconds(), **facts_of(self.companions), **process_totals(processes),
             }  # fmt: skip
             identity = self.manager.save(self.job, self.job.partition(":")[2], taken.state(), metadata=metadata)
             self.checkpoint = self.manager.get(identity)
 
     def result(self) -> Frozen:
         assert self.checkpoint is not None  # nothing above returns without one
-        frozen = snapshot.frozen_ms(self.attempt.path) or 0.0
+        frozen = pause_ms(self.attempt, self.phases) or 0.0
         return Frozen(self.checkpoint, self.phases.milliseconds(), frozen, ())
 
 
@@ -183,6 +203,8 @@ def _thaw(
             f"process {kept.id}, which is to come back, exists",
             hint="it, or another with its number, runs: end it",
         )
+    for companion in companions:
+        companion.before_restore(checkpoint.metadata)
     with ExitStack() as stack:
         stack.enter_context(only_one("process", kept.id))
         work = stack.enter_context(attempt("restore", kept.id))
@@ -211,7 +233,7 @@ def _thaw(
                 raise failure("restored", work)
         pid = int((work.path / "pid").read_text())
         for companion in companions:
-            companion.after_restore(pids_below(pid))
+            companion.after_restore(pids_below(pid), phases)
     return Thawed(str(pid), pid, checkpoint, phases.milliseconds())
 
 

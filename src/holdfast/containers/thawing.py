@@ -76,7 +76,9 @@ def _thaw(
 ) -> Thawed:
     _, kept = snapshot.load(manager, checkpoint.id)
     if kept.kind != "container":
-        raise Validation(f"{checkpoint.id} holds processes, no container", hint="use holdfast process restore")
+        raise Validation(f"{checkpoint.id} holds processes, no container", hint="use holdfast process run --key")
+    for companion in companions:
+        companion.before_restore(checkpoint.metadata)
     identity = new_id or kept.id
     parse_name("container ID", identity)
     program = find_program("crun" if kept.runtime.get("name") == "crun" else "runc")
@@ -101,7 +103,7 @@ def _thaw(
             run_restore(command, work, network.mode_of(spec))
         found = runc.look_up(identity, str(kept.runtime.get("name")), place)
         for companion in companions:
-            companion.after_restore(pids_below(found.pid))
+            companion.after_restore(pids_below(found.pid), phases)
     return Thawed(identity, found.pid, checkpoint, phases.milliseconds())
 
 
