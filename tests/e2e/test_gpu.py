@@ -70,15 +70,17 @@ class Gpu:
     def steps(self) -> list[int]:
         return [len(path.read_text().split()) for path in sorted(self.output.glob("[cp]*"))]
 
-    def wait_for_steps(self) -> None:
-        """Both go on."""
+    def wait_for_steps(self, running: subprocess.Popen[bytes] | None = None) -> None:
+        """Both go on; `running` must not have ended before that."""
         before = self.steps() or [0, 0]
 
         def went_on() -> bool | None:
             now = self.steps()
+            if running is not None and running.poll() is not None:
+                raise AssertionError(running.communicate()[1])
             return True if len(now) == 2 and all(n > b for n, b in zip(now, before, strict=True)) else None
 
-        wait_for(went_on, f"the job stands still at {before}; {self.calls()}")
+        wait_for(went_on, f"the job stands still at {before}; {self.calls()}", 90)
 
     def states(self) -> list[str]:
         return [path.read_text() for path in self.folder.iterdir() if path.name.isdecimal()]
@@ -154,12 +156,12 @@ def test_frozen_for_good_and_brought_back(gpu: Gpu) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        gpu.wait_for_steps()
+        gpu.wait_for_steps(running)
         assert all(now > then for now, then in zip(gpu.steps(), before, strict=True))
         assert sorted(gpu.calls()[-4:]) == ["restore", "restore", "unlock", "unlock"]
     finally:
         gpu.end()
-        print(running.communicate(timeout=60))
+        running.communicate(timeout=60)
     for path in gpu.output.glob("[cp]*"):
         assert path.read_text().split() == [str(n) for n in range(len(path.read_text().split()))]
 
@@ -258,7 +260,7 @@ def test_onto_another_gpu_of_the_kind(gpu: Gpu) -> None:
         gpu.lab.enter([*HOLDFAST, "process", "run", "--key", "job"]), env=gpu.environment, stderr=subprocess.PIPE
     )
     try:
-        gpu.wait_for_steps()
+        gpu.wait_for_steps(running)
         assert "remap" in gpu.calls()
     finally:
         gpu.end()
