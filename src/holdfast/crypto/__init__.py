@@ -12,11 +12,10 @@ from __future__ import annotations
 from .found import FoundKeys
 from .keyrings import Keyring, key_id_of, new_keyring, open_keyring, seal_keyring
 from .masters import MasterKey, find_master, new_master_text, parse_master
-from .sealing import OVERHEAD_BYTES, DataKey, NameKey, is_envelope
+from .sealing import DataKey, NameKey
 from .vaults import Vault, parse_wrapped
 
 __all__ = [
-    "OVERHEAD_BYTES",
     "DataKey",
     "FoundKeys",
     "Keyring",
@@ -24,7 +23,6 @@ __all__ = [
     "NameKey",
     "Vault",
     "find_master",
-    "is_envelope",
     "key_id_of",
     "new_keyring",
     "new_master_text",

@@ -103,12 +103,6 @@ def key_id_of(text: str) -> str:
     return str(_parse(text)["key"])
 
 
-def describe(text: str) -> dict[str, object]:
-    """What a keyring tells to somebody without the key."""
-    found = _parse(text)
-    return {"master": found["master"], "key": found["key"], "names": found["names"]}
-
-
 def _parse(text: str) -> dict[str, object]:
     try:
         found = json.loads(text) if len(text) <= MAX_KEYRING_CHARACTERS else None
