@@ -90,6 +90,7 @@ class Lab:
         self.state = root / "state"
         self._holder = holder
         self._bundles: list[Path] = []
+        self._token = os.urandom(4).hex()
         self.runtime_root.mkdir()
 
     # Commands
@@ -151,10 +152,22 @@ class Lab:
                 {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755", "size=1m"]},
                 {"destination": "/usr", "type": "bind", "source": "/usr", "options": ["rbind", "ro"]},
             ],
-            "linux": {"namespaces": [*({"type": kind} for kind in ("pid", "ipc", "mount")), *network_namespace]},
+            "linux": {
+                # runc derives it from the ID alone: containers of two labs would be frozen together
+                "cgroupsPath": f"/holdfast-{self._token}-{name}",
+                "namespaces": [*({"type": kind} for kind in ("pid", "ipc", "mount")), *network_namespace],
+            },
         }
         (bundle / "config.json").write_text(json.dumps(spec))
         return bundle
+
+    def copy_of(self, bundle: Path, name: str) -> Path:
+        """Another bundle with the same layers and the same configuration."""
+        copy = self.bundle(name, "ignored", lower=bundle / "lower")
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["linux"]["cgroupsPath"] = f"/holdfast-{self._token}-{name}"
+        (copy / "config.json").write_text(json.dumps(spec))
+        return copy
 
     def counter(self, name: str, *, pause_s: float = 0.002, ballast: int = 0, **options: Any) -> Path:
         """A running container that counts."""

@@ -68,8 +68,7 @@ def test_a_copy_of_one_moment(lab: Lab) -> None:
     assert set(answer["phases_ms"]) == {"dump", "files", "store"}
     assert answer["frozen_ms"] > 0
     lab.wait_beyond("one", lab.count("one"))
-    copy = lab.bundle("two", "ignored", lower=bundle / "lower")
-    shutil.copy(bundle / "config.json", copy / "config.json")
+    copy = lab.copy_of(bundle, "two")
     thaw(lab, answer["checkpoint"]["id"], "--new-id", "two", "--bundle", copy)
     lab.wait_beyond("two", lab.count("two"))
     lab.wait_beyond("one", lab.count("one"))
@@ -225,8 +224,7 @@ def test_files_come_back_exactly(lab: Lab) -> None:
         assert lab.is_running("one")
     answer = lab.answer("container", "checkpoint", "one", "--root", lab.runtime_root, "--key", "k")
     assert answer["sockets"] == ["work/s"]
-    copy = lab.bundle("two", "ignored", lower=bundle / "lower")
-    shutil.copy(bundle / "config.json", copy / "config.json")
+    copy = lab.copy_of(bundle, "two")
     thaw(lab, "k", "--new-id", "two", "--bundle", copy)
     (bundle / "upper/work/s").unlink()
     assert facts_of(copy / "upper") == facts_of(bundle / "upper")
@@ -275,9 +273,11 @@ def test_a_plain_directory_as_root(lab: Lab) -> None:
 
 def test_the_network_lock_is_taken_back(lab: Lab) -> None:
     """In a namespace that outlives the container: after a dump that ends it, and after a restore that fails."""
-    lab.run("ip", "netns", "add", "hf-test")
-    rules = ("ip", "netns", "exec", "hf-test", "iptables", "-S")
-    lab.counter("one", network="/run/netns/hf-test")
+    namespace = lab.root / "namespace"
+    namespace.touch()
+    lab.run("unshare", f"--net={namespace}", "ip", "link", "set", "lo", "up")
+    rules = ("nsenter", f"--net={namespace}", "iptables", "-S")
+    lab.counter("one", network=str(namespace))
     lab.wait_beyond("one", 0)
     identity = freeze(lab, "one")
     assert "CRIU" not in lab.run(*rules).stdout

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.errors import Corrupted, CriuFailed, Validation
+from holdfast.errors import CheckpointError, Corrupted, CriuFailed, NoSpace, Validation
 
 from . import relay
 from .attempts import Attempt
@@ -26,6 +26,7 @@ from .criu_log import explain
 from .pages import cuts
 
 _FREEZE_TIMEOUTS_S = (1, 2, 10)
+_LEAST_ROOM_BYTES = 256 * 1024
 _SUCCESS = "Dumping finished successfully"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -148,8 +149,14 @@ def attempt_succeeded(attempt: Attempt) -> bool:
     return bool(lines) and lines[-1].endswith(_SUCCESS)
 
 
-def failure(what: str, attempt: Attempt) -> CriuFailed:
-    """The error for a dump or restore that failed, from its logs."""
+def failure(what: str, attempt: Attempt) -> CheckpointError:
+    """The error for a dump or restore that failed, from its logs; a full disk may have no room for the reason."""
+    room = os.statvfs(attempt.path)
+    if room.f_bavail * room.f_frsize < _LEAST_ROOM_BYTES:
+        return NoSpace(
+            f"it could not be {what}: the disk is full at {attempt.path.parent.parent}",
+            hint="make room, or set HOLDFAST_STATE_DIR to a larger disk",
+        )
     cause = explain(attempt.log())
     runtime = (attempt.path / "runtime.log").read_text(errors="replace").strip() if attempt.path.exists() else ""
     if cause is not None and cause.code != "unknown":

@@ -110,7 +110,7 @@ def freeze_container(
 ) -> Frozen:
     """Make a checkpoint of a running container, durable when this returns; it ends, unless left running.
 
-    `images_for` is shown the images before they are gone. What is not dumped by the deadline is given up.
+    `images_for` is shown the images while everything stands still. What is not dumped by the deadline is given up.
     """
     if container.status not in ("running", "paused"):
         raise Conflict(f"container {container.id} is {container.status}", hint="only a running one can be frozen")
@@ -125,6 +125,7 @@ def freeze_container(
         facts = {"host": hosts.facts(), "runtime": runtime_version(container.program)}
         work = _Freeze(manager, job, container, kept, rootfs, net, wanted, leave_running, dict(tags or {}), facts)
         work.phases.report = report
+        work.images_for = images_for
         work.deadline = None if deadline_s is None else time.monotonic() + deadline_s
         command = container.command(
             "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted,
@@ -147,8 +148,6 @@ def freeze_container(
         finally:
             if leave_running and is_dumped:  # also when a companion could not go on: this brings it back
                 work.store()
-        if images_for is not None:
-            images_for(kept)
         return work.result()
 
 
@@ -200,11 +199,14 @@ class _Freeze:
     files: Path | None = None
     deadline: float | None = None
     companions: Sequence[Companion] = ()
+    images_for: Callable[[Attempt], None] | None = None
 
     def on_frozen(self) -> None:
         """At the seam: nothing of the container moves. Short if it is to run on, complete if it is to end."""
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise StepTimeout(f"container {self.container.id} was not dumped in time", hint="give it more time to stop")
+        if self.images_for is not None:
+            self.images_for(self.attempt)
         if self.rootfs.kind == "none":
             self.files = None
         elif self.leave_running:

@@ -11,8 +11,8 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -211,8 +211,7 @@ def _thaw(
         with phases.phase("load"):
             unpack_images(kept, work)
         with phases.phase("files"):
-            for path, file in kept.files.items():
-                file.write_to(path, overwrite=True)
+            stack.enter_context(_replaced(kept.files))
         inherited = _inherited(kept.descriptors, streams)
         command = [
             find_program("criu"), "restore", "--restore-detached", "--restore-sibling", "--images-dir",
@@ -235,6 +234,39 @@ def _thaw(
         for companion in companions:
             companion.after_restore(pids_below(pid), phases)
     return Thawed(str(pid), pid, checkpoint, phases.milliseconds())
+
+
+@contextmanager
+def _replaced(files: Mapping[str, File]) -> Iterator[None]:
+    """The files as they were kept; if what follows fails, they are again what they were before."""
+    before: dict[str, str | None] = {}
+    try:
+        for path, file in files.items():
+            before[path] = _second_name(path)
+            file.write_to(path, overwrite=True)
+        yield
+    except BaseException:
+        for path, old in before.items():
+            if old is None:
+                Path(path).unlink(missing_ok=True)
+            else:
+                os.replace(old, path)
+        raise
+    for old in before.values():
+        if old is not None:
+            os.unlink(old)
+
+
+def _second_name(path: str) -> str | None:
+    """A second name under which a file stays when it is replaced; None when there is no file."""
+    if not os.path.lexists(path):
+        return None
+    name = f"{path}.holdfast-{os.urandom(4).hex()}"
+    try:
+        os.link(path, name, follow_symlinks=False)
+    except OSError as error:
+        raise storage_error("keep", path, error) from error
+    return name
 
 
 def _inherited(descriptors: Sequence[str], streams: Mapping[int, int]) -> dict[str, int]:

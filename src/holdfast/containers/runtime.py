@@ -45,6 +45,9 @@ def main(argv: list[str]) -> int:
     except CheckpointError as error:
         runtime.log(f"holdfast: {error}")
         return 1
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not keep a container from being stopped or removed
+        runtime.log(f"holdfast: {type(error).__name__}: {error}")
+        status = 1 if call.command in ("create", "run", "checkpoint") else None
     return pass_on(real, words) if status is None else status
 
 
@@ -297,14 +300,19 @@ _ACTIONS = {
 
 def give_images(images: Path, wanted: Path) -> None:
     """The caller's image path gets the images too: by hard links where that is possible."""
-    wanted.mkdir(parents=True, exist_ok=True)
-    for source in images.iterdir():
-        target = wanted / source.name
-        target.unlink(missing_ok=True)
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copy2(source, target)
+    from holdfast.errors import storage_error
+
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        for source in images.iterdir():
+            target = wanted / source.name
+            target.unlink(missing_ok=True)
+            try:
+                os.link(source, target)
+            except OSError:  # another file system
+                shutil.copy2(source, target)
+    except OSError as error:
+        raise storage_error("write", str(wanted), error) from error
 
 
 def engine_of(root: str) -> str:

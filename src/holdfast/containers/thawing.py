@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,10 +101,21 @@ def _thaw(
                        "--work-path", str(work.path), "--bundle", str(home),
                        *kept.criu.get("options", ()), *runtime_options, identity]  # fmt: skip
             run_restore(command, work, network.mode_of(spec))
+        stack.push(_end_if_failed(program, place, identity))
         found = runc.look_up(identity, str(kept.runtime.get("name")), place)
         for companion in companions:
             companion.after_restore(pids_below(found.pid), phases)
     return Thawed(identity, found.pid, checkpoint, phases.milliseconds())
+
+
+def _end_if_failed(program: str, root: str, identity: str) -> Callable[..., None]:
+    """Its files go back to what they were when something fails from here on: then it must not run on them."""
+
+    def on_exit(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            runc.run(program, root, "delete", "--force", identity)
+
+    return on_exit
 
 
 def unpack_images(kept: snapshot.Snapshot, work: Attempt) -> None:
