@@ -27,6 +27,7 @@ TYPE_CHECKING = False  # importing typing would cost more than all of this file,
 if TYPE_CHECKING:
     import os
 
+    from . import llm as llm
     from .codec import register
     from .errors import (
         Cancelled,

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import gzip
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -163,6 +164,7 @@ def test_credentials_are_no_part_of_a_request() -> None:
         ("POST", "/v1/chat/completions", b"not json"),
         ("POST", "/v1/chat/completions", b"[" * 100_000),
         ("POST", "/v1/chat/completions", b'{"model": "m", "x": NaN'),
+        ("POST", "/v1/chat/completions", b'{"model": "m", "x": NaN}'),
     ],
 )
 def test_what_is_no_call_is_not_kept(method: str, path: str, body: bytes) -> None:
@@ -573,3 +575,56 @@ def test_a_cache_lives_as_long_as_its_store(server: ModelServer, tmp_path: Path)
     del store, client
     gc.collect()
     assert cache() is None
+
+
+def test_odd_texts(store: holdfast.CheckpointManager) -> None:
+    """Halves of characters, other encodings: what cannot be kept is handed on, what can is kept."""
+    answers = iter([b'{"text": "1"}', '{"text": "2"}'.encode("utf-16"), b'{"text": "3"}'])
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, content=next(answers))
+
+    asked = [
+        b'{"model": "m", "input": "\\ud800"}',
+        b'{"model": "m", "input": "x"}',
+        b'{"model": "\\ud800", "input": "y"}',
+    ]
+    with holdfast.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
+        for body in asked:
+            http_client.post("http://m/v1/responses", content=body)
+        assert http_client.post("http://m/v1/responses", content=asked[0]).json() == {"text": "1"}
+        assert http_client.post("http://m/v1/responses", content=asked[2]).json() == {"text": "3"}
+    assert [entry.metadata["model"] for entry in store.list(JOB)] == ["m", "unknown"]
+
+
+def test_uploads_are_not_read(store: holdfast.CheckpointManager) -> None:
+    """Whatever is no call goes through as it comes, however large."""
+
+    def pieces() -> Iterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    class Sender(httpx2.BaseTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            assert not isinstance(request.stream, httpx2.ByteStream)
+            return httpx2.Response(200, content=request.read())
+
+    with holdfast.llm.http_client(store=store, transport=Sender()) as http_client:
+        assert http_client.post("http://m/v1/files", content=pieces()).content == b"onetwo"
+
+
+def test_a_fork_does_not_write_the_books_of_its_parent(store: holdfast.CheckpointManager) -> None:
+    cache = Cache.of(store)
+    cache.books.charge(Charge("m", None, None, is_saved=True))
+    child = os.fork()
+    if child == 0:
+        cache.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert bill(store).found == 1
+
+
+def test_off_needs_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    holdfast.llm.http_client("off").close()
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ kill forgets some money that was saved, never any that was spent.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -171,6 +172,10 @@ class Books:
         if time.monotonic() >= self._due:
             self.write()
 
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        self._found = []
+
     def write(self) -> None:
         """Make durable what has been added up so far."""
         with self._lock:
@@ -196,6 +201,15 @@ class Books:
 
 
 _open_books: weakref.WeakSet[Books] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """What the parent has added up it writes down itself."""
+    for books in list(_open_books):
+        books.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

@@ -24,7 +24,7 @@ from typing import Any
 
 from holdfast.errors import Conflict, Corrupted, NotFound, Validation
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint
+from holdfast.model import Checkpoint, is_utf8
 from holdfast.pipeline.owner import is_gone, this_process
 
 from .bills import Books, Charge
@@ -90,14 +90,17 @@ class Cache:
         metadata: dict[str, object] = {
             "kind": "llm",
             "model": answer.model,
-            "url": request.where,
+            "url": request.where[:2000],
             "sample": request.sample,
         }
         if answer.tokens is not None:
             metadata["tokens"] = answer.tokens.to_json()
         if answer.cost is not None:
             metadata["cost"] = format(answer.cost, "f")
-        state = {"request": json.dumps(request.document(), ensure_ascii=False), "answer": answer.content}
+        asked = json.dumps(request.document(), ensure_ascii=False)
+        if not is_utf8(asked):
+            asked = json.dumps(request.document())
+        state = {"request": asked, "answer": answer.content}
         if replace or request.key in self._damaged:
             if (old := self.store.get_by_key(JOB, request.key)) is not None:
                 self.store.delete(JOB, old.id)
@@ -142,8 +145,11 @@ class Cache:
         try:
             flight.claim = self.store.save(FLIGHTS, request.model[:200], _this_process(), idempotency_key=request.key)
         except Conflict:
-            since = _waiting.setdefault(request.key, time.monotonic())
             found = self._load_flight(request.key)
+            claim, since = _waiting.get(request.key, ("", 0.0))
+            if found is not None and found[0].id != claim:
+                since = time.monotonic()
+                _waiting[request.key] = found[0].id, since
             if found is not None and not is_gone(found[1]) and time.monotonic() - since < WAIT_S:
                 self.counters["waits"] += 1
                 return False
@@ -229,7 +235,7 @@ class Flight:
 _lock = threading.Lock()
 _caches: weakref.WeakValueDictionary[int, Cache] = weakref.WeakValueDictionary()  # by the identity of their store
 _flights: dict[tuple[Any, ...], Flight] = {}
-_waiting: dict[str, float] = {}
+_waiting: dict[str, tuple[str, float]] = {}  # for which flight of another process, and since when
 _me: tuple[int, dict[str, object]] | None = None
 
 

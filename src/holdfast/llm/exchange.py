@@ -259,8 +259,12 @@ class Recorder:
 
     def _keep(self, headers: Mapping[str, str], content: bytes, document: Mapping[str, Any]) -> None:
         paid = self._pay(document)
+        try:
+            body = content.decode()
+        except UnicodeDecodeError:
+            return  # no vendor's answer
         kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
-        answer = Answer({"headers": kept, "body": content.decode()}, paid.model, paid.tokens, paid.cost)
+        answer = Answer({"headers": kept, "body": body}, paid.model, paid.tokens, paid.cost)
         is_replacing = self._policy.mode == "refresh" or self._policy.ttl_s is not None
         self._cache.keep(self._request, answer, replace=is_replacing)
 

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from holdfast.errors import Validation
+from holdfast.model import is_utf8
 
 HIDDEN = "…"
 MAX_BODY_BYTES = 64 << 20
@@ -69,23 +70,29 @@ class Request:
     @property
     def model(self) -> str:
         model = self.body.get("model") if isinstance(self.body, dict) else None
-        return model if isinstance(model, str) and model else "unknown"
+        return model[:200] if isinstance(model, str) and model and is_utf8(model) else "unknown"
 
     def document(self) -> dict[str, Any]:
         """The request as it is stored and exported."""
         return {"method": self.kind, "url": self.where, "body": self.body, "sample": self.sample}
 
 
+def is_call(method: str, path: str) -> bool:
+    """Whether this may be a call that is kept; its body tells."""
+    return method == "POST" and path.endswith(_CALLS)
+
+
 def http_request(method: str, url: str, body: bytes) -> Request | None:
     """The request of an HTTP call that may be kept; None for all others."""
     parts = urlsplit(url)
-    if method != "POST" or not parts.path.endswith(_CALLS) or len(body) > MAX_BODY_BYTES:
+    if not is_call(method, parts.path) or len(body) > MAX_BODY_BYTES:
         return None
     try:
         fields = json.loads(body)
         if not isinstance(fields, dict) or "model" not in fields:
             return None
-        return Request("POST", _public(parts), _without_secrets(fields), current_sample())
+        request = Request("POST", _public(parts), _without_secrets(fields), current_sample())
+        return request if request.key else None  # which refuses what is no JSON, such as NaN
     except (ValueError, RecursionError):
         return None
 

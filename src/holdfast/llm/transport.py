@@ -20,6 +20,7 @@ from holdfast.manager import CheckpointManager
 
 from .cache import Cache
 from .exchange import Found, Policy, Recorder, Streamed, drive, drive_async, exchange
+from .keys import is_call
 
 LIBRARIES = ("httpx2", "httpx")
 TIMEOUT_S, CONNECT_S = 600.0, 5.0  # what the vendors' own clients take
@@ -73,12 +74,14 @@ def _client(
 ) -> Any:
     policy = Policy(mode, ttl_s)
     module = _library(library)
+    limit = module.Timeout(TIMEOUT_S, connect=CONNECT_S) if timeout is None else timeout
+    if mode == "off":
+        return getattr(module, kind)(timeout=limit, follow_redirects=True, **options)
     parts = _parts(module)
     with ExitStack() as owned:
         opened = store if isinstance(store, CheckpointManager) else owned.enter_context(CheckpointManager(store))
         sender = getattr(module, kind)(**options)
         transport = parts[kind](parts, module, Cache.of(opened), policy, sender, owned.pop_all())
-    limit = module.Timeout(TIMEOUT_S, connect=CONNECT_S) if timeout is None else timeout
     return getattr(module, kind)(transport=transport, timeout=limit, follow_redirects=True)
 
 
@@ -114,8 +117,8 @@ class _Common:
         self._sender = sender
         self._owned = owned
 
-    def _exchange(self, request: Any) -> Generator[Any, Any, Any]:
-        return exchange(self._cache, self._policy, request.method, str(request.url), request.content)
+    def _exchange(self, request: Any, body: bytes) -> Generator[Any, Any, Any]:
+        return exchange(self._cache, self._policy, request.method, str(request.url), body)
 
     def _answer(self, result: Any, response: Any, kind: str) -> Any:
         """The response to hand out."""
@@ -132,7 +135,7 @@ class _Common:
 
 class _Transport(_Common):
     def handle_request(self, request: Any) -> Any:
-        request.read()
+        body = request.read() if is_call(request.method, request.url.path) else b""
         response: Any = None
 
         def send() -> Any:
@@ -146,7 +149,7 @@ class _Transport(_Common):
             response = _unread(self._library, response)
             return content
 
-        result = drive(self._exchange(request), send, read)
+        result = drive(self._exchange(request, body), send, read)
         return self._answer(result, response, "stream")
 
     def close(self) -> None:
@@ -156,7 +159,7 @@ class _Transport(_Common):
 
 class _AsyncTransport(_Common):
     async def handle_async_request(self, request: Any) -> Any:
-        await request.aread()
+        body = await request.aread() if is_call(request.method, request.url.path) else b""
         response: Any = None
 
         async def send() -> Any:
@@ -170,7 +173,7 @@ class _AsyncTransport(_Common):
             response = _unread(self._library, response)
             return content
 
-        result = await drive_async(self._exchange(request), send, read)
+        result = await drive_async(self._exchange(request, body), send, read)
         return self._answer(result, response, "async stream")
 
     async def aclose(self) -> None:
