@@ -5,6 +5,8 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from holdfast.containers.extracting import Extraction
 from holdfast.containers.importing import import_archive
 from holdfast.containers.tar import CHARACTER, DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Limits, Member, TarReader
 from holdfast.containers.tar_writer import TarWriter
+from holdfast.containers.unpacking import PREFIX
 from holdfast.errors import CheckpointError, Corrupted, NoSpace, NotFound, Validation
 from tests.torture.disks import tmpfs
 from tests.unit.containers.archive_writer import archive_files, tar_of
@@ -299,6 +302,42 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, files: dict[str, byte
             with pytest.raises(NoSpace):
                 export(*snapshot.load(store, done.checkpoint.id), Path(small, "out"), format=format, compression="none")
             assert os.listdir(small) == []
+
+
+def test_what_a_killed_import_left_is_removed_and_no_other(tmp_path: Path, files: dict[str, bytes]) -> None:
+    program = (
+        "import sys, time; from holdfast.containers.unpacking import private_directory\n"
+        "with private_directory(sys.argv[1]) as home:\n"
+        "    (home / 'x').mkdir(); print('in', flush=True); time.sleep(100)"
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / f"{PREFIX}link").symlink_to(tmp_path)
+    dead, alive = (
+        subprocess.Popen([sys.executable, "-c", program, str(work)], stdout=subprocess.PIPE) for _ in range(2)
+    )
+    for child in (dead, alive):
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"in\n"
+        child.stdout.close()
+    assert len(os.listdir(work)) == 3
+    dead.kill()
+    dead.wait()
+    with holdfast.open(tmp_path / "store") as store:
+        import_archive(store, _write(tmp_path / "x.tar", files), work=work)
+    assert len(os.listdir(work)) == 2  # the link, and the one in use
+    alive.kill()
+    alive.wait()
+    assert (tmp_path / "x.tar").exists()
+
+
+def test_a_mode_that_is_no_number(tmp_path: Path) -> None:
+    data = bytearray(tar_of([(Member(b"x"), b"")]))
+    data[100:107] = b"zzzzzzz"
+    data[148:156] = b"%06o\0 " % sum(data[:148] + b" " * 8 + data[156:512])
+    (tmp_path / "up").mkdir()
+    with Extraction(tmp_path / "up", name="x") as extraction, pytest.raises(Corrupted, match="mode"):
+        extraction.layer(TarReader(io.BytesIO(bytes(data)), name="x"))
 
 
 # Each safeguard, taken out, is noticed.

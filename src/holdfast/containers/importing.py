@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.errors import Corrupted, Validation, storage_error
+from holdfast.errors import Corrupted, Validation
 from holdfast.files import Tree
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint
@@ -26,6 +24,7 @@ from .archive import Archive
 from .compression import Plain
 from .extracting import Extraction
 from .tar import Limits, TarReader
+from .unpacking import private_directory
 
 KEPT = "archive"  # the name of the tree with what only the archive's engine understands
 _LEFT = (formats.CHECKPOINT, formats.ROOTFS_DIFF, formats.DELETED_FILES)
@@ -58,12 +57,7 @@ def import_archive(
             "files of containers belong to many users, and only root can write them", hint="run it as root"
         )
     limits = limits or Limits()
-    try:
-        place = tempfile.mkdtemp(prefix="holdfast-import-", dir=work)
-    except OSError as error:
-        raise storage_error("make a directory in", str(work or tempfile.gettempdir()), error) from error
-    try:
-        home = Path(place)
+    with private_directory(work) as home:
         found = formats.unpack(path, home, limits)
         upper, left_out = _unpack_rootfs(found, home, limits)
         taken = _snapshot(found, upper)
@@ -72,8 +66,6 @@ def import_archive(
             snapshot.job_of("container", name), name, taken.state(), tags=tags, metadata=_metadata(taken, found)
         )
         return Imported(manager.get(identity), found.format, tuple(left_out))
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _unpack_rootfs(found: Archive, home: Path, limits: Limits) -> tuple[Path | None, list[tuple[str, str]]]:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from holdfast.errors import CheckpointError
@@ -25,6 +21,7 @@ from .images import Process, Statistics
 from .importing import KEPT
 from .layers import whiteouts
 from .tar import KINDS, Limits, TarReader
+from .unpacking import private_directory
 
 MAX_CHANGES = 10_000
 HIDDEN = "(hidden)"
@@ -52,7 +49,7 @@ class Inspection:
 def inspect_archive(path: str | os.PathLike[str], *, limits: Limits | None = None, reveal: bool = False) -> Inspection:
     """An archive of any format, unpacked into a private directory for the time of this call."""
     limits = limits or Limits()
-    with _private_directory() as home:
+    with private_directory() as home:
         found = formats.unpack(path, home, limits)
         files = Directory(found.images)
         sizes = {name: (found.images / name).lstat().st_size for name in files.names()}
@@ -188,12 +185,3 @@ def _stored_config(kept: Tree) -> Config:
     except ValueError:
         return Config()
     return Config.of(found) if isinstance(found, dict) else Config()
-
-
-@contextmanager
-def _private_directory() -> Iterator[Path]:
-    place = tempfile.mkdtemp(prefix="holdfast-inspect-")
-    try:
-        yield Path(place)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)

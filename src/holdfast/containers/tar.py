@@ -153,8 +153,8 @@ class TarReader:
             self._data = 0  # some writers give a hard link the size of its file, with or without bytes
             self._padded = 0 if kind == HARD_LINK else self._padded
             member.size = 0
-        if not 0 <= member.uid < 1 << 32 or not 0 <= member.gid < 1 << 32:
-            raise Corrupted(f"{self._name} has an owner that no file has", hint="get it again")
+        if not 0 <= member.uid < 1 << 32 or not 0 <= member.gid < 1 << 32 or _number(block, 100, 108) < 0:
+            raise Corrupted(f"{self._name} has an owner or a mode that no file has", hint="get it again")
         self._total += member.size
         if self._total > self.limits.total_bytes:
             raise Validation(
