@@ -427,3 +427,21 @@ def test_turns_wait_for_each_other(tmp_path: Path) -> None:
 
         asyncio.run(asynchronously())
         assert len(loaded(one)["messages"]) == 14
+
+
+@pytest.mark.requires("module:cryptography")
+def test_an_encrypted_thread_leaves_nothing_to_read(tmp_path: Path) -> None:
+    secret = "hunter2-is-the-word"
+    config: Any = {"configurable": {"thread_id": f"thread {secret}"}, "metadata": {"note": secret}}
+
+    def leaves(place: Path, **options: Any) -> bool:
+        with holdfast.open(place, **options) as manager:
+            saver = HoldfastSaver(manager)
+            chat_graph(saver, lambda state: f"you said {secret}").invoke({"messages": [HumanMessage(secret)]}, config)
+            put(saver, {"primitive": secret, "long": secret * 5000}, {"configurable": {"thread_id": secret}})
+            assert loaded(saver, config)["messages"][0].content == secret
+        needles = secret.encode(), secret.encode("utf-16-le")[:20]
+        return any(needle in file.read_bytes() for file in place.rglob("*") if file.is_file() for needle in needles)
+
+    assert leaves(tmp_path / "plain"), "the search finds what is there"
+    assert not leaves(tmp_path / "encrypted", key=bytes(range(32)), encrypt_names=True)

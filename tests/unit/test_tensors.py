@@ -23,9 +23,9 @@ def torch() -> Any:
     return torch
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with holdfast.open(tmp_path / "store") as opened:
+@pytest.fixture(params=[None, bytes(range(32))], ids=["plain", "encrypted"])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    with holdfast.open(tmp_path / "store", key=request.param) as opened:
         yield opened
 
 

@@ -21,6 +21,7 @@ SMALL_BYTES = 256  # less stays in the manifest
 PIECE_BYTES = 896  # fits into a row of SQLite's index without a page of its own
 LARGE_BYTES = 8192  # from here on pieces of LARGE_PIECE_BYTES: fewer rows, and pages fill anyway
 LARGE_PIECE_BYTES = 16384
+WHOLE_BYTES = 2048  # less is not worth being shared: chunks of it would take as much again
 STREAM_BYTES = 1 << 20  # values beyond are for the store's own streams
 
 _CONTAINERS = (dict, list)
@@ -88,6 +89,14 @@ class Channel:
     def value(self) -> object:
         return decode(self._data) if self.items is None else [item.value() for item in self.items]
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data) if self.items is None else sum([len(item.data) for item in self.items])
+
+    def whole(self) -> bytes:
+        """The value as bytes."""
+        return self._data if self.items is None else b"".join([_array(len(self.items)), *[i.data for i in self.items]])
+
     @cached_property
     def parts(self) -> tuple[bytes, Run | None, bytes]:
         """The value as bytes, a run where it is long enough for one, and bytes again."""
@@ -136,10 +145,14 @@ def lay_channel(value: Any, earlier: Channel | None = None) -> Channel:
     return Channel([*same, *(Item(new) for new in value[len(same) :])], earlier=run)
 
 
-def lay_tree(head: bytes, channels: Mapping[str, Channel], names: tuple[str, str]) -> PartedTree:
-    """{names[0]: head, names[1]: {channel: value}} as a tree in parts."""
+def lay_tree(
+    head: bytes, channels: Mapping[str, Channel], names: tuple[str, str], *, whole_bytes: int = 0
+) -> PartedTree | codec.Encoded:
+    """{names[0]: head, names[1]: {channel: value}} as a tree in parts; in one piece up to `whole_bytes` of values."""
     parts: list[bytes | Run] = []
     plain = _map(2) + encode(names[0]) + head + encode(names[1]) + _map(len(channels))
+    if whole_bytes and sum([channel.size_bytes for channel in channels.values()]) <= whole_bytes:
+        return codec.Encoded(plain + b"".join([encode(name) + one.whole() for name, one in channels.items()]), [])
     for name, channel in channels.items():
         first, run, rest = channel.parts
         plain += encode(name) + first

@@ -31,7 +31,7 @@ from holdfast.model import Checkpoint, CheckpointLevel, Lease
 from holdfast.request import parse_request
 
 from . import history, names
-from .laying import Channel, NeedsStreams, decode, encode, lay_channel, lay_tree
+from .laying import WHOLE_BYTES, Channel, NeedsStreams, decode, encode, lay_channel, lay_tree
 from .memory import Laid, Memory
 
 PendingWrites = list[tuple[str, str, Any]]  # a name, because inside the class `list` is a method
@@ -169,7 +169,7 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
                 or lay_channel(value, before.channels.get(name) if before else None)
                 for name, value in values.items()
             }
-            saved = self._commit(request, lay_tree(laid, channels, _TREE), thread)
+            saved = self._commit(request, lay_tree(laid, channels, _TREE, whole_bytes=WHOLE_BYTES), thread)
             self._memory.keep(
                 (job, checkpoint["id"]), Laid(saved.digest, laid, channels, dict(checkpoint["channel_versions"]))
             )

@@ -44,13 +44,14 @@ class _Place:
     def __init__(self, store: str | os.PathLike[str] | CheckpointManager, job: str) -> None:
         self._url = store.url if isinstance(store, CheckpointManager) else os.fspath(store)
         self._namespace = store.namespace if isinstance(store, CheckpointManager) else "default"
+        self._key = store.key_source if isinstance(store, CheckpointManager) else None
         self._manager = store if isinstance(store, CheckpointManager) else None
         self.job = job
 
     @property
     def manager(self) -> CheckpointManager:
         if self._manager is None:
-            self._manager = CheckpointManager(self._url, namespace=self._namespace)
+            self._manager = CheckpointManager(self._url, namespace=self._namespace, key=self._key)
         return self._manager
 
     def __getstate__(self) -> dict[str, object]:
