@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from holdfast.chunks import CHUNK_BYTES, Deferred
+from holdfast.chunks import CHUNK_BYTES, TASK_BYTES, Deferred
 from holdfast.errors import Validation
 
+# Each piece must be a task of its own: the next one a thread reads takes the same buffer.
+assert 4 * CHUNK_BYTES >= TASK_BYTES
 REACHABLE = frozenset({"cpu", "cuda", "xpu", "mps"})  # a "meta" tensor has no bytes
 
 
