@@ -32,7 +32,7 @@ from .model import (
     parse_tags,
     to_datetime,
 )
-from .opening import find_keys, find_lock, keep_keyring, open_found, open_store
+from .opening import Lock, find_keys, find_lock, keep_keyring, open_found, open_store
 from .ports import Checkpoints, EventChain, Events, Jobs, NewCheckpoint
 from .records import copy_record
 from .request import Request, parse_request
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .store import Store
     from .verify import VerifyReport
 
+_SERVICES = ("http://", "https://")
 Progress = Callable[[int, int], None]  # (done, total), in the unit the operation names
 
 
@@ -58,6 +59,20 @@ class CheckpointManager:
     Thread-safe; several processes may use one store; a fork may go on using it in parent and child; from asyncio,
     `manager.aio` has the same methods as coroutines. Use as a context manager, or close() when done.
     """
+
+    def __new__(
+        cls,
+        storage_path: str | os.PathLike[str] | None = None,
+        storage_dir: str | os.PathLike[str] | None = None,
+        **_: object,
+    ) -> Self:
+        """A place that begins with http:// or https:// is a service."""
+        chosen = storage_path if storage_path is not None else storage_dir
+        if cls is CheckpointManager and str(default_url() if chosen is None else chosen).startswith(_SERVICES):
+            from .client.remote import RemoteManager
+
+            return object.__new__(RemoteManager)  # type: ignore[return-value]
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -76,7 +91,7 @@ class CheckpointManager:
         self.namespace = parse_name("namespace", namespace)
         self.actor = actor_here()
         lock = find_lock(key, encrypt_names)
-        self._store = open_store(self.url, self.namespace, create=create, lock=lock, actor=self.actor)
+        self._store = self._open(create, lock)
         self._lock = lock
         self.key_source = key  # what was given, for processes that open the same store; no one else's business
         self.counters: Counter[str] = Counter()
@@ -87,6 +102,9 @@ class CheckpointManager:
         self._retaining: dict[str, tuple[int, int]] = {}  # saves of a job so far, and at which to plan again
         self._closed = threading.Event()
         _open_managers.add(self)
+
+    def _open(self, create: bool, lock: Lock | None) -> Store:
+        return open_store(self.url, self.namespace, create=create, lock=lock, actor=self.actor)
 
     # Saving
 

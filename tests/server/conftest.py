@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 import holdfast
@@ -41,6 +45,22 @@ def make_token(place: Path) -> Iterator[Callable[..., str]]:
             return tokens.create(name, scope, namespaces or ("default",), **more)[1]
 
         yield make
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """The application behind a real socket, in a thread; its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture

@@ -77,6 +77,15 @@ class CheckpointPage(Answer):
     next_cursor: str | None = Field(description="Ask again with it for what comes next; null at the end.")
 
 
+class Keyed(Answer):
+    key: str
+    checkpoint: Checkpoint
+
+
+class KeyList(Answer):
+    found: list[Keyed]
+
+
 class Job(Answer):
     name: str = Field(examples=["nightly-etl"])
     checkpoints: int

@@ -36,6 +36,7 @@ class Service:
         limits: Limits,
     ) -> None:
         is_open = isinstance(store, CheckpointManager)
+        self._key = store.key_source if isinstance(store, CheckpointManager) else None
         self.namespace = store.namespace if isinstance(store, CheckpointManager) else namespace
         if self.namespace == ACCESS:
             raise Validation(f"the namespace {ACCESS} is not served", hint="it holds the tokens")
@@ -61,7 +62,7 @@ class Service:
             return found
         with self._opening:
             if namespace not in self._managers:
-                self._managers[namespace] = CheckpointManager(self.url, namespace=namespace)
+                self._managers[namespace] = CheckpointManager(self.url, namespace=namespace, key=self._key)
             return self._managers[namespace]
 
     def managers(self) -> list[CheckpointManager]:

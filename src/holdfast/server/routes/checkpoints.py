@@ -24,6 +24,7 @@ router = APIRouter(prefix=API, tags=["checkpoints"])
 Cursor = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="next_cursor of the page before.")]
 
 _Tag = Annotated[str, Field(pattern=f"{schemas.NAME_PATTERN[:-1]}=[^\\x00]{{0,1024}}$")]
+_Key = Annotated[str, Field(min_length=1, max_length=256)]
 _Filter = Annotated[str, Field(pattern=r'^[^=".\x00]+(\.[^=".\x00]+)*=[^\x00]{0,1024}$')]
 
 
@@ -54,6 +55,24 @@ async def list_checkpoints(
     page = found[:limit]
     following = str(page[-1].seq) if len(found) > limit else None
     return JsonAnswer({"checkpoints": [checkpoint_json(c) for c in page], "next_cursor": following})
+
+
+@router.get("/jobs/{job}/keys", response_model=schemas.KeyList)
+async def find_keys(
+    access: Reads,
+    job: schemas.Name,
+    key: Annotated[list[_Key] | None, Query(max_length=100, description="Idempotency keys; repeatable.")] = None,
+    after: Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Without keys: all above this number.")] = 0,
+    limit: PageSize = 50,
+) -> Any:
+    """What was saved under idempotency keys: under these, or under any among the next sequence numbers."""
+
+    def find(store: CheckpointManager) -> list[dict[str, object]]:
+        index = store._store.index
+        found = index.find(job, key) if key else index.find_next(job, after, limit)
+        return [{"key": each, "checkpoint": checkpoint_json(checkpoint)} for each, (checkpoint, _) in found.items()]
+
+    return JsonAnswer({"found": await access.ask(find)})
 
 
 @router.get("/checkpoints/{checkpoint_id}", response_model=schemas.Checkpoint)

@@ -27,6 +27,7 @@ from holdfast.server.auth import (
     service_of,
 )
 from holdfast.server.routes import API
+from holdfast.server.routes.checkpoints import Cursor
 from holdfast.server.routes.jobs import PageSize
 from holdfast.server.tasks import Report
 
@@ -78,19 +79,28 @@ async def get_task(access: Reads, task_id: schemas.Name) -> Any:
 async def audit_log(
     access: Reads,
     limit: PageSize = 50,
-    cursor: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="next_cursor of the page before.")] = None,
+    cursor: Cursor = None,
+    order: Annotated[str, Query(pattern="^(newest|oldest)$", description="Which come first.")] = "newest",
+    after: Annotated[int, Query(ge=0, le=(1 << 53) - 1, description="Only entries above this one.")] = 0,
 ) -> Any:
-    """Who changed what, newest first. Every change of the store is an entry, chained to the one before by SHA-256."""
-    found = await access.ask(lambda store: store.events(limit=limit + 1, newest=True, before=cursor))
-    page = found[::-1][:limit]
+    """Who changed what. Every change of the store is an entry, chained to the one before by SHA-256."""
+    if order == "newest":
+        found = await access.ask(lambda store: store.events(after, limit + 1, newest=True, before=cursor))
+        found.reverse()
+    else:
+        found = await access.ask(lambda store: store.events(max(after, cursor or 0), limit + 1))
+    page = found[:limit]
     following = str(page[-1].id) if len(found) > limit else None
     return JsonAnswer({"events": [event_json(event) for event in page], "next_cursor": following})
 
 
 @router.get("/audit/verify", response_model=schemas.Audit)
-async def verify_audit(access: Administers) -> Any:
+async def verify_audit(
+    access: Administers,
+    until: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Only up to this entry.")] = None,
+) -> Any:
     """Read the log of changes from its beginning and prove that no entry was altered or removed."""
-    chain = await access.ask(lambda store: store.audit())
+    chain = await access.ask(lambda store: store.audit(until))
     return {**asdict(chain), "ok": chain.broken_at is None}
 
 

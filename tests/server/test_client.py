@@ -1,0 +1,220 @@
+"""A store behind a service is used like any other: the manager, pipelines, workflows and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import holdfast
+from holdfast.cli.app import cli
+from holdfast.client import AsyncClient, Client
+from holdfast.client.calls import Endpoint, Endpoints
+from holdfast.client.remote import RemoteManager
+from holdfast.server import create_app
+from holdfast.workflow import Workflows
+from tests.server.conftest import listening
+
+
+@pytest.fixture
+def url(store: holdfast.CheckpointManager) -> Iterator[str]:
+    with listening(create_app(store)) as url:
+        yield url
+
+
+@pytest.fixture
+def remote(url: str) -> Iterator[holdfast.CheckpointManager]:
+    with holdfast.open(url) as manager:
+        yield manager
+
+
+def test_any_state_comes_back_as_it_was(remote: holdfast.CheckpointManager, store: holdfast.CheckpointManager) -> None:
+    assert isinstance(remote, RemoteManager)
+    state = {
+        "tuple": (1, {2, 3}, frozenset({4})),
+        "big": np.arange(300_000, dtype="f8").reshape(3, -1),
+        "small": np.ones(3, "i2"),
+        "decimal": Decimal("1.10"),
+        "bytes": b"\x00" * 10_000,
+        7: None,
+    }
+    saved = remote.save("j", "step", state, tags={"a": "b"}, metadata={"loss": 0.5}, pin=True, level="stage")
+    here: Any = store.load(saved)
+    there: Any = remote.load(saved)
+    for loaded in (here, there):
+        assert (loaded["big"] == state["big"]).all()
+        assert loaded["big"].dtype == state["big"].dtype  # type: ignore[attr-defined]
+        assert [loaded[key] for key in ("tuple", "decimal", "bytes", 7)] == [
+            state[key] for key in ("tuple", "decimal", "bytes", 7)
+        ]
+    there["big"][0, 0] = 5  # its memory is ours
+    part: Any = remote.load(saved, only="small")
+    assert list(part) == ["small"]
+    into = {"big": np.zeros((3, 100_000)), "small": np.zeros(3, "i2")}
+    remote.load(saved, into={**state, **into})
+    assert (into["big"] == state["big"]).all()
+    assert remote.get(saved) == store.get(saved)
+
+
+def test_finding_and_changing(remote: holdfast.CheckpointManager, store: holdfast.CheckpointManager) -> None:
+    ids = [remote.save("j", f"s{n}", n, idempotency_key=f"k{n}") for n in range(5)]
+    assert [c.id for c in remote.list("j")] == ids
+    assert [c.id for c in remote.list("j", limit=2)] == ids[-2:]
+    assert [c.id for c in remote.list("j", limit=2, before=ids[2])] == ids[:2]
+    assert [c.id for c in remote.list("j", after=2, limit=2)] == ids[2:4]
+    assert [job.name for job in remote.jobs()] == ["j"]
+    assert remote.load_latest("j") == (store.get(ids[-1]), 4)
+    assert remote.load_by_key("j", "k2") == (store.get(ids[2]), 2)
+    assert [key for key, _ in remote.read_ahead("j", 3).items()] == ["k3", "k4"]
+    assert remote.restore("j", ids[1]) == 1
+    assert remote.tag(ids[0], a="1").tags == {"a": "1"}
+    assert remote.pin(ids[0]).is_pinned
+    with pytest.raises(holdfast.Conflict):
+        remote.delete("j", ids[0])
+    assert remote.delete("j", ids[1])
+    assert not remote.delete("j", ids[1])
+    branch, state = remote.resume_from(ids[0], "b")
+    assert (branch.job, branch.parent, state) == ("b", ids[0], 0)
+    assert len(remote.copy("j", "c")) == 4
+    assert remote.diff(ids[2], ids[3]).changed == 1
+    plan = remote.apply(holdfast.RetentionPolicy(keep_last=1), job="j")
+    assert [c.id for c in plan.delete] == [ids[2], ids[3]]
+    assert remote.cleanup("j", 1) == 2
+    assert remote.verify().is_ok
+    assert remote.gc().bytes_freed == 0
+    assert remote.stats() == store.stats()
+    assert [e.id for e in remote.events()] == [e.id for e in store.events()]
+    assert [e.id for e in remote.events(newest=True, limit=2)] == [e.id for e in store.events(newest=True, limit=2)]
+    assert remote.audit() == store.audit()
+
+
+def test_errors_are_the_same(remote: holdfast.CheckpointManager) -> None:
+    with pytest.raises(holdfast.NotFound):
+        remote.get("none_1_00000000")
+    with pytest.raises(holdfast.InvalidName):
+        remote.save("a b", "s", 1)
+    with pytest.raises(holdfast.UnsupportedType):
+        remote.save("j", "s", {"x": object()})
+    remote.save("j", "s", 1, idempotency_key="k")
+    with pytest.raises(holdfast.Conflict):
+        remote.save("j", "s", 2, idempotency_key="k")
+    with remote.lease("j"), pytest.raises(holdfast.LeaseHeld):
+        remote.save("j", "s", 1)
+    with pytest.raises(holdfast.Unavailable), holdfast.open("http://127.0.0.1:9") as nobody:
+        nobody.list("j")
+
+
+def test_what_is_not_available_says_so(remote: holdfast.CheckpointManager, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    saved = remote.save("j", "s", 1)
+    for attempt in (
+        lambda: remote.save("j", "s", {"f": holdfast.File(tmp_path / "f")}),
+        lambda: remote.load(saved, mapped=True),
+        lambda: remote.copy_to(remote),
+        remote.rebuild,
+    ):
+        with pytest.raises(holdfast.Validation, match="not available over HTTP"):
+            attempt()
+
+
+def test_every_public_method_is_thought_of() -> None:
+    """A new method of the manager works through RemoteStore, is overridden, or stands here."""
+    through_store = {
+        "save", "save_encoded", "save_async", "list", "get", "exists", "jobs", "load", "load_latest", "load_by_key",
+        "read_ahead", "get_by_key", "restore", "outline", "delete", "pin", "tag", "set_status", "copy_to", "follow_to",
+        "cleanup", "lease", "break_lease", "events", "audit", "watch", "on_close", "acting_as", "close",
+    }  # fmt: skip
+    public = {name for name, _ in inspect.getmembers(holdfast.CheckpointManager, inspect.isfunction) if name[0] != "_"}
+    assert public - through_store == public & vars(RemoteManager).keys()
+
+
+def test_pipelines_and_workflows_over_http(url: str, store: holdfast.CheckpointManager) -> None:
+    calls: list[int] = []
+
+    def work() -> int:
+        calls.append(1)
+        return 42
+
+    for _ in range(2):
+        with holdfast.run("nightly", store=url) as run:
+            assert run.step("one", work) == 42
+            assert run.map(lambda n: n * 2, range(5), key=str, name="double", workers=2) == [0, 2, 4, 6, 8]
+    assert calls == [1]
+    with holdfast.open(url) as remote:
+        workflows = Workflows(remote)
+        execution = workflows.start_workflow_execution("c", "w")
+        workflows.create_checkpoint(execution, "ask", "agent", approval_required=True)
+        assert workflows.approve_checkpoint(execution, "ask", True)
+    assert Workflows(store).get_execution_status(execution)["state"] == "running"
+
+
+def test_the_command_line_over_http(url: str, tmp_path: Path) -> None:
+    def run(*arguments: str, code: int = 0) -> Any:
+        done = CliRunner().invoke(cli, ["--store", url, "--json", *arguments])
+        assert done.exit_code == code, (arguments, done.output, done.stderr)
+        return json.loads(done.stdout or done.stderr)
+
+    state = tmp_path / "state.json"
+    state.write_text('{"a": 1, "b": [1, 2]}')
+    first = run("save", "j", "one", str(state))["id"]
+    state.write_text('{"a": 2, "b": [1, 2]}')
+    run("save", "j", "two", str(state))
+    assert [c["step"] for c in run("list", "j")["checkpoints"]] == ["one", "two"]
+    assert run("jobs")["jobs"][0]["name"] == "j"
+    assert run("show", first)["state"]["a"] == 1
+    assert run("diff", "j~1", "j")["changed"] == 1
+    assert run("restore", "j")["state"] == {"a": 2, "b": [1, 2]}
+    assert run("tag", first, "k=v")["tags"] == {"k": "v"}
+    assert run("check")["ok"]
+    assert run("stats")["checkpoints"] == 2
+    assert run("gc")["packs_removed"] == 0
+    assert run("cleanup", "j", "--keep-last", "1", "--apply")["applied"]
+    assert run("show", "none_1_00000000", code=4)["code"] == "not_found"
+    assert len(run("events")["events"]) >= 3
+
+
+def test_both_clients_have_every_call(url: str) -> None:
+    names = [name for name, value in vars(Endpoints).items() if isinstance(value, Endpoint)]
+    assert len(names) > 30
+
+    async def asked() -> Any:
+        async with AsyncClient(url) as client:
+            saved = await client.save_json("j", "s", {"n": 1}, idempotency_key="k")
+            page = await client.checkpoints("j")
+            with pytest.raises(holdfast.NotFound):
+                await client.checkpoint("none_1_00000000")
+            return saved, page.items, await client.state(saved.id)
+
+    saved, items, state = asyncio.run(asked())
+    assert items == [saved]
+    assert state == {"n": 1}
+    with Client(url) as client:
+        assert client.checkpoint(saved.id) == saved
+        assert client.whoami()["scope"] == "admin"
+        for name in names:
+            assert callable(getattr(client, name))
+
+
+def test_a_token_in_the_address_or_the_environment(
+    place: Path, make_token: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = make_token("remote", "write", "tenant")
+    with listening(create_app(place)) as url:
+        with pytest.raises(holdfast.Unauthorized), holdfast.open(url) as nobody:
+            nobody.jobs()
+        with holdfast.open(url.replace("://", f"://:{text}@")) as known:
+            saved = known.save("j", "s", 1)
+            assert text not in repr(known)
+        monkeypatch.setenv("HOLDFAST_TOKEN", text)
+        with holdfast.open(url, namespace="tenant") as known:
+            assert known.get(saved).job == "j"
+        with pytest.raises(holdfast.NotAllowed), holdfast.open(url, namespace="other") as other:
+            other.jobs()
