@@ -21,6 +21,7 @@ from . import (
     machines,
     memory,
     pipelines,
+    server,
     small_saves,
     startup,
     trees,
@@ -52,6 +53,7 @@ CONTAINERS: Rows = {
     "pass-through": containers.pass_through,
 }
 ENCRYPTION: Rows = {"arrays": encryption.arrays, "small": encryption.small_saves}
+SERVER: Rows = {"pages": server.pages, "look-ups": server.look_ups, "posts": server.durable_posts}
 SUITES = {
     "store": STORE,
     "pipelines": PIPELINES,
@@ -61,6 +63,7 @@ SUITES = {
     "importers": IMPORTERS,
     "gpu": GPU,
     "encryption": ENCRYPTION,
+    "server": SERVER,
 }
 
 

@@ -48,9 +48,9 @@ def make_token(place: Path) -> Iterator[Callable[..., str]]:
 
 
 @contextmanager
-def listening(app: Any) -> Iterator[str]:
+def listening(app: Any, **options: Any) -> Iterator[str]:
     """The application behind a real socket, in a thread; its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on", **options))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

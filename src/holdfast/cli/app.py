@@ -61,6 +61,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "gc": ("care", "Give back the space of deleted checkpoints."),
         "key": ("keys", "Make a key for an encrypted store, or show which."),
         "rekey": ("keys", "Change the keys of an encrypted store."),
+        "audit": ("audit", "Prove that the log of all changes is whole."),
         "doctor": ("doctor", "Say what this machine and store can do."),
     },
     "Start": {

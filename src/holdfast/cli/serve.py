@@ -41,6 +41,7 @@ def serve_command(
     except ModuleNotFoundError as error:
         raise Validation(f"serving needs {error.name}", hint="pip install 'holdfast[server]'") from error
 
+    session.export_key()
     place = session.store or default_url()
     if "://" not in place and place != "memory:":
         place = os.path.abspath(place.removeprefix("file:"))

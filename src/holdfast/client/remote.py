@@ -71,6 +71,9 @@ class RemoteManager(CheckpointManager):
     def rebuild(self, *, progress: Progress | None = None) -> NoReturn:
         not_here("rebuilding an index")
 
+    def rekey(self, *_: object, **__: object) -> NoReturn:
+        not_here("changing keys")
+
     def apply(
         self,
         policy: RetentionPolicy,

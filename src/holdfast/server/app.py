@@ -22,9 +22,25 @@ from .auth import rule_of
 from .limits import LOOPBACK_NAMES, Edge, Limits
 from .page import add_page
 from .problems import MEDIA_TYPE, add_handlers
-from .routes import checkpoints, events, executions, health, jobs, older, operations, retention, runs, saves, states
+from .routes import (
+    checkpoints,
+    containers,
+    events,
+    executions,
+    health,
+    jobs,
+    llm,
+    older,
+    operations,
+    retention,
+    runs,
+    saves,
+    states,
+)
 from .schemas import Problem, Save
 from .service import Service
+
+_ROUTES = (jobs, checkpoints, saves, states, retention, runs, executions, llm, containers, operations, events)
 
 
 def create_app(
@@ -67,7 +83,7 @@ def create_app(
     add_handlers(app)
     app.include_router(health.router)
     app.include_router(older.router)
-    for each in (jobs, checkpoints, saves, states, retention, runs, executions, operations, events):
+    for each in _ROUTES:
         app.include_router(each.router)
     add_page(app)
     check_rules(app)

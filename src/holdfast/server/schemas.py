@@ -477,3 +477,17 @@ class Identity(Answer):
     scope: Literal["read", "write", "admin"]
     namespaces: list[str]
     namespace: str
+
+
+class LlmGroup(Answer):
+    key: dict[str, str] = Field(examples=[{"model": "small-1"}])
+    bill: dict[str, Json]
+
+
+class LlmStats(Answer):
+    """Money is dollars as text; `paid` and `found` count calls."""
+
+    answers: int
+    size_bytes: int
+    total: dict[str, Json]
+    groups: list[LlmGroup]

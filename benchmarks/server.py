@@ -1,0 +1,170 @@
+"""The service: pages out of a long history, one look-up, and durable saves, each against what it rests on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+import holdfast
+
+from .harness import Bench, Missing, Row, interleave, log, milliseconds, per_second
+from .history import _filled
+from .small_saves import PAYLOAD_BYTES, cost_of
+
+SMALL, LARGE = 100, 1_000_000
+CLIENTS = 16
+LOOKS = 400
+
+_BARE = """
+import json, sys
+from fastapi import FastAPI
+import uvicorn
+app = FastAPI()
+document = json.loads(sys.argv[2])
+@app.get("/{name}")
+async def look(name: str) -> dict:
+    return document
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error", access_log=False)
+"""
+
+_POST = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+local thread = 0
+function setup(t) t:set("id", thread); thread = thread + 1 end
+function request()
+  return wrk.format(nil, "/api/v1/jobs/job-" .. math.random(1, 16) .. "/checkpoints", nil, BODY)
+end
+"""
+
+
+def pages(bench: Bench) -> list[Row]:
+    """A page of 50 out of a million checkpoints, and out of a hundred: the slowest of a hundred requests."""
+    large = LARGE // 10 if bench.quick else LARGE
+    for name, count in (("pages-small", SMALL), ("pages-large", large)):
+        _filled(bench, name, count).close()
+    samples: dict[str, list[float]] = {"small": [], "large": []}
+    with (
+        _serving(bench.workspace / "pages-small" / "store") as small,
+        _serving(bench.workspace / "pages-large" / "store") as big,
+        httpx.Client() as client,
+    ):
+        path = "/api/v1/jobs/job/checkpoints?limit=50"
+        for _ in range(bench.rounds):
+            times: dict[str, list[float]] = {"small": [], "large": []}
+            for _ in range(LOOKS):
+                for side, url in (("small", small), ("large", big)):
+                    began = time.perf_counter()
+                    client.get(url + path).raise_for_status()
+                    times[side].append(time.perf_counter() - began)
+            for side, taken in times.items():
+                samples[side].append(statistics.quantiles(taken, n=100)[98])
+    work = f"page of 50 of {large:,} checkpoints, p99"
+    return [Row(work, samples["large"], f"of {SMALL}", samples["small"], 5.0, "share", milliseconds)]
+
+
+def look_ups(bench: Bench) -> list[Row]:
+    """GET of one checkpoint's metadata against a bare FastAPI route that returns the same JSON; one worker each."""
+    _need_wrk()
+    place = bench.fresh("look-ups") / "store"
+    with holdfast.open(place) as store:
+        saved = store.save("job", "step", {"payload": os.urandom(PAYLOAD_BYTES)})
+    with _serving(place) as ours:
+        path = f"/api/v1/checkpoints/{saved}"
+        document = httpx.get(ours + path).text
+        with _process([sys.executable, "-c", _BARE, "{port}", document], "/x") as bare:
+            samples = interleave(
+                bench.rounds,
+                {
+                    "holdfast": lambda: _wrk(ours + path, bench, clients=8),
+                    "bare": lambda: _wrk(f"{bare}/x", bench, clients=8),
+                },
+            )
+    return [Row("GET metadata", samples["holdfast"], "bare FastAPI", samples["bare"], 0.5, show=per_second)]
+
+
+def durable_posts(bench: Bench) -> list[Row]:
+    """Durable POSTs of 1 KB by 16 clients against the store's own group commit by 16 threads."""
+    _need_wrk()
+    folder = bench.fresh("posts")
+    duration_s = 1.0 if bench.quick else 3.0
+    body = '{"step":"step","state":{"payload":"' + "x" * PAYLOAD_BYTES + '"}}'
+    script = folder / "post.lua"
+    script.write_text(_POST.replace("BODY", f"'{body}'"))
+    rows = []
+    with holdfast.open(folder / "own") as manager:
+        for workers in (1, 2):
+            with _serving(folder / f"store-{workers}", "--workers", str(workers)) as url:
+                samples = interleave(
+                    bench.rounds,
+                    {
+                        "holdfast": lambda url=url: _wrk(url, bench, clients=CLIENTS, script=script),  # type: ignore[misc]
+                        "store": lambda: cost_of(
+                            lambda n: lambda _: manager.save(f"job-{n}", "step", {"payload": "x" * PAYLOAD_BYTES}),
+                            CLIENTS,
+                            duration_s,
+                        ),
+                    },
+                )
+            work = f"durable POST of 1 KB, {CLIENTS} clients, {workers} worker{'s' if workers > 1 else ''}"
+            rows.append(Row(work, samples["holdfast"], "group commit", samples["store"], 0.7, show=per_second))
+    return rows
+
+
+def _need_wrk() -> None:
+    if shutil.which("wrk") is None:
+        raise Missing("wrk is not installed")
+
+
+def _wrk(url: str, bench: Bench, *, clients: int, script: Path | None = None) -> float:
+    """Seconds per request."""
+    seconds = 1 if bench.quick else 3
+    command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", *(["-s", str(script)] if script else []), url]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"Requests/sec:\s+([\d.]+)", told)
+    if found is None or "Non-2xx" in told or "Socket errors" in told:
+        raise RuntimeError(told)
+    return 1 / float(found[1])
+
+
+@contextmanager
+def _serving(place: Path, *arguments: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "holdfast", "serve", "--store", str(place), "--port", "{port}"]
+    with _process([*command, "--log-level", "warning", *arguments], "/readyz") as url:
+        yield url
+
+
+@contextmanager
+def _process(command: list[str], path: str) -> Iterator[str]:
+    """A server on a free port, once it answers; its URL."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    process = subprocess.Popen([word.replace("{port}", port) for word in command], stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                if httpx.get(url + path).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.05)
+        else:
+            raise RuntimeError(f"{command[:4]} does not answer")
+        log(f"  {url}")
+        yield url
+    finally:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,40 @@
+"""What calls of models cost, and what the cache saved."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from holdfast.llm import Bill, totals
+from holdfast.llm.cache import JOB
+from holdfast.manager import CheckpointManager
+from holdfast.server import schemas
+from holdfast.server.answers import JsonAnswer
+from holdfast.server.auth import Reads
+from holdfast.server.routes import API
+
+router = APIRouter(prefix=API, tags=["llm"])
+
+
+@router.get("/llm/stats", response_model=schemas.LlmStats)
+async def llm_stats(
+    access: Reads,
+    by: Annotated[list[Literal["model", "run", "step"]] | None, Query(description="Group by these.")] = None,
+    run: Annotated[schemas.Name | None, Query(description="Only calls of this run.")] = None,
+) -> Any:
+    """Money spent on calls that were made, and saved by those answered from the store. Unpriced calls are counted."""
+    fields = tuple(dict.fromkeys(by or ["model"]))
+
+    def add_up(store: CheckpointManager) -> dict[str, Any]:
+        bills = totals(store, run=run, by=fields)
+        kept = next((job for job in store.jobs(JOB, 1) if job.name == JOB), None)
+        groups = [{"key": dict(zip(fields, key, strict=True)), "bill": bill.to_json()} for key, bill in bills.items()]
+        return {
+            "answers": kept.checkpoints if kept else 0,
+            "size_bytes": kept.size_bytes if kept else 0,
+            "total": sum(bills.values(), Bill()).to_json(),
+            "groups": groups,
+        }
+
+    return JsonAnswer(await access.ask(add_up))

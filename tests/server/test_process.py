@@ -1,0 +1,179 @@
+"""`holdfast serve` as a process: started, stopped in the middle of work, attacked slowly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+import holdfast
+from holdfast.cli.app import cli
+
+
+@contextmanager
+def serving(place: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its URL, once it is ready."""
+    command = [sys.executable, "-m", "holdfast", "serve", "--store", str(place), "--port", "0", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            told = json.loads(line)["message"]
+            if "running on" in told:
+                url = next(word for word in told.split() if word.startswith("http://"))
+                break
+        else:
+            pytest.fail("it did not start")
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        yield process, url
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        drain.join()
+        process.stderr.close()
+
+
+def test_sigterm_loses_no_acknowledged_save(tmp_path: Path) -> None:
+    """Savers at work, an event stream open: everything that was answered 201 is there afterwards, and it ends."""
+    place = tmp_path / "store"
+    acknowledged: list[str] = []
+    enough = threading.Event()
+
+    with serving(place) as (process, url):
+
+        def work(n: int) -> None:
+            with httpx.Client(timeout=30) as client:
+                for k in range(10_000):
+                    try:
+                        body = {"step": "s", "state": {"n": n, "k": k}}
+                        answer = client.post(f"{url}/api/v1/jobs/j{n}/checkpoints", json=body)
+                    except httpx.HTTPError:
+                        return  # not acknowledged
+                    if answer.status_code != 201:
+                        return
+                    acknowledged.append(answer.json()["id"])
+                    if len(acknowledged) > 60:
+                        enough.set()
+
+        def listen() -> int:
+            count = 0
+            with httpx.stream("GET", f"{url}/api/v1/events", params={"after": 0}, timeout=30) as answer:
+                for line in answer.iter_lines():
+                    count += line.startswith("id:")
+            return count
+
+        with ThreadPoolExecutor(5) as threads:
+            savers = [threads.submit(work, n) for n in range(4)]
+            listener = threads.submit(listen)
+            assert enough.wait(60)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(40) in (0, -signal.SIGTERM)
+            for saver in savers:
+                saver.result()
+            assert listener.result() > 0  # the stream ended by itself
+    with holdfast.open(place) as store:
+        assert len(acknowledged) > 60
+        for each in acknowledged:
+            assert store.exists(each)
+        assert store.verify().is_ok
+
+
+def test_two_workers_share_a_store(tmp_path: Path) -> None:
+    with serving(tmp_path / "store", "--workers", "2") as (process, url):
+        for _ in range(200):  # uvicorn says that it runs before its workers do
+            try:
+                if httpx.get(f"{url}/readyz").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                threading.Event().wait(0.05)
+        saved = [
+            httpx.post(f"{url}/api/v1/jobs/j/checkpoints", json={"step": "s", "state": n}).json()["seq"]
+            for n in range(10)
+        ]
+        assert saved == list(range(1, 11))
+        task = httpx.post(f"{url}/api/v1/gc").json()
+        found = {httpx.get(f"{url}/api/v1/tasks/{task['id']}").status_code for _ in range(10)}
+        assert found == {200}  # whichever worker is asked
+        process.send_signal(signal.SIGTERM)
+        process.wait(40)
+
+
+def test_other_addresses_need_a_token(tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    refused = CliRunner().invoke(cli, ["--store", place, "serve", "--host", "0.0.0.0", "--port", "0"])
+    assert refused.exit_code == 3
+    assert "token" in refused.stderr
+
+
+def test_the_token_commands(tmp_path: Path) -> None:
+    def run(*arguments: str) -> Any:
+        done = CliRunner().invoke(cli, ["--store", str(tmp_path / "store"), "--json", *arguments])
+        assert done.exit_code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    made = run("token", "create", "ci", "--scope", "write", "--namespace", "team", "--for", "other", "--expires", "30")
+    assert made["token"].startswith("hf_")
+    assert made["about"]["namespaces"] == ["team", "other"]
+    assert "digest" not in made["about"]
+    assert run("token", "list")["tokens"][0]["valid"]
+    assert not run("token", "revoke", "ci")["valid"]
+
+
+def test_the_audit_command(tmp_path: Path) -> None:
+    import sqlite3
+
+    place = tmp_path / "store"
+    with holdfast.open(place) as store:
+        for n in range(3):
+            store.save("j", "s", n)
+
+    def verify(*arguments: str) -> tuple[int, Any]:
+        done = CliRunner().invoke(cli, ["--store", str(place), "--json", "audit", "verify", *arguments])
+        return done.exit_code, json.loads(done.stdout)
+
+    code, first = verify()
+    assert (code, first["ok"], first["entries"]) == (0, True, 3)
+    with holdfast.open(place) as store:
+        store.save("j", "s", 4)
+    assert verify("--expect", first["mark"])[0] == 0
+    with sqlite3.connect(place / "index.sqlite") as db:
+        db.execute("DELETE FROM event WHERE id > 1")  # cut off: what is left is a chain too
+    assert verify()[0] == 0
+    assert verify("--expect", first["mark"])[0] == 6
+
+
+def test_slow_callers_do_not_hold_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body, or a head, that does not come."""
+    from holdfast.server import create_app
+    from holdfast.server.limits import Limits
+    from holdfast.server.serving import SlowHeads
+    from tests.server.conftest import listening
+
+    monkeypatch.setattr(SlowHeads, "head_s", 0.3)
+    app = create_app(tmp_path / "store", limits=Limits(receive_s=0.3))
+    with listening(app, http=SlowHeads) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=20) as body:
+            head = "POST /api/v1/jobs/j/checkpoints HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            body.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
+            assert body.recv(1000).startswith(b"HTTP/1.1 408")
+        with socket.create_connection(address, timeout=20) as head_only:
+            head_only.sendall(b"GET /healthz HTTP/1.1\r\nHos")
+            assert head_only.recv(1000) == b""  # closed
+        assert httpx.get(f"{url}/healthz").status_code == 200
+    assert os.environ.get("HOLDFAST_SERVE") is None
