@@ -277,6 +277,17 @@ def test_leases(client: TestClient, store: holdfast.CheckpointManager) -> None:
     assert client.delete(f"{V1}/jobs/j/lease", params={"token": lease["token"]}).status_code == 204
     assert client.put(f"{V1}/jobs/j/lease", json={"token": lease["token"]}).status_code == 409
     assert save(client)["seq"] == 2
+    assert "holdfast_lease_conflicts_total 3.0" in client.get("/metrics").text
+
+
+def test_money_and_containers(client: TestClient, store: holdfast.CheckpointManager) -> None:
+    bill = {"paid": 1, "found": 2, "spent": "0.5", "saved": "1.25", "model": "small-1"}
+    store.save("llm:calls", "call", None, metadata=bill)
+    store.save("container:web", "frozen", {"state": 1})
+    found = client.get(f"{V1}/llm/stats").json()
+    assert (found["total"]["spent"], found["groups"][0]["key"]) == ("0.5", {"model": "small-1"})
+    assert [c["job"] for c in client.get(f"{V1}/containers").json()["checkpoints"]] == ["container:web"]
+    assert 'holdfast_llm_saved_dollars{namespace="default"} 1.25' in client.get("/metrics").text
 
 
 def test_the_audit_log_is_proved(client: TestClient, store: holdfast.CheckpointManager, place: Path) -> None:
@@ -327,6 +338,7 @@ def test_health_metrics_and_headers(client: TestClient, store: holdfast.Checkpoi
     numbers = client.get("/metrics").text
     assert 'holdfast_saves_total{namespace="default"} 1.0' in numbers
     assert 'holdfast_http_requests_total{method="POST",route="/api/v1/jobs/{job}/checkpoints",status="201"}' in numbers
+    assert 'holdfast_llm_saved_dollars{namespace="default"} 0.0' in numbers
     answer = client.get("/healthz", headers={"X-Request-ID": "abc-12345"})
     assert answer.headers["x-request-id"] == "abc-12345"
     policy = answer.headers["content-security-policy"]

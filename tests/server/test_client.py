@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -218,3 +219,12 @@ def test_a_token_in_the_address_or_the_environment(
             assert known.get(saved).job == "j"
         with pytest.raises(holdfast.NotAllowed), holdfast.open(url, namespace="other") as other:
             other.jobs()
+
+
+def test_the_document_runs_as_it_stands(url: str) -> None:
+    """The Python of docs/service.md, against this service."""
+    text = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block.replace("http://127.0.0.1:7420", url).replace('"my-store"', '"memory:"'), "doc", "exec"), {})

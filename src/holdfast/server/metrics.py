@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from holdfast.llm.bills import Bill
 from holdfast.manager import CheckpointManager
+from holdfast.pipeline.history import CALLS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -33,16 +35,29 @@ class Metrics:
         self.tasks = Counter("holdfast_tasks", "Background tasks ended.", ["kind", "outcome"], registry=self.registry)
         self.gc_freed = Counter("holdfast_gc_freed_bytes", "Bytes given back by gc.", registry=self.registry)
 
+        self._bills: dict[str, tuple[int, Bill]] = {}
+
     def text(self, stores: Iterable[CheckpointManager]) -> bytes:
         """All of it, with the numbers of these namespaces."""
+        chosen = list(stores)
         of_stores = CollectorRegistry(auto_describe=False)
-        of_stores.register(_OfStores(list(stores)))
+        of_stores.register(_OfStores(chosen, {store.namespace: self._bill(store) for store in chosen}))
         return generate_latest(self.registry) + generate_latest(of_stores)
+
+    def _bill(self, store: CheckpointManager) -> Bill:
+        """What calls of models cost so far; only records since the last look are read."""
+        seen, bill = self._bills.get(store.namespace, (0, Bill()))
+        while page := store.list(CALLS, after=seen, limit=1000):
+            seen = page[-1].seq
+            bill = sum((Bill.from_json(record.metadata) for record in page), bill)
+        self._bills[store.namespace] = seen, bill
+        return bill
 
 
 class _OfStores(Collector):
-    def __init__(self, stores: list[CheckpointManager]) -> None:
+    def __init__(self, stores: list[CheckpointManager], bills: Mapping[str, Bill]) -> None:
         self._stores = stores
+        self._bills = bills
 
     def collect(self) -> Iterable[Metric]:
         work = {
@@ -69,3 +84,8 @@ class _OfStores(Collector):
         for namespace, numbers in totals.items():
             ratio.add_metric([namespace], numbers["size_bytes"] / max(numbers["stored_bytes"], 1))
         yield ratio
+        for name, text in (("spent", "Paid for calls of models."), ("saved", "Not paid, because the answer was kept.")):
+            money = GaugeMetricFamily(f"holdfast_llm_{name}_dollars", text, labels=["namespace"])
+            for namespace, bill in self._bills.items():
+                money.add_metric([namespace], float(getattr(bill, name)))
+            yield money

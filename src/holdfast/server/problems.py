@@ -18,7 +18,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from holdfast.errors import CheckpointError, StorageError
+from holdfast.errors import CheckpointError, LeaseHeld, LeaseLost, StorageError
 
 from .logs import request_id
 
@@ -73,6 +73,8 @@ def add_handlers(app: FastAPI) -> None:
 
 async def _of_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, CheckpointError)
+    if isinstance(error, LeaseHeld | LeaseLost):
+        request.app.state.service.metrics.lease_conflicts.inc()
     return of_error(error, is_older=_is_older(request))
 
 
