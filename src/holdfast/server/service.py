@@ -81,7 +81,9 @@ class Service:
         return self._tokens
 
     async def were_tokens_made(self) -> bool:
-        """Whether callers have to be known."""
+        """Whether callers have to be known. Asked by every request without a token: from memory where that can tell."""
+        if self._tokens is not None and (known := self._tokens.remember_made()) is not None:
+            return known
         return await self.in_thread(lambda: self.tokens.were_made())  # noqa: PLW0108 - `tokens` may open the store
 
     async def in_thread(self, work: Callable[[], T]) -> T:

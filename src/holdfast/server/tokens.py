@@ -129,11 +129,17 @@ class Tokens:
         self._known.pop(valid[-1].id, None)
         return _token(self._manager.get(valid[-1].checkpoint))
 
-    def were_made(self) -> bool:
-        """Whether there ever was one: a store whose tokens are all revoked is closed, not open."""
+    def remember_made(self) -> bool | None:
+        """`were_made` from memory alone; None when that cannot tell."""
         remembered = self._ever
         if remembered is not None and (remembered[1] or time.monotonic() - remembered[0] < REMEMBERED_S):
             return remembered[1]
+        return None
+
+    def were_made(self) -> bool:
+        """Whether there ever was one: a store whose tokens are all revoked is closed, not open."""
+        if (remembered := self.remember_made()) is not None:
+            return remembered
         jobs = self._manager.jobs(JOB, 1)
         self._ever = time.monotonic(), bool(jobs) and jobs[0].name == JOB and jobs[0].last_seq > 0
         return self._ever[1]
