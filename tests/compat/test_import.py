@@ -474,7 +474,7 @@ def test_an_interrupted_import_goes_on(old: Path, store: holdfast.CheckpointMana
     def interrupt(done: int, total: int) -> None:
         nonlocal seen
         seen = done
-        if done == 400:
+        if done == 550:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

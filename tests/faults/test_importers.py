@@ -25,11 +25,11 @@ pytestmark = pytest.mark.faults
 
 def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
     old, place = tmp_path / "old", tmp_path / "store"
-    for n in range(3000):
+    for n in range(1500):
         jobs.write(old, jobs.checkpoint(f"job{n % 3}", "s", n, n))
     words = [sys.executable, "-m", "holdfast", "import", str(old), "--store", str(place), "--json"]
     kept = 0
-    for more in (1, 700):  # once early, once later
+    for more in (1, 500):  # once early, once later
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 60
         while process.poll() is None and count(place) < kept + more:
@@ -40,10 +40,10 @@ def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
         kept = count(place)
     with holdfast.open(place) as store:
         report = bring(str(old), store)
-        assert report.imported + report.present == 3000
+        assert report.imported + report.present == 1500
         assert report.present == kept
         for part in range(3):
-            assert [store.load(c.id) for c in store.list(f"job{part}")] == list(range(part, 3000, 3))
+            assert [store.load(c.id) for c in store.list(f"job{part}")] == list(range(part, 1500, 3))
         assert store.verify().is_ok
 
 

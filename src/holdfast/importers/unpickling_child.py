@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import ctypes
 import datetime
-import gzip
 import io
 import json
 import pickle  # nosec B403 - the point of this module
@@ -27,8 +26,8 @@ from holdfast import codec
 from holdfast.errors import CheckpointError
 
 MEMORY_BYTES = 1536 << 20
-MAX_PLAIN_BYTES = 512 << 20  # of a pickle that was gzipped
-MAX_VALUES = 4_000_000
+MAX_PLAIN_BYTES = 256 << 20  # of a pickle that was gzipped
+MAX_VALUES = 2_000_000
 MAX_DEPTH = 200
 CPU_S = 60
 HEAD = struct.Struct("<BQ")
@@ -180,8 +179,7 @@ class Converter:
 def read(data: bytes, allowed: frozenset[str]) -> tuple[int, bytes]:
     try:
         if data[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(data)) as file:
-                data = file.read(MAX_PLAIN_BYTES + 1)
+            data = _unzip(data)
             if len(data) > MAX_PLAIN_BYTES:
                 return FAILED, f"unpacked it takes more than {MAX_PLAIN_BYTES:,} bytes".encode()
         reader = Reader(io.BytesIO(data), allowed)
@@ -194,12 +192,24 @@ def read(data: bytes, allowed: frozenset[str]) -> tuple[int, bytes]:
         return OK, ormsgpack.packb([encoded.tree, [bytes(b) for b in encoded.buffers if isinstance(b, memoryview)]])
     except CheckpointError as error:
         return FAILED, f"it holds something that cannot be kept: {error.message}".encode("utf-8", "replace")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error) as error:
         return FAILED, f"it is cut off or damaged: {error}".encode("utf-8", "replace")
     except MemoryError:
         return FAILED, f"reading it takes more than {MEMORY_BYTES:,} bytes of memory".encode()
     except Exception as error:  # noqa: BLE001 - whatever a damaged pickle leads to
         return FAILED, f"no readable pickle: {type(error).__name__}: {error}".encode("utf-8", "replace")
+
+
+def _unzip(data: bytes) -> bytes:
+    """The content of gzip members, as far as it is allowed."""
+    plain = bytearray()
+    while data and len(plain) <= MAX_PLAIN_BYTES:
+        member = zlib.decompressobj(wbits=31)
+        plain += member.decompress(data, MAX_PLAIN_BYTES + 1 - len(plain))
+        if not member.eof and not member.unconsumed_tail:
+            raise EOFError("the file ends too early")
+        data = member.unused_data.lstrip(b"\0")
+    return bytes(plain)
 
 
 def confine() -> None:

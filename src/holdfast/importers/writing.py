@@ -23,7 +23,7 @@ from holdfast.request import Request, parse_request
 
 from .common import Draft, Finding, Verdict, clean, digest
 
-BATCH = 256
+BATCH = 500
 BATCH_BYTES = 8 << 20
 MOST_FINDINGS = 10_000  # listed one by one; beyond that they are counted
 
@@ -165,7 +165,7 @@ class Writer:
         record = new_record(
             request, checkpoint_id, created_us, len(ready.encoded.tree), packed, content=ready.encoded.tree
         )
-        return replace(record, status=ready.draft.status)
+        return record if ready.draft.status is record.status else replace(record, status=ready.draft.status)
 
     def _with_parent(self, ready: _Ready) -> Request:
         parent = ready.request.parent
