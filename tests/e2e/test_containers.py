@@ -92,7 +92,7 @@ def save_and_die(*arguments, **options):
     die()
 
 if stage == "frozen":
-    criu.validate_images = die
+    freezing.validate_images = die
 elif stage == "storing":
     CheckpointManager.save = die
 elif stage == "stored":

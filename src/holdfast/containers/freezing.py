@@ -23,7 +23,7 @@ from holdfast.model import Checkpoint
 
 from . import hosts, network, snapshot
 from .attempts import Attempt, attempt, only_one
-from .criu import dump
+from .criu import dump, validate_images
 from .rootfs import Rootfs, copy_away, find_rootfs
 from .runc import Container, runtime_version
 
@@ -220,6 +220,7 @@ class _Freeze:
 
     def store(self) -> None:
         with self.phases.phase("store"):
+            validate_images(self.attempt.images)
             taken = self._snapshot()
             metadata = {
                 "kind": "container",

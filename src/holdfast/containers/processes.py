@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from holdfast.model import Checkpoint, CheckpointStatus
 
 from . import hosts, images, snapshot
 from .attempts import Attempt, attempt, only_one
-from .criu import dump, failure, find_program
+from .criu import dump, failure, find_program, validate_images
 from .freezing import (
     Companion,
     Frozen,
@@ -112,6 +113,7 @@ class _Freeze:
 
     def store(self) -> None:
         with self.phases.phase("store"):
+            validate_images(self.attempt.images)
             processes = snapshot.read_processes(self.attempt.images)
             taken = snapshot.Snapshot(
                 kind="process",
@@ -231,9 +233,21 @@ def _thaw(
             if done.returncode:
                 raise failure("restored", work)
         pid = int((work.path / "pid").read_text())
+        stack.push(_kill_if_failed(pid))
         for companion in companions:
             companion.after_restore(pids_below(pid), phases)
     return Thawed(str(pid), pid, checkpoint, phases.milliseconds())
+
+
+def _kill_if_failed(pid: int) -> Callable[..., None]:
+    """Their files go back to what they were when something fails from here on: then they must not run on them."""
+
+    def on_exit(kind: type[BaseException] | None, *_: object) -> None:
+        for one in pids_below(pid) if kind is not None else ():
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+
+    return on_exit
 
 
 @contextmanager
