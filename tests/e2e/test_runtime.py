@@ -2,8 +2,11 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +246,48 @@ def test_under_containerd(engine: Engine) -> None:
     finally:
         daemon.terminate()
         daemon.wait(timeout=30)
+
+
+@criu
+@pytest.mark.requires("podman")
+def test_under_podman(engine: Engine) -> None:
+    """podman stops a container; another one of the same workload goes on from there."""
+    bundle = engine.bundle("one")
+    home = engine.lab.root / "podman"
+    home.mkdir()
+    front = home / "runtime"  # podman gives its runtimes no environment
+    names = ("HOLDFAST_STATE_DIR", "HOLDFAST_STORE", "HOLDFAST_RUNC_STATE", "HOLDFAST_PYTHON", "PATH")
+    values = "\n".join(f"export {name}={shlex.quote(engine.environment[name])}" for name in names)
+    front.write_text(f'#!/bin/sh\n{values}\nexec {shlex.quote(str(RUNTIME))} "$@"\n')
+    front.chmod(0o755)
+
+    run_root = Path(tempfile.mkdtemp(prefix="hf-"))  # podman takes no long names here
+
+    def podman(*words: str | Path, check: bool = True) -> str:
+        places = ("--root", home / "root", "--runroot", run_root, "--runtime", front)
+        ways = ("--cgroup-manager", "cgroupfs", "--events-backend", "none")
+        return engine.lab.run("podman", *places, *ways, *words, check=check).stdout
+
+    def run(name: str) -> None:
+        wishes = [word for wish in KEPT for word in ("--env", wish)]
+        limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
+        program = (bundle / "rootfs", PYTHON, "-c", COUNTER, "0.002", "0")
+        mount = ("--volume", "/usr:/usr:ro")
+        podman("run", "--detach", "--name", name, "--network", "none", *limits, *mount, *wishes, "--rootfs", *program)
+
+    try:
+        run("first")
+        engine.lab.wait_beyond("one", 5)
+        podman("stop", "--time", "9", "first")
+        podman("rm", "first")
+        reached = engine.lab.count("one")
+        run("second")
+        engine.lab.wait_beyond("one", reached)
+        with holdfast.open(engine.lab.store) as store:
+            assert len(store.list("container:counter")) == 1
+    finally:
+        podman("rm", "--force", "--all", check=False)
+        shutil.rmtree(run_root)
 
 
 # --- opting in ---
