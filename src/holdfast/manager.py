@@ -13,7 +13,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -632,8 +631,8 @@ class CheckpointManager:
 
     def acting_as(self, actor: str) -> Self:
         """The same open store, with another name for who changes it in the log. Close the first one only."""
-        view = copy(self)
-        view.actor = actor
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, actor=actor)
         return view
 
     @property

@@ -40,7 +40,22 @@ from .routes import (
 from .schemas import Problem, Save
 from .service import Service
 
-_ROUTES = (jobs, checkpoints, saves, states, retention, runs, executions, llm, containers, operations, events)
+# The router looks through them in this order: those that are asked most come first.
+_ROUTES = (
+    checkpoints,
+    saves,
+    states,
+    jobs,
+    older,
+    runs,
+    executions,
+    retention,
+    llm,
+    containers,
+    operations,
+    events,
+    health,
+)
 
 
 def create_app(
@@ -81,8 +96,6 @@ def create_app(
     )
     app.state.service = service
     add_handlers(app)
-    app.include_router(health.router)
-    app.include_router(older.router)
     for each in _ROUTES:
         app.include_router(each.router)
     add_page(app)

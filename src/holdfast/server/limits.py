@@ -123,8 +123,7 @@ class Edge:
         route = getattr(scope.get("route"), "path_format", None) or getattr(scope.get("route"), "path", None) or "none"
         metrics, method = self.service.metrics, scope["method"] if scope["method"] in _METHODS else "other"
         metrics.in_flight.set(self.in_flight)
-        metrics.requests.labels(method, route, answer.status).inc()
-        metrics.latency.labels(method, route).observe(seconds)
+        metrics.note(method, route, answer.status, seconds)
         if _log.isEnabledFor(logging.INFO):
             client = scope.get("client")
             facts = {

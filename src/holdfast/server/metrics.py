@@ -35,7 +35,17 @@ class Metrics:
         self.tasks = Counter("holdfast_tasks", "Background tasks ended.", ["kind", "outcome"], registry=self.registry)
         self.gc_freed = Counter("holdfast_gc_freed_bytes", "Bytes given back by gc.", registry=self.registry)
 
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._bills: dict[str, tuple[int, Bill]] = {}
+
+    def note(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer. On the way of every request, so the labelled numbers are looked up once."""
+        found = self._children.get((method, route, status))
+        if found is None:
+            found = self.requests.labels(method, route, status), self.latency.labels(method, route)
+            self._children[method, route, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def text(self, stores: Iterable[CheckpointManager]) -> bytes:
         """All of it, with the numbers of these namespaces."""

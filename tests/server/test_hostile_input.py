@@ -1,0 +1,133 @@
+"""Whatever is sent: the right code, nothing changed, nothing told that is nobody's business."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from fastapi.testclient import TestClient
+from starlette.routing import Mount
+
+import holdfast
+from holdfast.server import create_app
+
+V1 = "/api/v1"
+SAVE = f"{V1}/jobs/j/checkpoints"
+JSON = {"content-type": "application/json"}
+
+TRAVERSALS = ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "/etc/passwd", "a\0b\n"]
+
+
+@pytest.fixture
+def before(store: holdfast.CheckpointManager) -> int:
+    store.save("kept", "s", {"n": 1})
+    return len(store.events())
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 422),
+        (b"{", 422),
+        (b"[]", 422),
+        (b'{"step": "s", "state": NaN}', 422),
+        (b'{"step": "s", "state": 1e999}', 422),
+        (b'{"step": "s", "state": {"a": 1, "a": 2}}', 422),
+        (b'{"step": "s", "state": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 422),
+        (b'{"step": "s", "state": ' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"}", 422),
+        (b'{"step": "\xff", "state": 1}', 422),
+        (b'{"step": "\\ud800", "state": 1}', 422),
+        (b'{"step": "", "state": 1}', 422),
+        (b'{"step": 3, "state": 1}', 422),
+        (b'{"step": "s", "state": 1, "level": "galaxy"}', 422),
+        (b'{"step": "s", "state": 1, "tags": {"a b": "c"}}', 422),
+        (b'{"step": "s", "state": 1, "tags": {"a": 1}}', 422),
+        (b'{"step": "s", "state": 1, "pin": "yes"}', 422),
+        (b'{"step": "s", "state": 1, "unknown": 1}', 422),
+        (b'{"step": "s", "state": 1, "parent": "none_1_00000000"}', 404),
+        (b'{"step": "s", "state": 1, "parent": "../x"}', 422),
+        (json.dumps({"step": "s", "metadata": {"x": "y" * 70_000}}).encode(), 422),
+    ],
+)
+def test_bodies(client: TestClient, store: holdfast.CheckpointManager, before: int, body: bytes, status: int) -> None:
+    answer = client.post(SAVE, content=body, headers=JSON)
+    assert answer.status_code == status, answer.text[:500]
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "Traceback" not in answer.text
+    assert len(store.events()) == before
+
+
+def test_other_media_types(client: TestClient, store: holdfast.CheckpointManager, before: int) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/xml", ""):
+        assert client.post(SAVE, content=b'{"step": "s"}', headers={"content-type": kind}).status_code == 415
+    broken = {"content-type": "multipart/form-data; boundary=x"}
+    assert client.post(SAVE, content=b"--x\r\nbroken", headers=broken).status_code in (400, 422)
+    assert client.post(SAVE, content=b"", headers={"content-type": "multipart/form-data"}).status_code in (400, 422)
+    assert len(store.events()) == before
+
+
+@pytest.mark.parametrize("text", TRAVERSALS)
+def test_traversal_in_every_parameter(
+    client: TestClient, store: holdfast.CheckpointManager, before: int, text: str, place: Path
+) -> None:
+    from urllib.parse import quote
+
+    sent = quote(text, safe="")
+    app = create_app("memory:")
+    routes = [r for r in iter_route_contexts(app.routes) if not isinstance(r.original_route, Mount)]
+    for route in routes:
+        path = str(route.path)
+        if "{" not in path or not path.startswith("/api"):
+            continue
+        for name in ("checkpoint_id", "job", "key", "execution_id", "task_id"):
+            path = path.replace("{" + name + "}", sent)
+        for method in route.methods or ():
+            answer = client.request(method, path, json={} if method not in ("GET", "DELETE") else None)
+            assert 400 <= answer.status_code < 500, (method, path, answer.text)
+    saved = store.list("kept")[0].id
+    for parameter in ("path",):
+        for route_path in ("state", "download"):
+            answer = client.get(f"{V1}/checkpoints/{saved}/{route_path}", params={parameter: text})
+            assert answer.status_code in (404, 422), answer.text
+    for url in (f"{V1}/jobs?cursor={sent}", f"{V1}/diff?old={sent}&new={sent}", f"{V1}/jobs?namespace={sent}"):
+        assert client.get(url).status_code == 422
+    assert len(store.events()) == before
+    assert {each.name for each in place.parent.iterdir()} == {"store"}
+
+
+def test_hostile_names_come_back_as_text(client: TestClient) -> None:
+    step = "<script>alert(1)</script> \u202e \x1b[31m"
+    saved = client.post(SAVE, json={"step": step, "state": {step: step}}).json()
+    assert saved["step"] == step
+    answer = client.get(f"{V1}/checkpoints/{saved['id']}/state")
+    assert answer.json()["state"] == {step: step}
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    attached = client.get(f"{V1}/checkpoints/{saved['id']}/download", params={"format": "json"})
+    assert attached.headers["content-disposition"].startswith("attachment")
+
+
+def test_many_at_once_are_told_to_come_back(store: holdfast.CheckpointManager) -> None:
+    """Beyond the limit: 503 with Retry-After, at once."""
+    from holdfast.server.limits import Limits
+    from tests.server.conftest import client_of
+
+    with client_of(create_app(store, limits=Limits(concurrent=0))) as client:
+        answer = client.get(f"{V1}/jobs")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+def test_headers_nobody_expects(client: TestClient, store: holdfast.CheckpointManager, before: int) -> None:
+    headers: list[dict[str, Any]] = [
+        {"Idempotency-Key": "x" * 300},
+        {"Authorization": "Basic abc"},
+        {"Authorization": "Bearer"},
+        {"Content-Length": "-1"},
+    ]
+    for each in headers:
+        answer = client.post(SAVE, content=b'{"step": "s"}', headers={**JSON, **each})
+        assert 400 <= answer.status_code < 500, each
+    assert len(store.events()) == before
