@@ -154,7 +154,7 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
 
         if scheme == "files":
             return open_files(Path(rest), namespace=namespace, create=create)
-        return KeptMemory(Path(rest), namespace)
+        return KeptMemory(Path(rest), namespace=namespace, create=create)
     if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
         raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
     path = rest if colon and scheme == "file" else url

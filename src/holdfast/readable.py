@@ -57,9 +57,9 @@ def _nothing_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
 class KeptMemory(Store):
     """A store in memory that begins with what is in a directory, and goes there when it is closed."""
 
-    def __init__(self, path: Path, namespace: str) -> None:
+    def __init__(self, path: Path, *, namespace: str, create: bool) -> None:
         super().__init__(SqliteIndex(None, namespace=namespace), MemoryBlobs())
-        self._kept = Store(*open_embedded(path, namespace=namespace))
+        self._kept = Store(*open_embedded(path, namespace=namespace, create=create))
         if self._kept.index.is_encrypted:
             self._kept.close()
             raise Validation(f"the store at {path} is encrypted", hint="open it by its path, with its key")

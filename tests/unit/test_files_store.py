@@ -212,6 +212,9 @@ def test_nothing_acknowledged_is_lost_by_kills(place: Path) -> None:
 
 def test_memory_that_is_kept(tmp_path: Path) -> None:
     url = f"memory:{tmp_path / 'kept'}"
+    with pytest.raises(NotFound):
+        holdfast.open(url, create=False)
+    assert not (tmp_path / "kept").exists()
     with holdfast.open(url) as store:
         ids = fill(store)
     with holdfast.open(url) as store:
