@@ -273,10 +273,7 @@ def test_a_plain_directory_as_root(lab: Lab) -> None:
 
 def test_the_network_lock_is_taken_back(lab: Lab) -> None:
     """In a namespace that outlives the container: after a dump that ends it, and after a restore that fails."""
-    namespace = lab.root / "namespace"
-    namespace.touch()
-    lab.run("unshare", f"--net={namespace}", "ip", "link", "set", "lo", "up")
-    rules = ("nsenter", f"--net={namespace}", "iptables", "-S")
+    namespace, rules = lasting_namespace(lab)
     lab.counter("one", network=str(namespace))
     lab.wait_beyond("one", 0)
     identity = freeze(lab, "one")
@@ -303,6 +300,34 @@ def test_the_network_lock_is_taken_back(lab: Lab) -> None:
     assert logs["action"] == "restore"
     assert logs["result"] == "failed"
     assert "Error" in logs["log"]
+
+
+def lasting_namespace(lab: Lab) -> tuple[Path, tuple[str, ...]]:
+    """A network namespace that outlives containers, and the command that shows its rules."""
+    namespace = lab.root / "namespace"
+    namespace.touch()
+    lab.run("unshare", f"--net={namespace}", "ip", "link", "set", "lo", "up")
+    return namespace, ("nsenter", f"--net={namespace}", "iptables", "-S")
+
+
+UNLOCKED_BY_NOBODY = """
+import sys
+from holdfast import CheckpointManager
+from holdfast.containers import freezing, network, runc
+
+network.remove_lock = lambda namespace: False
+with CheckpointManager() as manager:
+    freezing.freeze_container(manager, runc.find_container("one", None, sys.argv[1]), key="k")
+"""
+
+
+def test_the_lock_test_can_fail(lab: Lab) -> None:
+    """Without taking it back, the lock stays in a namespace that outlives the container."""
+    namespace, rules = lasting_namespace(lab)
+    lab.counter("one", network=str(namespace))
+    lab.wait_beyond("one", 0)
+    lab.python(UNLOCKED_BY_NOBODY, lab.runtime_root)
+    assert "-A CRIU -j DROP" in lab.run(*rules).stdout
 
 
 def test_another_kind_of_network_is_refused(lab: Lab) -> None:

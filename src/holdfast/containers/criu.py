@@ -18,25 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.errors import CheckpointError, Corrupted, CriuFailed, NoSpace, Validation
+from holdfast.errors import CheckpointError, Corrupted, CriuFailed, NoSpace
 
 from . import relay
 from .attempts import Attempt
 from .criu_log import explain
 from .pages import cuts
+from .programs import USUAL_PATH, find_program
 
 _FREEZE_TIMEOUTS_S = (1, 2, 10)
 _LEAST_ROOM_BYTES = 256 * 1024
 _SUCCESS = "Dumping finished successfully"
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-def find_program(name: str, fix: str = "holdfast container doctor says how to get it") -> str:
-    """The absolute path of a program, also where only root's PATH looks."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
-    if found is None:
-        raise Validation(f"there is no {name} on this machine", hint=fix)
-    return os.path.abspath(found)
 
 
 def criu_version(criu: str) -> str:
@@ -128,7 +120,7 @@ def _dump(command: Sequence[str], attempt: Attempt, on_frozen: Callable[[], None
     with seam() as waiting:
         _write_fronts(attempt, waiting)
         inherited = {**os.environ, "HOLDFAST_FREEZE_TIMEOUT_S": str(timeout_s)}
-        inherited["PATH"] = f"{attempt.bin}:{inherited.get('PATH', '')}:{_PATH}"
+        inherited["PATH"] = f"{attempt.bin}:{inherited.get('PATH', '')}:{USUAL_PATH}"
         with (attempt.path / "runtime.log").open("wb") as said:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=inherited)
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from pathlib import Path
 from . import hosts
 from .attempts import state_directory
 from .criu import criu_version
+from .programs import which
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _CAPABILITIES = {  # number → what goes wrong without it
     21: ("CAP_SYS_ADMIN", "nothing can be dumped", "bad"),
     19: ("CAP_SYS_PTRACE", "nothing can be dumped", "bad"),
@@ -46,10 +45,6 @@ def findings() -> Iterator[Finding]:
     yield from of_gpus()
 
 
-def _which(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
-
-
 def _root() -> Finding:
     if os.geteuid() == 0:
         return Finding("user", "ok", "root")
@@ -57,7 +52,7 @@ def _root() -> Finding:
 
 
 def _criu() -> Iterator[Finding]:
-    path = _which("criu")
+    path = which("criu")
     how = "Debian 13: apt-get install criu. Debian 12: ./dev lab in a clone of Holdfast unpacks one"
     if path is None:
         yield Finding("criu", "bad", "not on this machine", how)
@@ -90,7 +85,7 @@ def _programs() -> Iterator[Finding]:
         ("podman", "podman", "needed only for its containers", "note"),
         ("crun", "crun", "needed only for its containers; Debian 12's cannot dump", "note"),
     ):
-        path = _which(name)
+        path = which(name)
         if path is None:
             yield Finding(name, status, f"not on this machine: {without}", f"apt-get install {package}")
             continue
@@ -111,7 +106,7 @@ def _kernel() -> Iterator[Finding]:
         "overlay", "ok" if overlay else "note", "known" if overlay else "not loaded: all files of a root are kept",
         "" if overlay else "modprobe overlay",
     )  # fmt: skip
-    if os.geteuid() == 0 and (criu := _which("criu")):
+    if os.geteuid() == 0 and (criu := which("criu")):
         has = {
             name: subprocess.run(
                 [criu, "check", "--feature", name], capture_output=True, check=False, timeout=60

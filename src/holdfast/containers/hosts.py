@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from pathlib import Path
 
-from .criu import criu_version, find_program
+from .criu import criu_version
+from .programs import which
 
 
 def facts() -> dict[str, object]:
@@ -21,7 +21,7 @@ def facts() -> dict[str, object]:
         "cgroup": cgroup_mode(),
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),
         "libc": " ".join(platform.libc_ver()),
-        "criu": criu_version(find_program("criu")) if shutil.which("criu") else "",
+        "criu": criu_version(criu) if (criu := which("criu")) else "",
     }
 
 

@@ -8,13 +8,14 @@ namespace that outlives the container that would cut off whoever comes next: in 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from holdfast.errors import Conflict, CriuFailed
+
+from .programs import find_program, which
 
 _TOOLS = ("iptables", "ip6tables")
 _TIMEOUT_S = 30
@@ -60,7 +61,7 @@ def remove_lock(namespace: int | None) -> bool:
         return False
     was_locked = False
     for tool in _TOOLS:
-        if shutil.which(tool) is None:
+        if which(tool) is None:
             continue
         rules = _run(namespace, tool, "-S").stdout.splitlines()
         if "-N CRIU" not in rules:
@@ -81,9 +82,9 @@ def remove_lock(namespace: int | None) -> bool:
 
 
 def _run(namespace: int, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    enter = ["nsenter", f"--net=/proc/self/fd/{namespace}"]
+    enter = [find_program("nsenter"), f"--net=/proc/self/fd/{namespace}"]
     return subprocess.run(
-        [*enter, tool, "-w", *arguments],
+        [*enter, find_program(tool), "-w", *arguments],
         pass_fds=(namespace,),
         capture_output=True,
         text=True,

@@ -24,7 +24,7 @@ from holdfast.model import Checkpoint, CheckpointStatus
 
 from . import hosts, images, snapshot
 from .attempts import Attempt, attempt, only_one
-from .criu import dump, failure, find_program, validate_images
+from .criu import dump, failure, validate_images
 from .freezing import (
     Companion,
     Frozen,
@@ -38,6 +38,7 @@ from .freezing import (
     pids_below,
     process_totals,
 )
+from .programs import find_program
 from .thawing import Thawed, unpack_images
 
 _ALWAYS = ("--link-remap",)  # files that were deleted while they are open

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.errors import Conflict, Validation, storage_error
 from holdfast.files import Tree
 
-from .criu import find_program
+from .programs import find_program
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -125,7 +125,8 @@ def _empty_workdir(options: str) -> None:
 
 
 def _mount_tool(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    words = [find_program(command[0]), *command[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise Conflict(
             f"{command[0]} of {command[-1]} failed: {done.stderr.strip()[-300:]}",

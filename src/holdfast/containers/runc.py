@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.errors import Conflict, NotFound, Validation
 
-from .criu import find_program
+from .programs import find_program
 
 # Where each engine's runtime keeps its containers. "*": containerd's namespaces.
 ROOTS = {

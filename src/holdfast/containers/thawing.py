@@ -22,8 +22,9 @@ from holdfast.model import Checkpoint, CheckpointStatus, parse_name
 
 from . import network, runc, snapshot
 from .attempts import Attempt, attempt, only_one
-from .criu import failure, find_program, validate_images
+from .criu import failure, validate_images
 from .freezing import Companion, Phases, Report, pids_below
+from .programs import find_program
 from .rootfs import Rootfs, find_rootfs, replaced
 
 
