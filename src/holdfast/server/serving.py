@@ -12,7 +12,6 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from ipaddress import ip_address
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -26,6 +25,7 @@ from holdfast.manager import CheckpointManager
 
 from . import logs
 from .app import create_app
+from .auth import is_loopback
 from .limits import LOOPBACK_NAMES, Limits
 from .service import Service
 from .tokens import ACCESS, Tokens
@@ -150,12 +150,3 @@ def _check(settings: Settings) -> None:
                 f"{settings.host} can be reached from elsewhere, and this store has no valid token",
                 hint="make one first: holdfast token create NAME --scope write --namespace default",
             )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -29,6 +29,8 @@ _BODY = {
                     "type": "object",
                     "required": ["checkpoint"],
                     "properties": {"checkpoint": _SAVE},
+                    "additionalProperties": False,
+                    "description": "Besides, a file part for each buffer that the state names.",
                 },
                 "encoding": {"checkpoint": {"contentType": "application/json"}},
             },
