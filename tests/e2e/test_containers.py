@@ -342,6 +342,47 @@ def test_another_kind_of_network_is_refused(lab: Lab) -> None:
     assert "network mode own, the bundle has host" in refused.stderr
 
 
+ECHO = """
+import os, socket, time
+server = socket.create_server(("127.0.0.1", 5000))
+if os.fork() == 0:
+    there = socket.create_connection(("127.0.0.1", 5000))
+    while True:
+        there.sendall(there.recv(100))
+here, _ = server.accept()
+log, n = open("/work/log", "a"), 0
+while True:
+    n += 1
+    message = b"%d\\n" % n
+    here.sendall(message)
+    if here.recv(100) != message:
+        open("/work/broken", "w").write(f"step {n}")
+        break
+    log.write(message.decode())
+    log.flush()
+    time.sleep(0.002)
+"""
+
+
+def test_open_connections(lab: Lab) -> None:
+    """With --tcp-established both ends go on talking; without, the container runs on and the option is named."""
+    namespace, rules = lasting_namespace(lab)
+    lab.bundle("one", PYTHON, "-c", ECHO, network=str(namespace))
+    lab.start("one")
+    lab.wait_beyond("one", 5)
+    root = ("--root", lab.runtime_root)
+    refused = lab.holdfast("container", "checkpoint", "one", *root, "--key", "k", check=False)
+    assert refused.returncode == 1
+    assert "--tcp-established" in refused.stderr
+    assert "--tcp-established" in lab.holdfast("container", "preflight", "one", *root, check=False).stdout
+    lab.wait_beyond("one", lab.count("one"))
+    freeze(lab, "one", "--tcp-established")
+    reached = lab.count("one")
+    assert "CRIU" not in lab.run(*rules).stdout
+    thaw(lab, "k")
+    lab.wait_beyond("one", reached)
+
+
 # --- what users are told ---
 
 

@@ -58,11 +58,15 @@ def _criu() -> Iterator[Finding]:
         yield Finding("criu", "bad", "not on this machine", how)
         return
     version = criu_version(path)
-    is_new = [int(part) for part in re.findall(r"\d+", version)[:2]] >= [4, 1]
-    yield Finding(
-        "criu", "ok" if is_new else "bad", f"{version or 'of unknown version'} at {path}",
-        "" if is_new else f"4.1 or newer is needed: older ones fail on recent kernels. {how}",
-    )  # fmt: skip
+    numbers = _numbers(version)
+    blind = numbers < [4, 2] and _numbers(os.uname().release) >= [6, 16]
+    if numbers < [4, 1]:
+        status, fix = "bad", f"4.1 or newer is needed: older ones fail on recent kernels. {how}"
+    elif blind:
+        status, fix = "warn", f"on this kernel it cannot dump TCP and UDP sockets: 4.2 or newer can. {how}"
+    else:
+        status, fix = "ok", ""
+    yield Finding("criu", status, f"{version or 'of unknown version'} at {path}", fix)
     if os.geteuid() != 0:
         return
     checked = subprocess.run([path, "check"], capture_output=True, text=True, check=False, timeout=60)
@@ -74,6 +78,10 @@ def _criu() -> Iterator[Finding]:
             "criu check", "bad", "; ".join(said[-3:]),
             "the kernel lacks what CRIU needs, or a sandbox forbids it: see holdfast container logs for a failed dump",
         )  # fmt: skip
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
 
 
 def _programs() -> Iterator[Finding]:
