@@ -569,6 +569,11 @@ class IndexSuite:
         assert index.events(events[2].id, limit=2) == events[3:5]
         assert index.events(events[2].id, limit=2, newest=True) == events[-2:]
         assert index.events(events[-2].id, newest=True) == events[-1:]
+        assert index.events(limit=2, newest=True, before=events[3].id) == events[1:3]
+        assert index.events(events[0].id, before=events[3].id) == events[1:3]
+        whole, part = index.audit(), index.audit(events[2].id)
+        assert (whole.head, whole.broken_at) == (events[-1].chain, None)
+        assert (part.entries, part.head) == (events[2].id, events[2].chain)
         assert index.events(events[-1].id) == []
         assert len({e.chain for e in events}) == len(events)
 
