@@ -65,7 +65,7 @@ def _load(minutes: float, folder: Path) -> dict[str, float]:
                     return
                 assert answer.status_code < 500 or stop.is_set(), answer.text
 
-    with serving(folder / "store", "--log-level", "warning") as (process, url), ThreadPoolExecutor(CLIENTS) as threads:
+    with serving(folder / "store") as (process, url), ThreadPoolExecutor(CLIENTS) as threads:
         workers = [threads.submit(work, url, seed) for seed in range(CLIENTS)]
         sizes: list[int] = []
         until = time.monotonic() + minutes * 60
