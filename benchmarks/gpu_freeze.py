@@ -201,10 +201,10 @@ def killed(folder: Path) -> dict[str, Any]:
         time.sleep(delay)
         os.killpg(tool.pid, signal.SIGKILL)
         tool.wait()
-        from holdfast.containers import cuda
+        from holdfast.containers import cuda, gpu
 
         before = cuda.driver().state(int(pid))
-        cuda.free_forgotten()
+        gpu.free_forgotten()
         job.goes_on()
         outcomes.append((delay, before.name if before is not None else None))
     os.killpg(int(pid), signal.SIGKILL)

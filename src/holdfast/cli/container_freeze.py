@@ -70,8 +70,8 @@ def checkpoint_command(
 
     It ends when its checkpoint is durable, or runs on with --leave-running. If anything fails, it runs on.
     """
-    from holdfast.containers.cuda import GpuMemory
     from holdfast.containers.freezing import freeze_container
+    from holdfast.containers.gpu import GpuMemory
     from holdfast.containers.runc import find_container
 
     found = find_container(container, runtime, root)

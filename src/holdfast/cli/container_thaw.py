@@ -27,7 +27,7 @@ def restore_command(
     """
     from pathlib import Path
 
-    from holdfast.containers.cuda import GpuMemory
+    from holdfast.containers.gpu import GpuMemory
     from holdfast.containers.thawing import thaw_container
 
     with session.open() as manager:

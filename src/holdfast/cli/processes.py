@@ -20,7 +20,7 @@ from .text import safe, size
 @dump_options
 def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool, gpu: str, **options: bool) -> None:
     """Freeze process PID and its descendants into the store, with the files they have open for writing."""
-    from holdfast.containers.cuda import GpuMemory
+    from holdfast.containers.gpu import GpuMemory
     from holdfast.containers.processes import freeze_process, parse_pid
 
     with session.open(create=True) as manager:
@@ -73,7 +73,7 @@ def run_command(
     SIGTERM and Ctrl-C freeze it and end with exit status 75; the same command line goes on from there. With --every it
     also survives being killed. When it ends by itself, its exit status is ours; after 0 nothing stays kept.
     """
-    from holdfast.containers.cuda import GpuMemory
+    from holdfast.containers.gpu import GpuMemory
     from holdfast.containers.supervising import Supervision
 
     with session.open(create=True) as manager:
@@ -112,7 +112,7 @@ def hibernate_command(session: Session, pid: str) -> None:
 
     Nothing is stored: this is for several jobs that take turns on one GPU.
     """
-    from holdfast.containers.cuda import hibernate
+    from holdfast.containers.gpu import hibernate
     from holdfast.containers.processes import parse_pid
 
     _tell_turn(session, pid, hibernate(parse_pid(pid)), "hibernates")
@@ -122,7 +122,7 @@ def hibernate_command(session: Session, pid: str) -> None:
 @click.argument("pid")
 def wake_command(session: Session, pid: str) -> None:
     """Let process PID, which hibernates, go on on its GPU."""
-    from holdfast.containers.cuda import wake
+    from holdfast.containers.gpu import wake
     from holdfast.containers.processes import parse_pid
 
     _tell_turn(session, pid, wake(parse_pid(pid)), "is awake")

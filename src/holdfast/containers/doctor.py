@@ -40,7 +40,7 @@ def findings() -> Iterator[Finding]:
     yield from _kernel()
     yield from _capabilities()
     yield _state()
-    from .cuda import findings as of_gpus  # it tells its findings with the class below
+    from .gpu import findings as of_gpus  # it tells its findings with the class below
 
     yield from of_gpus()
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from . import network
-from .cuda import findings as gpu_findings
 from .cuda import uses_cuda
 from .doctor import Finding
 from .freezing import pids_below
+from .gpu import findings as gpu_findings
 from .rootfs import find_rootfs
 from .runc import Container
 
