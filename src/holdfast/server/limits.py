@@ -46,7 +46,6 @@ class Limits:
     body_bytes: int = 1 << 30
     json_bytes: int = 64 << 20  # of JSON documents, which are held in memory
     header_bytes: int = 32 << 10
-    request_s: float = 120.0  # to answer, once the body is there
     receive_s: float = 30.0  # without another piece of the body
     concurrent: int = 256
     streams: int = 128  # event streams, which stay open and are counted apart
