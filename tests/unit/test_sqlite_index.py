@@ -81,6 +81,30 @@ def test_a_database_of_something_else_is_refused(path: str) -> None:
         SqliteIndex(path)
 
 
+def test_another_process_may_finish_the_index_while_its_format_is_read(path: str) -> None:
+    class Watched:
+        """A connection; before it looks for tables, another one has made them."""
+
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self.connection = connection
+            self.is_made = False
+
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+            if "sqlite_schema" in sql and not self.is_made:
+                self.is_made = True
+                SqliteIndex(path).close()
+            return self.connection.execute(sql, *parameters)
+
+        @property
+        def in_transaction(self) -> bool:
+            return self.connection.in_transaction
+
+    connection = database.connect(path, 10)
+    database.migrate(Watched(connection), path, None)  # type: ignore[arg-type]
+    connection.close()
+    SqliteIndex(path).close()
+
+
 def test_many_processes_may_create_one_index_at_once(path: str) -> None:
     code = (
         "import sys; from holdfast.index.sqlite import SqliteIndex; sys.stdin.read(1)\n"

@@ -46,7 +46,12 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
     """Bring the schema to the newest version, in one transaction; refuse a newer one and foreign databases (I8)."""
     steps = migrations()
     newest = steps[-1][0]
-    if _version(connection, path) in (newest, ENCRYPTED_FORMAT_VERSION):
+    connection.execute("BEGIN")  # one moment for all that is read, while another process may be making it
+    try:
+        have = _version(connection, path)
+    finally:
+        connection.execute("ROLLBACK")
+    if have in (newest, ENCRYPTED_FORMAT_VERSION):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
