@@ -130,6 +130,16 @@ def keep_keyring(url: str, store: Store) -> None:
         keep_keyring(path, store.index.namespace, keyring)
 
 
+def reachable(url: str) -> str:
+    """The URL of a store that was opened here, as another process understands it, wherever that stands."""
+    scheme, colon, path = url.partition(":")
+    if "://" in url or url == "memory:":
+        return url
+    if colon and scheme in ("file", "files", "memory"):
+        return f"{scheme}:{Path(path).expanduser().absolute()}"
+    return str(Path(url).expanduser().absolute())
+
+
 def _directory(url: str) -> Path | None:
     if url == "memory:" or "://" in url:
         return None

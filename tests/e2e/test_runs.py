@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +32,21 @@ PROGRAM = """
     def squares(count=5, seconds=0.15):
         with holdfast.current_run().stage("all"):
             return sum(work(n, seconds) for n in range(count))
+
+    @holdfast.pipeline
+    async def later(wait_s=None):
+        async def add(n):
+            note(f"add {n}")
+            return n + 1
+        run = holdfast.current_run()
+        total = await run.step("add", add, 41)
+        if wait_s is not None:
+            run.signal("go", wait_s=wait_s)
+        return total
+
+    @holdfast.pipeline(store="own")
+    def at_home():
+        return holdfast.current_run().step("work", work.__wrapped__, 3, 0)
 
     if __name__ == "__main__":
         with holdfast.run("script", grace_s=float(sys.argv[1])) as run:
@@ -173,6 +189,46 @@ def test_wrong_use_of_the_commands(program: Program) -> None:
     assert program.runs()[key]["status"] == "failed"
     assert "is cancelled" in program.holdfast("runs", "cancel", key)
     program.holdfast("runs", "resume", key, code=5)
+
+
+def test_a_pipeline_of_coroutines(program: Program) -> None:
+    said = program.holdfast("run", "program.py:later", "--id", "a", "--json")
+    assert json.loads(said) == {"run": "a", "status": "completed", "result": 42}
+    program.holdfast("run", "program.py:later", "--id", "b", "--arg", "wait_s=0", code=75)
+    program.holdfast("runs", "signal", "b", "go")
+    program.holdfast("runs", "resume", "b")
+    assert program.lines() == ["add 41"] * 2
+
+
+def test_the_store_is_that_of_the_decorator_unless_another_is_asked_for(program: Program) -> None:
+    program.holdfast("run", "program.py:at_home", "--id", "h")
+    assert "work" in program.holdfast("runs", "show", "h", "--store", "own")
+    program.holdfast("run", "program.py:at_home", "--id", "h", "--store", "other")
+    assert "work" in program.holdfast("runs", "show", "h", "--store", "other")
+    assert not (program.folder / "store").exists()
+
+
+@pytest.mark.parametrize("place", ["files:kept", "file:with space", "~/kept"])
+def test_a_run_is_resumed_in_the_store_that_has_it(program: Program, place: str) -> None:
+    program.env |= {"HOLDFAST_STORE": place, "HOME": str(program.folder)}
+    said = program.holdfast("run", "program.py:later", "--id", "r", "--arg", "wait_s=0", code=75)
+    program.holdfast("runs", "signal", "r", "go")
+    command = shlex.split(said.split("to resume it: ")[1].splitlines()[0])
+    program.env["HOLDFAST_STORE"] = "elsewhere"
+    program.holdfast(*command[1:])
+    assert program.lines() == ["add 41"]
+    assert not (program.folder / "elsewhere").exists()
+
+
+def test_what_cannot_be_called_leaves_no_run_behind(program: Program) -> None:
+    assert "unexpected keyword argument 'q'" in program.holdfast("run", "program.py:squares", "--arg", "q=1", code=3)
+    program.holdfast("run", "program.py:squares", "--id", "", code=3)
+    (program.folder / "broken.py").write_text("def x(:")
+    assert "SyntaxError" in program.holdfast("run", "broken.py:x", code=1)
+    (program.folder / "inner").mkdir()
+    (program.folder / "inner" / "json.py").write_text("")
+    assert "rename the file" in program.holdfast("run", "inner/json.py:x", code=3)
+    assert not (program.folder / "store").exists()
 
 
 def test_a_program_whose_processes_cannot_start_is_told_why(program: Program) -> None:

@@ -28,7 +28,7 @@ def approve_command(
     from holdfast.pipeline.waiting import Approval, decide
     from holdfast.workflow import Workflows
 
-    from .runs import place_of, start_again
+    from .runs import start_again
 
     with session.open() as manager:
         newest = manager.list(run, limit=1)
@@ -45,17 +45,16 @@ def approve_command(
             if len(asked) > 1:
                 raise Validation(f"run {run} waits for several approvals", hint=f"name one of: {', '.join(asked)}")
             name = asked[0]
+        start = command_of(manager, run) if resume else None  # before the decision, which is final
         if is_workflow:
             workflows.approve_checkpoint(run, name, not deny, actor=by, comment=comment)
             made = Approval(not deny, by or manager.actor, comment)
         else:
             made = decide(manager, run, name, not deny, actor=by, comment=comment)
-        start = command_of(manager, run) if resume else None
-        store = place_of(manager)
     if session.as_json:
         facts = {"approved": made.approved, "actor": made.actor, "comment": made.comment}
         emit({"run": run, "approval": name, **facts})
     else:
         click.echo(f"{name} of {run} is {'approved' if made.approved else 'denied'} by {made.actor}")
     if start is not None:
-        start_again(run, *start, store)
+        start_again(session, run, *start, manager.url)

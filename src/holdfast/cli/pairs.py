@@ -23,15 +23,15 @@ def parse_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
 
 def parse_json_pairs(option: str, texts: Iterable[str]) -> dict[str, object]:
     """`name=json` words; a value that does not look like JSON is the text it is, so that quotes may be left out."""
-    return {name: _value(f"{option} {name}", text) for name, text in parse_pairs(option, texts).items()}
+    return {name: parse_json(f"{option} {name}", text) for name, text in parse_pairs(option, texts).items()}
 
 
-def _value(what: str, text: str) -> object:
+def parse_json(what: str, text: str) -> object:
     from holdfast.errors import Validation
 
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         if text[:1] in '{["':
-            raise Validation(f"{what} is not JSON: {error}", hint="quote it for the shell: name='[1, 2]'") from None
+            raise Validation(f"{what} is not JSON: {error}", hint="quote it for the shell: '[1, 2]'") from None
         return text

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,7 @@ from .pairs import parse_json_pairs
 from .session import Session, emit, store_command
 
 if TYPE_CHECKING:
+    from holdfast.manager import CheckpointManager
     from holdfast.pipeline import Pipeline
 
 
@@ -25,28 +30,66 @@ if TYPE_CHECKING:
 def run_command(ctx: click.Context, session: Session, target: str, key: str | None, args: tuple[str, ...]) -> None:
     """Run a function decorated with @holdfast.pipeline, or resume it under the same key.
 
+    The store is --store, else the one the decorator names, else $HOLDFAST_STORE or ./.holdfast.
+
     SIGTERM and Ctrl-C pause it: exit code 75, and the command to resume it on stderr.
     """
-    from holdfast.errors import CheckpointError
+    from holdfast.pipeline.inbox import parse_run_key
 
     session.export_key()
-    pipeline = load_pipeline(target)
+    with errors_as_python_shows_them(ctx):
+        pipeline = load_pipeline(target)
     arguments = parse_json_pairs("--arg", args)
-    with session.open(create=True) as manager:
-        key = key or pipeline.key_of(**arguments)
-        try:
-            result = pipeline.at(key, store=manager, progress=not session.as_json)(**arguments)
-        except CheckpointError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the pipeline's own: shown as Python shows it
-            traceback.print_exception(error)
-            ctx.exit(1)
+    check_arguments(pipeline, arguments)
+    key = pipeline.key_of(**arguments) if key is None else parse_run_key(key)
+    with store_of(pipeline, session) as manager, errors_as_python_shows_them(ctx):
+        result: Any = pipeline.at(key, store=manager, progress=not session.as_json)(**arguments)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            result = asyncio.run(result)
     if session.as_json:
         from holdfast.jsonview import to_json_view
 
         emit({"run": key, "status": "completed", "result": to_json_view(result)})
     else:
         click.echo(f"{key} is completed")
+
+
+@contextmanager
+def errors_as_python_shows_them(ctx: click.Context) -> Iterator[None]:
+    """Errors of the user's own code end the command with their traceback."""
+    from holdfast.errors import CheckpointError
+
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the code of others raises
+        traceback.print_exception(error)
+        ctx.exit(1)
+
+
+def store_of(pipeline: Pipeline[..., Any], session: Session) -> AbstractContextManager[CheckpointManager]:
+    """The store that the pipeline would use when it is called in Python, unless --store says another."""
+    from holdfast.manager import CheckpointManager
+
+    declared = pipeline.store
+    if session.store is not None or declared is None:
+        return session.open(create=True)
+    if isinstance(declared, CheckpointManager):
+        return nullcontext(declared)
+    return session._replace(store=os.fspath(declared)).open(create=True)
+
+
+def check_arguments(pipeline: Pipeline[..., Any], arguments: dict[str, object]) -> None:
+    """Before there is a run: one that can never be called would be left behind as failed."""
+    from holdfast.errors import Validation
+
+    try:
+        inspect.signature(pipeline.function).bind(**arguments)
+    except TypeError as error:
+        raise Validation(f"pipeline {pipeline.name}: {error}", hint="give its arguments with --arg NAME=JSON") from None
 
 
 def load_pipeline(target: str) -> Pipeline[..., Any]:
@@ -60,6 +103,9 @@ def load_pipeline(target: str) -> Pipeline[..., Any]:
         raise Validation(f"{target!r} names no pipeline", hint="use FILE.py:PIPELINE")
     if not path.is_file():
         raise NotFound(f"there is no file {file}", hint="use FILE.py:PIPELINE")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) != str(path):
+        raise Validation(f"{file} has the name of a module that is in use", hint="rename the file")
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from .text import age, count_of, safe, style
 
 if TYPE_CHECKING:
     from holdfast.llm.bills import Bill
-    from holdfast.manager import CheckpointManager
     from holdfast.pipeline.history import RunSummary
 
 _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
@@ -129,35 +129,27 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
 
     with session.open() as manager:
         argv, cwd = command_of(manager, run)
-        store = place_of(manager)
+        store = manager.url
     if only_print:
         if session.as_json:
             emit({"run": run, "argv": argv, "cwd": cwd})
         else:
-            click.echo(f"cd {safe(cwd)} && {safe(' '.join(argv))}")
+            click.echo(f"cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}")
         return
+    start_again(session, run, argv, cwd, store)
+
+
+def start_again(session: Session, run: str, argv: list[str], cwd: str, store: str) -> NoReturn:
+    """Become the program of a run. The store is the one that has the run, whatever the environment says here."""
+    from holdfast.opening import reachable
+
     click.echo(f"resuming {run}: {safe(' '.join(argv))}", err=True)
     sys.stdout.flush()
+    os.environ["HOLDFAST_STORE"] = reachable(store)
     os.chdir(cwd)
-    program = shutil.which(argv[0]) or sys.executable
-    os.environ.setdefault("HOLDFAST_STORE", store)
     session.export_key()
-    os.execv(program, argv)  # nosec B606 - the same program, by its arguments, without a shell
-
-
-def start_again(run: str, argv: list[str], cwd: str, store: str) -> NoReturn:
-    """Become the program of a run."""
-    click.echo(f"resuming {run}: {safe(' '.join(argv))}", err=True)
-    sys.stdout.flush()
-    os.chdir(cwd)
-    os.environ.setdefault("HOLDFAST_STORE", store)
     program = shutil.which(argv[0]) or sys.executable
     os.execv(program, argv)  # nosec B606 - the same program, by its arguments, without a shell
-
-
-def place_of(manager: CheckpointManager) -> str:
-    is_elsewhere = manager.url == "memory:" or "://" in manager.url
-    return manager.url if is_elsewhere else os.path.abspath(manager.url.removeprefix("file:"))
 
 
 @store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')
@@ -183,9 +175,9 @@ def signal_command(session: Session, run: str, name: str, value: str) -> None:
     from holdfast.pipeline.history import find_run
     from holdfast.pipeline.waiting import send
 
-    from .pairs import parse_json_pairs
+    from .pairs import parse_json
 
-    sent = parse_json_pairs("value", [f"value={value}"])["value"]
+    sent = parse_json("the value", value)
     with session.open() as manager:
         find_run(manager, run)
         message = send(manager, run, name, sent)

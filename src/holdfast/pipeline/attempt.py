@@ -34,7 +34,7 @@ def check_picklable(function: object, what: str, why: str) -> None:
         ForkingPickler.dumps(function)
     except Exception as error:
         raise Validation(
-            f"{what}: {why}, and {function!r} cannot be sent to one ({error})",
+            f"{what}: {why}, and what it needs cannot be sent to one: {error}",
             hint='use a function defined at the top of a module, or "thread" instead of "process"',
         ) from error
 

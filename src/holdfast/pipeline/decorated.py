@@ -63,7 +63,7 @@ class Pipeline(Generic[P, R]):
 
         def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
             return Run(
-                key or self.key_of(*args, **kwargs),
+                self.key_of(*args, **kwargs) if key is None else key,
                 store=self.store if store is None else store,
                 version=self.version,
                 pipeline=self.name,

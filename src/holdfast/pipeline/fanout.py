@@ -25,6 +25,7 @@ from blake3 import blake3
 
 from holdfast.errors import CheckpointError, Validation, WorkerDied
 from holdfast.manager import CheckpointManager
+from holdfast.opening import reachable
 
 from .attempt import Isolation, check_picklable, no_workers, timed_out, worker_died
 from .digests import DIGEST_BYTES, DigestSet
@@ -167,7 +168,7 @@ class Map:
         is_process = options.executor == "process"
         self._spec = Spec(
             token=run.token,
-            store=_reachable(run.store.url),
+            store=reachable(run.store.url),
             namespace=run.store.namespace,
             key=run.store.key_source,
             lease=run.lease,
@@ -533,14 +534,6 @@ def _refuse_memory(spec: Spec) -> None:
             f"map {show(spec.path)}: a store in memory cannot be shared with processes",
             hint='use executor="thread", or a store in a directory',
         )
-
-
-def _reachable(url: str) -> str:
-    """The URL as another process understands it, wherever that stands."""
-    scheme, colon, path = url.partition(":")
-    if "://" in url or url == "memory:":
-        return url
-    return f"{scheme}:{os.path.abspath(path)}" if colon and scheme in ("file", "files") else os.path.abspath(url)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import shlex
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, CheckpointLevel, Lease, RunStatus, parse_step
+from holdfast.opening import reachable
 
 from . import waiting
 from .attempt import Isolation, await_within, call_in_thread
@@ -739,10 +741,7 @@ class Run:
 def resume_command(store: CheckpointManager, key: str) -> str:
     if store.url == "memory:":
         return "run it again in this process (its store is in memory)"
-    if "://" in store.url:
-        place = "$HOLDFAST_STORE"  # it may hold a password
-    else:
-        place = os.path.abspath(store.url.removeprefix("file:"))
+    place = "$HOLDFAST_STORE" if "://" in store.url else shlex.quote(reachable(store.url))  # a URL may hold a password
     tenant = "" if store.namespace == "default" else f" --namespace {store.namespace}"
     return f"holdfast runs resume {key} --store {place}{tenant}"
 
