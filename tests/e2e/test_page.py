@@ -230,6 +230,21 @@ def test_storage_says_what_grew_and_gc_runs_in_the_background(page: Page) -> Non
     page.wait_for_selector("text=completed")
 
 
+def test_what_changes_elsewhere_shows_by_itself(page: Page, known: dict[str, str]) -> None:
+    page.goto("/")
+    page.wait_for_selector("#live.on")
+    with holdfast.open(known["place"]) as store:
+        store.save("arrives-later", "one", 1)
+    page.wait_for_selector("a:has-text('arrives-later')")
+
+
+def test_the_description_of_the_api_is_one_click_away(page: Page) -> None:
+    page.goto("/")
+    with page.expect_navigation() as went:
+        page.click("footer a")
+    assert went.value.json()["openapi"].startswith("3.")
+
+
 def test_wrong_addresses_say_so(page: Page) -> None:
     for wrong in ("/jobs/no-such-job", "/checkpoints/nothing_1_00000000", "/runs/none", "/checkpoints/..%2e%2e"):
         response = page.goto(wrong)
@@ -241,7 +256,7 @@ def test_wrong_addresses_say_so(page: Page) -> None:
 def test_a_narrow_dark_screen_with_the_keyboard_alone(browser: Browser, address: str) -> None:
     context = browser.new_context(base_url=address, viewport={"width": 380, "height": 800}, color_scheme="dark")
     page = context.new_page()
-    for where in ("/", "/jobs/train-resnet", "/runs", "/storage", "/approvals", "/activity", "/jobs/odd-names"):
+    for where in ("/", "/jobs/train-resnet", "/runs", "/storage", "/approvals", "/models", "/activity", "/jobs/odd-names"):
         page.goto(where)
         too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert too_wide <= 0, where

@@ -10,6 +10,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from holdfast.asjson import event_json
 from holdfast.errors import Unavailable, Validation
+from holdfast.model import Event
 from holdfast.server import schemas
 from holdfast.server.auth import Access, Reads
 from holdfast.server.routes import API
@@ -39,6 +40,7 @@ async def events(
     access: Reads,
     place: Annotated[int, Depends(_place)],
     job: Annotated[schemas.Name | None, Query(description="Only those of this job.")] = None,
+    named: Annotated[bool, Query(description="False: all come as `message`, for listeners who want each.")] = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Every change from now on, or from behind an event on; a stream that broke goes on with Last-Event-ID.
 
@@ -47,15 +49,16 @@ async def events(
     access.service.feeds.streams += 1
     try:
         async for event in _follow(access, place, job):
-            yield event
+            name = event.action if named else None
+            yield ServerSentEvent(id=str(event.id), event=name, data=event_json(event))
     finally:
         access.service.feeds.streams -= 1
 
 
-async def _follow(access: Access, place: int, job: str | None) -> AsyncIterator[ServerSentEvent]:
+async def _follow(access: Access, place: int, job: str | None) -> AsyncIterator[Event]:
     feed = access.service.feeds.of(access.namespace)
     while not access.service.is_draining:
         for event in await feed.after(place, _LOOK_S):
             place = event.id
             if job is None or event.job == job:
-                yield ServerSentEvent(id=str(event.id), event=event.action, data=event_json(event))
+                yield event

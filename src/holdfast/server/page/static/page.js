@@ -32,11 +32,12 @@
   // somebody is choosing or typing in it.
   const live = document.getElementById("live");
   let due = 0;
+  function changed() { if (!due) due = setTimeout(refresh, 1000); }
   function refresh() {
     due = 0;
     document.querySelectorAll("[data-live]").forEach((part) => {
       const isBusy = part.contains(document.activeElement) || part.querySelector("input:checked, details[open]");
-      if (!isBusy && window.htmx) htmx.trigger(part, "changed");
+      if (isBusy) changed(); else if (window.htmx) htmx.trigger(part, "changed");
     });
   }
   if (body.dataset.events && document.querySelector("[data-live]") && window.EventSource) {
@@ -44,9 +45,7 @@
     const say = (text, isOn) => { if (live) { live.textContent = text; live.className = isOn ? "on" : "quiet"; } };
     source.onopen = () => say("live", true);
     source.onerror = () => say("not live", false);
-    const changed = () => { if (!due) due = setTimeout(refresh, 1000); };
     source.onmessage = changed;
-    for (const kind of (body.dataset.actions || "").split(" ")) if (kind) source.addEventListener(kind, changed);
     addEventListener("pagehide", () => source.close());
   }
   count();
