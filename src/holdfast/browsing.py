@@ -20,7 +20,7 @@ from .codec.kinds import Tag
 from .codec.unpacking import Unpacker, load
 from .errors import NotFound, Validation
 from .files import File, FilesSummary, Tree
-from .jsonview import BufferFields
+from .jsonview import BufferFields, written
 
 if TYPE_CHECKING:
     from .manager import CheckpointManager
@@ -104,7 +104,7 @@ def children(value: object) -> Iterator[tuple[str, object]]:
 
 
 def key_name(key: object) -> str:
-    return key if isinstance(key, str) else str(key)
+    return key if isinstance(key, str) else written(key, str)
 
 
 def inside(value: object, path: str) -> object:

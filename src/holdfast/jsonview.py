@@ -36,12 +36,20 @@ from . import codec
 from .codec import MAX_DEPTH, BufferSummary, TypeSummary
 from .errors import Validation
 
-_LONG_INT_BITS = 14_000  # Python writes no more than 4,300 digits, and JSON readers far fewer
+LONG_INT_BITS = 14_000  # Python writes no more than 4,300 digits, and JSON readers far fewer
 _NUMBERS = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 _NUMBERS |= {"f2": "e", "f4": "f", "f8": "d", "q": "q", "Q": "Q"}
 
 
 BufferFields: TypeAlias = Callable[[BufferSummary], Mapping[str, object]]
+
+
+def written(value: object, form: Callable[[object], str] = repr) -> str:
+    """repr() or str() of any value: Python itself writes no integer of more than 4,300 digits."""
+    try:
+        return form(value)
+    except ValueError:
+        return hex(value) if isinstance(value, int) else json.dumps(to_json_view(value))
 
 
 def to_json_view(
@@ -76,7 +84,7 @@ class _View:
         return self.show(codec.outline(codec.encode(value).tree))
 
     def integer(self, value: int) -> object:
-        return value if value.bit_length() <= _LONG_INT_BITS else {"$type": "int", "hex": self.text(hex(value))}
+        return value if value.bit_length() <= LONG_INT_BITS else {"$type": "int", "hex": self.text(hex(value))}
 
     def number(self, value: float) -> object:
         return value if math.isfinite(value) else {"$type": "float", "value": str(value)}

@@ -256,7 +256,16 @@ def test_wrong_addresses_say_so(page: Page) -> None:
 def test_a_narrow_dark_screen_with_the_keyboard_alone(browser: Browser, address: str) -> None:
     context = browser.new_context(base_url=address, viewport={"width": 380, "height": 800}, color_scheme="dark")
     page = context.new_page()
-    for where in ("/", "/jobs/train-resnet", "/runs", "/storage", "/approvals", "/models", "/activity", "/jobs/odd-names"):
+    for where in (
+        "/",
+        "/jobs/train-resnet",
+        "/runs",
+        "/storage",
+        "/approvals",
+        "/models",
+        "/activity",
+        "/jobs/odd-names",
+    ):
         page.goto(where)
         too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert too_wide <= 0, where

@@ -33,6 +33,16 @@ def test_list_filters_and_pages(run: Run) -> None:
     run("list", "nobody", code=4)
 
 
+def test_integers_that_python_does_not_write_are_shown(run: Run, manager: CheckpointManager) -> None:
+    long = 7**9000
+    ids = [manager.save("long", "s", value) for value in (long, [long, 1], {long: {"a": [long] * 20}}, range(long), 0)]
+    for each in ids:
+        run("show", each)
+        run("diff", each, each)
+    assert "0x" in run("show", ids[0]).stdout
+    assert "0x" in run("diff", ids[0], ids[-1]).stdout
+
+
 def test_references(run: Run) -> None:
     ids = [save(run, f"s{n}", n) for n in range(4)]
     first = answer(run("list", "train", "--json"))["checkpoints"][0]["seq"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,17 @@ def test_each_kind_of_change_has_its_path() -> None:
     by_path = {change.path: change for change in result.changes}
     assert (by_path["model/layers/1/w"].old, by_path["model/layers/1/w"].new) == (2, 5)
     assert by_path["kind"].detail == "int → str"
+
+
+def test_integers_that_python_does_not_write_are_compared_and_told() -> None:
+    long = 7**9000
+    for value in (long, [long], {long: 1}, {(long,): 1}, {long}, Fraction(long, 3), range(long), slice(long)):
+        assert diff_values(value, value).is_empty
+        found = diff_values([value], [0])
+        assert not found.is_empty
+        assert len(json.dumps(found.to_json())) < 2000
+    assert not diff_values([Fraction(long, 5)], [Fraction(long, 3)]).is_empty
+    assert not diff_values({long, (long, 1)}, {long + 1, (long, 2)}).is_empty
 
 
 def test_the_state_itself_has_an_empty_path() -> None:

@@ -10,6 +10,7 @@ from itertools import islice
 
 from holdfast.browsing import SEQUENCES, children
 from holdfast.codec import BufferSummary, TypeSummary
+from holdfast.jsonview import written
 from holdfast.npy import values_of
 
 from .text import clip, count_of, safe, size, style, width_of
@@ -71,9 +72,10 @@ def describe(value: object) -> tuple[str, str]:
         kind = type(value).__name__
         return f"{'' if kind == 'dict' else kind + ' of '}{count_of(len(value), 'key')}", "dim"
     if isinstance(value, SEQUENCES):
-        first = ", ".join(repr(item) for item in islice(value, 6)) if is_plain(value) else ""
+        first = ", ".join(written(item) for item in islice(value, 6)) if is_plain(value) else ""
         return f"{type(value).__name__} of {len(value):,}" + (f" · {first}, …" if first else ""), "dim"
-    return repr(value) if isinstance(value, int | float | complex | bool | None) else str(value), "value"
+    text = written(value, repr if isinstance(value, int | float | complex | bool | None) else str)
+    return text if len(text) <= 2000 else f"{text[:2000]}…", "value"
 
 
 def describe_buffer(summary: BufferSummary) -> str:
@@ -125,7 +127,7 @@ def is_short(value: object) -> bool:
 
 
 def short(value: object) -> str:
-    return repr(list(value)) if isinstance(value, deque) else repr(value)
+    return written(list(value) if isinstance(value, deque) else value)
 
 
 def _start_of(data: bytes) -> str:

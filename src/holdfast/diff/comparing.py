@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from holdfast.codec import BufferSummary, TypeSummary
+from holdfast.jsonview import LONG_INT_BITS, written
 from holdfast.streams import SMALL_BUFFER_BYTES
 
 from .arrays import Tally
@@ -182,7 +183,7 @@ class Comparison:
         """What equals only the key of an equal value: 1, True and 1.0 differ, NaN equals NaN."""
         kind = type(value)
         if kind is str or kind is int:
-            return kind, value
+            return kind, value if kind is str or value.bit_length() <= LONG_INT_BITS else hex(value)
         if isinstance(value, BufferSummary | bytes):
             summary = summary_of(value)
             marks = tuple(_content_key(content) for content in state.contents(summary))
@@ -195,7 +196,7 @@ class Comparison:
             return kind, tuple([self._key(state, item) for item in value])
         if isinstance(value, set | frozenset):
             return kind, frozenset([self._key(state, item) for item in value])
-        return kind, repr(value)
+        return kind, written(value)
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
@@ -225,4 +226,5 @@ def _content_key(content: Content) -> Hashable:
 
 
 def _join(path: str, name: object) -> str:
-    return f"{path}/{name}" if path else str(name)
+    text = written(name, str)
+    return f"{path}/{text}" if path else text

@@ -8,12 +8,15 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.codec import BufferSummary, TypeSummary
+from holdfast.jsonview import LONG_INT_BITS, written
 
 SHOWN_CHARACTERS = 200
 
 
 def brief(value: object) -> str | int | float | bool | None:
     """A value as JSON can hold it: plain ones as they are, long text cut, anything else in words."""
+    if isinstance(value, int) and value.bit_length() > LONG_INT_BITS:
+        return clip(hex(value))
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, str):
@@ -28,7 +31,7 @@ def brief(value: object) -> str | int | float | bool | None:
         return f"{value.name} (version {value.version})"
     if isinstance(value, dict | list | tuple | deque | set | frozenset):
         return f"{type_name(value)} of {len(value):,}"
-    return clip(repr(value))
+    return clip(written(value))
 
 
 _SCALARS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d", "bool": "?", "float16": "e", "float32": "f", "float64": "d"}
