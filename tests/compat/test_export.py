@@ -53,6 +53,27 @@ def test_jobs_there_and_back(store: Path, tmp_path: Path) -> None:
         assert other.restore("job_9") == written[-1]["state"]
 
 
+def test_into_a_directory_that_has_others(store: Path, tmp_path: Path) -> None:
+    for n in range(2):
+        put(tmp_path / "old", f"{n}.json", jobs.checkpoint(f"job_{n}", "s", {"n": n}, n))
+    put(tmp_path / "old", "card-77.json", artemis.card("card-77", {"plan": artemis.stage("plan", 0)}))
+    run("import", str(tmp_path / "old"))
+    out = tmp_path / "out"
+    run("export", "job_0", str(out), "--format", "jobs")
+    run("export", "job_1", str(out), "--format", "jobs")
+    run("export", "card-77", str(out), "--format", "artemis")
+    (out / "job_0" / "mine.txt").write_text("mine")
+    written = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    refused = CliRunner().invoke(cli, ["export", "job_0", str(out), "--format", "jobs"])
+    assert refused.exit_code == 5
+    (taken,) = (path for path in (out / "job_0").iterdir() if path.suffix == ".json")
+    taken.write_text("older")
+    run("export", "job_0", str(out), "--format", "jobs", "--force")
+    assert len(written) == 4
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == written
+    assert {path.name for path in out.iterdir()} == {"job_0", "job_1", "card-77.json"}
+
+
 @given(jobs.checkpoints())
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_checkpoint_there_and_back(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:

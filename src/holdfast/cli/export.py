@@ -19,7 +19,7 @@ from holdfast.jsonview import to_json_view
 from holdfast.npy import npy_header
 
 from .naming import REF_HELP, Ref, find, job_named
-from .placing import place_file, placed_directory
+from .placing import added_to_directory, place_file, placed_directory
 from .progress import Report, progress
 from .restore import MAX_INLINE_BYTES
 from .session import Session, emit, store_command
@@ -113,12 +113,12 @@ class ZipSink(Sink):
     "wrote it.  "
     "[default: by the name of DEST]",
 )
-@click.option("--force", is_flag=True, help="Replace what is at DEST.")
+@click.option("--force", is_flag=True, help="Replace what is at DEST; of jobs and artemis, files of the same names.")
 def export_command(session: Session, ref: str, dest: str, form: str | None, force: bool) -> None:
     """Write all checkpoints of JOB, or the one ID, to DEST as plain JSON, with arrays as .npy files beside it.
 
-    DEST is written whole or not at all. The format json puts arrays into the document, as base64; safetensors takes
-    one checkpoint, the newest of JOB.
+    DEST is written whole or not at all; the layouts of jobs and artemis may go into a directory that has others. The
+    format json puts arrays into the document, as base64; safetensors takes one checkpoint, the newest of JOB.
     """
     target = Path(dest)
     chosen = form or {".json": "json", ".zip": "zip", ".safetensors": "safetensors"}.get(target.suffix.lower(), "dir")
@@ -170,7 +170,7 @@ def _to_old_layout(
     else:
         jobs = dict.fromkeys(checkpoint.job for checkpoint in checkpoints)
         found = (file for job in jobs for file in artemis_files(manager, job, view))
-    with placed_directory(target, force=force) as draft:
+    with added_to_directory(target, force=force) as draft:
         sink = DirectorySink(draft)
         for name, document in found:
             sink.add(name, [json.dumps(document, indent=2).encode()])

@@ -82,6 +82,35 @@ def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
         sync_directory(target.absolute().parent)
 
 
+@contextmanager
+def added_to_directory(target: Path, *, force: bool) -> Iterator[Path]:
+    """A new directory to fill, whose files are put into `target`, beside what is there, when the block ends well.
+
+    A name that is taken is a Conflict before anything is put there; with `force` that file is replaced, no other.
+    """
+    if not os.path.lexists(target):
+        with placed_directory(target, force=False) as draft:
+            yield draft
+        return
+    refuse_other(target, stat.S_ISDIR, "a directory")
+    if os.path.lexists(target / MARKER):
+        raise Conflict(f"{target} is a store", hint="choose another name")
+    with _os_errors("write", target), tempfile.TemporaryDirectory(prefix=".holdfast-export.", dir=target) as name:
+        draft = Path(name)
+        yield draft
+        files = [Path(folder, file) for folder, _, names in os.walk(draft) for file in names]
+        pairs = [(file, target / file.relative_to(draft)) for file in files]
+        for _, place in pairs:
+            refuse_other(place.parent, stat.S_ISDIR, "a directory")
+            refuse_other(place, stat.S_ISREG, "a regular file")
+            _refuse_existing(place, force)
+        for file, place in pairs:
+            place.parent.mkdir(exist_ok=True)
+            _give_name(file, place, force)
+        for folder in {place.parent for _, place in pairs}:
+            sync_directory(folder)
+
+
 def read_bytes(path: str) -> bytes:
     with _os_errors("read", Path(path)):
         return Path(path).read_bytes()
