@@ -54,6 +54,8 @@ _WORDS_FOLLOW = frozenset(("exec", "ps"))  # from the container ID on, everythin
 _TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
 _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 
+_LOG = frozenset(("log", "log-format"))
+
 # Flags of create and run that restore knows under the same name. The others are not for a process that already was.
 _CARRIED_OVER = frozenset(("bundle", "pid-file", "console-socket", "no-pivot", "detach", "no-subreaper"))
 
@@ -122,9 +124,15 @@ class Call:
         return [word for flag in self.options for word in flag.words()]
 
     def other(self, command: str, *words: str) -> list[str]:
-        """A call of another command for the same container, with the same options before it."""
-        end_of_flags = ["--"] if self.container_id.startswith("-") else []
-        return [*self.global_words(), command, *words, *end_of_flags, self.container_id]
+        """A call of another command for the same container, with the same options before it but the engine's log.
+
+        What it says is for us: an engine takes the last error in that file for the reason of whatever fails later.
+        """
+        options = [word for flag in self.options if flag.name not in _LOG for word in flag.words()]
+        return [*options, command, *words, *self._last()]
+
+    def _last(self) -> list[str]:
+        return ["--", self.container_id] if self.container_id.startswith("-") else [self.container_id]
 
     def to_restore(self, image_path: str, work_path: str, more: Iterable[str] = ()) -> list[str]:
         """What to call instead of this create (or run), so that the container comes back from its images.
@@ -136,7 +144,8 @@ class Call:
         if self.command == "create":
             carried = [*carried, Flag("detach", True), Flag("no-subreaper", True)]
         words = [word for flag in carried for word in flag.words()]
-        return self.other("restore", *words, f"--image-path={image_path}", f"--work-path={work_path}", *more)
+        paths = (f"--image-path={image_path}", f"--work-path={work_path}")
+        return [*self.global_words(), "restore", *words, *paths, *more, *self._last()]
 
     def __repr__(self) -> str:
         return f"Call({list(self.argv)!r})"

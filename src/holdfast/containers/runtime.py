@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,7 +75,7 @@ class Runtime:
         bundle = Path(self.call.get("bundle") or ".").absolute()
         spec = runc.read_spec(bundle)
         wish = wish_of(spec)
-        if wish is None:
+        if wish is None or self._status():  # taken: runc refuses it, and whose it is must not suffer
             return None
         with self._store() as manager:
             restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
@@ -226,8 +226,6 @@ class Runtime:
         from . import runc
         from .freezing import OPTIONS, freeze_container
 
-        if self._status() == "paused":
-            self._runc(*self.call.other("resume"))
         container = runc.look_up(self.id, engine_of(self.root), self.root, self.real)
         options = [one for one in OPTIONS if self.call.is_set(one[2:])]
         with self._store() as manager:
@@ -277,8 +275,9 @@ class Runtime:
         new.rename(self.mark)
 
     def log(self, message: str, level: str = "error") -> None:
-        """Where the engine looks: runc's log file, in its format, and stderr."""
-        sys.stderr.write(f"{message}\n")
+        """Where the engine looks: runc's log file, in its format, and stderr, which may be a /dev/null for reading."""
+        with suppress(OSError):
+            os.write(2, f"{message}\n".encode())
         path = self.call.get("log")
         if not path:
             return

@@ -30,7 +30,7 @@ def test_what_an_engine_calls_for_a_new_container() -> None:
         "--bundle=/b", "--pid-file=/b/init.pid", "--no-pivot", "--detach", "--no-subreaper",
         "--image-path=/img", "--work-path=/work", "--tcp-established", "c1",
     ]  # fmt: skip
-    assert call.other("pause")[-2:] == ["pause", "c1"]
+    assert call.other("pause") == ["--root=/run/containerd/runc/k8s.io", "--systemd-cgroup", "pause", "c1"]
 
 
 def test_create_flags_that_mean_nothing_to_a_restore_are_dropped() -> None:

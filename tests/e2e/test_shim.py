@@ -1,0 +1,258 @@
+"""The runtime io.containerd.holdfast.v1 below containerd: containers that opt in go on, others notice nothing."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.model import Checkpoint
+from tests.engine import OURS, PLAIN, SHIM, Containerd, containerd
+from tests.lab import COUNTER, PYTHON, lab, wait_for
+
+pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd")]
+ROUNDS = int(os.environ.get("HOLDFAST_ROUNDS") or 2)
+
+
+@pytest.fixture(scope="module", name="engine")
+def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
+    with lab(tmp_path_factory.mktemp("shim")) as made, containerd(made) as engine:
+        yield engine
+
+
+def kept_as(workload: str) -> tuple[str, str]:
+    return "HOLDFAST_CHECKPOINT=1", f"HOLDFAST_WORKLOAD={workload}"
+
+
+def generations(engine: Containerd, workload: str) -> list[Checkpoint]:
+    with holdfast.open(engine.lab.store) as store:
+        return store.list(f"container:{workload}")
+
+
+def marks(engine: Containerd) -> list[Path]:
+    return [path for path in (engine.lab.root / "marks").rglob("*") if path.is_file()]
+
+
+def images_given(engine: Containerd, name: str) -> str:
+    """The names of the files of CRIU in the image that containerd made of a checkpoint."""
+    images = engine.ctr("image", "list").stdout.splitlines()
+    index = next(line.split()[2] for line in images if line.startswith(f"containerd.io/checkpoint/{name}:"))
+    parts = json.loads(engine.ctr("content", "get", index).stdout)["manifests"]
+    dump = next(part["digest"] for part in parts if part["mediaType"].endswith("criu.tar"))
+    ctr = f"ctr --address {engine.home}/socket --namespace {engine.namespace}"
+    return engine.lab.run("sh", "-c", f"{ctr} content get {dump} | tar -t").stdout
+
+
+def stop(engine: Containerd, name: str) -> int:
+    """SIGTERM, as an eviction sends it; how far its counter was."""
+    engine.kill(name, "SIGTERM")
+    engine.wait_stopped(name)
+    return engine.count(name)
+
+
+def test_stopped_in_one_container_and_going_on_in_another(engine: Containerd) -> None:
+    engine.run("first", *kept_as("moving"))
+    engine.wait_beyond("first", 5)
+    # containerd pauses, asks for the checkpoint and takes the files itself: nothing may move in between
+    engine.ctr("task", "pause", "first")
+    reached = engine.count("first")
+    engine.ctr("task", "checkpoint", "first")
+    assert engine.status("first") == "PAUSED"
+    assert engine.count("first") == reached
+    assert "inventory.img" in images_given(engine, "first")
+    assert len(generations(engine, "moving")) == 1
+    engine.ctr("task", "resume", "first")
+    engine.wait_beyond("first", reached)
+    reached = stop(engine, "first")
+    assert len(generations(engine, "moving")) == 2
+    engine.remove("first")
+
+    notes = ("holdfast.dev/restore=latest", "holdfast.dev/key=moving")
+    engine.run("second", annotations=notes)  # it has files of its own, which become those of the first
+    engine.wait_beyond("second", reached)
+    tail = engine.ctr("task", "exec", "--exec-id", "e", "second", "/usr/bin/head", "-n1", "/work/log")
+    assert tail.stdout == "1\n"
+    engine.remove("second")
+    assert marks(engine) == []
+
+
+def test_the_name_of_a_running_container(engine: Containerd) -> None:
+    """runc's folder is shared by all containerds of a machine: ours does not remove what another one runs."""
+    engine.run("taken", *kept_as("taken"))
+    engine.wait_beyond("taken", 5)
+    engine.ctr("task", "checkpoint", "taken")
+    place = Path("/run/containerd/runc") / engine.namespace
+    bundle = json.loads(engine.lab.run("runc", "--root", place, "state", "taken").stdout)["bundle"]
+    command = (SHIM.with_name("holdfast-runc"), "--root", place, "create", "--bundle", bundle, "taken")
+    done = engine.lab.run(*command, check=False, env=engine.environment)
+    assert done.returncode != 0
+    assert "exists" in done.stderr
+    engine.wait_beyond("taken", engine.count("taken"))
+    stop(engine, "taken")
+    assert len(generations(engine, "taken")) == 2  # it is still known as one that opted in
+    engine.remove("taken")
+
+
+def test_who_did_not_opt_in(engine: Containerd) -> None:
+    """Every call ends as it does with containerd's own shim, in the same events, and nothing of ours is written."""
+    seen = {}
+    for name, shim in (("plain", PLAIN), ("ours", OURS)):
+        with subprocess.Popen(
+            engine.lab.enter(["ctr", "--address", engine.home / "socket", "--namespace", engine.namespace, "events"]),
+            stdout=subprocess.PIPE,
+        ) as events:
+            wait_for(lambda: True if _listens(engine, events) else None, "no events")
+            seen[name] = _life(engine, name, shim)
+            events.terminate()
+            assert events.stdout is not None
+            told = [line.split()[5].decode() for line in events.stdout if b"/tasks/" in line]
+        assert told[0] == "/tasks/create"
+        seen[name].append(told)
+    assert seen["ours"] == seen["plain"]
+    assert marks(engine) == []
+
+
+def _listens(engine: Containerd, events: subprocess.Popen[bytes]) -> bool:
+    engine.ctr("namespace", "label", engine.namespace, f"probe={os.urandom(4).hex()}")
+    assert events.stdout is not None
+    return bool(select.select([events.stdout], [], [], 0.1)[0])
+
+
+def _life(engine: Containerd, name: str, shim: str) -> list[object]:
+    program = (PYTHON, "-c", "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); signal.pause()")
+    engine.run(name, shim=shim, program=program)
+    echo = engine.ctr("task", "exec", "--exec-id", "echo", name, "/usr/bin/echo", "hello")
+    bad = engine.ctr("task", "exec", "--exec-id", "bad", name, "/usr/bin/false", check=False)
+    metrics = engine.ctr("task", "metrics", "--format", "json", name)
+    found: list[object] = [echo.stdout, bad.returncode, metrics.returncode, engine.status(name)]
+    engine.ctr("task", "pause", name)
+    found.append(engine.status(name))
+    engine.ctr("task", "resume", name)
+    found.append(engine.status(name))
+    engine.kill(name, "SIGTERM")
+    engine.wait_stopped(name)
+    found.append(engine.ctr("task", "delete", name, check=False).returncode)
+    engine.ctr("container", "delete", name)
+    found.append(engine.ctr("task", "list").stdout.count(name))
+    return found
+
+
+def test_restores_that_criu_refuses(engine: Containerd) -> None:
+    """A file that it has open is another one by now. Whatever the policy: an answer, and a container that goes away."""
+    shared = engine.lab.root / "shared"
+    shared.mkdir()
+    (shared / "held").write_bytes(bytes(100))
+    program = (PYTHON, "-c", "held = open('/shared/held', 'r+')\n" + COUNTER, "0.002", "0")
+    mounts = ("--mount", f"type=bind,src={shared},dst=/shared,options=rbind:rw")
+    engine.run("held", *kept_as("refused"), program=program, more=mounts)
+    engine.wait_beyond("held", 50)
+    reached = stop(engine, "held")
+    engine.remove("held")
+    (shared / "held").write_bytes(bytes(99))
+    for policy, tries in (("fresh", 1), ("retry:2", 2), ("fail", 1)):
+        name = policy[:5]
+        wishes = (*kept_as("refused"), f"HOLDFAST_POLICY={policy}")
+        done = engine.run(name, *wishes, program=program, more=mounts, check=False)
+        assert (done.returncode == 0) is (policy != "fail"), done.stderr
+        if policy == "fail":
+            assert "shared/held is not what it was" in done.stderr
+        else:
+            assert engine.wait_beyond(name, 0) < reached
+        engine.remove(name)
+        assert _failed_restores(engine, name) == tries
+    assert [one.tags for one in generations(engine, "refused")] == [{}]  # it can be tried again
+    (shared / "held").write_bytes(bytes(100))
+    engine.run("again", *kept_as("refused"), program=program, more=mounts)
+    engine.wait_beyond("again", reached)
+    engine.remove("again")
+    assert marks(engine) == []
+    assert engine.shims() == []
+
+
+def _failed_restores(engine: Containerd, name: str) -> int:
+    attempts = [json.loads(path.read_text()) for path in engine.lab.state.glob("attempts/*/attempt.json")]
+    return sum((one["action"], one["subject"], one["result"]) == ("restore", name, "failed") for one in attempts)
+
+
+def test_the_shim_is_killed(engine: Containerd) -> None:
+    """As with containerd's own shim, its container ends with it. What is kept of the workload goes on elsewhere."""
+    engine.run("orphan", *kept_as("orphan"))
+    engine.wait_beyond("orphan", 5)
+    engine.ctr("task", "checkpoint", "orphan")
+    pid = engine.pid("orphan")
+    for shim in engine.shims():
+        os.kill(shim, signal.SIGKILL)
+    wait_for(lambda: True if not Path(f"/proc/{pid}").exists() else None, "its container is still there")
+    wait_for(lambda: True if engine.status("orphan") == "" else None, "containerd did not notice")
+    engine.ctr("container", "delete", "orphan")
+    assert engine.shims() == []
+    assert marks(engine) == []
+    engine.run("heir", *kept_as("orphan"))
+    assert engine.count("heir") > 5  # as soon as it is there
+    engine.remove("heir")
+
+
+def test_containerd_is_killed(engine: Containerd) -> None:
+    """Containers run on, and a new containerd stops and keeps them as before."""
+    engine.run("surviving", *kept_as("surviving"))
+    reached = engine.wait_beyond("surviving", 5)
+    upper = engine.upper("surviving")
+    engine.stop(signal.SIGKILL)
+    wait_for(lambda: True if engine.count("surviving", upper) > reached else None, "it stands still")
+    engine.start()
+    assert engine.status("surviving") == "RUNNING"
+    stop(engine, "surviving")
+    assert len(generations(engine, "surviving")) == 1
+    engine.remove("surviving")
+
+
+def test_rounds_leave_nothing_behind(engine: Containerd) -> None:
+    before = _left(engine)
+    reached = 0
+    for number in range(ROUNDS):
+        name = f"round-{number}"
+        engine.run(name, *kept_as("rounds"))
+        bundle = engine.home / "state/io.containerd.runtime.v2.task" / engine.namespace / name
+        socket = Path((bundle / "address").read_text().removeprefix("unix://"))
+        assert socket.is_socket()
+        engine.wait_beyond(name, reached)
+        reached = stop(engine, name)
+        engine.remove(name)
+        assert not socket.exists()
+        assert not bundle.exists()
+    assert _left(engine) == before
+
+
+def _left(engine: Containerd) -> dict[str, object]:
+    """What a container could leave: processes, mounts, runc's state, marks, images, CRIU's chains of iptables."""
+    place = Path("/run/containerd/runc") / engine.namespace
+    return {
+        "processes": engine.shims(),
+        "mounts": engine.lab.run("cat", "/proc/self/mounts").stdout,
+        "runc": sorted(os.listdir(place)) if place.exists() else [],
+        "marks": marks(engine),
+        "chains": engine.lab.run("iptables", "-S").stdout + engine.lab.run("ip6tables", "-S").stdout,
+        "images": sorted(path for name in ("images", "rootfs") for path in engine.lab.state.glob(f"attempts/*/{name}")),
+    }
+
+
+def test_there_is_no_shim_of_runc(tmp_path: Path) -> None:
+    """The reason is one line where containerd shows it."""
+
+    def start(**environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(SHIM), "-namespace", "n", "-id", "i", "start"]
+        environment["PATH"] = os.environ["PATH"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    done = start(HOLDFAST_SHIM="/nowhere", HOLDFAST_SHIM_LINKS=str(tmp_path))
+    assert done.returncode != 0
+    assert "/nowhere" in done.stderr
+    (tmp_path / "file").write_text("")
+    done = start(HOLDFAST_SHIM_LINKS=str(tmp_path / "file"))
+    assert done.returncode == 1
+    assert "holdfast-runc" in done.stderr

@@ -1,0 +1,208 @@
+"""A containerd of its own for tests, in a lab: its own root, state, socket and image, driven with `ctr`."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.containers import runtime
+from tests.lab import COUNTER, PYTHON, Lab, wait_for
+
+SHIM = Path(runtime.__file__).with_name("containerd-shim-holdfast-v1")
+OURS = "io.containerd.holdfast.v1"
+PLAIN = "io.containerd.runc.v2"
+IMAGE = "holdfast.test/scratch:1"
+COUNT = (PYTHON, "-c", COUNTER, "0.002", "0")
+
+_CONFIG = """
+version = 2
+root = "{0}/root"
+state = "{0}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "{0}/socket"
+[ttrpc]
+address = "{0}/socket.ttrpc"
+"""
+
+
+class Containerd:
+    """One containerd. Containers share the machine's /usr; what they change is in their snapshot's upper directory."""
+
+    def __init__(self, made: Lab, path: str) -> None:
+        self.lab = made
+        self.home = made.root / "containerd"
+        self.home.mkdir()
+        self.namespace = f"hf-{made.root.name}-{id(self):x}"  # runc's root is shared by all containerds of a machine
+        self.log = self.home / "log"
+        (self.home / "config.toml").write_text(_CONFIG.format(self.home))
+        self.environment = made.environment(
+            PATH=path,
+            HOLDFAST_RUNC_STATE=str(made.root / "marks"),
+            HOLDFAST_SHIM_LINKS=str(made.root / "links"),
+            HOLDFAST_PYTHON=sys.executable,
+        )
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = self.lab.enter(["containerd", "--config", self.home / "config.toml"])
+        with self.log.open("ab") as log:
+            self._daemon = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        wait_for(lambda: self.ctr("version", check=False).returncode == 0 or None, "containerd does not start")
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        if self._daemon is not None:
+            self._daemon.send_signal(how)
+            self._daemon.wait(timeout=30)
+            self._daemon = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._daemon is not None
+
+    def ctr(self, *words: str | Path, check: bool = True, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        command = ("ctr", "--address", self.home / "socket", "--namespace", self.namespace, *words)
+        return self.lab.run(*command, check=check, timeout=timeout_s)
+
+    def load_image(self) -> None:
+        archive = self.home / "image.tar"
+        archive.write_bytes(_image())
+        self.ctr("image", "import", archive)
+
+    def run(
+        self,
+        name: str,
+        *wishes: str,
+        shim: str = OURS,
+        program: Sequence[str] = COUNT,
+        annotations: Sequence[str] = (),
+        more: Sequence[str] = (),
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """`ctr run --detach`, with these in its environment."""
+        options = [word for wish in wishes for word in ("--env", wish)]
+        options += [word for note in annotations for word in ("--annotation", note)]
+        mount = "type=bind,src=/usr,dst=/usr,options=rbind:ro"
+        place = ("--runtime", shim, "--snapshotter", "overlayfs", "--mount", mount)
+        return self.ctr(
+            "run", "--detach", "--null-io", *place, *options, *more, IMAGE, name, *program, check=check, timeout_s=30
+        )
+
+    def status(self, name: str) -> str:
+        for line in self.ctr("task", "list").stdout.splitlines():
+            if line.split()[0] == name:
+                return line.split()[2]
+        return ""
+
+    def pid(self, name: str) -> int:
+        return next(
+            int(line.split()[1]) for line in self.ctr("task", "list").stdout.splitlines() if line.split()[0] == name
+        )
+
+    def kill(self, name: str, signal_name: str = "SIGKILL") -> None:
+        self.ctr("task", "kill", "--signal", signal_name, name)
+
+    def wait_stopped(self, name: str) -> None:
+        wait_for(lambda: True if self.status(name) in ("STOPPED", "") else None, f"{name} does not end")
+
+    def remove(self, name: str) -> None:
+        """End it, and leave nothing of it."""
+        if self.status(name) == "RUNNING":
+            self.kill(name)
+            self.wait_stopped(name)
+        self.ctr("task", "delete", name, check=False)  # its exit status is the task's: 137 after a kill
+        self.ctr("container", "delete", name)
+
+    def upper(self, name: str) -> Path:
+        found = re.search(r"upperdir=([^,\s]+)", self.ctr("snapshot", "mounts", "/x", name).stdout)
+        assert found is not None
+        return Path(found[1])
+
+    def count(self, name: str, upper: Path | None = None) -> int:
+        """How far its counter is; fails if memory and files did not agree at some step."""
+        work = (upper or self.upper(name)) / "work"
+        assert not (work / "broken").exists(), (work / "broken").read_text()
+        text = (work / "log").read_text() if (work / "log").exists() else ""
+        lines = text[: text.rfind("\n") + 1].split()
+        assert lines == [str(n) for n in range(1, len(lines) + 1)], lines[-5:]
+        return len(lines)
+
+    def wait_beyond(self, name: str, number: int) -> int:
+        upper = self.upper(name)
+        return wait_for(lambda: n if (n := self.count(name, upper)) > number else None, f"{name} stands still")
+
+    def shims(self) -> list[int]:
+        """Processes that belong to this containerd's tasks."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.namespace.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@contextmanager
+def containerd(made: Lab) -> Iterator[Containerd]:
+    """A running one, with the shim on its PATH; its tasks are gone afterwards."""
+    engine = Containerd(made, f"{SHIM.parent}:{os.environ['PATH']}")
+    engine.start()
+    try:
+        engine.load_image()
+        yield engine
+    finally:
+        if not engine.is_up:
+            engine.start()
+        for line in engine.ctr("container", "list", "--quiet", check=False).stdout.split():
+            engine.remove(line)
+        engine.stop()
+
+
+def _image() -> bytes:
+    """An image with nothing but empty directories, as an archive of an OCI layout."""
+    layer = _tar(dict.fromkeys(("proc", "dev", "sys", "run", "usr", "work", "tmp", "etc")), links=True)
+    digest = _digest(layer)
+    paths = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
+    layers = {"type": "layers", "diff_ids": [digest]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "config": paths, "rootfs": layers}).encode()
+    manifest = json.dumps({
+        "schemaVersion": 2,
+        "config": _described("application/vnd.oci.image.config.v1+json", config),
+        "layers": [_described("application/vnd.oci.image.layer.v1.tar", layer)],
+    }).encode()  # fmt: skip
+    top = _described("application/vnd.oci.image.manifest.v1+json", manifest)
+    index = {"schemaVersion": 2, "manifests": [{**top, "annotations": {"io.containerd.image.name": IMAGE}}]}
+    blobs = {f"blobs/sha256/{_digest(blob)[7:]}": blob for blob in (layer, config, manifest)}
+    return _tar({"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": json.dumps(index).encode(), **blobs})
+
+
+def _digest(blob: bytes) -> str:
+    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
+
+
+def _described(media_type: str, blob: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
+
+
+def _tar(members: dict[str, bytes | None], *, links: bool = False) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.mode = (tarfile.DIRTYPE, 0o755) if data is None else (tarfile.REGTYPE, 0o644)
+            member.size = len(data or b"")
+            tar.addfile(member, io.BytesIO(data or b""))
+        for name in ("bin", "lib", "lib64", "sbin") if links else ():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            tar.addfile(link)
+    return out.getvalue()
