@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 PROGRAM = """
-    import sys, time
+    import os, sys, time
     import holdfast
 
     def note(word):
@@ -32,6 +32,16 @@ PROGRAM = """
     def squares(count=5, seconds=0.15):
         with holdfast.current_run().stage("all"):
             return sum(work(n, seconds) for n in range(count))
+
+    def held(n):
+        note(f"begin {n}")
+        while not os.path.exists("go"):
+            time.sleep(0.02)
+        note(f"end {n}")
+
+    @holdfast.pipeline
+    def mapped(executor):
+        return holdfast.current_run().map(held, range(6), workers=2, executor=executor)
 
     @holdfast.pipeline
     async def later(wait_s=None):
@@ -129,6 +139,22 @@ def test_sigterm_finishes_the_step_pauses_and_says_how_to_resume(program: Progra
     assert [program.lines().count(f"end {n}") for n in range(5)] == [1, 1, 1, 1, 1]
     assert program.lines()[-1] == "completed"
     program.holdfast("runs", "resume", "script", code=5)  # completed
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_sigterm_finishes_the_items_under_way(program: Program, executor: str) -> None:
+    process = program.start("-m", "holdfast", "run", "program.py:mapped", "--id", "m", "--arg", f"executor={executor}")
+    program.wait_for("begin 0")
+    program.wait_for("begin 1")
+    process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=1)
+    (program.folder / "go").touch()
+    process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert sorted(program.lines()) == ["begin 0", "begin 1", "end 0", "end 1"]
+    program.holdfast("runs", "resume", "m")
+    assert sorted(program.lines()) == sorted(f"{word} {n}" for word in ("begin", "end") for n in range(6))
 
 
 @pytest.mark.parametrize("how", ["grace", "twice"])

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import StepTimeout, Validation, WorkerDied
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
     from pebble import ProcessPool
 
 TIMEOUT_IN = ("process", "thread")
@@ -39,8 +41,11 @@ def check_picklable(function: object, what: str, why: str) -> None:
         ) from error
 
 
-def new_pool(workers: int) -> ProcessPool:
-    """Processes that are started clean (no fork beside threads), ignore Ctrl-C, and end with their parent."""
+def new_pool(workers: int) -> tuple[ProcessPool, Event]:
+    """Processes that are started clean (no fork beside threads), ignore Ctrl-C, and end with their parent.
+
+    Once the event is set they begin no items: those that wait in their pipe cannot be taken back.
+    """
     from multiprocessing import get_context
 
     from pebble import ProcessPool
@@ -49,29 +54,36 @@ def new_pool(workers: int) -> ProcessPool:
     context.set_forkserver_preload(["holdfast.pipeline.worker"])
     from .worker import prepare
 
-    return ProcessPool(max_workers=workers, context=context, initializer=prepare)
+    halt = context.Event()
+    return ProcessPool(max_workers=workers, context=context, initializer=prepare, initargs=(halt,)), halt
 
 
 class Isolation:
     """The processes of a run, for steps with a time limit and for maps: started when first needed, then kept."""
 
     def __init__(self) -> None:
-        self._pools: dict[int, ProcessPool] = {}
+        self._pools: dict[int, tuple[ProcessPool, Event]] = {}
         self._lock = threading.Lock()
 
     def pool(self, workers: int) -> ProcessPool:
         with self._lock:
             if workers not in self._pools:
                 self._pools[workers] = new_pool(workers)
-            return self._pools[workers]
+            return self._pools[workers][0]
+
+    def halt(self, workers: int) -> None:
+        """The processes of one pool end the items they are at and begin no others."""
+        with self._lock:
+            if workers in self._pools:
+                self._pools[workers][1].set()
 
     def drop(self, workers: int) -> None:
         """Kill the processes of one pool, whatever they are at."""
         with self._lock:
-            pool = self._pools.pop(workers, None)
-        if pool is not None:
-            pool.stop()  # type: ignore[no-untyped-call]
-            pool.join()
+            found = self._pools.pop(workers, None)
+        if found is not None:
+            found[0].stop()  # type: ignore[no-untyped-call]
+            found[0].join()
 
     def close(self) -> None:
         for workers in list(self._pools):

@@ -32,6 +32,7 @@ from .digests import DIGEST_BYTES, DigestSet
 from .keys import digest_of, map_key, show
 from .progress import Tally
 from .retry import Retry, parse_retries, parse_timeout
+from .signals import Paused
 from .worker import (
     PAGE,
     Item,
@@ -197,6 +198,7 @@ class Map:
         self._chunk = 1
         self._again: deque[Item] = deque()  # items of chunks whose worker died
         self._attempts: Counter[int] = Counter()
+        self._pending: dict[Future[Outcome], list[Item]] = {}
         self._unread: dict[bytes, int] = {}  # done elsewhere: results that are in the store only
 
     def run(self, items: Iterable[Any]) -> Any:
@@ -208,8 +210,12 @@ class Map:
         workers = _workers(self._options, self._spec, self._run.isolation)
         try:
             self._drive(iter(items), workers)
-        except BaseException:
-            workers.stop()
+        except BaseException as error:
+            try:
+                if isinstance(error, Paused):
+                    workers.finish(self._pending)  # a second signal, or the end of the grace period, comes up in here
+            finally:
+                workers.stop()
             raise
         workers.close()
         self._read_results()
@@ -223,7 +229,7 @@ class Map:
 
     def _drive(self, items: Iterator[Any], workers: Workers) -> None:
         """Keep the workers busy until nothing is left, or too much has failed."""
-        pending: dict[Future[Outcome], list[Item]] = {}
+        pending = self._pending
         source = self._new_items(items)
         is_open = True
         while is_open or pending or self._again:
@@ -425,6 +431,10 @@ class Workers:
     def close(self) -> None:
         """All work is done."""
 
+    def finish(self, pending: Iterable[Future[Outcome]]) -> None:
+        """Wait for what is under way, so that it is kept; what was not begun is left."""
+        wait([future for future in pending if future.running() or not future.cancel()])
+
     def stop(self) -> None:
         """End what can be ended; nobody waits for it any more."""
 
@@ -438,6 +448,9 @@ class Remote(Workers):
 
     def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
         return self._remote.submit(work_unfinished, spec, items, after)
+
+    def finish(self, pending: Iterable[Future[Outcome]]) -> None:
+        """They go on by themselves."""
 
     def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
         try:
@@ -469,6 +482,8 @@ class Threads(Workers):
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None and not self._is_stopped:
             future, spec, items = task
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 future.set_result(work(spec, items))
             except BaseException as error:  # noqa: BLE001 - raised where the outcome is asked for
@@ -511,6 +526,10 @@ class Processes(Workers):
             if self._timeout_s is None:
                 raise
             raise WorkerLost(timed_out(what, self._timeout_s)) from error
+
+    def finish(self, pending: Iterable[Future[Outcome]]) -> None:
+        self._isolation.halt(self._count)
+        wait(pending)
 
     def stop(self) -> None:
         self._isolation.drop(self._count)

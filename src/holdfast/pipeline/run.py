@@ -154,6 +154,8 @@ class Run:
             self._settle()
             self.watcher.close()
             status = _status_after(error)
+            if status is RunStatus.PAUSED and self._signals.stopping and not isinstance(error, Paused):
+                error = Paused(self._signals.stopping)  # asyncio made a cancellation of it
             try:
                 if not isinstance(error, LeaseLost):  # else the run belongs to somebody else
                     self._record(status, error=error)

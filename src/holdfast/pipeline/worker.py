@@ -32,6 +32,8 @@ from .retry import Retry
 from .step import payer as payer_here
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
     from .run import Run
 
 PAGE = 500
@@ -97,10 +99,13 @@ class Outcome:
 
 local_runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
 _stores: dict[tuple[int, str, str], CheckpointManager] = {}
+_halt: Event | None = None  # in a worker process: whether it may begin items
 
 
-def prepare() -> None:
+def prepare(halt: Event) -> None:
     """At the start of a worker process: leave Ctrl-C to the process that owns the run, and do not outlive it."""
+    global _halt
+    _halt = halt
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -110,6 +115,8 @@ def prepare() -> None:
 
 def work(spec: Spec, items: list[Item]) -> Outcome:
     """Run the items one after another; what is in the outcome is durable."""
+    if _halt is not None and _halt.is_set():
+        return Outcome()
     began = time.monotonic()
     run = local_runs.get(spec.token)
     store = run.store if run is not None else _open(spec)
