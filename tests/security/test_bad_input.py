@@ -381,9 +381,9 @@ def edit_marker(place: Path, old: bytes, new: bytes) -> None:
 
 def test_a_newer_format_by_the_marker(place: Path) -> None:
     filled(place)
-    edit_marker(place, b"format: 1\n", b"format: 2\n")
+    edit_marker(place, b"format: 1\n", b"format: 3\n")
     error = refused(lambda: holdfast.open(place), holdfast.UnsupportedFormat, place)
-    assert "2" in error.message
+    assert "3" in error.message
     assert "pgrade" in error.hint or "pdate" in error.hint
 
 
@@ -392,7 +392,7 @@ def test_a_newer_format_by_the_index(place: Path) -> None:
     with sqlite3.connect(place / "index.sqlite") as database:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         assert version >= 1
-        database.execute(f"PRAGMA user_version = {version + 1}")
+        database.execute(f"PRAGMA user_version = {version + 2}")  # the next one is that of encrypted stores
     database.close()
     refused(lambda: holdfast.open(place), holdfast.UnsupportedFormat, place)
 

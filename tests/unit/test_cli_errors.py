@@ -78,7 +78,7 @@ def test_every_error_has_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch
 
     save(run, "one", 1)
     every = kinds(holdfast.CheckpointError)
-    assert {kind.exit_code for kind in every} == {1, 3, 4, 5, 6, 7, 8, 9}
+    assert {kind.exit_code for kind in every} == {1, 3, 4, 5, 6, 7, 8, 9, 10}
     for kind in every:
         error = kind("it failed\x1b[2J", hint="do this")
         monkeypatch.setattr(CheckpointManager, "list", lambda *_, failure=error, **__: (_ for _ in ()).throw(failure))

@@ -45,7 +45,7 @@ def test_what_would_not_come_back_is_refused() -> None:
     import jax
     from jax import numpy as jnp
 
-    with pytest.raises(UnsupportedType, match="Tracer, which cannot be saved"):
+    with pytest.raises(UnsupportedType, match="cannot be saved"):
         jax.jit(lambda x: codec.encode({"x": x}))(jnp.ones(3))
     with jax.enable_x64(True):
         wide = codec.encode(jnp.arange(3, dtype=jnp.int64))
