@@ -247,6 +247,8 @@ def storage_error(action: str, where: str, cause: OSError) -> StorageError:
         return ReadOnly(
             message, hint="check the owner and mode of the directory and that its disk is mounted read-write"
         )
+    if cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return StorageError(message, hint="check that path: it may be misspelt, or moved or deleted by somebody else")
     return StorageError(
         message, hint="see the system log for the device; run holdfast check before relying on this store"
     )

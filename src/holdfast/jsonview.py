@@ -228,7 +228,10 @@ def from_json(text: str | bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:
-        raise Validation(f"the JSON is not UTF-8: {error.reason} at byte {error.start:,}") from None
+        raise Validation(
+            f"the JSON is not UTF-8: {error.reason} at byte {error.start:,}",
+            hint="holdfast save --file keeps a file as it is",
+        ) from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise Validation(

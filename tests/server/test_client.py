@@ -180,6 +180,9 @@ def test_the_command_line_over_http(url: str, tmp_path: Path) -> None:
     assert run("cleanup", "j", "--keep-last", "1", "--apply")["applied"]
     assert run("show", "none_1_00000000", code=4)["code"] == "not_found"
     assert len(run("events")["events"]) >= 3
+    found = {each["subject"]: each for each in run("doctor")["findings"]}
+    assert (found["service"]["status"], found["store"]["status"]) == ("ok", "note")
+    assert found["service"]["what"].startswith("1 job, 1 checkpoint")
 
 
 def test_both_clients_have_every_call(url: str) -> None:

@@ -120,6 +120,15 @@ def test_other_addresses_need_a_token(tmp_path: Path) -> None:
     assert "token" in refused.stderr
 
 
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = CliRunner().invoke(cli, ["--store", str(tmp_path / "store"), "serve", "--port", str(port)])
+    assert refused.exit_code == 7
+    assert f"127.0.0.1:{port} cannot be served: Address already in use" in refused.stderr
+    assert "--port" in refused.stderr
+
+
 def test_the_token_commands(tmp_path: Path) -> None:
     def run(*arguments: str) -> Any:
         done = CliRunner().invoke(cli, ["--store", str(tmp_path / "store"), "--json", *arguments])

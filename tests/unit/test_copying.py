@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -241,6 +242,8 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     for wrong in (("a", two), (one, "a"), ("a", "b", "--delete"), (one, two, "--since", "soon")):
         run("copy", *wrong, code=2)
     run("copy", str(tmp_path / "nowhere"), two, code=4)
+    with contextlib.chdir(tmp_path):
+        assert "write ./two" in run("copy", "two", "backup", "--store", one, code=4).stderr
     assert not (tmp_path / "nowhere").exists()
     assert "copied to tenant" in run("copy", "a", "tenant", "--store", two).stdout
     run("copy", one, three, "--into", "tenant", "--job", "a", "--since", "2001-01-01")

@@ -74,9 +74,8 @@ def rebuild_command(session: Session) -> None:
     else:
         if mended is not None:
             _print_repair(mended)
-        click.echo(
-            f"{count_of(found.packs, 'pack')} tell of {count_of(found.found, 'checkpoint')}; {found.added:,} added"
-        )
+        told = f"{count_of(found.packs, 'pack tells', 'packs tell')} of {count_of(found.found, 'checkpoint')}"
+        click.echo(f"{told}; {found.added:,} added")
         for checkpoint_id in found.corrupted:
             click.echo(f"{style('cannot be loaded', 'bad')}  {checkpoint_id}", err=True)
     if found.corrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -71,14 +72,23 @@ def copy_command(
     if _STORE.match(source):
         _copy_store(session, source, target, job, since, mirror, into, target_key)
     elif job or since or mirror or into or target_key:
-        raise click.UsageError("--job, --since, --delete, --into and --target-key are for copies between stores")
+        raise click.UsageError(
+            "--job, --since, --delete, --into and --target-key are for copies between stores. " + _WRITTEN
+        )
     else:
         _copy_job(session, source, target)
 
 
 def _copy_job(session: Session, job: str, new: str) -> None:
+    from holdfast.errors import NotFound
+
     with session.open() as manager:
-        total = require_job(manager, job).checkpoints
+        try:
+            total = require_job(manager, job).checkpoints
+        except NotFound as error:
+            if os.path.isdir(job):
+                raise NotFound(error.message, hint=f"for the directory, write ./{job}. {_WRITTEN}") from None
+            raise
 
         def look() -> tuple[int, int]:
             copied = job_named(manager, new)

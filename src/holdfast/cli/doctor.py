@@ -58,9 +58,12 @@ def _findings(session: Session) -> tuple[str, list[Finding]]:
     if is_url(session.url):
         from holdfast.manager import without_secrets
 
-        from .servers import look_at
+        from .servers import look_at, look_at_service
 
-        return without_secrets(session.url), [*_machine(), *look_at(session.url), *_store(session, None)]
+        place = without_secrets(session.url)
+        if session.url.startswith(("http://", "https://")):
+            return place, [*_machine(), *look_at_service(session)]
+        return place, [*_machine(), *look_at(session.url), *_store(session, None)]
     where = session.directory()
     return str(where), [*_machine(), *(_foreign(where) or [*_disk(where), *_store(session, where)])]
 

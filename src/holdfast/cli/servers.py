@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from .doctor import Finding
-from .text import size
+from .text import count_of, size
 
 if TYPE_CHECKING:
     from holdfast.postgresql import Connection
+
+    from .session import Session
 
 _ROUNDS = 15
 _BYTES = 8 << 20
@@ -32,6 +34,26 @@ def look_at(url: str) -> Iterator[Finding]:
             yield from _objects(blobs)
         except CheckpointError as error:
             yield Finding("object store", "bad", error.message, error.hint)
+
+
+def look_at_service(session: Session) -> Iterator[Finding]:
+    """Findings about a service: what is under its store, only it can see."""
+    from holdfast.errors import CheckpointError
+
+    trips = []
+    try:
+        with session.open() as manager:
+            numbers = manager.stats()
+            for _ in range(_ROUNDS):
+                began = time.perf_counter()
+                manager.jobs(limit=1)
+                trips.append(time.perf_counter() - began)
+    except CheckpointError as error:
+        yield Finding("service", "bad", error.message, error.hint)
+        return
+    content = f"{count_of(numbers['jobs'], 'job')}, {count_of(numbers['checkpoints'], 'checkpoint')}"
+    yield Finding("service", "ok", f"{content}, answers in {sorted(trips)[_ROUNDS // 2] * 1000:.1f} ms")
+    yield Finding("store", "note", "its disk and its encryption are the service's", "run holdfast doctor where it runs")
 
 
 def _database(url: str) -> Iterator[Finding]:

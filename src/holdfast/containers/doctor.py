@@ -12,6 +12,7 @@ from pathlib import Path
 from . import hosts
 from .attempts import state_directory
 from .criu import criu_version
+from .criu_log import explain
 from .programs import which
 
 _CAPABILITIES = {  # number → what goes wrong without it
@@ -73,11 +74,15 @@ def _criu() -> Iterator[Finding]:
     said = (checked.stderr or checked.stdout).strip().splitlines()
     if checked.returncode == 0:
         yield Finding("criu check", "ok", said[-1] if said else "good")
+        return
+    cause = explain("\n".join(said))
+    if cause is not None and cause.code != "unknown":
+        yield Finding("criu check", "bad", cause.cause, cause.fix)
     else:
-        yield Finding(
-            "criu check", "bad", "; ".join(said[-3:]),
-            "the kernel lacks what CRIU needs, or a sandbox forbids it: see holdfast container logs for a failed dump",
-        )  # fmt: skip
+        what = (
+            "the kernel lacks what CRIU needs, or a sandbox forbids it: see holdfast container logs for a failed dump"
+        )
+        yield Finding("criu check", "bad", "; ".join(said[-3:]), what)
 
 
 def _numbers(version: str) -> list[int]:

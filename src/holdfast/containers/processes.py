@@ -55,7 +55,9 @@ def freeze_process(
     report: Report | None = None,
 ) -> Frozen:
     """Make a checkpoint of a process and its descendants, durable when this returns; they end, unless left running."""
-    if pid in (1, os.getpid()) or not os.path.exists(f"/proc/{pid}"):
+    if pid in (1, os.getpid()):
+        raise Validation(f"process {pid} cannot be frozen", hint="it is the machine's first, or Holdfast itself")
+    if not os.path.exists(f"/proc/{pid}"):
         raise NotFound(f"there is no process {pid} to freeze", hint="ps shows which there are")
     wanted = parse_options(options)
     job = snapshot.job_of("process", key)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from holdfast.errors import CheckpointError, NotFound, Validation
 from holdfast.manager import CheckpointManager
@@ -64,7 +66,7 @@ class Supervision:
     def _begin(self, command: Sequence[str], streams: dict[int, int], *, fresh: bool) -> int:
         if not fresh and snapshot.generations(self.manager, "process", self.key):
             thawed = thaw_process(self.manager, self.key, streams=streams, companions=self.companions)
-            self.say(f"goes on from {thawed.checkpoint.id} as process {thawed.pid}")
+            self.say(f"goes on from {thawed.checkpoint.id} as process {thawed.pid}: {_command_of(thawed.pid)}")
             return thawed.pid
         if not command:
             raise NotFound(f"nothing is kept under {self.key}", hint="give a command to start: -- CMD")
@@ -158,6 +160,14 @@ def _exit_status(pid: int, *, wait: bool = False) -> int | None:
         if found == pid:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
+
+
+def _command_of(pid: int) -> str:
+    """What goes on, for people who gave another command with the same key."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+        return shlex.join(words)[:200]
+    return "it has ended already"
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -150,3 +151,14 @@ def _check(settings: Settings) -> None:
                 f"{settings.host} can be reached from elsewhere, and this store has no valid token",
                 hint="make one first: holdfast token create NAME --scope write --namespace default",
             )
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        for family, kind, number, _, address in found:
+            with socket.socket(family, kind, number) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise StorageError(
+            f"{settings.host}:{settings.port} cannot be served: {error.strerror}",
+            hint="is something else serving there? --port chooses another, --port 0 any that is free",
+        ) from error
