@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
@@ -56,7 +56,7 @@ class Server:
             except BaseException as error:
                 connection.close()  # with whatever was under way on it
                 if isinstance(error, psycopg.OperationalError):
-                    self._close_idle()
+                    self.distrust()
                 raise
             if self._is_closed or connection.info.transaction_status != TransactionStatus.IDLE:
                 connection.close()
@@ -138,7 +138,7 @@ class Server:
     def close(self) -> None:
         self._leave_parent()
         self._is_closed = True
-        self._close_idle()
+        self.distrust()
 
     def check_open(self) -> None:
         if self._is_closed:
@@ -152,7 +152,8 @@ class Server:
             self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
             self._pid = os.getpid()
 
-    def _close_idle(self) -> None:
+    def distrust(self) -> None:
+        """After one connection broke: the server may have gone away from the idle ones too."""
         while self._idle:
             self._idle.pop().close()
 
@@ -185,6 +186,21 @@ def typed(error: BaseException, name: str) -> BaseException:
     if isinstance(error, psycopg.Error):
         return StorageError(text, hint="see the log of the database server")
     return error
+
+
+def array(values: Iterable[object]) -> str:
+    """An array as the server reads it, for a parameter with a cast. psycopg's own way takes ten times as long."""
+    return "{" + ",".join([_element(value) for value in values]) + "}"
+
+
+def _element(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f'"\\\\x{value.hex()}"'
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)
 
 
 def _connect(url: str) -> Connection:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast
+from holdfast.errors import LeaseHeld, LeaseLost
 from holdfast.ports import ChunksGone
 from holdfast.testing.index_suite import chunk, record, save, with_chunks
 
@@ -92,6 +93,86 @@ def test_condemning_and_naming_at_the_same_time_never_both_succeed(index: Postgr
         thread.join()
         assert answers == [not is_named]
     other.close()
+
+
+# what is taken to be still so, and is not
+
+
+def test_chunks_that_went_without_an_event_are_missed(index: PostgresIndex, url: str) -> None:
+    """gc on another machine leaves no event: the end of the log says that nothing happened (I3)."""
+    kept = chunk("kept")
+    save(index, with_chunks(kept))
+    save(index, record(has_chunks=True, reused_chunks=[kept.digest]))
+    other = open_index(url)
+    assert other.sweep(lambda checkpoint, manifest: [])[0] == 1
+    with pytest.raises(ChunksGone):
+        save(index, record(has_chunks=True, reused_chunks=[kept.digest]))
+    save(index, with_chunks(kept))
+    other.mark_damaged([kept], True)
+    with pytest.raises(ChunksGone):
+        save(index, record(has_chunks=True, reused_chunks=[kept.digest]))
+    other.close()
+
+
+def test_two_writers_of_a_namespace_number_in_one_order(index: PostgresIndex, url: str) -> None:
+    other = open_index(url)
+    numbers = [save(one)[0].seq for one in (index, other, index, index, other, other, other, index)]
+    assert numbers == list(range(1, 9))
+    together: list[int] = []
+    threads = [
+        threading.Thread(target=lambda one=one: [together.append(save(one)[0].seq) for _ in range(10)])
+        for one in (index, other, index, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(together) == list(range(9, 49))
+    assert [found.seq for found in index.list("job")] == list(range(1, 49))
+    other.close()
+
+
+def test_a_lease_that_another_machine_took_is_respected(index: PostgresIndex, url: str) -> None:
+    other = open_index(url)
+    save(index)
+    save(index)
+    lease = other.acquire_lease("job", "other", 60)
+    with pytest.raises(LeaseHeld):
+        save(index)
+    assert [save(other, record(lease_token=lease.token))[0].seq for _ in range(3)] == [3, 4, 5]
+    mine = replace(lease, token=lease.token + 1)
+    with pytest.raises(LeaseLost):
+        save(other, record(lease_token=mine.token))
+    sql(url, "UPDATE holdfast.lease SET is_live = false")  # as if it had no event
+    with pytest.raises(LeaseLost):
+        save(other, record(lease_token=lease.token))
+    assert save(index)[0].seq == 6
+    other.close()
+
+
+def test_one_bad_save_of_several_that_commit_together_fails_alone(index: PostgresIndex) -> None:
+    save(index)
+    begin = threading.Barrier(6)
+    failures: list[str] = []
+
+    def work(n: int) -> None:
+        begin.wait()
+        for m in range(10):
+            bad = {1: {"step": "a\0b"}, 2: {"parent": "nobody"}}.get(n, {})
+            try:
+                save(index, record(idempotency_key=f'{n} {m} \\ "{{}}', **bad))
+            except (holdfast.NotFound, holdfast.errors.Validation) as error:
+                failures.append(type(error).__name__)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(set(failures)) == ["NotFound", "Validation"]
+    assert len(failures) == 20
+    assert len(index.list("job")) == 41
+    assert len(index.find("job", [f'{n} 9 \\ "{{}}' for n in range(6)])) == 4
 
 
 # lost answers

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import LiteralString
 
 from holdfast.errors import Corrupted, NotFound, StorageError, Validation
 from holdfast.ports import Buffer
@@ -107,8 +108,16 @@ class PostgresBlobs:
         self._held.add(pack)
 
     def release(self, pack: str) -> None:
-        self._server.all("DELETE FROM holdfast.writer WHERE pack = %s RETURNING 1", pack)
+        self._server.run(lambda db: self._forget(db, pack))
         self._held.discard(pack)
+
+    def _forget(self, db: Connection, pack: str) -> None:
+        """Nobody waits for the disk: if this is lost in a crash, the grace period ends by itself."""
+        with db.pipeline():
+            db.execute("BEGIN")
+            db.execute("SET LOCAL synchronous_commit = off")
+            db.execute("DELETE FROM holdfast.writer WHERE pack = %s", (pack,))
+            db.execute("COMMIT")
 
     def drop(self, pack: str) -> None:
         self._held.discard(pack)
@@ -131,6 +140,8 @@ class PostgresWriter:
         self._db: Connection | None = None
         self._pack = os.urandom(16).hex()
         self._end = 0
+        self._waiting: list[tuple[LiteralString, tuple[object, ...]]] = []  # statements that were not sent yet
+        self._waiting_bytes = 0
         self._is_finished = False
         self._is_committed = False
 
@@ -141,14 +152,15 @@ class PostgresWriter:
             self._check_open()
             if self._db is None:
                 self._db = self._lent.enter_context(self._server.lend())
-                self._db.execute("BEGIN")
+                self._waiting = [("BEGIN", ())]
             place = self._end
             for start in range(0, max(len(view), 1), _ROW_BYTES):
-                piece = view[start : start + _ROW_BYTES]
-                self._db.execute(
-                    "INSERT INTO holdfast.blob VALUES (%s, %s, %s, %b)",
-                    (self._pack, place + start, len(piece), bytes(piece)),
-                )
+                piece = bytes(view[start : start + _ROW_BYTES])
+                row = (self._pack, place + start, len(piece), piece)
+                self._waiting.append(("INSERT INTO holdfast.blob VALUES (%s, %s, %s, %b)", row))
+                self._waiting_bytes += len(piece)
+                if self._waiting_bytes >= _ROW_BYTES:
+                    self._send(self._db)
             self._end += len(view) + -len(view) % _ALIGN or _ALIGN
             return self._pack, place
 
@@ -157,8 +169,8 @@ class PostgresWriter:
             self._check_open()
             if self._db is not None:
                 self._blobs.hold(self._pack)
-                self._db.execute("INSERT INTO holdfast.writer VALUES (%s)", (self._pack,))
-                self._db.execute("COMMIT")
+                self._waiting += [("INSERT INTO holdfast.writer VALUES (%s)", (self._pack,)), ("COMMIT", ())]
+                self._send(self._db)
                 self._is_committed = True
             self._finish()
 
@@ -180,6 +192,13 @@ class PostgresWriter:
         if self._db is not None and self._pid == os.getpid():
             self._db.close()
             self._lent.close()
+
+    def _send(self, db: Connection) -> None:
+        """What has been gathered, in one round trip."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        with db.pipeline():
+            for sql, parameters in waiting:
+                db.execute(sql, parameters)
 
     def _finish(self) -> None:
         self._is_finished = True

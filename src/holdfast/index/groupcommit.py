@@ -1,12 +1,16 @@
 """Group commit: operations that wait at the same time share one transaction and one sync.
 
 Whoever finds nobody writing leads: runs all that is queued in one transaction, passes the lead to the first of those
-who came meanwhile, and wakes the others with their results. No thread of its own, no timer: a lone writer pays nothing.
+who came meanwhile, and wakes the others with their results. No thread of its own: a lone writer pays nothing.
+
+Where a commit takes long, because it goes over a network, the lead may wait a moment (`gather_s`) for those who were
+served together last: they come back one after another, and whoever just missed a commit waits for two.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -32,8 +36,10 @@ class Waiting(Generic[T]):
 class GroupCommit:
     """`run_batch` runs operations in one transaction and sets each one's result or error."""
 
-    def __init__(self, run_batch: Callable[[Sequence[Waiting[Any]]], None]) -> None:
+    def __init__(self, run_batch: Callable[[Sequence[Waiting[Any]]], None], *, gather_s: float = 0.0) -> None:
         self._run_batch = run_batch
+        self._gather_s = gather_s
+        self._served = 0  # by the last batch
         self._queue: deque[Waiting[Any]] = deque()
         self._lead = threading.Lock()  # held while anybody leads; it passes on with the lead
         self._passing = threading.Lock()  # so that the lead never goes to somebody who is leaving
@@ -60,8 +66,11 @@ class GroupCommit:
         batch: list[Waiting[Any]] = []
         try:
             if not mine.is_done:  # else the leader before us ran it
+                if self._served > 1 and self._gather_s:
+                    self._gather()
                 while self._queue:
                     batch.append(self._queue.popleft())
+                self._served = len(batch)
                 self._run_batch(batch)
         finally:
             for each in batch:
@@ -71,6 +80,11 @@ class GroupCommit:
             for other in batch:
                 if other is not mine:
                     other.wake.release()
+
+    def _gather(self) -> None:
+        until = time.monotonic() + self._gather_s
+        while len(self._queue) < self._served and time.monotonic() < until:
+            time.sleep(self._gather_s / 8)
 
     def _leave(self, mine: Waiting[Any]) -> None:
         """Somebody stops waiting: what nobody has begun to run is taken back, and the lead, if it came, goes on."""

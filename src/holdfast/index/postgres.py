@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import psycopg
 
@@ -33,11 +33,12 @@ from holdfast.ports import (
     Problems,
     References,
 )
-from holdfast.postgresql import Connection, Server, typed
+from holdfast.postgresql import Connection, Server, array, typed
 
 from .connections import survive_forks
 from .groupcommit import GroupCommit, Waiting
-from .postgres_writes import Known, PostgresWrites
+from .postgres_batch import Known, Save, commit_together
+from .postgres_writes import PostgresWrites
 from .rows import CHECKPOINT, EVENT, JOB, SEQ_BITS, Row, checkpoint_of, chunk_of, event_of, job_of
 from .writes import chain_of, missing
 
@@ -47,6 +48,7 @@ PAGE = 256  # rows a long walk reads at once
 _LOOK_EVERY_S = 1.0  # for events that nobody told us of
 BATCH = 1000  # keys or digests in one statement
 REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before anything is changed
+_GATHER_S = 0.001  # for savers who will be back; a commit takes a few of these
 _LOST_ANSWERS = 3  # in a row, until a save gives up
 
 _CHECKPOINT = ", ".join(f'c."{name.strip()}"' for name in CHECKPOINT.split(","))
@@ -60,15 +62,30 @@ class _AnswerLost(Unavailable):
     """The connection broke while the server was committing."""
 
 
+class _Operation(Generic[T]):
+    """What one caller wants done in a transaction."""
+
+    def __init__(self, index: PostgresIndex, work: Callable[[PostgresWrites], T] | Save) -> None:
+        self._index = index
+        self.work = work
+
+    def __call__(self) -> T:
+        writes = self._index.writes
+        assert writes is not None
+        if isinstance(self.work, Save):
+            return cast(T, writes.commit(self.work.records, self.work.actor))
+        return self.work(writes)
+
+
 class PostgresIndex:
     """`ports.Index` in a PostgreSQL database whose schema is there (`Server.migrate`)."""
 
     def __init__(self, server: Server, *, namespace: str = "default") -> None:
         self.namespace = namespace
         self._server = server
-        self._writes: PostgresWrites | None = None  # of the transaction that is open
+        self.writes: PostgresWrites | None = None  # of the transaction that is open
         self._known = Known()
-        self._group = GroupCommit(self._run_batch)
+        self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
         store = server.one("SELECT value FROM holdfast.meta WHERE key = 'store_id'")
         if store is None:
             raise StorageError(f"there is no store in {server.name}", hint="open it with create=True")
@@ -92,24 +109,19 @@ class PostgresIndex:
 
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
-            self._group = GroupCommit(self._run_batch)
-            self._writes = None
+            self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
+            self.writes = None
 
     def close(self) -> None:
         self._server.close()
 
     # Transactions
 
-    def _write(self, operation: Callable[[PostgresWrites], T]) -> T:
+    def _write(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
         self._server.check_open()
+        return self._group.run(_Operation(self, operation))
 
-        def run() -> T:
-            assert self._writes is not None
-            return operation(self._writes)
-
-        return self._group.run(run)
-
-    def _write_again(self, operation: Callable[[PostgresWrites], T]) -> T:
+    def _write_again(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
         """For what may be done twice: also when the answer to a commit was lost."""
         for _ in range(_LOST_ANSWERS):
             try:
@@ -130,28 +142,54 @@ class PostgresIndex:
                 waiting.error = StorageError(f"{self._server.name}: the commit was interrupted", hint="save again")
             raise
         finally:
-            self._writes = None
+            self.writes = None
 
     def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
         """May be run again as long as no commit was sent: Unavailable. Afterwards it is _AnswerLost, to the callers."""
         with self._server.lend() as db:
+            if self._commit_saves(db, batch):
+                return
             if not self._run_together(db, batch):
                 self._run_apart(db, batch)
             try:
                 db.execute("COMMIT")
             except psycopg.OperationalError as error:
-                lost = _AnswerLost(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
-                for waiting in batch:
-                    waiting.error = waiting.error or lost
-                db.close()
+                self._lose(db, batch, error)
             else:
-                assert self._writes is not None
-                self._writes.committed()
+                assert self.writes is not None
+                self.writes.committed()
+
+    def _lose(self, db: Connection, batch: Sequence[Waiting[Any]], error: Exception) -> None:
+        lost = _AnswerLost(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
+        for waiting in batch:
+            waiting.error = waiting.error or lost
+        db.close()
+        self._server.distrust()
+
+    def _commit_saves(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
+        """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done."""
+        work = [waiting.operation.work for waiting in batch if isinstance(waiting.operation, _Operation)]
+        saves = [save for save in work if isinstance(save, Save)]
+        if len(saves) < len(batch):
+            return False
+        for waiting in batch:
+            waiting.error = None
+        try:
+            saved = commit_together(db, saves, self._ns, self.namespace, self._known)
+        except Exception as error:  # noqa: BLE001 - the other ways meet it again, and tell whose it is
+            if not db.closed:
+                db.execute("ROLLBACK")
+                return False
+            self._lose(db, batch, error)
+            return True
+        for waiting, checkpoints in zip(batch, saved or (), strict=saved is not None):
+            waiting.result = checkpoints
+        return saved is not None
 
     def _begin(self, db: Connection, *, is_careful: bool) -> PostgresWrites:
         db.execute("BEGIN")
-        self._writes = PostgresWrites(db, self._ns, self.namespace, self._known, is_careful=is_careful)
-        return self._writes
+        self.writes = PostgresWrites(db, self._ns, self.namespace, self._known, is_careful=is_careful)
+        return self.writes
 
     def _run_together(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
         """The usual way: operations refuse before they change anything. False if one failed half-way."""
@@ -190,7 +228,7 @@ class PostgresIndex:
     # Checkpoints
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
-        return self._write_again(lambda writes: writes.commit(records, actor))
+        return self._write_again(Save(records, actor))
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         return self._find(checkpoint_id, "")[0]
@@ -379,8 +417,8 @@ class PostgresIndex:
         found: dict[bytes, Chunk] = {}
         for start in range(0, len(digests), BATCH):
             for row in self._all(
-                f"SELECT {_CHUNK} FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s)",
-                self._ns, [*digests[start : start + BATCH]],
+                f"SELECT {_CHUNK} FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s::bytea[])",
+                self._ns, array(digests[start : start + BATCH]),
             ):  # fmt: skip
                 found[row[0]] = chunk_of(row)
         return found

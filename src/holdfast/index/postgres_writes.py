@@ -14,27 +14,14 @@ from typing import Any
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease
 from holdfast.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
-from holdfast.postgresql import CHANNEL, Connection
+from holdfast.postgresql import CHANNEL, Connection, array
 
+from .postgres_batch import MAX_JOBS, Known, KnownJob
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 from .writes import chain_of, held, holds_plain, lost, missing, now_us, plain_refused
 
-_MAX_JOBS = 10_000
 _COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
 _OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in _COLUMNS.split(","))
-
-
-class Known:
-    """What one transaction leaves for the next: jobs as they are while the chain of events ends at `head`.
-
-    Whoever else writes in the namespace moves its end on. Jobs that were ever leased are asked for each time, because
-    renewing a lease leaves no event.
-    """
-
-    def __init__(self) -> None:
-        self.head: tuple[int, bytes] | None = None
-        self.jobs: dict[str, tuple[int, int]] = {}  # number, last_seq
-        self.key_id: str | None = None  # of the current data key, where there is one
 
 
 class PostgresWrites:
@@ -54,7 +41,7 @@ class PostgresWrites:
         head = self._one("SELECT last_event, chain FROM holdfast.namespace WHERE no = %s FOR UPDATE", ns_no)
         assert head is not None
         self._head: tuple[int, bytes] = (head[0], head[1])
-        if is_careful or known.head != self._head or len(known.jobs) > _MAX_JOBS:
+        if is_careful or known.head != self._head or len(known.jobs) > MAX_JOBS:
             known.jobs.clear()
             known.key_id = None
         known.head = None  # until this transaction has committed
@@ -115,7 +102,8 @@ class PostgresWrites:
 
     def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
         known = self._known.jobs.get(new.job)
-        job = (*known, None, "", 0.0, False) if known else self._job(new.job)
+        is_known = known is not None and not known.was_leased
+        job = (*known[:2], None, "", 0.0, False) if known and is_known else self._job(new.job)
         twin = self._twin(new) if self._is_careful else None
         if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
             return first
@@ -168,8 +156,8 @@ class PostgresWrites:
                 job_no, new.idempotency_key, row, new.request_digest,
             )  # fmt: skip
         self.event("save", actor, new.job, new.id)
-        if job is None or job[2] is None:
-            self._known.jobs[new.job] = (job_no, max(seq, job[1] if job else 0))
+        was_leased = job is not None and job[2] is not None
+        self._known.jobs[new.job] = KnownJob(job_no, max(seq, job[1] if job else 0), was_leased)
         return checkpoint_of(new.job, fields)
 
     def _check_key(self, new: NewCheckpoint) -> None:
@@ -276,8 +264,9 @@ class PostgresWrites:
             there = {
                 digest
                 for (digest,) in self._db.execute(
-                    f"SELECT digest FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s) AND encoding < {DAMAGED}",
-                    (self._ns, list(new.reused_chunks)),
+                    "SELECT digest FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s::bytea[]) "
+                    f"AND encoding < {DAMAGED}",
+                    (self._ns, array(new.reused_chunks)),
                 )
             }
             if gone := [digest for digest in new.reused_chunks if digest not in there]:
@@ -311,7 +300,7 @@ class PostgresWrites:
             "%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[]) ON CONFLICT (ns_no, digest) DO UPDATE "
             "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
             f'"offset" = excluded."offset", data = excluded.data WHERE chunk.encoding >= {DAMAGED}',
-            self._ns, *(list(column) for column in zip(*rows, strict=True)),
+            self._ns, *(array(column) for column in zip(*rows, strict=True)),
         )  # fmt: skip
 
     def _insert_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
