@@ -51,6 +51,7 @@ CONTAINERS: Rows = {
     "generations": containers.generations,
     "restore": containers.restore,
     "pass-through": containers.pass_through,
+    "shim": containers.shim,
 }
 ENCRYPTION: Rows = {"arrays": encryption.arrays, "small": encryption.small_saves}
 SERVER: Rows = {"pages": server.pages, "look-ups": server.look_ups, "posts": server.durable_posts}

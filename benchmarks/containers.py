@@ -156,3 +156,33 @@ def pass_through(bench: Bench) -> list[Row]:
     row = Row("state of a container that did not opt in", found["holdfast"], "runc", found["runc"], 1.4, "share")
     row.show = milliseconds
     return [row]
+
+
+def shim(bench: Bench) -> list[Row]:
+    """`ctr run --detach` below containerd, with its own shim and with ours."""
+    from tests.conftest import missing
+    from tests.engine import OURS, PLAIN, containerd
+    from tests.lab import lab
+
+    if reason := missing("criu") or missing("containerd"):
+        raise Missing(reason)
+    with lab(bench.fresh("shim").resolve()) as made, containerd(made) as engine:
+
+        def started(name: str, runtime: str, *wishes: str) -> float:
+            begun = time.perf_counter()
+            engine.run(name, *wishes, shim=runtime, program=("/usr/bin/sleep", "1000"))
+            took = time.perf_counter() - begun
+            engine.remove(name)
+            return took
+
+        sides = {
+            "holdfast": lambda: started("ours", OURS),
+            "opted in": lambda: started("kept", OURS, "HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=none"),
+            "runc.v2": lambda: started("plain", PLAIN),
+        }
+        found = interleave(5 if bench.quick else 20, sides)
+    peer = "containerd's shim"
+    return [
+        Row("ctr run -d, not opted in", found["holdfast"], peer, found["runc.v2"], 1.25, "share", milliseconds),
+        Row("ctr run -d, opted in, its first", found["opted in"], peer, found["runc.v2"], 1.25, "share", milliseconds),
+    ]

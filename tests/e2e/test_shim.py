@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.model import Checkpoint
 from tests.engine import OURS, PLAIN, SHIM, Containerd, containerd
-from tests.lab import COUNTER, PYTHON, lab, wait_for
+from tests.lab import COUNTER, HOLDFAST, PYTHON, lab, wait_for
 
 pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd")]
 ROUNDS = int(os.environ.get("HOLDFAST_ROUNDS") or 2)
@@ -209,6 +210,49 @@ def test_containerd_is_killed(engine: Containerd) -> None:
     stop(engine, "surviving")
     assert len(generations(engine, "surviving")) == 1
     engine.remove("surviving")
+
+
+def test_the_machine_must_go(engine: Containerd) -> None:
+    """Those that opted in are kept, the small one first, in the store of their engine; nobody else is touched."""
+    small = ("small", *kept_as("small"))
+    engine.run(*small)
+    engine.run("large", *kept_as("large"), program=(PYTHON, "-c", COUNTER, "0.002", str(40 << 20)))
+    engine.run("other")
+    for name in ("small", "large", "other"):
+        engine.wait_beyond(name, 5)
+    command = "import json; from holdfast.containers import preempting as p; print([o.result for o in p.preempt(0)])"
+    mine = {"HOLDFAST_RUNC_STATE": engine.environment["HOLDFAST_RUNC_STATE"], "HOLDFAST_STORE": "/nowhere"}
+    late = engine.lab.run(sys.executable, "-c", command, env=engine.lab.environment(**mine))
+    assert late.stdout == "['late', 'late']\n"
+    assert (engine.status("small"), engine.status("large")) == ("RUNNING", "RUNNING")
+
+    notice = engine.lab.root / "notice"
+    command_line = engine.lab.enter([*HOLDFAST, "preempt", "--on-file", notice, "--every", "0.1", "--json"])
+    watching = subprocess.Popen(command_line, env=engine.lab.environment(**mine), stdout=subprocess.PIPE, text=True)
+    notice.touch()
+    said = json.loads(watching.communicate(timeout=100)[0])
+    assert said["notice"] == str(notice)
+    assert [(one["id"], one["result"]) for one in said["containers"]] == [("small", "kept"), ("large", "kept")]
+    assert watching.returncode == 0
+    assert engine.status("other") == "RUNNING"
+    for name in ("small", "large"):
+        engine.wait_stopped(name)
+        assert len(generations(engine, name)) == 1
+        engine.remove(name)
+    reached = generations(engine, "small")
+    engine.run(*small)
+    engine.wait_beyond("small", 5)
+
+    [mark] = marks(engine)
+    mark.write_text(mark.read_text().replace(str(engine.lab.store), f"{notice}/no-store"))
+    failed = engine.lab.holdfast("preempt", "--now", "--json", check=False, env=engine.lab.environment(**mine))
+    assert failed.returncode == 1
+    [told] = json.loads(failed.stdout)["containers"]
+    assert told["result"] == "signalled"
+    assert "no-store" in told["reason"]
+    assert generations(engine, "small") == reached
+    for name in ("small", "other"):
+        engine.remove(name)
 
 
 def test_rounds_leave_nothing_behind(engine: Containerd) -> None:

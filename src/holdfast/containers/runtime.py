@@ -28,6 +28,8 @@ from . import runc_arguments
 
 CRASH_S = 10.0  # one that ends this soon after it was brought back, by itself, is not brought back from there again
 _STATE = "/run/holdfast/runc"
+# What a mark repeats of the engine's environment, so that others keep the container where its engine would.
+_PLACES = ("HOLDFAST_STORE", "HOLDFAST_KEY_FILE", "HOLDFAST_STATE_DIR", "HOLDFAST_RUNC", "PATH")
 _TERM = ("", "15", "TERM", "SIGTERM")
 
 
@@ -63,8 +65,7 @@ class Runtime:
         self.call = call
         self.id = call.container_id
         self.root = call.get("root") or "/run/runc"
-        state = os.environ.get("HOLDFAST_RUNC_STATE") or _STATE
-        self.mark = Path(f"{state}/{self.root}/{self.id}")
+        self.mark = mark_of(self.root, self.id)
 
     # The commands
 
@@ -79,7 +80,8 @@ class Runtime:
             return None
         with self._store() as manager:
             restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
-        self._remember(wish=asdict(wish), restored=restored, bundle=str(bundle))
+        environment = {name: value for name in _PLACES if (value := os.environ.get(name))}
+        self._remember(wish=asdict(wish), restored=restored, bundle=str(bundle), environment=environment)
         return None if restored is None else 0
 
     def run(self) -> int | None:
@@ -261,11 +263,7 @@ class Runtime:
         return self._status() in ("running", "paused")
 
     def _recall(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.mark.read_text())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_mark(self.mark)
 
     def _remember(self, **facts: Any) -> None:
         """Write the mark whole, by rename: another call may read it at any moment."""
@@ -295,6 +293,30 @@ _ACTIONS = {
     "checkpoint": Runtime.checkpoint, "state": Runtime.state, "resume": Runtime.resume, "pause": Runtime.pause,
     "delete": Runtime.delete,
 }  # fmt: skip
+
+
+def mark_of(root: str, identity: str) -> Path:
+    """Where it is remembered that a container opted in."""
+    return Path(f"{_state()}/{root}/{identity}")
+
+
+def marks() -> list[Path]:
+    """All that is remembered on this machine, as `root/identity`."""
+    home = Path(_state())
+    found = [path for path in home.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return sorted(Path("/", path.relative_to(home)) for path in found)
+
+
+def read_mark(mark: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(mark.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _state() -> str:
+    return os.environ.get("HOLDFAST_RUNC_STATE") or _STATE
 
 
 def give_images(images: Path, wanted: Path) -> None:
