@@ -186,3 +186,25 @@ def test_slow_callers_do_not_hold_a_place(tmp_path: Path, monkeypatch: pytest.Mo
             assert head_only.recv(1000) == b""  # closed
         assert httpx.get(f"{url}/healthz").status_code == 200
     assert os.environ.get("HOLDFAST_SERVE") is None
+
+
+def test_no_more_streams_than_allowed_even_when_all_come_at_once(tmp_path: Path) -> None:
+    """Whoever leaves gives the place back."""
+    from holdfast.server import create_app
+    from holdfast.server.limits import Limits
+    from tests.server.conftest import listening
+
+    app = create_app(tmp_path / "store", limits=Limits(streams=2))
+    with listening(app) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for _ in range(2):
+            callers = [socket.create_connection(address, timeout=20) for _ in range(6)]
+            for caller in callers:
+                caller.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            told = sorted(caller.recv(12)[9:] for caller in callers)
+            for caller in callers:
+                caller.close()
+            assert told == [b"200"] * 2 + [b"503"] * 4
+            while app.state.service.feeds.streams:
+                assert httpx.get(f"{url}/healthz").status_code == 200
+        app.state.service.is_draining = True

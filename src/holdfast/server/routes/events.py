@@ -24,15 +24,20 @@ async def _place(
     access: Reads,
     after: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Begin behind this event.")] = None,
     last_event_id: Annotated[str | None, Header(description="What a browser sends when it comes back.")] = None,
-) -> int:
-    """Where to begin: asked before the answer begins, so that a mistake is a 422."""
-    if access.service.feeds.streams >= access.service.limits.streams:
-        raise Unavailable("too many streams are open", hint="close some")
+) -> AsyncIterator[int]:
+    """Where to begin: asked before the answer begins, so that a mistake is a 422. A place is held until it ends."""
     if last_event_id is not None:
         if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 16):
             raise Validation("Last-Event-ID is not the number of an event", hint="leave it out to begin now")
-        return int(last_event_id)
-    return await access.service.feeds.of(access.namespace).newest() if after is None else after
+        after = int(last_event_id)
+    feeds = access.service.feeds
+    if feeds.streams >= access.service.limits.streams:
+        raise Unavailable("too many streams are open", hint="close some")
+    feeds.streams += 1
+    try:
+        yield await feeds.of(access.namespace).newest() if after is None else after
+    finally:
+        feeds.streams -= 1
 
 
 @router.get("/events", response_class=EventSourceResponse)
@@ -46,13 +51,9 @@ async def events(
 
     The name of an event is what happened (save, delete, tag, …), its data is as in the audit log.
     """
-    access.service.feeds.streams += 1
-    try:
-        async for event in _follow(access, place, job):
-            name = event.action if named else None
-            yield ServerSentEvent(id=str(event.id), event=name, data=event_json(event))
-    finally:
-        access.service.feeds.streams -= 1
+    async for event in _follow(access, place, job):
+        name = event.action if named else None
+        yield ServerSentEvent(id=str(event.id), event=name, data=event_json(event))
 
 
 async def _follow(access: Access, place: int, job: str | None) -> AsyncIterator[Event]:
