@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import APIRouter
 from fastapi.routing import iter_route_contexts
@@ -16,7 +17,7 @@ from holdfast.server import create_app
 from holdfast.server.app import check_rules
 from holdfast.server.auth import COOKIE, rule_of
 from holdfast.server.tokens import ACCESS, Scope, Tokens
-from tests.server.conftest import BASE, client_of
+from tests.server.conftest import BASE, client_of, listening
 
 Make = Callable[..., str]
 
@@ -174,6 +175,20 @@ def test_expired_and_revoked_tokens(place: Path, make_token: Make, monkeypatch: 
         Tokens(manager).revoke("good")
         assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {good}"}).status_code == 401
         assert client.get("/api/v1/jobs").status_code == 401  # all are gone: closed, not open
+
+
+def test_a_stream_ends_with_the_right_to_it(place: Path, make_token: Make) -> None:
+    """A stream that was open when its token was revoked, or when the first token closed the door, tells no more."""
+    with listening(create_app(place)) as url, holdfast.open(place, namespace=ACCESS) as manager:
+        for revoke in (False, True):
+            headers = {"Authorization": f"Bearer {make_token('reader')}"} if revoke else {}
+            with httpx.stream("GET", f"{url}/api/v1/events", headers=headers, timeout=20) as answer:
+                assert answer.status_code == 200
+                if revoke:
+                    Tokens(manager).revoke("reader")
+                else:
+                    make_token("first")
+                assert next(answer.iter_raw(), b"") == b""  # it ends, before it sends a sign of life
 
 
 def test_tokens_are_kept_as_digests_only(place: Path, make_token: Make) -> None:

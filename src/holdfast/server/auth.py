@@ -61,6 +61,13 @@ class Access:
         """For work in threads: opening a namespace for the first time may block."""
         return self.service.manager(self.namespace).acting_as(self.caller.actor)
 
+    async def holds(self) -> bool:
+        """Whether the caller would be let in now as well: for answers that go on for long."""
+        service, token = self.service, self.caller.token
+        if token is None:
+            return not await service.were_tokens_made()
+        return await service.in_thread(lambda: service.tokens.holds(token))
+
     async def ask(self, question: Callable[[CheckpointManager], T]) -> T:
         """The answer of the store, from a worker thread."""
         return await self.service.in_thread(lambda: question(self.store))

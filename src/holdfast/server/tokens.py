@@ -153,6 +153,11 @@ class Tokens:
         is_right = hmac.compare_digest(_digest(text), token.digest if token else "")
         return token if token is not None and is_right and token.is_valid else None
 
+    def holds(self, token: Token) -> bool:
+        """Whether a token that was found once is valid still."""
+        found = self._look_up(token.id)
+        return found is not None and found.is_valid
+
     def recall(self, text: str) -> tuple[bool, Token | None]:
         """`find` from memory alone: whether it could be answered, and the answer."""
         parts = _TOKEN.fullmatch(text)

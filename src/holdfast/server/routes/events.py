@@ -59,7 +59,10 @@ async def events(
 async def _follow(access: Access, place: int, job: str | None) -> AsyncIterator[Event]:
     feed = access.service.feeds.of(access.namespace)
     while not access.service.is_draining:
-        for event in await feed.after(place, _LOOK_S):
+        found = await feed.after(place, _LOOK_S)
+        if not await access.holds():
+            return
+        for event in found:
             place = event.id
             if job is None or event.job == job:
                 yield event
