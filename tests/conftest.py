@@ -124,6 +124,10 @@ def _podman() -> str | None:
     return _criu() or _command("podman", "gcc", "checkpointctl", "containerd", "ctr")
 
 
+def _cni() -> str | None:
+    return None if Path("/usr/lib/cni/ptp").exists() else "no CNI plugins in /usr/lib/cni (containernetworking-plugins)"
+
+
 def _runc() -> str | None:
     return _command("runc")
 
@@ -170,6 +174,7 @@ def _netns() -> str | None:
 
 _PROBES: dict[str, Callable[[], str | None]] = {
     "cc": _cc,
+    "cni": _cni,
     "containerd": lambda: _command("containerd", "ctr"),
     "chromium": _chromium,
     "criu": _criu,

@@ -26,30 +26,54 @@ _CONFIG = """
 version = 2
 root = "{0}/root"
 state = "{0}/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
+disabled_plugins = [{1}]
 [grpc]
 address = "{0}/socket"
 [ttrpc]
 address = "{0}/socket.ttrpc"
+"""
+_PODS = """
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{1}"
+restrict_oom_score_adj = true
+disable_apparmor = true
+disable_tcp_service = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+conf_dir = "{0}/cni"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.holdfast]
+runtime_type = "{2}"
+pod_annotations = ["holdfast.dev/*"]
+container_annotations = ["holdfast.dev/*"]
 """
 
 
 class Containerd:
     """One containerd. Containers share the machine's /usr; what they change is in their snapshot's upper directory."""
 
-    def __init__(self, made: Lab, path: str) -> None:
+    def __init__(self, made: Lab, path: str, *, pods: bool = False) -> None:
         self.lab = made
         self.home = made.root / "containerd"
         self.home.mkdir()
-        self.namespace = f"hf-{made.root.name}-{id(self):x}"  # runc's root is shared by all containerds of a machine
+        # runc's root is shared by all containerds of a machine
+        self.namespace = "k8s.io" if pods else f"hf-{made.root.name}-{id(self):x}"
         self.log = self.home / "log"
-        (self.home / "config.toml").write_text(_CONFIG.format(self.home))
+        config = _CONFIG.format(self.home, "" if pods else '"io.containerd.grpc.v1.cri"')
+        (self.home / "config.toml").write_text(config + (_PODS.format(self.home, IMAGE, OURS) if pods else ""))
+        if pods:
+            addresses = {"type": "host-local", "subnet": "10.88.77.0/24", "dataDir": str(self.home / "addresses")}
+            network = {"cniVersion": "0.4.0", "name": "lab", "plugins": [{"type": "ptp", "ipam": addresses}]}
+            (self.home / "cni").mkdir()
+            (self.home / "cni/lab.conflist").write_text(json.dumps(network))
         self.environment = made.environment(
             PATH=path,
             HOLDFAST_RUNC_STATE=str(made.root / "marks"),
             HOLDFAST_SHIM_LINKS=str(made.root / "links"),
             HOLDFAST_PYTHON=sys.executable,
         )
+        self.pause = b""  # the program of the image, for pods: it waits
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -74,7 +98,7 @@ class Containerd:
 
     def load_image(self) -> None:
         archive = self.home / "image.tar"
-        archive.write_bytes(_image())
+        archive.write_bytes(_image(self.pause))
         self.ctr("image", "import", archive)
 
     def run(
@@ -140,21 +164,23 @@ class Containerd:
         return wait_for(lambda: n if (n := self.count(name, upper)) > number else None, f"{name} stands still")
 
     def shims(self) -> list[int]:
-        """Processes that belong to this containerd's tasks."""
+        """The shims of this containerd: at least one for each container or pod that it runs."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if self.namespace.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                program, *words = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
+            if "containerd-shim" in program and str(self.home / "socket") in words:
+                found.append(int(entry.name))
         return found
 
 
 @contextmanager
-def containerd(made: Lab) -> Iterator[Containerd]:
+def containerd(made: Lab, *, pause: bytes = b"") -> Iterator[Containerd]:
     """A running one, with the shim on its PATH; its tasks are gone afterwards."""
-    engine = Containerd(made, f"{SHIM.parent}:{os.environ['PATH']}")
+    engine = Containerd(made, f"{SHIM.parent}:{os.environ['PATH']}", pods=bool(pause))
+    engine.pause = pause
     engine.start()
     try:
         engine.load_image()
@@ -167,11 +193,12 @@ def containerd(made: Lab) -> Iterator[Containerd]:
         engine.stop()
 
 
-def _image() -> bytes:
-    """An image with nothing but empty directories, as an archive of an OCI layout."""
-    layer = _tar(dict.fromkeys(("proc", "dev", "sys", "run", "usr", "work", "tmp", "etc")), links=True)
+def _image(pause: bytes) -> bytes:
+    """An image with nothing but empty directories and that program, as an archive of an OCI layout."""
+    folders: dict[str, bytes | None] = dict.fromkeys(("proc", "dev", "sys", "run", "usr", "work", "tmp", "etc"))
+    layer = _tar({**folders, "pause": pause}, links=True)
     digest = _digest(layer)
-    paths = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}
+    paths = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": ["/pause"]}
     layers = {"type": "layers", "diff_ids": [digest]}
     config = json.dumps({"architecture": "amd64", "os": "linux", "config": paths, "rootfs": layers}).encode()
     manifest = json.dumps({
@@ -198,7 +225,7 @@ def _tar(members: dict[str, bytes | None], *, links: bool = False) -> bytes:
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, data in members.items():
             member = tarfile.TarInfo(name)
-            member.type, member.mode = (tarfile.DIRTYPE, 0o755) if data is None else (tarfile.REGTYPE, 0o644)
+            member.type, member.mode = (tarfile.DIRTYPE, 0o755) if data is None else (tarfile.REGTYPE, 0o755)
             member.size = len(data or b"")
             tar.addfile(member, io.BytesIO(data or b""))
         for name in ("bin", "lib", "lib64", "sbin") if links else ():
