@@ -176,6 +176,18 @@ def test_cleaning_up_shows_what_goes_before_it_goes(page: Page, known: dict[str,
     assert page.locator(".commit").count() == 3
 
 
+def test_a_policy_is_previewed(page: Page, known: dict[str, str]) -> None:
+    with holdfast.open(known["place"]) as store:
+        for n in range(6):
+            store.save("retained", f"step {n}", {"n": n})
+        store.set_retention("retained", holdfast.RetentionPolicy(keep_last=4, keep_tags=["release"]))
+    page.goto("/jobs/retained")
+    assert "keep last 4, keep tags release" in page.inner_text(".facts")
+    page.click("button:text-is('Retention…')")
+    page.wait_for_selector("#retention >> text=2 checkpoints go")
+    assert "step 0" in page.inner_text("#retention .going")
+
+
 def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     page.goto("/runs")
     text = page.inner_text("#runs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -109,6 +110,7 @@ async def job(
             "older_url": f"{base}?{urlencode({**cursor, 'rows': 'true'})}" if cursor else None,
             "older_page": f"{base}?{urlencode(cursor)}" if cursor else None,
             "timeline": timeline(marks),
+            "policy": _in_words(found.retention),
             "run": str(run.metadata.get("status")) if run is not None else None,
         }
 
@@ -131,6 +133,32 @@ async def plan_cleanup(
         return {"going": plan.delete, "kept": len(plan.keep), "frees": plan.frees_bytes}
 
     return await answer(request, access, "cleanup_plan.html", facts)
+
+
+@router.get("/jobs/{job}/retention")
+async def plan_retention(request: Request, access: Reader, job: str) -> Response:
+    """What the job's own policy would delete now."""
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        found = _job(store, job)
+        if found.retention is None:
+            raise NotFound(f"job {job} has no retention policy", hint="store.set_retention gives it one")
+        plan = store.apply(RetentionPolicy.from_json(found.retention), job=job)
+        return {"going": plan.delete, "kept": len(plan.keep), "frees": plan.frees_bytes}
+
+    return await answer(request, access, "cleanup_plan.html", facts)
+
+
+def _in_words(policy: str | None) -> str:
+    """The rules of a policy, such as "keep last 5, daily 3"."""
+    rules: dict[str, object] = json.loads(policy) if policy else {}
+    return ", ".join(f"{name.replace('_', ' ')} {_rule_in_words(rule)}" for name, rule in rules.items())
+
+
+def _rule_in_words(rule: object) -> str:
+    if isinstance(rule, dict):
+        return " ".join(f"{name}: {number}" for name, number in rule.items())
+    return " ".join(map(str, rule)) if isinstance(rule, list) else str(rule)
 
 
 @router.post("/jobs/{job}/cleanup")
