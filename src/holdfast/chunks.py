@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import zstandard
 from blake3 import blake3
@@ -37,8 +37,11 @@ TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compres
 INLINE_BYTES = 64 * 1024  # new data of one save up to this lives in index rows: one commit, one sync (I1)
 BUNDLE_BYTES = 1 << 20  # small chunks are written together
 WORKERS = max(6, min(12, os.cpu_count() or 1))  # 12 are faster than 6, or than 16, on a machine with 16 cores
+RUN_BYTES = 8 << 20  # of neighbours in a pack elsewhere, asked for at once; each worker keeps as much memory
+_GAP_BYTES = 64 * 1024  # between two of them that is read too, because it costs less than asking twice
 _TRY_BYTES = 256  # less does not shrink by itself
 
+_T = TypeVar("_T")
 _local = threading.local()
 
 
@@ -403,9 +406,11 @@ class ChunkReader:
         if len(wanted) <= 2:
             self._read_some(wanted, places, of)
             return
-        size = max(1, min(8, len(wanted) // WORKERS))
-        tasks = [wanted[i : i + size] for i in range(0, len(wanted), size)]
-        futures = [self._pool().submit(self._read_some, task, places, of) for task in tasks]
+        runs, alone = self._runs(wanted, places)
+        size = max(1, min(8, len(alone) // WORKERS))
+        tasks = [alone[i : i + size] for i in range(0, len(alone), size)]
+        futures = [self._pool().submit(self._read_run, run, places, of) for run in runs]
+        futures += [self._pool().submit(self._read_some, task, places, of) for task in tasks]
         try:
             for future in futures:
                 future.result()
@@ -416,10 +421,55 @@ class ChunkReader:
                 if not future.cancelled():
                     future.exception()
 
+    def _runs(
+        self, wanted: Sequence[tuple[Entry, Target]], places: Mapping[bytes, Chunk]
+    ) -> tuple[list[list[tuple[Entry, Target]]], list[tuple[Entry, Target]]]:
+        """Neighbours in packs that are not files here, and all others."""
+        elsewhere: list[tuple[Entry, Target]] = []
+        alone: list[tuple[Entry, Target]] = []
+        for one in wanted:
+            place = places.get(one[0].digest)
+            (elsewhere if place is not None and self._is_elsewhere(place) else alone).append(one)
+        runs = neighbours(elsewhere, lambda one: places[one[0].digest])
+        return [run for run in runs if len(run) > 1], [*alone, *(run[0] for run in runs if len(run) == 1)]
+
+    def _is_elsewhere(self, place: Chunk) -> bool:
+        return place.data is None and self._blobs.file_of(place.pack) is None
+
+    def _read_run(self, run: Sequence[tuple[Entry, Target]], places: dict[bytes, Chunk], of: str) -> None:
+        """Neighbours, read at once. What fails is read again by itself, which tells what is the matter with it."""
+        try:
+            stored = read_neighbours(self._blobs, [places[entry.digest] for entry, _ in run])
+        except (NotFound, Corrupted):
+            self._read_some(run, places, of)
+            return
+        for (entry, target), data in zip(run, stored, strict=True):
+            memory = target if isinstance(target, memoryview) else target.staging()
+            try:
+                self._fill(entry, memory, places[entry.digest], of, data)
+                _check_digest(entry, memory, of)
+            except Corrupted:
+                self._read_one(entry, memory, places[entry.digest], of)
+            if not isinstance(target, memoryview):
+                target.take(memory)
+
     def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
         """The bytes of chunks that are known by their digests alone, verified by them (I2)."""
         places = self.find(digests)
-        return {digest: self._read_named(digest, places.get(digest), of) for digest in digests}
+        found: dict[bytes, bytes] = {}
+        for run in neighbours([d for d in places if self._is_elsewhere(places[d])], places.__getitem__):
+            try:
+                stored = read_neighbours(self._blobs, [places[digest] for digest in run])
+                for digest, data in zip(run, stored, strict=True):
+                    found[digest] = bytes(unpack(places[digest], data, self._vault))
+            except (NotFound, Corrupted):
+                continue  # read by themselves below
+        return {
+            digest: plain
+            if (plain := found.get(digest)) is not None and hashlib.sha256(plain).digest() == digest
+            else self._read_named(digest, places.get(digest), of)
+            for digest in digests
+        }
 
     def _read_named(self, digest: bytes, place: Chunk | None, of: str) -> bytes:
         entry = Entry(place.size_bytes if place else 0, digest, ZERO)
@@ -480,6 +530,14 @@ class ChunkReader:
         if entry.is_zero:
             target[:] = bytes(len(target))
             return
+        try:
+            self._read_verified(entry, target, place, of)
+        except Corrupted:
+            if place is None or not self._is_elsewhere(place):
+                raise
+            self._read_verified(entry, target, place, of)  # it may have been changed on its way here
+
+    def _read_verified(self, entry: Entry, target: memoryview, place: Chunk | None, of: str) -> None:
         while True:
             try:
                 self._fill(entry, target, place, of)
@@ -491,10 +549,11 @@ class ChunkReader:
                 place = moved
             else:
                 break
-        if blake3(target).digest() != entry.fast:
-            raise _damaged(entry, of, "its bytes do not match its digest")
+        _check_digest(entry, target, of)
 
-    def _fill(self, entry: Entry, target: memoryview, place: Chunk | None, of: str) -> None:
+    def _fill(
+        self, entry: Entry, target: memoryview, place: Chunk | None, of: str, stored: Buffer | None = None
+    ) -> None:
         if place is None:
             raise NotFound("the index does not know it")
         if place.size_bytes != len(target):
@@ -502,16 +561,47 @@ class ChunkReader:
         if place.encoding is Encoding.RAW and place.data is None and self._vault is None:
             if place.stored_bytes != len(target):
                 raise _damaged(entry, of, "its length in the index is wrong")
-            self._blobs.read_into(place.pack, place.offset, target)
+            if stored is None:
+                self._blobs.read_into(place.pack, place.offset, target)
+            else:
+                target[:] = stored
             return
         try:
-            plain = unpack(place, read_stored(self._blobs, place), self._vault, target)
+            stored = read_stored(self._blobs, place) if stored is None else stored
+            plain = unpack(place, stored, self._vault, target)
         except Corrupted as error:
             raise _damaged(entry, of, error.message) from error
         if len(plain) != len(target):
             raise _damaged(entry, of, "its length is wrong")
         if plain is not target:
             target[:] = plain
+
+
+def neighbours(wanted: Iterable[_T], place_of: Callable[[_T], Chunk]) -> list[list[_T]]:
+    """What lies side by side in a pack, in runs of bounded length."""
+    runs: list[list[_T]] = []
+    pack, start, end = "", 0, 0
+    for one in sorted(wanted, key=lambda one: ((place := place_of(one)).pack, place.offset)):
+        place = place_of(one)
+        stop = place.offset + place.stored_bytes
+        if not runs or place.pack != pack or place.offset > end + _GAP_BYTES or stop - start > RUN_BYTES:
+            runs.append([])
+            pack, start, end = place.pack, place.offset, stop
+        runs[-1].append(one)
+        end = max(end, stop)
+    return runs
+
+
+def read_neighbours(blobs: Blobs, places: Sequence[Chunk]) -> list[memoryview]:
+    """The stored bytes of a run, read at once into memory of this thread, good until the next one."""
+    start = places[0].offset
+    size = max(place.offset + place.stored_bytes for place in places) - start
+    buffer: bytearray | None = getattr(_local, "run", None)
+    if buffer is None or len(buffer) < size:
+        buffer = _local.run = bytearray(size)
+    view = memoryview(buffer)
+    blobs.read_into(places[0].pack, start, view[:size])
+    return [view[place.offset - start :][: place.stored_bytes] for place in places]
 
 
 def read_stored(blobs: Blobs, place: Chunk) -> Buffer:
@@ -568,9 +658,13 @@ class StoredStream:
     of: str
 
 
-def _check(entry: Entry, data: memoryview, of: str) -> None:
+def _check_digest(entry: Entry, data: memoryview, of: str) -> None:
     if blake3(data).digest() != entry.fast:
         raise _damaged(entry, of, "its bytes do not match its digest")
+
+
+def _check(entry: Entry, data: memoryview, of: str) -> None:
+    _check_digest(entry, data, of)
     data.release()
 
 
