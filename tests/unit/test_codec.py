@@ -47,6 +47,14 @@ def named(cls, **attributes):
     return value
 
 
+class Model:
+    """Like a module of torch: callable, with its state in a dictionary."""
+
+    def __call__(self): ...
+
+    def state_dict(self): ...
+
+
 nan = float("nan")
 inf = float("inf")
 oslo = ZoneInfo("Europe/Oslo")
@@ -264,6 +272,7 @@ class TestRefusal:
     @pytest.mark.parametrize(
         ("value", "hint"),
         [
+            (Model(), "save its state_dict()"),
             (Point(1, 2), 'add @holdfast.register("{module}.Point") above the class'),
             (Colour.RED, 'add @holdfast.register("{module}.Colour") above the class'),
             (Key(), 'add @holdfast.register("{module}.Key", encode=…, decode=…)'),

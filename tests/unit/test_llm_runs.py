@@ -141,6 +141,8 @@ def test_answers_that_cannot_be_kept(store: holdfast.CheckpointManager) -> None:
             run.llm("coroutine", lambda **_: later(), **question("x"))
         with pytest.raises(holdfast.Validation):
             run.llm("nonsense", ask, model="m", messages=[{"content": float("nan")}])
+        with pytest.raises(holdfast.Validation, match="not a list of messages"):
+            run.llm("text", ask, model="m", messages="hello")
         with pytest.raises(holdfast.Validation):
             run.llm("sample", ask, **question("x"), sample=-1)
 

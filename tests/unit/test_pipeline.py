@@ -395,6 +395,24 @@ def test_a_damaged_result_is_named_and_runs_again_when_deleted(tmp_path: Path) -
     assert work.calls == 2
 
 
+def test_damaged_results_of_a_map_are_named_and_run_again_when_deleted(tmp_path: Path) -> None:
+    work = Counted(lambda item: os.urandom(300_000))
+    with holdfast.open(tmp_path / "store") as store, holdfast.run("r", store=store) as run:
+        run.map(work, [1], name="many")
+    (pack,) = (tmp_path / "store" / "packs").iterdir()
+    pack.write_bytes(pack.read_bytes()[:-200_000] + bytes(200_000))
+    with holdfast.open(tmp_path / "store") as store:
+        caught = pytest.raises(holdfast.Corrupted, match="results of map many of run r are damaged")
+        with caught as damaged, holdfast.run("r", store=store) as run:
+            run.map(work, [1], name="many")
+        (found,) = [c for c in store.list("r") if c.metadata.get("kind") == "items"]
+        assert f"holdfast delete r {found.id}" in damaged.value.hint
+        store.delete("r", found.id)
+        with holdfast.run("r", store=store) as run:
+            assert len(run.map(work, [1], name="many")[0]) == 300_000
+    assert work.calls == 2
+
+
 def test_a_cancelled_run_stops_before_its_next_step_and_stays_so(
     store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

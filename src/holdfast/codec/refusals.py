@@ -31,6 +31,8 @@ def _hint(value: object, cls: type) -> str:
         return "classes are code, not data: save the name of the class"
     if isinstance(value, BaseException):
         return f"save its text, or {_add_line(cls, needs_functions=True)}"
+    if callable(getattr(cls, "state_dict", None)):
+        return "save its state_dict()"
     if callable(value) and not hasattr(cls, "__dataclass_fields__"):
         return "functions and other callables are code, not data: save what is needed to find it again"
     if hint := _library_hint(value, cls):

@@ -40,6 +40,7 @@ from .worker import (
     Outcome,
     Spec,
     item_error,
+    load_batch,
     local_runs,
     read_keys,
     save_items,
@@ -351,7 +352,7 @@ class Map:
             for digest in digests:
                 add(digest)
             if with_results:
-                state: Any = store.load(record.id)
+                state = load_batch(store, self._spec, record)
                 self._kept.update(zip(digests, state["results"], strict=True))
 
     def _read_results(self) -> None:

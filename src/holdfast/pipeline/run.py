@@ -280,6 +280,11 @@ class Run:
         from holdfast.llm.exchange import Policy
 
         options = parse_options(retries, timeout_s, timeout_in, version)
+        if isinstance(messages, str | bytes | Mapping):
+            raise Validation(
+                f"step {name}: messages is a {type(messages).__name__}, not a list of messages",
+                hint='use messages=[{"role": "user", "content": "…"}]',
+            )
         asked = {"model": model, "messages": list(messages), **parameters}
         request = call_request(call, asked, sample, options.version)
         is_old = self._is_imported and not (sample or self.version or options.version)
@@ -531,7 +536,7 @@ class Run:
         except Corrupted as error:
             raise Corrupted(
                 f"the result of {work.title} of run {self.key} is damaged: {error.message}",
-                hint=f"holdfast runs explain {self.key} shows its ID; holdfast delete that ID, and it runs again",
+                hint=f"holdfast runs explain {self.key} shows its ID; holdfast delete {self.key} ID, and it runs again",
             ) from error
         if found is None and self._is_imported:
             found = self._imported(work)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from holdfast import codec
-from holdfast.errors import CheckpointError, Conflict, LeaseLost
+from holdfast.errors import CheckpointError, Conflict, Corrupted, LeaseLost
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, CheckpointLevel, Lease
 
@@ -157,9 +157,18 @@ def read_keys(store: CheckpointManager, spec: Spec, after: int) -> Iterator[tupl
             if isinstance(short, str):
                 keys = bytes.fromhex(short)
             else:
-                state: Any = store.load(record.id)
-                keys = state["keys"]
+                keys = load_batch(store, spec, record)["keys"]
             yield record, split(keys)
+
+
+def load_batch(store: CheckpointManager, spec: Spec, record: Checkpoint) -> Any:
+    try:
+        return store.load(record.id)
+    except Corrupted as error:
+        raise Corrupted(
+            f"results of map {show(spec.path)} of run {spec.lease.job} are damaged: {error.message}",
+            hint=f"holdfast delete {spec.lease.job} {record.id}, and their items run again",
+        ) from error
 
 
 def split(keys: bytes) -> list[bytes]:
