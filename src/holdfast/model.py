@@ -51,6 +51,13 @@ class RunStatus(StrEnum):
 _E = TypeVar("_E", bound=StrEnum)
 
 
+def parse_decision(approved: object) -> bool:
+    """Approved or denied: nothing else, because a decision is final and the text "no" would count as a yes."""
+    if not isinstance(approved, bool):
+        raise Validation(f"approved={approved!r} is no decision", hint="use True or False")
+    return approved
+
+
 def parse_choice(kind: type[_E], value: str) -> _E:
     """The member of `kind` for a member or its string value."""
     try:

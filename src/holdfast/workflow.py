@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from .errors import Conflict, LeaseHeld, NotFound, Validation
 from .manager import CheckpointManager
-from .model import Checkpoint, CheckpointLevel, Lease, parse_choice, parse_name, parse_step
+from .model import Checkpoint, CheckpointLevel, Lease, parse_choice, parse_decision, parse_name, parse_step
 
 _PREFIX = "exec_"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
@@ -190,6 +190,7 @@ class Workflows:
         comment: str = "",
     ) -> bool:
         """Decide, once and for good; answers `approved`. Conflict when it was decided, or has expired."""
+        approved = parse_decision(approved)
         who = actor or self._store.actor
         with self._changing(execution_id, f"{'approve' if approved else 'deny'} {checkpoint_name}") as state:
             found = _find(state, checkpoint_name, pending=True)
@@ -200,9 +201,9 @@ class Workflows:
                     f"{checkpoint_name} was {found['approval_status']} by {found['approval_actor']}",
                     hint="a decision is final",
                 )
-            _decide(state, found, bool(approved), who, comment)
+            _decide(state, found, approved, who, comment)
         self._tell(execution_id, found)
-        return bool(approved)
+        return approved
 
     def pause_execution(self, execution_id: str) -> bool:
         """False when it was paused already."""

@@ -38,6 +38,8 @@ def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointMan
     assert found.waiting == [{"for": "approval", "name": "release/publish", "prompt": "Go live?"}]
     with pytest.raises(NotFound):
         holdfast.decide(store, "r", "other", True)
+    with pytest.raises(holdfast.Validation, match="no decision"):
+        holdfast.decide(store, "r", "release/publish", "no")  # type: ignore[arg-type]
     made = holdfast.decide(store, "r", "release/publish", True, actor="ada", comment="fine")
     with pytest.raises(Conflict, match="was approved by ada"):
         holdfast.decide(store, "r", "release/publish", False, actor="bob")

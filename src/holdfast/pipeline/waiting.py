@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import Conflict, Denied, NotFound, Validation
 from holdfast.manager import CheckpointManager
-from holdfast.model import CheckpointId, parse_step
+from holdfast.model import CheckpointId, parse_decision, parse_step
 
 from .inbox import SUFFIX, parse_run_key, post
 from .keys import Path, show, step_key
@@ -80,6 +80,7 @@ def decide(
 
     `name` is the path of the approval, with the stages it is in.
     """
+    approved = parse_decision(approved)
     made = decision_of(store, key, name)
     if made is None:
         newest = newest_status(store, parse_run_key(key))
