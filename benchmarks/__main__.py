@@ -52,6 +52,7 @@ CONTAINERS: Rows = {
     "restore": containers.restore,
     "pass-through": containers.pass_through,
     "shim": containers.shim,
+    "preempt": containers.preempt,
 }
 ENCRYPTION: Rows = {"arrays": encryption.arrays, "small": encryption.small_saves}
 SERVER: Rows = {"pages": server.pages, "look-ups": server.look_ups, "posts": server.durable_posts}

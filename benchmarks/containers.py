@@ -186,3 +186,53 @@ def shim(bench: Bench) -> list[Row]:
         Row("ctr run -d, not opted in", found["holdfast"], peer, found["runc.v2"], 1.25, "share", milliseconds),
         Row("ctr run -d, opted in, its first", found["opted in"], peer, found["runc.v2"], 1.25, "share", milliseconds),
     ]
+
+
+def preempt(bench: Bench) -> list[Row]:
+    """Ten containers of 50 MB: all of them in the store, against ten bare dumps into a directory."""
+    from tests.conftest import missing
+    from tests.engine import OURS, PLAIN, containerd
+    from tests.lab import PYTHON, lab, wait_for
+
+    if reason := missing("criu") or missing("containerd"):
+        raise Missing(reason)
+    program = (PYTHON, "-c", PROGRAM, str(5_000_000 if bench.quick else 50_000_000))
+    names = [f"c{number}" for number in range(10)]
+    with lab(bench.fresh("preempt").resolve()) as made, containerd(made) as engine:
+        place = Path("/run/containerd/runc", engine.namespace)
+
+        def wait_ready(path: Path) -> None:
+            wait_for(lambda: True if path.exists() else None, "it does not start", 60)
+
+        def timed(shim: str, action: Callable[[], object]) -> float:
+            for name in names:
+                engine.run(
+                    name,
+                    "HOLDFAST_CHECKPOINT=1",
+                    f"HOLDFAST_WORKLOAD={os.urandom(4).hex()}",
+                    shim=shim,
+                    program=program,
+                )
+                wait_ready(engine.upper(name) / "work/ready")
+            started = time.perf_counter()
+            action()
+            took = time.perf_counter() - started
+            for name in names:
+                engine.remove(name)
+            return took
+
+        def bare() -> None:
+            for name in names:
+                images = bench.fresh("images") / name
+                command = ("--image-path", images, "--work-path", images.parent, name)
+                made.run("runc", "--root", place, "checkpoint", *command)
+
+        def ours() -> None:
+            made.holdfast("preempt", "--now", "--deadline", "600", env=engine.environment)
+
+        found = interleave(
+            1 if bench.quick else 3, {"holdfast": lambda: timed(OURS, ours), "runc": lambda: timed(PLAIN, bare)}
+        )
+    return [
+        Row("preempt, 10 containers of 50 MB", found["holdfast"], "10 × runc checkpoint", found["runc"], 1.5, "share")
+    ]
