@@ -263,3 +263,8 @@ def test_a_token_for_several_namespaces_says_which(place: Path, make_token: Make
         assert [job["name"] for job in names] == ["a"]
         crossing = saved.json()["id"]
         assert client.get(f"/api/v1/checkpoints/{crossing}?namespace=a").status_code == 404
+        page = client.get("/")  # people begin with the first, and choose another on the page
+        assert page.status_code == 200
+        assert "<option selected>a</option>" in page.text
+        client.cookies.set("holdfast_namespace", "b")
+        assert "<option selected>b</option>" in client.get("/").text

@@ -47,8 +47,9 @@ class Sees(Needs):
 
     async def __call__(self, request: Request) -> Access:  # type: ignore[override]
         caller = await identify(request)
-        wanted = request.cookies.get(NAMESPACE)
-        return self.admit(caller, wanted if wanted in caller.namespaces else None, service_of(request))
+        service = service_of(request)
+        chosen = (request.cookies.get(NAMESPACE), service.namespace, *caller.namespaces)
+        return self.admit(caller, next(each for each in chosen if each in caller.namespaces), service)
 
 
 Reader = Annotated[Access, Depends(Sees(Scope.READ))]
