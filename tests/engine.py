@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast.containers import runtime
@@ -191,6 +191,8 @@ def containerd(made: Lab, *, pause: bytes = b"") -> Iterator[Containerd]:
         for line in engine.ctr("container", "list", "--quiet", check=False).stdout.split():
             engine.remove(line)
         engine.stop()
+        with suppress(OSError):  # of pods: others may have some too
+            Path("/run/containerd/runc", engine.namespace).rmdir()
 
 
 def _image(pause: bytes) -> bytes:
