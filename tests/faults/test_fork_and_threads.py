@@ -80,6 +80,24 @@ sys.exit(any(codes))
 """
 
 
+def test_a_child_does_not_write_into_the_buffers_of_its_parent() -> None:
+    """Both go on saving through the buffer of the thread that forked: one must not put its bytes into the other's."""
+    program = """
+        import os
+        from holdfast.blobs import direct
+        view = direct._buffers.view
+        view[:4] = b"ours"
+        pid = os.fork()
+        if pid == 0:
+            view[:4] = b"mine"
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert bytes(view[:4]) == b"ours", bytes(view[:4])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_fork_while_saving(tmp_path: Path) -> None:
     place = str(tmp_path / "store")

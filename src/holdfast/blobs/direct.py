@@ -35,11 +35,16 @@ def round_up(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
+def aligned_memory(size_bytes: int) -> mmap.mmap:
+    """Memory that begins on a page. Private: what Python makes by itself a forked child would write into too (I2)."""
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class _Buffers(threading.local):
     """One block-aligned buffer per thread, reused: fresh memory costs more than the copy into it."""
 
     def __init__(self) -> None:
-        self.view = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+        self.view = memoryview(aligned_memory(BUFFER_BYTES))
 
 
 _buffers = _Buffers()

@@ -13,7 +13,6 @@ Who may do what:
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
 import threading
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from holdfast.errors import Corrupted, NotFound, StorageError, Validation, storage_error
 from holdfast.ports import Buffer
 
-from .direct import BLOCK_BYTES, Input, OpenFiles, round_up
+from .direct import BLOCK_BYTES, Input, OpenFiles, aligned_memory, round_up
 from .pack_file import SUFFIX, Folder, OpenPack, PackPool, refuse_newer, try_lock
 
 ROLL_BYTES = 256 << 20  # no extent begins beyond this, so that compacting a pack stays a small matter
@@ -111,7 +110,7 @@ class PackBlobs:
     def scan(self, pack: str, magic: bytes) -> Iterator[int]:
         """Of every block that begins with `magic`. Survives garbage and unreadable blocks; holds 4 MiB."""
         file = self._open(pack)
-        window = mmap.mmap(-1, _SCAN_BYTES)
+        window = aligned_memory(_SCAN_BYTES)
         view = memoryview(window)
         start = 0
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 import time
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from holdfast.blobs.direct import aligned_memory
 
 _SYNCS = 25
 _PIECE_BYTES = 4 << 20
@@ -58,7 +59,7 @@ def measure_sync(directory: Path) -> tuple[list[float], float]:
 
 def measure_direct(directory: Path) -> tuple[float, bool]:
     """Bytes per second of a durable write of 32 MiB, and whether it went around the page cache."""
-    with mmap.mmap(-1, _PIECE_BYTES) as piece:  # page-aligned, as O_DIRECT wants it
+    with aligned_memory(_PIECE_BYTES) as piece:  # page-aligned, as O_DIRECT wants it
         piece.write(os.urandom(_PIECE_BYTES))
         for flag, is_direct in ((getattr(os, "O_DIRECT", 0), True), (0, False)):
             if is_direct and not flag:

@@ -7,6 +7,8 @@ import mmap
 import weakref
 from queue import Empty, SimpleQueue
 
+from holdfast.blobs.direct import aligned_memory
+
 _PATIENCE_S = 1.0
 
 
@@ -28,7 +30,7 @@ class Windows:
             region = self._free.get(must_wait, _PATIENCE_S)
         except Empty:  # none yet; or somebody keeps views for long, such as an error's traceback: better more than none
             self._made += 1
-            region = mmap.mmap(-1, self._size_bytes)
+            region = aligned_memory(self._size_bytes)
         lent = (ctypes.c_char * self._size_bytes).from_buffer(region)
         weakref.finalize(lent, self._free.put, region).atexit = False
         return memoryview(lent).cast("B")
