@@ -41,6 +41,7 @@ from .freezing import (
 from .programs import find_program
 from .thawing import Thawed, unpack_images
 
+_BURIAL_S = 10.0
 _ALWAYS = ("--link-remap",)  # files that were deleted while they are open
 
 
@@ -203,6 +204,7 @@ def _thaw(
     _, kept = snapshot.load(manager, checkpoint.id)
     if kept.kind != "process":
         raise Validation(f"{checkpoint.id} holds a container", hint="use holdfast container restore")
+    _until_buried([int(pid) for pid in kept.processes])
     if os.path.exists(f"/proc/{kept.id}"):
         raise Conflict(
             f"process {kept.id}, which is to come back, exists",
@@ -284,6 +286,13 @@ def _second_name(path: str) -> str | None:
     except OSError as error:
         raise storage_error("keep", path, error) from error
     return name
+
+
+def _until_buried(pids: Sequence[int]) -> None:
+    """Processes that have just ended keep their numbers until their parent, or init, has looked: wait a little."""
+    deadline = time.monotonic() + _BURIAL_S
+    while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") and not is_alive(pid) for pid in pids):
+        time.sleep(0.02)
 
 
 def _inherited(descriptors: Sequence[str], streams: Mapping[int, int]) -> dict[str, int]:
