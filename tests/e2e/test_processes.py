@@ -99,7 +99,7 @@ def test_killed_with_everything(lab: Lab) -> None:
 
 def test_what_is_refused(lab: Lab) -> None:
     for arguments, code in (
-        (("checkpoint", "1", "--key", "a"), 4),
+        (("checkpoint", "1", "--key", "a"), 3),
         (("checkpoint", "x", "--key", "a"), 3),
         (("run", "--key", "nobody"), 4),
         (("run", "--key", "a", "--", "/no/such/program"), 3),

@@ -63,4 +63,7 @@ def _refuse(what: str, hint: str) -> Problem:
 
 
 _ARRAY = Leaf(Tag.JAX, "jax array", _save_array, _load_array)
-add(_ARRAY, type(jnp.zeros(())), type(jax.random.key(0)))
+with (
+    jax.ensure_compile_time_eval()
+):  # the types of arrays, not of tracers, also when a traced function comes here first
+    add(_ARRAY, type(jnp.zeros(())), type(jax.random.key(0)))
