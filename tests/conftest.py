@@ -112,14 +112,6 @@ def _postgres() -> str | None:
     return None if programs() else "no PostgreSQL server on this machine"
 
 
-def _criu() -> str | None:
-    """Root, runc, iptables and a CRIU that works here (`./dev lab`)."""
-    if reason := _root() or _command("runc", "criu", "iptables", "ip6tables", "unshare"):
-        return f"{reason} (./dev lab installs them)"
-    check = subprocess.run(["criu", "check"], capture_output=True, timeout=60, check=False)
-    return None if check.returncode == 0 else f"criu check: {check.stderr.decode(errors='replace').strip()[-300:]}"
-
-
 def _podman() -> str | None:
     return _criu() or _command("podman", "gcc", "checkpointctl", "containerd", "ctr")
 

@@ -235,6 +235,16 @@ def test_hibernation_gives_the_gpu_back_and_takes_it_again(gpu: Gpu) -> None:
     assert (again.returncode, "is running" in again.stderr) == (5, True)
 
 
+def test_killed_on_the_way_into_hibernation(gpu: Gpu) -> None:
+    pid = gpu.start()
+    gpu.meant("kill", "lock", 1)
+    assert gpu.holdfast("process", "hibernate", str(pid), check=False).returncode == -signal.SIGKILL
+    (gpu.folder / "kill").unlink()
+    assert "let go of process" in gpu.holdfast("container", "doctor", check=False).stdout
+    assert gpu.states() == ["0", "0"]
+    gpu.wait_for_steps()
+
+
 def test_required_but_missing_or_too_old(gpu: Gpu, tmp_path: Path) -> None:
     sleeper = subprocess.Popen(["sleep", "60"])
     try:

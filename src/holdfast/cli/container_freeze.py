@@ -116,17 +116,21 @@ def _report(phase: str) -> None:
 @click.option("--limit", type=Number(1), default=20, help="At most this many of each key.  [default: 20]")
 def list_command(session: Session, key: str, limit: int) -> None:
     """List what is kept of containers: of KEY, or of all."""
+    list_kept(session, "container", "containers", key, limit)
+
+
+def list_kept(session: Session, kind: str, kinds: str, key: str, limit: int) -> None:
     from holdfast.containers.snapshot import job_of
 
     with session.open() as manager:
-        jobs = [job_of("container", key)] if key else [job.name for job in manager.jobs("container:")]
+        jobs = [job_of(kind, key)] if key else [job.name for job in manager.jobs(f"{kind}:")]
         found = [checkpoint for job in jobs for checkpoint in manager.list(job, limit=limit)]
     if session.as_json:
         emit({"checkpoints": [checkpoint_json(one) for one in found]})
     elif found:
         print_kept(found)
     else:
-        click.echo(f"nothing is kept of {safe(key) if key else 'containers'}", err=True)
+        click.echo(f"nothing is kept of {safe(key) if key else kinds}", err=True)
 
 
 def print_kept(found: list[Checkpoint]) -> None:

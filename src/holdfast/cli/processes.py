@@ -6,7 +6,7 @@ import click
 
 from holdfast.asjson import checkpoint_json
 
-from .container_freeze import chosen_options, dump_options, gpu_option, print_kept
+from .container_freeze import chosen_options, dump_options, gpu_option, list_kept
 from .session import Number, Session, emit, pass_on, shared_options, store_command
 from .tables import print_facts
 from .text import safe, size
@@ -92,17 +92,7 @@ def _say(text: str) -> None:
 @click.option("--limit", type=Number(1), default=20, help="At most this many of each key.  [default: 20]")
 def list_command(session: Session, key: str, limit: int) -> None:
     """List what is kept of processes: of KEY, or of all."""
-    from holdfast.containers.snapshot import job_of
-
-    with session.open() as manager:
-        jobs = [job_of("process", key)] if key else [job.name for job in manager.jobs("process:")]
-        found = [checkpoint for job in jobs for checkpoint in manager.list(job, limit=limit)]
-    if session.as_json:
-        emit({"checkpoints": [checkpoint_json(one) for one in found]})
-    elif found:
-        print_kept(found)
-    else:
-        click.echo(f"nothing is kept of {safe(key) if key else 'processes'}", err=True)
+    list_kept(session, "process", "processes", key, limit)
 
 
 @store_command("hibernate", json_keys='{"pid": …, "seconds": …}')

@@ -283,10 +283,15 @@ def free_forgotten() -> list[int]:
         pid = int(note["pid"])
         if _started(pid) != note["started"]:
             remove_note(pid)  # the process itself is gone
-        elif note["why"] != "hibernate" and _started(int(note["by"])) != note["by_started"]:
+        elif _started(int(note["by"])) != note["by_started"] and not _hibernates(note):
             bring_back(pid)
             freed.append(pid)
     return freed
+
+
+def _hibernates(note: dict[str, Any]) -> bool:
+    """Whether that is where somebody wanted it; one that was only locked on the way there is not."""
+    return bool(note["why"] == "hibernate" and driver().state(int(note["pid"])) is State.CHECKPOINTED)
 
 
 def _started(pid: int) -> str | None:
