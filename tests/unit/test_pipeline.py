@@ -63,6 +63,26 @@ def test_a_failed_run_goes_on_where_it_failed(store: CheckpointManager) -> None:
     assert first.calls == 1
 
 
+@pytest.mark.parametrize(("code", "status"), [(1, "failed"), ("no input", "failed"), (0, "paused"), (None, "paused")])
+def test_a_program_that_leaves_by_sys_exit_says_how_it_ended(
+    store: CheckpointManager, capsys: pytest.CaptureFixture[str], code: str | int | None, status: str
+) -> None:
+    with pytest.raises(SystemExit), holdfast.run("r", store=store) as run:
+        run.step("first", int)
+        sys.exit(code)
+    assert find_run(store, "r").status == status
+    assert "to resume it" in capsys.readouterr().err
+
+
+def test_what_is_no_function_and_what_is_no_version_are_refused(store: CheckpointManager) -> None:
+    with pytest.raises(holdfast.Validation, match="version="):
+        holdfast.run("r", store=store, version=object())  # type: ignore[arg-type]
+    with holdfast.run("r", store=store) as run:
+        with pytest.raises(holdfast.Validation, match="cannot be called"):
+            run.step("a", 5)  # type: ignore[arg-type]
+        assert run.step("a", int) == 0
+
+
 def test_a_changed_input_or_version_runs_again_with_all_that_consumed_it(store: CheckpointManager) -> None:
     load, clean, other = Counted(lambda x: [x]), Counted(lambda rows: rows * 2), Counted(lambda: 0)
 

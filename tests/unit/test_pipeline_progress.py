@@ -24,8 +24,8 @@ def test_the_time_left_comes_from_this_sessions_rate() -> None:
 
 
 def test_durations() -> None:
-    shown = [duration(s) for s in (0.0123, 0.5, 9.4, 61, 600, 8000)]
-    assert shown == ["12 ms", "0.5 s", "9.4 s", "61 s", "10 min", "2 h 13 min"]
+    shown = [duration(s) for s in (7e-5, 0.0123, 0.5, 9.4, 61, 600, 8000)]
+    assert shown == ["70 µs", "12 ms", "500 ms", "9.4 s", "1 min 1 s", "10 min 0 s", "2 h 13 min"]
 
 
 def pipeline(store: object, **options: object) -> None:

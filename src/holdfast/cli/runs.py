@@ -61,6 +61,7 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
 def show_command(session: Session, run: str) -> None:
     """Show a run and its steps."""
     from holdfast.pipeline.history import bills_of, explain, find_run, logs_of
+    from holdfast.pipeline.progress import duration
 
     with session.open() as manager:
         summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
@@ -91,7 +92,7 @@ def show_command(session: Session, run: str) -> None:
         click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
     for step in steps:
         depth = "  " * step.path.count("/")
-        took = "" if step.seconds is None else style(f"  {step.seconds:.3g} s", "dim")
+        took = "" if step.seconds is None else style(f"  {duration(step.seconds)}", "dim")
         tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
         name = safe(step.path.rpartition("/")[2] or step.path)
         note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""

@@ -42,7 +42,7 @@ from .owner import held_by_another, newest_status, save_status, take_lease, this
 from .progress import watcher
 from .retry import Retry
 from .signals import Paused, Signals
-from .step import PLAIN, UNSET, Options, Place, parse_options, place_in
+from .step import PLAIN, UNSET, Options, Place, parse_options, parse_version, place_in
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -94,7 +94,7 @@ class Run:
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
             raise Validation(f"grace_s={grace_s!r} makes no sense", hint="use 0 to 86400 seconds")
-        self.version = "" if version is None else str(version)
+        self.version = parse_version(version)
         self.pipeline = pipeline
         self.session = 0
         self._given = store
@@ -225,6 +225,8 @@ class Run:
         command = resume_command(self.store, self.key)
         if status is RunStatus.PAUSED:
             sys.stderr.write(f"holdfast: run {self.key} is paused ({error}); to resume it: {command}\n")
+        elif isinstance(error, SystemExit):  # nobody shows its notes
+            sys.stderr.write(f"holdfast: run {self.key} failed ({error}); to resume it: {command}\n")
         elif status is RunStatus.FAILED and error is not None and not isinstance(error, LeaseLost):
             error.add_note(f"Run {self.key} failed; what is finished is kept. To resume it: {command}")
 
@@ -504,6 +506,10 @@ class Run:
         is_shared: bool,
     ) -> Work:
         place = place_in(self).below(name)
+        if not callable(function):
+            raise Validation(
+                f"step {name!r}: {function!r:.100} cannot be called", hint="use run.step(name, function, *arguments)"
+            )
         self.claim(place.path)
         given = arguments(function, args, kwargs) if inputs is UNSET else {"inputs": inputs}
         digests = {
@@ -771,6 +777,8 @@ def _status_after(error: BaseException | None) -> RunStatus:
         return RunStatus.COMPLETED
     if isinstance(error, Cancelled):
         return RunStatus.CANCELLED
+    if isinstance(error, SystemExit) and not isinstance(error, Paused):  # sys.exit(1) is how many programs fail
+        return RunStatus.PAUSED if error.code in (None, 0) else RunStatus.FAILED
     return RunStatus.FAILED if isinstance(error, Exception) else RunStatus.PAUSED
 
 

@@ -44,11 +44,13 @@ def parse_options(retries: int | Retry, timeout_s: float | None, timeout_in: str
         return PLAIN
     if timeout_in not in TIMEOUT_IN:
         raise Validation(f"timeout_in={timeout_in!r}", hint=f"use one of: {', '.join(TIMEOUT_IN)}")
+    return Options(parse_retries(retries), parse_timeout(timeout_s), timeout_in, parse_version(version))
+
+
+def parse_version(version: str | int | None) -> str:
     if version is not None and not isinstance(version, str | int):
         raise Validation(f"version={version!r} is not text", hint='use short text, such as "2"')
-    return Options(
-        parse_retries(retries), parse_timeout(timeout_s), timeout_in, "" if version is None else str(version)
-    )
+    return "" if version is None else str(version)
 
 
 @dataclass(frozen=True, slots=True)

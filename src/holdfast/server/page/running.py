@@ -17,6 +17,7 @@ from holdfast.llm.pricing import dollars
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint
 from holdfast.pipeline.history import Explanation, bills_of, cancel, explain, find_run, find_runs, logs_of
+from holdfast.pipeline.progress import duration
 from holdfast.workflow import Workflows
 
 from .asking import MOST_JOBS, asked, forget_count, settle
@@ -115,15 +116,6 @@ def step_rows(steps: Sequence[Explanation]) -> list[StepRow]:
             )
         )
     return rows
-
-
-def duration(seconds: float) -> str:
-    """A length of time: 12 µs, 3.4 ms, 7.1 s, 2 min 5 s, 3 h 12 min."""
-    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (60, 1, "s")):
-        if seconds < limit:
-            return f"{seconds * factor:.3g} {unit}"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _bar(part: float) -> Markup:
