@@ -78,7 +78,7 @@ def address(tmp_path_factory: pytest.TempPathFactory, known: dict[str, str]) -> 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
     context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(60_000)
     found = context.new_page()
     problems: list[str] = []
     found.on("pageerror", lambda error: problems.append(str(error)))
@@ -310,7 +310,7 @@ def test_with_tokens_one_signs_in(browser: Browser, tmp_path: Path) -> None:
     token = _token(place, "reader", "read")
     with served(place) as where:
         context = browser.new_context(base_url=where)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         page.goto("/jobs/job")
         assert "/login" in page.url

@@ -28,7 +28,7 @@ def test_the_example_goes_on_after_a_kill(tmp_path: Path) -> None:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(script), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, str(script), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=200
         )
 
     killed = run("ask", "--kill-in", "draft")
