@@ -11,26 +11,32 @@ the machine's business and never the container's: whoever writes a pod must not 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+TYPE_CHECKING = False  # see `early`: what is imported here, every container that opted in waits for
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
-from holdfast.errors import Validation
-from holdfast.model import parse_name
+    from holdfast.errors import Validation
 
 _POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
-_OTHER = re.compile(r"[^A-Za-z0-9._-]")
+_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+_PLAIN = _LETTERS | set("._-")
 
 
-@dataclass(frozen=True, slots=True)
 class Wish:
     """What a container asked for."""
 
-    key: str
-    restore: str  # latest, no, or the ID of a checkpoint
-    policy: str = "fresh"  # fresh: start anew when it cannot be restored; fail
-    tries: int = 1
+    __slots__ = ("key", "policy", "restore", "tries")
+
+    def __init__(self, key: str, restore: str, policy: str = "fresh", tries: int = 1) -> None:
+        self.key = key
+        self.restore = restore  # latest, no, or the ID of a checkpoint
+        self.policy = policy  # fresh: start anew when it cannot be restored; fail
+        self.tries = tries
+
+    def facts(self) -> dict[str, str | int]:
+        """As a mark keeps it."""
+        return {"key": self.key, "restore": self.restore, "policy": self.policy, "tries": self.tries}
 
 
 def wish_of(spec: Mapping[str, Any]) -> Wish | None:
@@ -51,11 +57,11 @@ def wish_of(spec: Mapping[str, Any]) -> Wish | None:
     if notes.get("io.kubernetes.cri.container-type") == "sandbox":
         return None
     policy, _, count = (asked("policy", "HOLDFAST_POLICY") or "fresh").partition(":")
-    if policy not in ("fresh", "fail", "retry") or (count and not re.fullmatch("[1-9]", count)):
-        raise Validation(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
+    if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
+        raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
     return Wish(
         key=_key(asked("key", "HOLDFAST_WORKLOAD"), notes),
-        restore=parse_name("restore", restore or "latest"),
+        restore=_name("restore", restore or "latest"),
         policy="fail" if policy == "fail" else "fresh",
         tries=int(count or 3) if policy == "retry" else 1,
     )
@@ -69,8 +75,24 @@ def _key(given: str, notes: Mapping[str, str]) -> str:
     elif given:
         parts = [given]
     else:
-        raise Validation("a container asks to be kept and does not say as what", hint="set HOLDFAST_WORKLOAD")
-    return parse_name("key", "+".join(_OTHER.sub(lambda found: f"+{ord(found[0]):02x}", part) for part in parts))
+        raise _invalid("a container asks to be kept and does not say as what", hint="set HOLDFAST_WORKLOAD")
+    escaped = ("".join(one if one in _PLAIN else f"+{ord(one):02x}" for one in part) for part in parts)
+    return _name("key", "+".join(escaped))
+
+
+def _name(what: str, text: str) -> str:
+    """A name like those of jobs; most are so plain that nothing needs to be imported to know it."""
+    if len(text) <= 64 and text[:1] in _LETTERS and _PLAIN.issuperset(text.replace("+", "")):
+        return text
+    from holdfast.model import parse_name
+
+    return parse_name(what, text)
+
+
+def _invalid(message: str, *, hint: str) -> Validation:
+    from holdfast.errors import Validation
+
+    return Validation(message, hint=hint)
 
 
 def _is_yes(text: str) -> bool:

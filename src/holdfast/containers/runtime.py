@@ -20,16 +20,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 from . import runc_arguments
+from .early import PLACES, STATE, mark_path, store_url, write_mark
 
 CRASH_S = 10.0  # one that ends this soon after it was brought back, by itself, is not brought back from there again
-_STATE = "/run/holdfast/runc"
-# What a mark repeats of the engine's environment, so that others keep the container where its engine would.
-_PLACES = ("HOLDFAST_STORE", "HOLDFAST_KEY_FILE", "HOLDFAST_STATE_DIR", "HOLDFAST_RUNC", "PATH")
 _TERM = ("", "15", "TERM", "SIGTERM")
 
 
@@ -76,12 +73,12 @@ class Runtime:
         bundle = Path(self.call.get("bundle") or ".").absolute()
         spec = runc.read_spec(bundle)
         wish = wish_of(spec)
-        if wish is None or self._status():  # taken: runc refuses it, and whose it is must not suffer
-            return None
+        if wish is None or (os.path.lexists(f"{self.root}/{self.id}") and self._status()):
+            return None  # taken: runc refuses it, and whose it is must not suffer
         with self._store() as manager:
             restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
-        environment = {name: value for name in _PLACES if (value := os.environ.get(name))}
-        self._remember(wish=asdict(wish), restored=restored, bundle=str(bundle), environment=environment)
+        environment = {name: value for name in PLACES if (value := os.environ.get(name))}
+        self._remember(wish=wish.facts(), restored=restored, bundle=str(bundle), environment=environment)
         return None if restored is None else 0
 
     def run(self) -> int | None:
@@ -246,9 +243,7 @@ class Runtime:
     def _store(self) -> Any:
         from holdfast.manager import CheckpointManager
 
-        from .attempts import state_directory
-
-        return CheckpointManager(os.environ.get("HOLDFAST_STORE") or str(state_directory() / "containers"))
+        return CheckpointManager(store_url())
 
     def _runc(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -266,11 +261,7 @@ class Runtime:
         return read_mark(self.mark)
 
     def _remember(self, **facts: Any) -> None:
-        """Write the mark whole, by rename: another call may read it at any moment."""
-        self.mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        new = self.mark.with_name(f".{self.mark.name}.{os.getpid()}")
-        new.write_text(json.dumps(facts))
-        new.rename(self.mark)
+        write_mark(str(self.mark), json.dumps(facts))
 
     def log(self, message: str, level: str = "error") -> None:
         """Where the engine looks: runc's log file, in its format, and stderr, which may be a /dev/null for reading."""
@@ -297,12 +288,12 @@ _ACTIONS = {
 
 def mark_of(root: str, identity: str) -> Path:
     """Where it is remembered that a container opted in."""
-    return Path(f"{_state()}/{root}/{identity}")
+    return Path(mark_path(root, identity))
 
 
 def marks() -> list[Path]:
     """All that is remembered on this machine, as `root/identity`."""
-    home = Path(_state())
+    home = Path(os.environ.get("HOLDFAST_RUNC_STATE") or STATE)
     found = [path for path in home.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return sorted(Path("/", path.relative_to(home)) for path in found)
 
@@ -313,10 +304,6 @@ def read_mark(mark: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _state() -> str:
-    return os.environ.get("HOLDFAST_RUNC_STATE") or _STATE
 
 
 def give_images(images: Path, wanted: Path) -> None:

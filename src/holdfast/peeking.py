@@ -1,0 +1,88 @@
+"""Whether a job has checkpoints, asked of a store in a directory without opening it.
+
+Opening a store makes it ready for everything: it reads much code, moves the log on, may sync. A container that is being
+created waits for one answer only, mostly no. So this is imported before anything else of Holdfast, and imports nothing
+that costs more than the question (typing, json and dataclasses do). It decides nothing that it is not sure of: a store
+that is new, encrypted, of another format, damaged or elsewhere is left to whoever opens it.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+FORMAT = 1  # as in ports: that of plain stores
+APPLICATION_ID = 0x486F6C64  # as in index.database
+MARKER = "holdfast-store"  # as in embedded
+INDEX = "index.sqlite"
+_ROOM_BYTES = 1 << 20  # with less than this on the disk, mapping SQLite's shared memory could kill us
+_WAIT_S = 1.0
+_NOT_FOR_URI = frozenset("%?#\0")
+_LOCAL = frozenset(
+    ("overlay", "tmpfs", "btrfs", "zfs", "bcachefs")
+)  # on no device of their own, and yet of this machine
+
+
+def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | None:
+    """None: only opening the store can tell, or can tell what is the matter with it."""
+    path = url.removeprefix("file:")
+    is_locked = os.environ.get("HOLDFAST_KEY") or os.environ.get("HOLDFAST_KEY_FILE")
+    if is_locked or not path.startswith("/") or _NOT_FOR_URI & set(path):
+        return None
+    if not os.path.lexists(path):
+        return False
+    import _sqlite3  # what `sqlite3` is made of, without the rest of it
+
+    try:
+        with open(f"{path}/{MARKER}", "rb") as file:
+            lines = file.read(1024).decode().split("\n")
+        if len(lines) != 5 or lines[1] != f"format: {FORMAT}" or lines[3] != f"index: {INDEX}":
+            return None
+        if _is_full(path) or not _is_local(path):
+            return None
+        index = _sqlite3.connect(f"file:{path}/{INDEX}?mode=ro", uri=True, timeout=_WAIT_S)
+    except (OSError, ValueError, _sqlite3.Error):
+        return None
+    try:
+        return _ask(index, lines[2].removeprefix("id: "), job, namespace)
+    except _sqlite3.Error:
+        return None
+    finally:
+        index.close()
+
+
+def _ask(index: Connection, store_id: str, job: str, namespace: str) -> bool | None:
+    index.execute("BEGIN")
+    told = (
+        index.execute("PRAGMA application_id").fetchone()[0],
+        index.execute("PRAGMA user_version").fetchone()[0],
+        index.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone(),
+    )
+    if told != (APPLICATION_ID, FORMAT, (store_id,)):
+        return None
+    found = index.execute(
+        "SELECT 1 FROM job WHERE name = ? AND checkpoints > 0 AND ns_no = (SELECT no FROM namespace WHERE name = ?)",
+        (job, namespace),
+    ).fetchone()
+    return found is not None
+
+
+def _is_full(path: str) -> bool:
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize < _ROOM_BYTES
+
+
+def _is_local(path: str) -> bool:
+    """Whether locks of files there mean anything (see `embedded.refuse_network`)."""
+    device = os.stat(path).st_dev
+    if os.major(device):
+        return True
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split(" ", 3)[2] == f"0:{os.minor(device)}":
+                return after.split(" ", 1)[0] in _LOCAL
+    return False
