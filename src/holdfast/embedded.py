@@ -135,23 +135,28 @@ def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
     The index is the truth; both follow it at the next opening when a crash comes between.
     """
     try:
-        if _is_kept(path, namespace, keyring):
+        if read_marker(path).format != ENCRYPTED_FORMAT_VERSION:
+            with locked(path):
+                write_marker(path, replace(read_marker(path), format=ENCRYPTED_FORMAT_VERSION))
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise storage_error("mark as encrypted the store", str(path), error) from error
+    keep_copy(path, namespace, keyring)
+
+
+def keep_copy(path: Path, namespace: str, keyring: str) -> None:
+    """Keep a copy of a keyring in the folder `path`, if it is not there yet."""
+    try:
+        if read_keyrings(path).get(namespace) == keyring:
             return
         with locked(path):
-            marker = read_marker(path)
-            if marker.format != ENCRYPTED_FORMAT_VERSION:
-                write_marker(path, replace(marker, format=ENCRYPTED_FORMAT_VERSION))
             copies = {**read_keyrings(path), namespace: keyring}
             _write(path / KEYRINGS, json.dumps(copies, indent=1).encode())
     except OSError as error:
         if isinstance(error, StorageError):
             raise
         raise storage_error("keep a copy of the keyring in", str(path), error) from error
-
-
-def _is_kept(path: Path, namespace: str, keyring: str) -> bool:
-    is_marked = read_marker(path).format == ENCRYPTED_FORMAT_VERSION
-    return is_marked and read_keyrings(path).get(namespace) == keyring
 
 
 @contextmanager

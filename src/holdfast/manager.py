@@ -517,7 +517,9 @@ class CheckpointManager:
         """Give back the space of deleted checkpoints. Safe beside writers and readers, in other processes too (I3)."""
         from .gc import collect
 
-        return collect(self._store, actor=self.actor, progress=progress)
+        if (kept := self._store.at_rest()) is not self._store:
+            collect(self._store, actor=self.actor)
+        return collect(kept, actor=self.actor, progress=progress)
 
     def rebuild(self, *, progress: Progress | None = None) -> RebuildReport:
         """After the index was lost, or put back from an old backup: add what the packs know, in every namespace.
@@ -559,23 +561,22 @@ class CheckpointManager:
             raise Validation("no new key was given", hint="give new_key=, rewrite=True, or both")
         if new_key is not None:
             master = parse_master(new_key)
-            report = change_master(self._store, self._lock.master, master, actor=self.actor)
+            report = change_master(self._store.at_rest(), self._lock.master, master, actor=self.actor)
             self._lock = replace(self._lock, master=master)
             self.key_source = new_key
             keep_keyring(self.url, self._store)
             if not rewrite:
                 return report
         self._background.drain()
-        report = rewrite_all(self._store, self._lock.master, actor=self.actor, progress=progress)
+        report = rewrite_all(self._store.at_rest(), self._lock.master, actor=self.actor, progress=progress)
         keep_keyring(self.url, self._store)
         return report
 
     @property
     def encryption(self) -> Mapping[str, object] | None:
         """How this namespace is encrypted, without secrets: IDs of the keys, whether names are; None if it is plain."""
-        if self._store.vault is None:
-            return None
-        return self._store.vault.description
+        vault = self._store.at_rest().vault
+        return None if vault is None else vault.description
 
     def stats(self, job: str | None = None) -> Mapping[str, int]:
         """Numbers of the store, or of one job."""

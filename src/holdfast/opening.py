@@ -56,11 +56,10 @@ def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = No
 
     What an adapter or encryption needs is imported only when it is used.
     """
-    if lock is not None and url.startswith(("files:", "memory:")) and url != "memory:":
-        raise Validation(
-            f"{url.partition(':')[0]}: with a directory cannot be encrypted",
-            hint='use a directory as it is, "memory:" or postgresql://…; key="none" asks for a plain store',
-        )
+    if (kept := _kept_at(url)) is not None:
+        from .readable import KeptMemory
+
+        return KeptMemory(open_store(kept, namespace, create=create, lock=lock, actor=actor))
     store = _open_plain(url, namespace, create=create)
     try:
         if lock is not None:
@@ -124,10 +123,18 @@ def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | No
 
 def keep_keyring(url: str, store: Store) -> None:
     """Where a store is a directory: a copy of the keyring beside the index, without which a lost index is lost data."""
-    if (path := _directory(url)) is not None and (keyring := store.index.keyring()) is not None:
-        from .embedded import keep_keyring
+    at_rest = store.at_rest()
+    path = directory_of(url)
+    if path is None or (keyring := at_rest.index.keyring()) is None:
+        return
+    from .embedded import keep_copy, keep_keyring
 
-        keep_keyring(path, store.index.namespace, keyring)
+    if url.startswith("files:"):
+        from .index.files import INSIDE
+
+        keep_copy(path / INSIDE, at_rest.index.namespace, keyring)
+    else:
+        keep_keyring(path, at_rest.index.namespace, keyring)
 
 
 def reachable(url: str) -> str:
@@ -140,10 +147,18 @@ def reachable(url: str) -> str:
     return str(Path(url).expanduser().absolute())
 
 
-def _directory(url: str) -> Path | None:
+def directory_of(url: str) -> Path | None:
+    """The directory that a store is in, or is kept in; None where it is behind a server or in memory only."""
     if url == "memory:" or "://" in url:
         return None
-    return Path(url.removeprefix("file:")).expanduser().absolute()
+    scheme, colon, path = url.partition(":")
+    return Path(path if colon and scheme in ("file", "files", "memory") else url).expanduser().absolute()
+
+
+def _kept_at(url: str) -> str | None:
+    """The URL of the directory that a store in memory is kept in."""
+    path = url.removeprefix("memory:")
+    return f"file:{path}" if path and path != url else None
 
 
 def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
@@ -159,12 +174,10 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
         raise Validation(
             f"{scheme}: alone keeps no index", hint=f"add a database: postgresql://…?blobs={scheme}:{rest}"
         )
-    if scheme in ("files", "memory") and rest and "\0" not in rest:
-        from .readable import KeptMemory, open_files
+    if scheme == "files" and rest and "\0" not in rest:
+        from .readable import open_files
 
-        if scheme == "files":
-            return open_files(Path(rest), namespace=namespace, create=create)
-        return KeptMemory(Path(rest), namespace=namespace, create=create)
+        return open_files(Path(rest), namespace=namespace, create=create)
     if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
         raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
     path = rest if colon and scheme == "file" else url

@@ -95,6 +95,7 @@ class NewCheckpoint:
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
 
 
+ENVELOPE = 0xE1  # the first byte of whatever is sealed (I10): no manifest begins so
 UNREADABLE = b"\0"  # what `Index.manifests` gives for a manifest that does not decrypt (I10): no manifest begins so
 
 
@@ -322,6 +323,13 @@ class Index(Protocol):
 
         Changes manifest, digest, metadata and stored bytes, and inserts new chunks, as a commit does: KeysChanged and
         ChunksGone as there. False if the checkpoint is gone or has another digest by now.
+        """
+        ...
+
+    def scrub(self) -> None:
+        """Leave nothing behind of what was deleted or replaced, as far as the index has it in its hands.
+
+        Called when nothing is under an old data key any more, before that is thrown away (I10).
         """
         ...
 

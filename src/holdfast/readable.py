@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 from . import codec
 from .blobs.memory import MemoryBlobs
 from .blobs.packs import PackBlobs
 from .copying import Copying
-from .embedded import open_embedded, refuse_network
-from .errors import NotAStore, NotFound, Validation
+from .embedded import refuse_network
+from .errors import NotAStore, NotFound
 from .index.files import INSIDE, FilesIndex, make_folder
 from .index.sqlite import SqliteIndex
 from .jsonview import to_json_view
 from .manifest import Entry, parse_manifest
+from .model import CheckpointId
+from .ports import ENVELOPE
 from .store import Store
 
 
@@ -41,7 +44,12 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def view(manifest: bytes) -> dict[str, object]:
-    """What a readable file shows of a state: itself where it is JSON, else an outline; large ones name their chunks."""
+    """What a readable file shows of a state: itself where it is JSON, else an outline; large ones name their chunks.
+
+    Of a sealed one, its envelope: whoever has the key and this file has the state.
+    """
+    if manifest[:1] == bytes([ENVELOPE]):
+        return {"sealed": base64.b64encode(manifest).decode()}
     if manifest[:1] not in (b"\x01", b"\x02"):
         return {"state_in": "chunks"}
     tree = parse_manifest(manifest, _nothing_spilled).tree
@@ -55,22 +63,34 @@ def _nothing_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
 
 
 class KeptMemory(Store):
-    """A store in memory that begins with what is in a directory, and goes there when it is closed."""
+    """A store in memory that begins with what is in another one, and goes there when it is closed.
 
-    def __init__(self, path: Path, *, namespace: str, create: bool) -> None:
-        super().__init__(SqliteIndex(None, namespace=namespace), MemoryBlobs())
-        self._kept = Store(*open_embedded(path, namespace=namespace, create=create))
-        if self._kept.index.is_encrypted:
-            self._kept.close()
-            raise Validation(f"the store at {path} is encrypted", hint="open it by its path, with its key")
-        Copying(self._kept, self, actor="holdfast").copy()
+    What is kept may be encrypted; memory is not, whatever it is part of.
+    """
+
+    def __init__(self, kept: Store) -> None:
+        super().__init__(SqliteIndex(None, namespace=kept.index.namespace), MemoryBlobs())
+        self._kept = kept
+        self._is_kept = False
+        try:
+            Copying(kept, self, actor="holdfast").copy()
+        except BaseException:
+            self._is_kept = True
+            kept.close()
+            raise
+
+    def at_rest(self) -> Store:
+        return self._kept
+
+    def new_id(self, step: str, created_us: int) -> CheckpointId:
+        return self._kept.new_id(step, created_us)
 
     def close(self) -> None:
         """Bring the directory up to the memory. A process that is killed before keeps nothing."""
-        if self._kept is not None:
-            kept, self._kept = self._kept, None  # type: ignore[assignment]
+        if not self._is_kept:
+            self._is_kept = True
             try:
-                Copying(self, kept, mirror=True, actor="holdfast").copy()
+                Copying(self, self._kept, mirror=True, actor="holdfast").copy()
             finally:
-                kept.close()
+                self._kept.close()
             super().close()

@@ -6,8 +6,8 @@ Changing the master key replaces the keyring, one row of the index. Rewriting, f
        the old key is refused at its commit (KeysChanged) and done again
     2. each checkpoint that still needs an old key is written anew: its chunks under their new names, then, in one
        transaction, its row. Killed at any moment, the next call goes on with those that are left
-    3. when none is left, rows of chunks that only the old keys name are deleted, and the keyring loses those keys. The
-       bytes go with the next gc
+    3. when none is left, rows of chunks that only the old keys name are deleted, the index is freed of what rows were
+       before, and the keyring loses those keys. The bytes go with the next gc
 
 The name key stays: tags, idempotency keys, hidden names and details of events keep their tokens (docs/encryption.md).
 """
@@ -73,6 +73,7 @@ def rewrite(
     if not unreadable:
         key = vault.current  # under which every row is by now, and every later one: nobody names a chunk otherwise
         store.index.sweep(lambda _, manifest: map(key.chunk_id, store.contents(manifest)))
+        store.index.scrub()
         _replace_keyring(store, master, master, Keyring.with_current_only, actor)
         vault.refresh()
     return RekeyReport(master.id, vault.current.id.hex(), True, done, tuple(unreadable))

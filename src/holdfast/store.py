@@ -88,6 +88,10 @@ class Store:
                 self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="holdfast")
             return self._workers
 
+    def at_rest(self) -> Store:
+        """The store that outlives the process, whose keys count: another one where this is memory that is kept."""
+        return self
+
     def after_fork(self) -> None:
         """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
         self._lock = threading.Lock()

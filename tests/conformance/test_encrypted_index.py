@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.index.files import FilesIndex, make_folder
 from holdfast.index.sqlite import SqliteIndex
 from holdfast.opening import Lock, unlock
 from holdfast.ports import Index
+from holdfast.readable import view
 from holdfast.store import Store
 from holdfast.testing.index_suite import IndexSuite
 
@@ -40,6 +42,14 @@ class TestEncryptedInMemory(IndexSuite):
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
         return sealed(SqliteIndex(None, namespace=namespace), hides_names=False)
+
+
+class TestEncryptedFiles(IndexSuite):
+    seals = True
+
+    def open_index(self, where: Path, namespace: str = "default") -> Index:
+        make_folder(where / "store")
+        return sealed(FilesIndex(where / "store", namespace=namespace, view=view), hides_names=True)
 
 
 @pytest.mark.xdist_group("postgres")

@@ -27,6 +27,8 @@ HOW: dict[str, dict[str, Any]] = {
     params=[
         "directory",
         "memory",
+        "files",
+        "kept memory",
         pytest.param("postgres", marks=[pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]),
         pytest.param("s3", marks=[pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres", "s3")]),
     ]
@@ -36,6 +38,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(tmp_path / "store")
     if request.param == "memory":
         return "memory:"
+    if request.param in ("files", "kept memory"):
+        return f"{'files' if request.param == 'files' else 'memory'}:{tmp_path / 'store'}"
     database = str(request.getfixturevalue("postgres").empty_database())
     if request.param == "postgres":
         return database

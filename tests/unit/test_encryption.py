@@ -224,16 +224,6 @@ def test_what_is_no_key_is_refused_and_not_shown(place: Path, wrong: Any) -> Non
     assert not place.exists()
 
 
-@pytest.mark.parametrize("scheme", ["files", "memory"])
-def test_readable_files_are_not_encrypted(place: Path, scheme: str) -> None:
-    with pytest.raises(Validation, match="cannot be encrypted"):
-        holdfast.open(f"{scheme}:{place}", key=KEY)
-    assert not place.exists()
-    holdfast.open(place, key=KEY).close()
-    with pytest.raises(CheckpointError):
-        holdfast.open(f"{scheme}:{place}")
-
-
 def test_hiding_names_is_decided_once(place: Path) -> None:
     holdfast.open(place, key=KEY, encrypt_names=True).close()
     with holdfast.open(place, key=KEY) as store:

@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat
+from holdfast.index.files import FilesIndex
 from holdfast.manager import CheckpointManager
 from tests.torture.kill_loop import kill_loop
 from tests.unit.test_copying import fill, noise, same
@@ -134,6 +135,24 @@ def test_the_journal_is_compacted_and_others_follow(
                 other.save("b", "theirs", n)
         assert (place / ".holdfast" / "journal").stat().st_size < 90_000
         assert [c.id for c in store.list("b")] == [c.id for c in other.list("b")]
+    assert store.verify().is_ok
+
+
+def test_a_journal_that_was_replaced_twice_is_another_one(store: CheckpointManager, place: Path) -> None:
+    """File systems give the number of a removed file to the next one, which a follower must not mix up."""
+    with holdfast.open(f"files:{place}") as other:
+        for n in range(4):
+            saved = other.save("a", "theirs", n)
+            index = store._store.index
+            assert isinstance(index, FilesIndex)
+            store.delete("a", store.save("a", "ours, to make it longer", {"n": "x" * 1000}))
+            index.scrub()
+            index.scrub()
+            kept = store.save("a", "kept", n)
+            assert other.load(kept) == n
+            assert other.exists(saved)
+        assert len(other.list("a")) == 8
+        assert other.verify().is_ok
     assert store.verify().is_ok
 
 

@@ -24,11 +24,10 @@ import struct
 from functools import cached_property
 
 from holdfast.errors import Corrupted
-from holdfast.ports import Buffer
+from holdfast.ports import ENVELOPE, Buffer
 
 from .library import AESGCM, AESSIV, InvalidTag
 
-MAGIC = 0xE1
 KEY_ID_BYTES = 8
 _HEAD = struct.Struct(f"<B{KEY_ID_BYTES}s12s12s")
 _TAG_BYTES = 16
@@ -36,7 +35,7 @@ OVERHEAD_BYTES = _HEAD.size + _TAG_BYTES
 
 
 def is_envelope(data: Buffer) -> bool:
-    return len(data) >= OVERHEAD_BYTES and data[0] == MAGIC
+    return len(data) >= OVERHEAD_BYTES and data[0] == ENVELOPE
 
 
 def key_in(sealed: Buffer) -> bytes:
@@ -79,7 +78,7 @@ class DataKey:
     def seal_into(self, kind: str, identity: bytes, data: Buffer, sealed: memoryview) -> None:
         """The same in memory that is there already, for large ones."""
         place, random = self._bound_to(kind, identity), os.urandom(24)
-        _HEAD.pack_into(sealed, 0, MAGIC, self.id, random[:12], random[12:])
+        _HEAD.pack_into(sealed, 0, ENVELOPE, self.id, random[:12], random[12:])
         self._cipher(place, random[:12]).encrypt_into(random[12:], data, place, sealed[_HEAD.size :])
 
     def open(self, kind: str, identity: bytes, sealed: Buffer) -> bytes:

@@ -451,6 +451,9 @@ class EncryptedIndex:
     def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
         return self.inner.reseal(self.seal(record), replacing=replacing, actor=self._hide("actor", actor))
 
+    def scrub(self) -> None:
+        self.inner.scrub()
+
     def every_row(self) -> Iterator[tuple[Checkpoint, bytes | None, bytes, bool]]:
         """(checkpoint, manifest, digest, whether it is under the current data key); None for what does not open."""
         for _, checkpoint, sealed in self.inner.manifests(with_chunks=False):

@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 from holdfast.errors import CheckpointError, Corrupted, storage_error
 from holdfast.model import Checkpoint
-from holdfast.ports import References
+from holdfast.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, References
 
-from .database import connect, migrate
+from .database import connect, is_encrypted, mark_encrypted, migrate
 from .journal import Journal, sync_folder, write_file
 from .rows import CHECKPOINT, SEQ_BITS, checkpoint_of
 from .sqlite import SqliteIndex
@@ -50,14 +50,22 @@ class FilesIndex(SqliteIndex):
         self._snapshot_bytes = 0
         super().__init__(None, namespace=namespace)
         self._name = str(folder)
-        with self._memory_lock, self._journal.locked():
-            if self._journal.exists():
-                self._catch_up()
-            else:
-                self._prepare()
-                self._replace_journal()
-            self._settle()
-            self._complete_files()
+        try:
+            with self._memory_lock, self._journal.locked():
+                if self._journal.exists():
+                    self._catch_up()
+                else:
+                    self._prepare()
+                    self._replace_journal()
+                self._settle()
+                self._complete_files()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._journal.close()
 
     # Following the journal
 
@@ -86,6 +94,8 @@ class FilesIndex(SqliteIndex):
         is_other, transactions = self._journal.read()
         if is_other:
             self._start_over()
+            if self._journal.format == ENCRYPTED_FORMAT_VERSION:
+                mark_encrypted(self._connection)
             self._snapshot_bytes = len(transactions[0]) if transactions else 0
         self._connection.set_authorizer(_only_rows)
         try:
@@ -119,6 +129,7 @@ class FilesIndex(SqliteIndex):
         if is_new:
             self._publish()
         self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
+        self.is_encrypted = is_encrypted(db)
         self._writes = Writes(db, self._ns, self.namespace)
 
     @contextmanager
@@ -146,12 +157,12 @@ class FilesIndex(SqliteIndex):
             return
         db.execute("DELETE FROM temp.change")
         try:
-            if self._journal.must_be_replaced():
+            if self._journal.must_be_replaced() or self._journal.format != self._format:
                 self._replace_journal()
             else:
                 self._journal.append("".join(f"{sql}\n" for sql, *_ in rows))
         except BaseException:
-            self._journal.forget()
+            self._journal.close()
             self._catch_up()
             raise
         for number, (checkpoint_id, level) in {row: (i, lv) for _, row, i, lv in rows if row is not None}.items():
@@ -169,8 +180,19 @@ class FilesIndex(SqliteIndex):
         ]
         payload = "".join(f"{line}\n" for line in lines)
         self._snapshot_bytes = len(payload)
-        self._journal.replace(payload)
+        self._journal.replace(payload, self._format)
         db.execute("DELETE FROM temp.change")
+
+    @property
+    def _format(self) -> int:
+        return ENCRYPTED_FORMAT_VERSION if is_encrypted(self._connection) else FORMAT_VERSION
+
+    def scrub(self) -> None:
+        """A journal of the rows as they are says nothing of what they were."""
+        with self._memory_lock, self._journal.locked():
+            self._check_open()
+            self._catch_up()
+            self._replace_journal()
 
     def sweep(self, references: References) -> tuple[int, int]:
         """Marks beside writers, in memory; then one write looks at what was saved meanwhile, and deletes (I3)."""

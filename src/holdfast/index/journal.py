@@ -1,6 +1,6 @@
 """An append-only file of transactions, each with its length and digest, shared by the processes of one machine.
 
-    -- Holdfast journal, format 1
+    -- Holdfast journal, format 1        2 where rows are sealed: what knows only 1 must not touch it
     -- 211 3f9a…                         length and SHA-256 of what follows
     REPLACE INTO job VALUES(…);          SQL: `sqlite3 copy.db < journal` would make a database of it
     …
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from holdfast.errors import Corrupted, UnsupportedFormat, storage_error
 
-FORMAT = 1
+FORMAT = 2
 _HEADER = re.compile(rb"-- Holdfast journal, format (\d{1,9})\n")
 _HEAD = re.compile(rb"-- (\d{1,12}) ([0-9a-f]{64})\n")
 _HEAD_BYTES = 96
@@ -33,8 +33,10 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal"
         self._lock_path = folder / "lock"
+        self._handle: int | None = None  # of the file read: while it is open, no other one can get its inode
         self._file = (0, 0)  # which one: device and inode
         self.position = 0  # behind the last whole transaction that was read
+        self.format = 1  # of the one read
         self._is_distrusted = False
 
     @contextmanager
@@ -64,13 +66,9 @@ class Journal:
     def read(self) -> tuple[bool, list[str]]:
         """Whether another file has taken the place of the one read so far, and the transactions since."""
         try:
-            with open(self.path, "rb") as file:
-                found = os.fstat(file.fileno())
-                is_other = (found.st_dev, found.st_ino) != self._file or found.st_size < self.position
-                if is_other:
-                    self._file, self.position = (found.st_dev, found.st_ino), 0
-                file.seek(self.position)
-                data = file.read()
+            is_other = self._look()
+            assert self._handle is not None
+            data = _read_from(self._handle, self.position)
         except OSError as error:
             raise storage_error("read", str(self.path), error) from error
         at = self._begin(data) if self.position == 0 else 0
@@ -92,6 +90,17 @@ class Journal:
         self.position += at
         return is_other, whole
 
+    def _look(self) -> bool:
+        """Whether another file is at the path now, or this one was cut; it is the one to read from then."""
+        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(handle)
+        if (found.st_dev, found.st_ino) == self._file and found.st_size >= self.position:
+            os.close(handle)
+            return False
+        self.close()
+        self._handle, self._file = handle, (found.st_dev, found.st_ino)
+        return True
+
     def _begin(self, data: bytes) -> int:
         header = _HEADER.match(data)
         if header is None:
@@ -101,6 +110,7 @@ class Journal:
                 f"{self.path} has format {int(header[1])}, this Holdfast knows up to {FORMAT}",
                 hint="upgrade Holdfast (pip install -U holdfast)",
             )
+        self.format = int(header[1])
         return header.end()
 
     def append(self, payload: str) -> None:
@@ -122,19 +132,24 @@ class Journal:
             raise storage_error("write", str(self.path), error) from error
         self.position += len(data)
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Begin anew with the next read."""
-        self._file, self.position = (0, 0), 0
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle, self._file, self.position = None, (0, 0), 0
 
     def must_be_replaced(self) -> bool:
         return self._is_distrusted
 
-    def replace(self, payload: str) -> None:
+    def replace(self, payload: str, form: int) -> None:
         """Put a new journal of one transaction in the place of this one: whole, durably, or not at all."""
-        data = b"-- Holdfast journal, format %d\n" % FORMAT + _framed(payload)
+        data = b"-- Holdfast journal, format %d\n" % form + _framed(payload)
         write_file(self.path, data)
-        found = os.stat(self.path)
-        self._file, self.position, self._is_distrusted = (found.st_dev, found.st_ino), len(data), False
+        try:
+            self._look()
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        self.format, self.position, self._is_distrusted = form, len(data), False
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -164,6 +179,14 @@ def sync_folder(path: Path) -> None:
 def _framed(payload: str) -> bytes:
     data = payload.encode()
     return b"-- %d %s\n" % (len(data), hashlib.sha256(data).hexdigest().encode()) + data
+
+
+def _read_from(handle: int, at: int) -> bytes:
+    parts = []
+    while part := os.pread(handle, 16 << 20, at):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
 
 
 def _write_all(handle: int, data: bytes, at: int) -> None:

@@ -535,6 +535,9 @@ class PostgresIndex:
     def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
         return self._write_again(lambda writes: writes.reseal(record, replacing, actor))
 
+    def scrub(self) -> None:
+        """The database's own vacuum does that, in its time."""
+
     def totals(self) -> Mapping[str, int]:
         of_jobs = self._one(
             "SELECT count(*), sum(checkpoints), sum(size_bytes), sum(stored_bytes) FROM holdfast.job WHERE ns_no = %s",

@@ -570,6 +570,15 @@ class SqliteIndex:
     def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
         return self._write(partial(self._writes.reseal, record, replacing, actor))
 
+    def scrub(self) -> None:
+        """`secure_delete` leaves pieces of rows in pages whose cells were moved: every page is written anew."""
+        if self._path is None:
+            return
+        self._check_open()
+        with self._writing, translated(self._name):
+            self._connection.execute("VACUUM")
+            self._move_log_on()
+
     def totals(self) -> Mapping[str, int]:
         of_jobs = self._one(
             "SELECT count(*), total(checkpoints), total(size_bytes), total(stored_bytes) FROM job WHERE ns_no = ?",
