@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.pipeline.calls import Calls
 from tests.torture.pipelines import Violation, case_for_real, case_in_process
 
 pytestmark = pytest.mark.faults
@@ -54,7 +55,7 @@ def test_a_lease_of_the_dead_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.mutant
 def test_a_step_that_is_not_found_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdfast.Run, "_kept", lambda run, work: None)
+    monkeypatch.setattr(Calls, "_kept", lambda calls, work: None)
     with pytest.raises((Violation, holdfast.Conflict)):
         for number in range(20):
             case_in_process(number)

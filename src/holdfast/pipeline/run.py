@@ -8,71 +8,47 @@ pipeline. All are fenced by the run's lease, so that a stale owner is refused at
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
 import shlex
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from holdfast.errors import (
     Cancelled,
     CheckpointError,
     Conflict,
-    Corrupted,
     LeaseHeld,
     LeaseLost,
-    UnsupportedType,
     Validation,
 )
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint, CheckpointLevel, Lease, RunStatus, parse_step
+from holdfast.model import CheckpointLevel, Lease, RunStatus, parse_step
 from holdfast.opening import reachable
 
 from . import waiting
-from .attempt import Isolation, await_within, call_in_thread
+from .attempt import Isolation
+from .calls import Calls, one_line, traceback_of
 from .inbox import CANCEL, Inbox, parse_run_key
-from .keys import Path, arguments, digest_of, imported_tag, show, step_key
+from .keys import Path, show, step_key
 from .owner import held_by_another, newest_status, save_status, take_lease, this_process
 from .progress import watcher
 from .retry import Retry
 from .signals import Paused, Signals
-from .step import PLAIN, UNSET, Options, Place, parse_options, parse_version, place_in
+from .step import PLAIN, UNSET, Place, parse_options, parse_version, place_in
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from holdfast.llm.bills import Bill, Charge
-    from holdfast.llm.calls import Shared
 
 INBOX_EVERY_S = 1.0
 PROGRESS_EVERY_S = 10.0
-MAX_ERROR_CHARACTERS = 500
-MAX_TRACEBACK_CHARACTERS = 20_000
 MAX_LISTED = 10_000  # steps named in the record of a session
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One call of a step."""
-
-    place: Place
-    key: str
-    inputs: Mapping[str, bytes]
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    options: Options
-    shared: Shared | None = None  # answered from the store's other runs, too
-
-    @property
-    def title(self) -> str:
-        return f"step {show(self.place.path)}"
 
 
 class Run:
@@ -104,13 +80,12 @@ class Run:
         self.watcher = watcher(progress)
         self.isolation = Isolation()
         self._lock = threading.Lock()
-        self._claimed: set[Path] = set()
-        self._ahead: dict[str, tuple[Checkpoint, Callable[[], object]]] = {}
+        self.calls = Calls(self)
         self._ran: list[str] = []
         self._reused: list[str] = []
         self._executed = 0
         self._inbox_at = 0.0
-        self._is_imported = False  # some of its steps were done by an older system
+        self.is_imported = False  # some of its steps were done by an older system
         self._waiting: dict[Path, dict[str, str]] = {}
         self._progress: dict[str, int | None] | None = None
         self._progress_at = 0.0
@@ -189,7 +164,7 @@ class Run:
         self.pipeline = self.pipeline or (known if isinstance(known, str) else None)
         if last.get("status") == RunStatus.CANCELLED:
             raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
-        self._is_imported = last.get("imported") is True
+        self.is_imported = last.get("imported") is True
         self._inbox = Inbox(self.store, self.key, _number(last.get("inbox")))
         self.session = _number(last.get("session")) + 1
 
@@ -212,13 +187,13 @@ class Run:
         }
         if bill := self._bills.get(()):
             metadata["llm"] = bill.to_json()
-        if self._is_imported:
+        if self.is_imported:
             metadata["imported"] = True
         if command is not None:
             state["command"] = command
         if error is not None and status is not RunStatus.COMPLETED:
-            metadata["error"] = _one_line(error)
-            state["traceback"] = _traceback(error)
+            metadata["error"] = one_line(error)
+            state["traceback"] = traceback_of(error)
         save_status(self.store, self._lease, status, state, metadata)
 
     def _say_how_to_resume(self, status: RunStatus, error: BaseException | None) -> None:
@@ -253,7 +228,7 @@ class Run:
         Of a coroutine function this is a coroutine. `timeout_in` is explained in `pipeline.attempt`.
         """
         options = parse_options(retries, timeout_s, timeout_in, version)
-        call = self.call_async if inspect.iscoroutinefunction(function) else self.call
+        call = self.calls.run_async if inspect.iscoroutinefunction(function) else self.calls.run
         return call(name, function, args, kwargs, options, inputs=inputs)
 
     def llm(
@@ -289,10 +264,10 @@ class Run:
             )
         asked = {"model": model, "messages": list(messages), **parameters}
         request = call_request(call, asked, sample, options.version)
-        is_old = self._is_imported and not (sample or self.version or options.version)
+        is_old = self.is_imported and not (sample or self.version or options.version)
         older = imported_request(self.key, request.body) if is_old else None
         shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s), older)
-        start = self.call_async if inspect.iscoroutinefunction(call) else self.call
+        start = self.calls.run_async if inspect.iscoroutinefunction(call) else self.calls.run
         if sample:
             options = replace(options, version=f"{options.version} sample {sample}")
         return start(name, call, (), request.body, options, shared=shared)
@@ -342,7 +317,7 @@ class Run:
         declared = parse_options(0, None, "process", version).version
         path = place_in(self).below(parse_step(name or name_of(function))).path
         check_function(function, f"map {show(path)}")
-        self.claim(path)
+        self.calls.claim(path)
         self.pause_point()
         return Map(self, path, f"{self.version}/{declared}", function, key, options).run(items)
 
@@ -385,7 +360,7 @@ class Run:
     def _wait_for(self, name: str, wait: Callable[[Path], Any]) -> Any:
         """A step that waits: its answer is kept like any result."""
         path = place_in(self).below(parse_step(name)).path
-        return self.call(name, wait, (path,), {}, PLAIN, inputs=None)
+        return self.calls.run(name, wait, (path,), {}, PLAIN, inputs=None)
 
     def asked(self, path: Path, question: Mapping[str, object]) -> Mapping[str, Any]:
         """The question as it was first asked in this run, with the time of that."""
@@ -430,215 +405,6 @@ class Run:
         metadata = {"kind": "log", "session": self.session, "text": str(text)[:2000], "fields": fields}
         self.save(path or ("log",), {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
 
-    def call(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: Options,
-        *,
-        inputs: Any = UNSET,
-        keep: bool = True,
-        is_shared: bool = False,
-        shared: Shared | None = None,
-    ) -> Any:
-        """A step with parsed options; `step`, `llm` and the decorator end here."""
-        work = self._begin(name, function, args, kwargs, options, inputs, shared, is_shared)
-        if keep and (kept := self._kept(work)) is not None:
-            return kept["result"]
-        for attempt in itertools.count(1):
-            self.pause_point()
-            began = time.monotonic()
-            try:
-                with work.place.entered():
-                    result = self._attempt(work)
-            except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
-                self._signals.wait(self._failed(work, error, attempt))
-            else:
-                self._keep(work, result, attempt, time.monotonic() - began, keep=keep)
-                return result
-        raise AssertionError("unreachable")
-
-    async def call_async(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: Options,
-        *,
-        inputs: Any = UNSET,
-        keep: bool = True,
-        is_shared: bool = False,
-        shared: Shared | None = None,
-    ) -> Any:
-        """The same for a coroutine function; the store is never waited for on the event loop."""
-        import asyncio
-
-        work = self._begin(name, function, args, kwargs, options, inputs, shared, is_shared)
-        if keep and (kept := await asyncio.to_thread(self._kept, work)) is not None:
-            return kept["result"]
-        for attempt in itertools.count(1):
-            await asyncio.to_thread(self.pause_point)
-            began = time.monotonic()
-            try:
-                with work.place.entered():
-                    result = await await_within(self._awaited(work), options.timeout_s, work.title)
-            except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
-                wait_s = await asyncio.to_thread(self._failed, work, error, attempt)
-                await asyncio.to_thread(self._signals.wait, wait_s)
-            else:
-                seconds = time.monotonic() - began
-                await asyncio.to_thread(self._keep, work, result, attempt, seconds, keep=keep)
-                return result
-        raise AssertionError("unreachable")
-
-    def _begin(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: Options,
-        inputs: Any,
-        shared: Shared | None,
-        is_shared: bool,
-    ) -> Work:
-        place = place_in(self).below(name)
-        if not callable(function):
-            raise Validation(
-                f"step {name!r}: {function!r:.100} cannot be called", hint="use run.step(name, function, *arguments)"
-            )
-        self.claim(place.path)
-        given = arguments(function, args, kwargs) if inputs is UNSET else {"inputs": inputs}
-        digests = {
-            arg: digest_of(value, lambda arg=arg: f"step {show(place.path)}, input {arg}")  # type: ignore[misc]
-            for arg, value in given.items()
-        }
-        key = step_key(place.path, f"{self.version}/{options.version}", digests)
-        if is_shared:
-            shared = _shared_step(function, options, digests)
-        return Work(place, key, digests, function, args, kwargs, options, shared)
-
-    def claim(self, path: Path) -> None:
-        """One path, one step: else two of them would be told apart only by chance."""
-        if self._stack is None:
-            raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
-        parse_step(path[-1])
-        if len(path) > 1:
-            parse_step(show(path))
-        with self._lock:
-            if path in self._claimed:
-                raise Validation(
-                    f"run {self.key} has two steps with the path {show(path)}",
-                    hint="give each call a name of its own, such as one with a number, or use run.map",
-                )
-            self._claimed.add(path)
-
-    def _kept(self, work: Work) -> Any:
-        try:
-            found = self._load_kept(work.key)
-        except Corrupted as error:
-            raise Corrupted(
-                f"the result of {work.title} of run {self.key} is damaged: {error.message}",
-                hint=f"holdfast runs explain {self.key} shows its ID; holdfast delete {self.key} ID, and it runs again",
-            ) from error
-        if found is None and self._is_imported:
-            found = self._imported(work)
-        if found is None:
-            return None
-        self._reused.append(show(work.place.path))
-        self.watcher.step(work.place.path, "reused")
-        return found[1]
-
-    def _imported(self, work: Work) -> tuple[Checkpoint, object] | None:
-        """What an older system had done at this path, if that ended well. Who declares a version wants it done anew."""
-        if self.version or work.options.version:
-            return None
-        newest = self.store.list(self.key, tags={"imported": imported_tag(work.place.path)}, limit=1)
-        if not newest or newest[0].metadata.get("kind") != "step":
-            return None
-        return newest[0], self.store.load(newest[0].id)
-
-    def _load_kept(self, key: str) -> tuple[Checkpoint, Any] | None:
-        """What is saved under a step's key. Steps are mostly asked for in the order in which they were saved."""
-        if (ahead := self._ahead.pop(key, None)) is not None:
-            return ahead[0], ahead[1]()
-        if (found := self.store.load_by_key(self.key, key)) is not None:
-            self._ahead = self.store.read_ahead(self.key, found[0].seq)
-        return found
-
-    def _attempt(self, work: Work) -> Any:
-        if work.shared is None:
-            return self._carry_out(work)
-        from holdfast.llm.exchange import drive
-
-        return drive(work.shared.steps(self.store), lambda: self._carry_out(work))
-
-    def _awaited(self, work: Work) -> Awaitable[Any]:
-        if work.shared is None:
-            return work.function(*work.args, **work.kwargs)  # type: ignore[no-any-return]
-        from holdfast.llm.exchange import drive_async
-
-        return drive_async(work.shared.steps(self.store), lambda: work.function(*work.args, **work.kwargs))
-
-    def _carry_out(self, work: Work) -> Any:
-        timeout_s = work.options.timeout_s
-        if timeout_s is None:
-            return work.function(*work.args, **work.kwargs)
-        if work.options.timeout_in == "thread":
-            return call_in_thread(work.function, work.args, work.kwargs, timeout_s, work.title)
-        payer = (self.key, show(work.place.path))
-        return self.isolation.call(work.function, work.args, work.kwargs, timeout_s, work.title, payer)
-
-    def _failed(self, work: Work, error: Exception, attempt: int) -> float:
-        """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
-        if isinstance(error, LeaseLost | Cancelled):
-            raise error
-        path = work.place.path
-        metadata = {
-            "kind": "attempt",
-            "session": self.session,
-            "attempt": attempt,
-            "error": _one_line(error),
-        }
-        self.save(path, {"traceback": _traceback(error)}, work.place.level, metadata)
-        self.watcher.step(path, "failed", note=_one_line(error))
-        if not work.options.retry.allows(error, attempt):
-            times = "" if attempt == 1 else f", {attempt} times"
-            error.add_note(f"It failed in {work.title} of run {self.key}{times}.")
-            raise error
-        self._forget_below(path)
-        return work.options.retry.wait_s(attempt)
-
-    def _forget_below(self, path: Path) -> None:
-        """The steps inside a step that is tried again will be called again."""
-        with self._lock:
-            for other in [o for o in self._claimed if len(o) > len(path) and o[: len(path)] == path]:
-                self._claimed.discard(other)
-
-    def _keep(self, work: Work, result: object, attempt: int, seconds: float, *, keep: bool) -> None:
-        """Durable before the next step begins (I1)."""
-        path = show(work.place.path)
-        if keep:
-            metadata = {
-                "kind": "step",
-                "session": self.session,
-                "attempts": attempt,
-                "seconds": round(seconds, 6),
-                "version": f"{self.version}/{work.options.version}",
-                "inputs": {name: digest.hex()[:16] for name, digest in work.inputs.items()},
-            }
-            if bill := self._bills.get(work.place.path):
-                metadata["llm"] = bill.to_json()
-            try:
-                self.save(work.place.path, {"result": result}, work.place.level, metadata, work.key)
-            except UnsupportedType as error:
-                _name_result(error, f"the result of {work.title}")
-        self.count(path)
-        self.watcher.step(work.place.path, "ran", seconds, money=self.money(work.place.path))
-
     # What map and others use
 
     def save(
@@ -667,7 +433,7 @@ class Run:
         """The place of an item of a map, for steps inside it. An item that is tried again calls them again."""
         place = Place(self, (*path, label), CheckpointLevel.SUBSTEP)
         if attempt > 1:
-            self._forget_below(place.path)
+            self.calls.forget_below(place.path)
         try:
             with place.entered():
                 yield
@@ -681,6 +447,9 @@ class Run:
         with self._lock:
             for length in range(len(path) + 1):
                 self._bills[path[:length]] = self._bills.get(path[:length], Bill()).add(charge)
+
+    def bill(self, path: Path) -> Bill | None:
+        return self._bills.get(path)
 
     def money(self, path: Path = ()) -> str:
         """What calls of models cost in this session, as text; "" when there were none."""
@@ -712,14 +481,24 @@ class Run:
     def pause(self, reason: str) -> NoReturn:
         raise Paused(reason)
 
+    def rest(self, seconds: float) -> None:
+        """Wait before the next attempt, or until the run is asked to stop."""
+        self._signals.wait(seconds)
+
+    def count_reused(self, path: str) -> None:
+        self._reused.append(path)
+
+    def check_entered(self) -> None:
+        if self._stack is None:
+            raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
+
     @property
     def lease(self) -> Lease:
         return self._lease
 
     def pause_point(self) -> None:
         """Between two pieces of work: here a run stops, waits, or learns that it was cancelled."""
-        if self._stack is None:
-            raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
+        self.check_entered()
         signals = self._signals
         if signals.is_asked_to_record:
             signals.is_asked_to_record = False
@@ -759,14 +538,6 @@ def resume_command(store: CheckpointManager, key: str) -> str:
     return f"holdfast runs resume {key} --store {place}{tenant}"
 
 
-def _shared_step(function: Callable[..., Any], options: Options, inputs: Mapping[str, bytes]) -> Shared:
-    from holdfast.llm.calls import Shared, step_request
-    from holdfast.llm.exchange import Policy
-
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return Shared(step_request(name, options.version, inputs), Policy())
-
-
 def _command() -> dict[str, object]:
     """How this process was started, for `holdfast runs resume`."""
     return {"argv": list(sys.orig_argv), "cwd": os.getcwd()}
@@ -780,23 +551,6 @@ def _status_after(error: BaseException | None) -> RunStatus:
     if isinstance(error, SystemExit) and not isinstance(error, Paused):  # sys.exit(1) is how many programs fail
         return RunStatus.PAUSED if error.code in (None, 0) else RunStatus.FAILED
     return RunStatus.FAILED if isinstance(error, Exception) else RunStatus.PAUSED
-
-
-def _name_result(error: UnsupportedType, what: str) -> NoReturn:
-    path = error.path.replace('state["result"]', "result", 1)
-    raise UnsupportedType(
-        f"{what} cannot be kept: {error.message.replace(error.path, path)}", hint=error.hint, path=path
-    ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}".strip().encode("utf-8", "replace").decode()
-    return " ".join(text.split())[:MAX_ERROR_CHARACTERS]
-
-
-def _traceback(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
-    return text if len(text) <= MAX_TRACEBACK_CHARACTERS else "…\n" + text[-MAX_TRACEBACK_CHARACTERS:]
 
 
 def _number(value: object) -> int:

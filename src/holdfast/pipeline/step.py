@@ -142,7 +142,7 @@ def step(
                 place = here()
                 if place is None:
                     return await inner(*args, **kwargs)
-                return await place.run.call_async(
+                return await place.run.calls.run_async(
                     title_of(args, kwargs), inner, args, kwargs, options, keep=bool(cache), is_shared=cache == "llm"
                 )
 
@@ -155,7 +155,7 @@ def step(
                 return inner(*args, **kwargs)
             # A process finds a function under its name, which the decorated one bears.
             sent = call if options.timeout_s is not None and options.timeout_in == "process" else inner
-            return place.run.call(
+            return place.run.calls.run(
                 title_of(args, kwargs), sent, args, kwargs, options, keep=bool(cache), is_shared=cache == "llm"
             )
 
