@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ from datetime import timedelta
 from .chunks import ChunkWriter
 from .errors import Conflict, Corrupted, NotFound
 from .model import Checkpoint, CheckpointStatus, Event, to_datetime
-from .ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint
+from .ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 from .store import Store
 
 Progress = Callable[[int, int], None]
 
+FOLLOWED = ("save", "tag", "pin", "unpin", "status", "retention", "delete")  # events that change the target too
 _PAGE = 500  # checkpoints compared at once
 _MOVE_BYTES = 4 << 20  # read and written by one worker at once
 _AT_ONCE = 4
 _SMALL_AT_ONCE = 200  # checkpoints without chunks that share a commit
 _MAX_ATTEMPTS = 8
-_WAIT_S = 0.5  # for the next event; how late a follower notices that it is to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class Copying:
         mirror: bool = False,
         actor: str,
     ) -> None:
-        self._source = source
-        self._target = target
-        self._job = job
-        self._since_us = since_us
-        self._mirror = mirror
-        self._actor = actor
+        self.source = source
+        self.target = target
+        self.job = job
+        self.since_us = since_us
+        self.mirror = mirror
+        self.actor = actor
         self._lock = threading.Lock()
         self._report = CopyReport()
         self._done_bytes = self._total_bytes = 0
@@ -79,65 +79,41 @@ class Copying:
     def copy(self, progress: Progress | None = None) -> CopyReport:
         """Bring the target up to the source. `progress(done, total)` counts stored bytes of the source."""
         self._report, self._progress, self._done_bytes = CopyReport(), progress, 0
-        jobs = [self._job] if self._job is not None else None
-        if self._job is not None and self._source.index.job(self._job) is None:
-            raise NotFound(f"job {self._job} not found", hint="holdfast jobs shows which jobs exist")
+        jobs = [self.job] if self.job is not None else None
+        if self.job is not None and self.source.index.job(self.job) is None:
+            raise NotFound(f"job {self.job} not found", hint="holdfast jobs shows which jobs exist")
         self._total_bytes = (
-            self._source.index.totals()["stored_bytes"]
+            self.source.index.totals()["stored_bytes"]
             if jobs is None
-            else sum(found.stored_bytes for job in jobs if (found := self._source.index.job(job)) is not None)
+            else sum(found.stored_bytes for job in jobs if (found := self.source.index.job(job)) is not None)
         )
         for job in self._jobs() if jobs is None else jobs:
             self._copy_job(job)
         return self._report
 
-    def follow(
-        self,
-        *,
-        stop: threading.Event,
-        changed: Callable[[CopyReport], None] = lambda _: None,
-        progress: Progress | None = None,
-    ) -> None:
-        """Copy, then go on with whatever happens in the source, until `stop` is set.
-
-        No position is kept between runs: each begins with a comparison, so that nothing depends on who ran before.
-        """
-        position = newest_event(self._source.index)
-        changed(self.copy(progress))
-        self._progress = None
-        while not stop.is_set():
-            events = self._source.index.events(position, _PAGE)
-            if not events:
-                self._source.index.wait_for_event(position, _WAIT_S)
-                continue
-            self._report = CopyReport()
-            self._replay(events)
-            position = events[-1].id
-            changed(self._report)
-
     # Jobs
 
     def _jobs(self) -> Iterator[str]:
         after = ""
-        while page := self._source.index.jobs(limit=_PAGE, after=after):
+        while page := self.source.index.jobs(limit=_PAGE, after=after):
             yield from (job.name for job in page)
             after = page[-1].name
 
     def _copy_job(self, job: str) -> None:
         self._copy_retention(job)
         after = 0
-        while page := self._source.index.list(job, after=after, limit=_PAGE):
+        while page := self.source.index.list(job, after=after, limit=_PAGE):
             last = page[-1].seq
-            there = self._target.index.list(job, after=after, before=last + 1)
+            there = self.target.index.list(job, after=after, before=last + 1)
             self._copy_page(page, there)
             self._delete_others(page, there)
             after = last
-        self._delete_others([], self._target.index.list(job, after=after) if self._mirror else [])
+        self._delete_others([], self.target.index.list(job, after=after) if self.mirror else [])
 
     def _copy_retention(self, job: str) -> None:
-        found, there = self._source.index.job(job), self._target.index.job(job)
+        found, there = self.source.index.job(job), self.target.index.job(job)
         if found is not None and found.retention != (there.retention if there else None):
-            self._target.index.set_retention(job, found.retention, actor=self._actor)
+            self.target.index.set_retention(job, found.retention, actor=self.actor)
 
     def _copy_page(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
         known = {c.id: c for c in there}
@@ -149,7 +125,7 @@ class Copying:
                 self._update(checkpoint, twin)
                 self._count(present=1)
                 self._advance(checkpoint.stored_bytes)
-            elif self._since_us is not None and _us(checkpoint) < self._since_us:
+            elif self.since_us is not None and _us(checkpoint) < self.since_us:
                 self._advance(checkpoint.stored_bytes)
             elif checkpoint.seq in numbers:
                 raise Conflict(
@@ -163,7 +139,7 @@ class Copying:
 
     def _copy_all(self, wanted: Sequence[Checkpoint]) -> None:
         """Oldest first. Those without chunks, as small states are, share commits."""
-        keys = self._source.index.keys_of([c.id for c in wanted])
+        keys = self.source.index.keys_of([c.id for c in wanted])
         small: list[NewCheckpoint] = []
         for checkpoint in wanted:
             try:
@@ -186,13 +162,13 @@ class Copying:
         self._commit_small(small)
 
     def _left_out(self, checkpoint_id: str) -> None:
-        if self._source.knows(checkpoint_id):  # else deleted meanwhile
+        if self.source.knows(checkpoint_id):  # else deleted meanwhile
             self._count(damaged=(checkpoint_id,))
 
     def _record(self, checkpoint: Checkpoint, key: tuple[str, bytes] | None) -> tuple[NewCheckpoint, list[bytes]]:
-        checkpoint, packed = self._source.index.read(checkpoint.id)
+        checkpoint, packed = self.source.index.read(checkpoint.id)
         digest = hashlib.sha256(packed).digest()
-        if not self._source.is_intact(checkpoint, packed):
+        if not self.source.is_intact(checkpoint, packed):
             raise Corrupted(f"the manifest of checkpoint {checkpoint.id} does not match its digest")
         is_archived = checkpoint.status is CheckpointStatus.ARCHIVED
         record = NewCheckpoint(
@@ -216,13 +192,13 @@ class Copying:
             seq=checkpoint.seq,
             status=CheckpointStatus.ARCHIVED if is_archived else CheckpointStatus.CREATED,
         )
-        return record, sorted(set(self._source.contents(packed)))
+        return record, sorted(set(self.source.contents(packed)))
 
     def _commit_small(self, records: Sequence[NewCheckpoint]) -> None:
         if not records:
             return
         try:
-            saved = self._target.index.commit(records, actor=self._actor)
+            saved = self.target.index.commit(records, actor=self.actor)
         except IdTaken:
             if len(records) > 1:
                 for record in records:
@@ -237,22 +213,22 @@ class Copying:
         distrusted: frozenset[bytes] = frozenset()
         for _ in range(_MAX_ATTEMPTS):
             writer = ChunkWriter(
-                self._target.blobs,
-                self._target.index.locate,
-                self._target.pool,
+                self.target.blobs,
+                self.target.index.locate,
+                self.target.pool,
                 distrusted=distrusted,
                 size_hint=record.size_bytes,
-                key=self._target.key,
+                key=self.target.key,
             )
             try:
                 with _aborted(writer):
                     self._move(references, writer, distrusted)
-                    checkpoint = self._target.commit(writer, record, self._actor)
+                    checkpoint = self.target.commit(writer, record, self.actor)
             except ChunksGone as gone:
                 distrusted |= frozenset(gone.digests)
                 continue
             except KeysChanged:
-                self._target.refresh_keys()
+                self.target.refresh_keys()
                 continue
             except IdTaken:
                 checkpoint = self._taken(record)
@@ -266,7 +242,7 @@ class Copying:
 
     def _move(self, references: Sequence[bytes], writer: ChunkWriter, distrusted: frozenset[bytes]) -> None:
         """Hand over what the target lacks: a few MiB for each worker, a few workers at once."""
-        there = self._target.index.locate([writer.name(digest) for digest in references])
+        there = self.target.index.locate([writer.name(digest) for digest in references])
         missing: list[bytes] = []
         for digest in references:
             chunk = there.get(name := writer.name(digest))
@@ -274,13 +250,13 @@ class Copying:
                 missing.append(digest)
             else:
                 writer.reuse(digest)
-        sizes = {digest: chunk.size_bytes for digest, chunk in self._source.reader.find(missing).items()}
+        sizes = {digest: chunk.size_bytes for digest, chunk in self.source.reader.find(missing).items()}
         under_way: list[Future[None]] = []
         try:
             for some in _portions(missing, sizes):
                 while len(under_way) >= _AT_ONCE:
                     under_way.pop(0).result()
-                under_way.append(self._source.pool().submit(self._move_some, some, writer))
+                under_way.append(self.source.pool().submit(self._move_some, some, writer))
             while under_way:
                 under_way.pop(0).result()
         finally:
@@ -291,7 +267,7 @@ class Copying:
                     future.exception()
 
     def _move_some(self, digests: Sequence[bytes], writer: ChunkWriter) -> None:
-        pieces = self._source.reader.read_named(digests, of="a checkpoint to copy")
+        pieces = self.source.reader.read_named(digests, of="a checkpoint to copy")
         writer.add_named(pieces)
         size = sum(map(len, pieces.values()))
         self._count(chunks_moved=len(pieces), bytes_moved=size)
@@ -300,7 +276,7 @@ class Copying:
     def _taken(self, record: NewCheckpoint) -> Checkpoint:
         """The checkpoint that has the ID in the target; a Conflict if it is another one."""
         try:
-            found = self._target.index.get(record.id)
+            found = self.target.index.get(record.id)
         except NotFound:
             raise Conflict(
                 f"another namespace of the target has a checkpoint {record.id}",
@@ -311,14 +287,14 @@ class Copying:
     def _arrived(self, record: NewCheckpoint, found: Checkpoint) -> None:
         """Count a copy, after making sure that the target has this very checkpoint."""
         same = (record.id, record.job, record.seq, record.size_bytes)
-        is_other = self._target.vault is None and found.digest != record.digest.hex()
+        is_other = self.target.vault is None and found.digest != record.digest.hex()
         if is_other or (found.id, found.job, found.seq, found.size_bytes) != same:
             raise _differs(record.id, record.job)
         self._count(copied=1, size_bytes=record.size_bytes)
 
     def _check_same(self, checkpoint: Checkpoint, twin: Checkpoint) -> None:
         """Digests say it, where both stores are plain; what is sealed has another digest in every store."""
-        is_plain = self._source.vault is None and self._target.vault is None
+        is_plain = self.source.vault is None and self.target.vault is None
         here, there = (
             (c.job, c.seq, c.step, c.created_at, c.size_bytes, c.digest if is_plain else "") for c in (checkpoint, twin)
         )
@@ -334,55 +310,68 @@ class Copying:
         was, now = (c.status is CheckpointStatus.ARCHIVED for c in (twin, checkpoint))
         status = None if was == now else CheckpointStatus.ARCHIVED if now else CheckpointStatus.CREATED
         if tags or pinned is not None or status is not None:
-            self._target.index.update(twin.id, actor=self._actor, is_pinned=pinned, tags=tags or None, status=status)
+            self.target.index.update(twin.id, actor=self.actor, is_pinned=pinned, tags=tags or None, status=status)
             self._count(changed=1)
 
     def _delete_others(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
         """What the source has deleted. Looked up once more: it may have been saved since the page was read."""
-        if self._mirror:
+        if self.mirror:
             known = {c.id for c in page}
-            self._delete([c for c in there if c.id not in known and not self._source.knows(c.id)])
+            self._delete([c for c in there if c.id not in known and not self.source.knows(c.id)])
 
     def _delete(self, doomed: Sequence[Checkpoint]) -> None:
         for start in range(0, len(doomed), _PAGE):
             ids = [c.id for c in doomed[start : start + _PAGE]]
-            self._count(deleted=len(self._target.index.delete(ids, even_pinned=True, actor=self._actor)))
+            self._count(deleted=len(self.target.index.delete(ids, even_pinned=True, actor=self.actor)))
 
     # Following
 
-    def _replay(self, events: Sequence[Event]) -> None:
+    def replay(self, events: Sequence[Event]) -> CopyReport:
         """Do in the target what the events tell, as far as it still holds: the newest state of the source wins."""
+        self._report, self._progress = CopyReport(), None
         saved: dict[str, None] = {}
         for event in events:
-            if self._job is not None and event.job != self._job:
+            if event.action not in FOLLOWED or (self.job is not None and event.job != self.job):
                 continue
-            if event.checkpoint is not None and event.action in ("save", "tag", "pin", "unpin", "status"):
-                saved[event.checkpoint] = None
-            elif event.action == "retention" and event.job is not None:
+            if event.action == "retention" and event.job is not None:
                 self._copy_retention(event.job)
             elif event.action == "delete" and event.checkpoint is not None:
                 saved.pop(event.checkpoint, None)
                 self._forget(event.checkpoint)
+            elif event.checkpoint is not None:
+                saved[event.checkpoint] = None
+        return self._bring(saved)
+
+    def catch_up(self, checkpoint_ids: Iterable[str]) -> CopyReport:
+        """Copy these, if they still exist and can be read by now."""
+        self._report, self._progress = CopyReport(), None
+        return self._bring(checkpoint_ids)
+
+    def _bring(self, checkpoint_ids: Iterable[str]) -> CopyReport:
         new: list[Checkpoint] = []
-        for checkpoint_id in saved:
+        for checkpoint_id in checkpoint_ids:
             try:
-                checkpoint = self._source.index.get(checkpoint_id)
+                checkpoint = self.source.index.get(checkpoint_id)
             except NotFound:
                 continue  # deleted since: its own event comes later
+            except Corrupted:
+                self._left_out(checkpoint_id)
+                continue
             try:
-                twin = self._target.index.get(checkpoint_id)
+                twin = self.target.index.get(checkpoint_id)
             except NotFound:
-                if self._since_us is None or _us(checkpoint) >= self._since_us:
+                if self.since_us is None or _us(checkpoint) >= self.since_us:
                     new.append(checkpoint)
             else:
                 self._check_same(checkpoint, twin)
                 self._update(checkpoint, twin)
         self._copy_all(new)
+        return self._report
 
     def _forget(self, checkpoint_id: str) -> None:
-        if self._mirror and not self._source.knows(checkpoint_id):
+        if self.mirror and not self.source.knows(checkpoint_id):
             try:
-                self._delete([self._target.index.get(checkpoint_id)])
+                self._delete([self.target.index.get(checkpoint_id)])
             except NotFound:
                 pass
 
@@ -398,12 +387,6 @@ class Copying:
             done = min(self._done_bytes, self._total_bytes)
         if self._progress is not None:
             self._progress(done, self._total_bytes)
-
-
-def newest_event(index: Index) -> int:
-    """The number of the newest event."""
-    found = index.events(limit=1, newest=True)
-    return found[0].id if found else 0
 
 
 def _portions(digests: Sequence[bytes], sizes: dict[bytes, int]) -> Iterator[list[bytes]]:

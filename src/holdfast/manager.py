@@ -421,8 +421,13 @@ class CheckpointManager:
         changed: Callable[[CopyReport], None] = lambda _: None,
         progress: Progress | None = None,
     ) -> None:
-        """As `copy_to`, then go on with every change here until `stop` is set; `changed` hears of each round."""
-        self._copying(target, job, since, mirror).follow(stop=stop, changed=changed, progress=progress)
+        """As `copy_to`, then go on with every change here until `stop` is set; `changed` hears of each round.
+
+        `target` keeps how far this has come: the next one goes on there instead of comparing everything.
+        """
+        from .following import Following
+
+        Following(self._copying(target, job, since, mirror)).run(stop=stop, changed=changed, progress=progress)
 
     def _copying(self, target: CheckpointManager, job: str | None, since: datetime | None, mirror: bool) -> Copying:
         from .copying import Copying

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -53,6 +57,49 @@ def _die_at(store: holdfast.CheckpointManager, moment: str, count: int) -> None:
         return answer
 
     store._store.index.commit = commit  # type: ignore[method-assign]
+
+
+def follow(report: Report, connection: Any, source: str, target: str, deaths: tuple[str, int] = ("", 0)) -> None:
+    """Follow until nothing is left to do, noting the place after every round; `deaths` as for `copy`."""
+    stop = threading.Event()
+    with holdfast.open(source) as here, holdfast.open(target) as there, mock.patch(_NOTE_EVERY, 0.0):
+        if deaths[0]:
+            _die_at(there, *deaths)
+        wait = here._store.index.wait_for_event
+
+        def until_done(after: int, timeout_s: float) -> bool:
+            stop.set()
+            return wait(after, 0)
+
+        here._store.index.wait_for_event = until_done  # type: ignore[method-assign]
+        report("ready")
+        here.follow_to(there, stop=stop)
+    report("copied")
+
+
+_NOTE_EVERY = "holdfast.following.NOTE_EVERY_S"
+
+
+def die_following(folder: Path, *, rounds: int = 8, mutant: str = "") -> dict[str, int]:
+    """One follower after another, each killed at a commit of its own, while the source goes on.
+
+    Each begins where the one before was; the last one is let live, and then nothing may be missing.
+    """
+    source, target = str(folder / "source"), str(folder / "target")
+    fill(source, 6)
+    Child(follow, source, target, mutant=mutant).drain()
+    killed = 0
+    for round_ in range(rounds):
+        with holdfast.open(source) as here:
+            for n in range(3):
+                here.save(f"job-{n % 2}", f"round {round_}", {"n": n, "w": bytes([round_]) * (n % 2) * 200_000})
+        child = Child(follow, source, target, ("before" if round_ % 2 else "after", 1 + round_ % 3), mutant=mutant)
+        killed += child.drain() != 0
+        check(source, target, is_whole=False)
+    child = Child(follow, source, target)
+    if child.drain():
+        raise Violation("a follower that nobody killed has failed")
+    return {"killed": killed, "checked": check(source, target, is_whole=True)}
 
 
 def die_everywhere(folder: Path, *, mutant: str = "") -> int:
@@ -114,4 +161,14 @@ def kill_copies(folder: Path, *, rounds: int, seconds: float = 1e9, seed: int = 
 
 
 def torture(minutes: float, folder: Path) -> dict[str, float]:
-    return kill_copies(folder, rounds=10**9, seconds=minutes * 60, seed=time.time_ns())
+    end = time.monotonic() + minutes * 60
+    numbers = kill_copies(folder / "copies", rounds=10**9, seconds=minutes * 30, seed=time.time_ns())
+    numbers |= {"followers killed": 0, "checkpoints followed": 0}
+    for n in itertools.count():
+        if time.monotonic() > end:
+            return numbers
+        done = die_following(folder / f"followers-{n}", rounds=40)
+        shutil.rmtree(folder / f"followers-{n}")
+        numbers["followers killed"] += done["killed"]
+        numbers["checkpoints followed"] += done["checked"]
+    raise AssertionError("counting never ends")

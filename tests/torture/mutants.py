@@ -21,6 +21,7 @@ import holdfast.blobs.packs
 import holdfast.chunks
 import holdfast.copying
 import holdfast.embedded
+import holdfast.following
 import holdfast.gc
 import holdfast.index.sqlite
 import holdfast.index.sweeping
@@ -125,6 +126,18 @@ def _copies_backwards() -> Any:
     return mock.patch.object(holdfast.copying.Copying, "_copy_all", lambda self, wanted: real(self, wanted[::-1]))
 
 
+def _place_noted_first() -> Any:
+    """A follower that notes how far it has come before it is there."""
+    real = holdfast.following.Following._round
+
+    def round_(self: Any, events: Any) -> Any:
+        self._last, self._is_worth_noting = events[-1], True
+        self._note(is_due=True)
+        return real(self, events)
+
+    return mock.patch.object(holdfast.following.Following, "_round", round_)
+
+
 def _packs(name: str, value: Any) -> Patch:
     return lambda: mock.patch(f"holdfast.blobs.{name}", value)
 
@@ -155,6 +168,7 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     ),
     "pack removed unasked": (lambda: mock.patch("holdfast.gc._is_garbage", return_value=True),),
     "copies not in order": (_copies_backwards,),
+    "place noted before the copies": (_place_noted_first,),
     "reader does not ask again": (_reader_asks_once,),
     "chunk digest not checked": (_unverified_chunks,),
     "manifest digest not checked": (_unverified_manifest,),

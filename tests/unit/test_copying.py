@@ -5,20 +5,26 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import holdfast
-from holdfast.copying import CopyReport, newest_event
+from holdfast.copying import CopyReport
 from holdfast.errors import Conflict, LeaseHeld, NotFound, Validation
 from holdfast.manager import CheckpointManager
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
+
+OLD = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -213,24 +219,162 @@ def test_following(source: CheckpointManager, target: CheckpointManager) -> None
         source.tag(second, late="yes")
         source.delete("a", first)
         source.set_retention("c", holdfast.RetentionPolicy(keep_last=2))
-        position = newest_event(source._store.index)
+        position = source.events(limit=1, newest=True)[0].id
         while sum(r.copied for r in rounds) < 5 or sum(r.deleted for r in rounds) < 1 or not rounds[-1].changed:
             assert moved.acquire(timeout=60), rounds
             if target.jobs("c") and target.jobs("c")[0].retention:
                 break
-        assert position == newest_event(source._store.index)
+        assert position == source.events(limit=1, newest=True)[0].id
     finally:
         stop.set()
         follower.join()
     same(source, target)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 40, 129])
-def test_the_newest_event(source: CheckpointManager, count: int) -> None:
-    for n in range(count):
-        source._store.index.append_event(f"e{n}", actor="t")
-    events = source.events(limit=1000)
-    assert newest_event(source._store.index) == (events[-1].id if events else 0)
+def follow_once(source: CheckpointManager, target: CheckpointManager, **options: Any) -> CopyReport:
+    """A follower that is stopped as soon as it has caught up."""
+    stop, reports = threading.Event(), []
+    seen = source._store.index.wait_for_event
+
+    def wait(after: int, timeout_s: float) -> bool:
+        stop.set()
+        return seen(after, 0)
+
+    with mock.patch.object(source._store.index, "wait_for_event", wait):
+        source.follow_to(target, stop=stop, changed=reports.append, **options)
+    return functools.reduce(CopyReport.plus, reports)
+
+
+@contextlib.contextmanager
+def comparing(source: CheckpointManager) -> Iterator[list[str]]:
+    """The jobs whose histories are compared: nothing else reads a history as a whole."""
+    compared: list[str] = []
+    real = source._store.index.list
+
+    def listed(job: str, **options: Any) -> Any:
+        compared.append(job)
+        return real(job, **options)
+
+    with mock.patch.object(source._store.index, "list", listed):
+        yield compared
+
+
+def test_a_follower_goes_on_where_the_last_one_was(source: CheckpointManager, target: CheckpointManager) -> None:
+    fill(source)
+    with comparing(source) as compared:
+        assert follow_once(source, target).copied == 4
+        assert compared
+        compared.clear()
+        late = source.save("c", "late", {"w": noise(9)})
+        source.tag(late, k="v")
+        assert follow_once(source, target).copied == 1
+        assert follow_once(source, target) == CopyReport()
+        assert compared == []
+    same(source, target)
+    notes = [e for e in target.events(limit=1000) if e.action == "sync"]
+    assert len(notes) == 2  # none where nothing had happened
+
+
+def test_places_in_an_encrypted_store(source: CheckpointManager, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    fill(source)
+    with holdfast.open(tmp_path / "vault", key=bytes(32), encrypt_names=True) as vault, comparing(source) as compared:
+        follow_once(source, vault, job="a")
+        compared.clear()
+        source.save("a", "late", 1)
+        assert follow_once(source, vault, job="a").copied == 1
+        assert compared == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_enough"),
+    [
+        ({}, {"job": "a"}, True),
+        ({"job": "a"}, {}, False),
+        ({"job": "a"}, {"job": "b"}, False),
+        ({}, {"mirror": True}, False),
+        ({"mirror": True}, {}, True),
+        ({"since": OLD}, {}, False),
+        ({"since": OLD}, {"since": OLD + timedelta(1)}, True),
+        ({"since": OLD + timedelta(1)}, {"since": OLD}, False),
+    ],
+)
+def test_who_followed_less_is_no_predecessor(
+    source: CheckpointManager,
+    target: CheckpointManager,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    is_enough: bool,
+) -> None:
+    fill(source)
+    follow_once(source, target, **first)
+    with comparing(source) as compared:
+        follow_once(source, target, **second)
+        assert (compared == []) == is_enough
+
+
+def test_another_log_is_compared_as_a_whole(
+    source: CheckpointManager, target: CheckpointManager, tmp_path: Path
+) -> None:
+    """A source put back from a backup, which has gone on otherwise since: its log has the same numbers."""
+    fill(source)
+    source.close()
+    shutil.copytree(tmp_path / "source", tmp_path / "backup")
+    with holdfast.open(tmp_path / "source") as store:
+        gone = store.save("d", "gone with the disk", 1)
+        follow_once(store, target)
+    with holdfast.open(tmp_path / "backup") as store:
+        other = [store.save("e", "since", n) for n in range(3)]
+        assert store._store.index.store_id == source._store.index.store_id
+        assert follow_once(store, target).copied == 3
+        assert all(target.exists(i) for i in (gone, *other))
+        assert follow_once(store, target) == CopyReport()
+
+
+def test_a_log_that_was_pruned_is_compared_as_a_whole(
+    source: CheckpointManager, target: CheckpointManager, tmp_path: Path
+) -> None:
+    fill(source)
+    follow_once(source, target)
+    late = source.save("c", "late", 1)
+    source.close()
+    db = sqlite3.connect(tmp_path / "source" / "index.sqlite")
+    with db:
+        db.execute("DELETE FROM event")
+    db.close()
+    with holdfast.open(tmp_path / "source") as store:
+        assert follow_once(store, target).copied == 1
+        assert target.load(late) == 1
+
+
+def test_what_could_not_be_read_is_tried_again(
+    source: CheckpointManager, target: CheckpointManager, tmp_path: Path
+) -> None:
+    _, second, third = fill(source)
+    whole = {pack: pack.read_bytes() for pack in (tmp_path / "source" / "packs").iterdir()}
+    for pack, data in whole.items():
+        pack.write_bytes(data[:100_000] + bytes(200_000) + data[300_000:])
+    assert sorted(follow_once(source, target).damaged) == sorted([second, third])
+    assert sorted(follow_once(source, target).damaged) == sorted([second, third])
+    for pack, data in whole.items():
+        pack.write_bytes(data)
+    with comparing(source) as compared:
+        assert follow_once(source, target).copied == 2
+        assert follow_once(source, target) == CopyReport()
+        assert compared == []
+    same(source, target)
+
+
+def test_two_stores_that_follow_each_other_come_to_rest(source: CheckpointManager, target: CheckpointManager) -> None:
+    fill(source)
+    for _ in range(3):
+        follow_once(source, target)
+        follow_once(target, source)
+    before = [store.events(limit=1, newest=True)[0].id for store in (source, target)]
+    for _ in range(3):
+        follow_once(source, target)
+        follow_once(target, source)
+    assert [store.events(limit=1, newest=True)[0].id for store in (source, target)] == before
 
 
 def test_command_line(tmp_path: Path, run: Run) -> None:
