@@ -604,6 +604,17 @@ class CheckpointManager:
             finally:
                 self._background.drain()
 
+    def take_lease(self, job_id: str, holder: str, ttl_s: float) -> Lease:
+        """A lease that outlives this process, for who renews it in another one; LeaseHeld when somebody has it (I5).
+
+        One that has run out still serves its holder, as long as nobody else has taken one since.
+        """
+        return self._store.index.acquire_lease(parse_name("job", job_id), holder, ttl_s)
+
+    def renew_lease(self, lease: Lease) -> None:
+        """Its whole time again; LeaseLost when it was given back or taken over."""
+        self._store.index.renew_lease(lease)
+
     def break_lease(self, lease: Lease) -> None:
         """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""
         self._store.index.release_lease(lease)

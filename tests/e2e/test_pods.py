@@ -1,5 +1,6 @@
 """Pods, as a kubelet runs them: what one pod was when it was stopped, another one goes on from."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 
@@ -28,6 +29,11 @@ def _cri(engine: Containerd) -> Cri:
     return Cri(engine.home / "socket", IMAGE)
 
 
+def jobs(engine: Containerd) -> list[str]:
+    with holdfast.open(engine.lab.store) as store:
+        return [job.name for job in store.jobs() if job.checkpoints]
+
+
 def test_a_pod_goes_on_in_another(engine: Containerd, cri: Cri) -> None:
     """By environment in the one, by annotation in the other; the sandbox and a second container are left alone."""
     first = cri.run_pod("first", {"holdfast.dev/checkpoint": "1"})
@@ -40,8 +46,7 @@ def test_a_pod_goes_on_in_another(engine: Containerd, cri: Cri) -> None:
     assert engine.status(beside) == "RUNNING"
     assert engine.status(first) == "RUNNING"
     cri.remove_pod(first)
-    with holdfast.open(engine.lab.store) as store:
-        assert [job.name for job in store.jobs()] == ["container:default+train"]
+    assert jobs(engine) == ["container:default+train"]
 
     second = cri.run_pod("second")
     notes = {"holdfast.dev/restore": "latest", "holdfast.dev/key": "train"}
@@ -78,4 +83,85 @@ def test_a_pod_with_a_network_of_its_own(engine: Containerd, cri: Cri) -> None:
     counter = cri.start(second, "counter", COUNT, wishes)
     engine.wait_beyond(counter, reached)
     cri.remove_pod(second)
+    assert engine.shims() == []
+
+
+# --- what a controller recreates ---
+
+DEPLOYMENT = {"app": "train", "pod-template-hash": "7d9c6bf5c4"}
+KEPT = {"HOLDFAST_CHECKPOINT": "1"}
+
+
+def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
+    """By their owner's name, whatever theirs is; and two that live at once never share a history."""
+    first = cri.run_pod("train-7d9c6bf5c4-x2k8q", labels=DEPLOYMENT)
+    second = cri.run_pod("train-7d9c6bf5c4-lm4zt", labels=DEPLOYMENT)
+    one = cri.start(first, "main", COUNT, KEPT)
+    engine.wait_beyond(one, 200)
+    two = cri.start(second, "main", COUNT, KEPT)
+    engine.wait_beyond(two, 5)
+    cri.stop(two)
+    cri.stop(one)
+    reached, other = engine.count(one), engine.count(two)
+    assert other < reached
+    kept = [job for job in jobs(engine) if "deployment" in job]
+    assert kept == ["container:default+deployment:train+main", "container:default+deployment:train+main@2"]
+    for pod in (first, second):
+        cri.remove_pod(pod)
+
+    again = cri.run_pod("train-7d9c6bf5c4-b6vwj", labels=DEPLOYMENT)
+    strict = {**KEPT, "HOLDFAST_POLICY": "fail"}
+    came = cri.start(again, "main", COUNT, strict)
+    assert engine.wait_beyond(came, reached) > reached
+    beside = cri.run_pod("train-7d9c6bf5c4-qq7hd", labels=DEPLOYMENT)
+    with pytest.raises(Failed, match="StartContainer"):  # who insists on being the only one is told
+        cri.start(beside, "main", COUNT, strict)
+    assert "is alive already" in engine.log.read_text()
+    for pod in (again, beside):
+        cri.remove_pod(pod)
+    assert engine.shims() == []
+
+
+def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:
+    """With the commands on the node; who restarts it while it sleeps is refused, and goes on after it was woken."""
+
+    def ask(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        environment = {**engine.environment, "CONTAINERD_ADDRESS": str(engine.home / "socket")}
+        return engine.lab.holdfast("pod", *words, "--json", check=check, env=environment)
+
+    name = "web-0"
+    labels = {"statefulset.kubernetes.io/pod-name": name}
+    pod = cri.run_pod(name, labels=labels)
+    main = cri.start(pod, "main", COUNT, KEPT)
+    beside = cri.start(pod, "beside", COUNT)
+    engine.wait_beyond(main, 5)
+    engine.wait_beyond(beside, 5)
+
+    kept = json.loads(ask("checkpoint", f"default/{name}").stdout)["containers"]
+    assert [(one["container"], one["key"], one["error"]) for one in kept] == [("main", "default+web-0+main", None)]
+    named = json.loads(ask("checkpoint", f"default/{name}/beside").stdout)["containers"]
+    assert [one["key"] for one in named] == ["default+web-0+beside"]
+    listed = json.loads(ask("list", "default").stdout)
+    found = {one["container"]: one for one in listed["containers"] if one["pod"] == name}
+    assert found["main"]["is_opted_in"]
+    assert not found["beside"]["is_opted_in"]
+    assert found["main"]["generations"] == 1
+    assert found["main"]["memory_bytes"] > 1 << 20
+    assert engine.status(main) == "RUNNING"
+
+    refused = ask("hibernate", f"default/{name}/beside", check=False)
+    assert refused.returncode == 1
+    assert "did not opt in" in refused.stdout
+    ask("hibernate", f"default/{name}")
+    engine.wait_stopped(main)
+    reached = engine.count(main)
+    with pytest.raises(Failed, match="StartContainer"):  # as a kubelet would, at once
+        cri.start(pod, "main", COUNT, KEPT, attempt=1)
+    assert "default+web-0+main hibernates" in engine.log.read_text()
+    asleep = json.loads(ask("list").stdout)["asleep"]
+    assert [one["job"] for one in asleep] == ["container:default+web-0+main"]
+    ask("wake", f"default/{name}")
+    woken = cri.start(pod, "main", COUNT, KEPT, attempt=2)
+    engine.wait_beyond(woken, reached)
+    cri.remove_pod(pod)
     assert engine.shims() == []

@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Containers": {
         "container": ("container", "Freeze containers and bring them back."),
+        "pod": ("pod", "Keep pods of Kubernetes, let them sleep, wake them."),
         "preempt": ("preempting", "Keep all opted-in containers when the machine must go."),
         "process": ("processes", "Run commands that survive being stopped; freeze processes."),
     },

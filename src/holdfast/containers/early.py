@@ -12,9 +12,11 @@ import os
 import sys
 
 from . import runc_arguments
+from .opting import POD, has_made_up_name, wish_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from sqlite3 import Connection
     from typing import NoReturn
 
@@ -48,14 +50,12 @@ def mark_first(call: runc_arguments.Call) -> bool:
         return False  # taken, it seems
     from holdfast.peeking import has_checkpoints
 
-    from .opting import wish_of
-
     bundle = os.path.abspath(call.get("bundle") or ".")
     json = _json()
-    wish = wish_of(_read_spec(json, f"{bundle}/config.json"))
+    wish = wish_of(_read_spec(json, f"{bundle}/config.json"), _own_name)
     if wish is None or wish.restore not in ("latest", "no"):
         return False
-    if wish.restore == "latest" and has_checkpoints(store_url(), f"container:{wish.key}") is not False:
+    if wish.restore == "latest" and has_checkpoints(store_url(os.environ), f"container:{wish.key}") is not False:
         return False
     environment = {name: value for name in PLACES if (value := os.environ.get(name))}
     facts = {"wish": wish.facts(), "restored": None, "bundle": bundle, "environment": environment}
@@ -63,10 +63,18 @@ def mark_first(call: runc_arguments.Call) -> bool:
     return True
 
 
-def store_url() -> str:
-    """Where containers are kept when nobody says."""
-    state = os.environ.get("HOLDFAST_STATE_DIR") or "/var/lib/holdfast"
-    return os.environ.get("HOLDFAST_STORE") or f"{state}/containers"
+def _own_name(notes: Mapping[str, str]) -> str:
+    """The pod's name, where that is who it is; an error where a controller made it up, and the engine must be asked."""
+    name = notes[POD[1]]
+    if has_made_up_name(name):
+        raise ValueError(name)
+    return name
+
+
+def store_url(environment: Mapping[str, str]) -> str:
+    """Where containers are kept; in a place of this machine when nobody says."""
+    state = environment.get("HOLDFAST_STATE_DIR") or os.environ.get("HOLDFAST_STATE_DIR") or "/var/lib/holdfast"
+    return environment.get("HOLDFAST_STORE") or f"{state}/containers"
 
 
 def mark_path(root: str, identity: str) -> str:

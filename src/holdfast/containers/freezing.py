@@ -19,11 +19,12 @@ from typing import Protocol
 
 from holdfast.errors import Conflict, StepTimeout, Validation
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint
+from holdfast.model import Checkpoint, Lease
 
 from . import hosts, network, snapshot
 from .attempts import Attempt, attempt, only_one
 from .criu import dump, validate_images
+from .opting import pod_of
 from .rootfs import Rootfs, copy_away, find_rootfs
 from .runc import Container, runtime_version
 
@@ -104,6 +105,7 @@ def freeze_container(
     options: Sequence[str] = (),
     companions: Sequence[Companion] = (),
     tags: Mapping[str, str] | None = None,
+    lease: Lease | None = None,
     images_for: Callable[[Attempt], None] | None = None,
     deadline_s: float | None = None,
     report: Report | None = None,
@@ -126,6 +128,7 @@ def freeze_container(
         work = _Freeze(manager, job, container, kept, rootfs, net, wanted, leave_running, dict(tags or {}), facts)
         work.phases.report = report
         work.images_for = images_for
+        work.lease = lease
         work.deadline = None if deadline_s is None else time.monotonic() + deadline_s
         command = container.command(
             "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted,
@@ -200,6 +203,7 @@ class _Freeze:
     deadline: float | None = None
     companions: Sequence[Companion] = ()
     images_for: Callable[[Attempt], None] | None = None
+    lease: Lease | None = None
 
     def on_frozen(self) -> None:
         """At the seam: nothing of the container moves. Short if it is to run on, complete if it is to end."""
@@ -233,11 +237,14 @@ class _Freeze:
                 "rootfs": self.rootfs.kind,
                 "sockets": self.sockets,
                 "attempt": self.attempt.id,
+                **({"pod": pod} if (pod := pod_of(self.container.spec)) else {}),
                 **facts_of(self.companions),
                 **process_totals(taken.processes),
             }
             step = self.job.partition(":")[2]
-            identity = self.manager.save(self.job, step, taken.state(), metadata=metadata, tags=self.tags)
+            identity = self.manager.save(
+                self.job, step, taken.state(), metadata=metadata, tags=self.tags, lease=self.lease
+            )
             self.checkpoint = self.manager.get(identity)
 
     def _snapshot(self) -> snapshot.Snapshot:

@@ -13,33 +13,43 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # see `early`: what is imported here, every container that opted in waits for
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from holdfast.errors import Validation
 
-_POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
+    # The annotations of a container that is given no key → the name of its pod's owner, or of the pod.
+    Owner = Callable[[Mapping[str, str]], str]
+
+POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _PLAIN = _LETTERS | set("._-")
+_DRAWN = frozenset("bcdfghjklmnpqrstvwxz2456789")
+_KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after it
 
 
 class Wish:
     """What a container asked for."""
 
-    __slots__ = ("key", "policy", "restore", "tries")
+    __slots__ = ("key", "namespace", "policy", "restore", "tries")
 
-    def __init__(self, key: str, restore: str, policy: str = "fresh", tries: int = 1) -> None:
+    def __init__(self, key: str, restore: str, policy: str = "fresh", tries: int = 1, namespace: str = "") -> None:
         self.key = key
-        self.restore = restore  # latest, no, or the ID of a checkpoint
+        self.restore = restore  # latest, no, the ID of a checkpoint, or another key of its namespace
         self.policy = policy  # fresh: start anew when it cannot be restored; fail
         self.tries = tries
+        self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
     def facts(self) -> dict[str, str | int]:
         """As a mark keeps it."""
         return {"key": self.key, "restore": self.restore, "policy": self.policy, "tries": self.tries}
 
+    def key_of(self, name: str) -> str:
+        """The key that a workload of its namespace has by that name."""
+        return _joined([self.namespace, name] if self.namespace else [name])
 
-def wish_of(spec: Mapping[str, Any]) -> Wish | None:
+
+def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     """None when the container did not opt in; Validation when it asks for what cannot be."""
     entries = spec.get("process", {}).get("env", ())
     environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
@@ -60,29 +70,54 @@ def wish_of(spec: Mapping[str, Any]) -> Wish | None:
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
         raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
     return Wish(
-        key=_key(asked("key", "HOLDFAST_WORKLOAD"), notes),
+        key=key_of(notes, asked("key", "HOLDFAST_WORKLOAD"), owner),
         restore=_name("restore", restore or "latest"),
         policy="fail" if policy == "fail" else "fresh",
         tries=int(count or 3) if policy == "retry" else 1,
+        namespace=notes.get(POD[0], ""),
     )
 
 
-def _key(given: str, notes: Mapping[str, str]) -> str:
+def key_of(notes: Mapping[str, str], given: str = "", owner: Owner | None = None) -> str:
     """The workload, never the container, whose ID changes. In a cluster, no key leads out of its namespace."""
-    space, pod, name = (notes.get(one, "") for one in _POD)
-    if space and (given or (pod and name)):
-        parts = [space, given] if given else [space, pod, name]
-    elif given:
-        parts = [given]
-    else:
+    space, pod, name = (notes.get(one, "") for one in POD)
+    if space and given:
+        return _joined([space, given])
+    if space and pod and name:
+        return _joined([space, pod if owner is None else owner(notes), name], unescaped=":")
+    if not given:
         raise _invalid("a container asks to be kept and does not say as what", hint="set HOLDFAST_WORKLOAD")
-    escaped = ("".join(one if one in _PLAIN else f"+{ord(one):02x}" for one in part) for part in parts)
-    return _name("key", "+".join(escaped))
+    return _joined([given])
+
+
+def has_made_up_name(pod: str) -> bool:
+    """Whether a controller may have given it: such names end in five characters of those that Kubernetes draws from."""
+    return pod[-6:-5] == "-" and _DRAWN.issuperset(pod[-5:])
+
+
+def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
+    """{namespace, name, container} of a container of a pod, for lists; None of any other."""
+    notes = spec.get("annotations") or {}
+    found = [str(notes.get(one, "")) for one in POD]
+    return dict(zip(("namespace", "name", "container"), found, strict=True)) if all(found) else None
+
+
+def _joined(parts: list[str], unescaped: str = "") -> str:
+    """One name of several, whatever is in them: nobody can write one that looks like that of others."""
+    escaped = (
+        "".join(one if one in _PLAIN or one in unescaped else f"+{ord(one):02x}" for one in part) for part in parts
+    )
+    key = "+".join(escaped)
+    if len(key) > _KEY_CHARACTERS:
+        from hashlib import sha256
+
+        key = f"{key[: _KEY_CHARACTERS - 20]}-{sha256(key.encode()).hexdigest()[:16]}"
+    return _name("key", key)
 
 
 def _name(what: str, text: str) -> str:
     """A name like those of jobs; most are so plain that nothing needs to be imported to know it."""
-    if len(text) <= 64 and text[:1] in _LETTERS and _PLAIN.issuperset(text.replace("+", "")):
+    if len(text) <= 64 and text[:1] in _LETTERS and _PLAIN.issuperset(text.replace("+", "").replace(":", "")):
         return text
     from holdfast.model import parse_name
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import runc, runtime
+from . import marks, runc, runtime
 from .freezing import pids_below
 from .programs import find_program
 
@@ -54,13 +54,13 @@ def candidates() -> list[Candidate]:
     """Those that run now, the smallest first."""
     program = os.environ.get("HOLDFAST_RUNC") or find_program("runc")
     found = []
-    for mark in runtime.marks():
+    for mark in marks.marks():
         root, identity = str(mark.parent), mark.name
         state = runc.run(program, root, "state", identity)
         if state.returncode:
             continue
         told = json.loads(state.stdout)
-        facts = runtime.read_mark(runtime.mark_of(root, identity))
+        facts = marks.read_mark(marks.mark_of(root, identity))
         if told.get("status") in ("running", "paused") and not facts.get("ended") and facts.get("wish"):
             size = memory_bytes(int(told["pid"]))
             environment = {str(name): str(value) for name, value in facts.get("environment", {}).items()}

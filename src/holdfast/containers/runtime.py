@@ -1,13 +1,13 @@
 """`holdfast-runc` for the containers that opted in: what it does instead of runc, or besides it.
 
-    create       brings the newest good generation back, paused; else the real create
+    create       claims its workload; brings the newest good generation back, paused; else the real create
     start        lets it go on, if it was brought back; else the real start
     kill TERM    freezes it into the store, which ends it; if that fails, the signal
     checkpoint   freezes it into the store, and gives the caller the images it asked for
     state, resume, pause, kill, delete   of one that was frozen and has ended: answered, because runc forgot it
     delete       the real one; a container that died right after it was brought back marks its generation as bad
 
-A mark per container, below /run, remembers what it is; its generations are in the store and outlive it. Nothing is
+A mark per container remembers what it is (`marks`); its generations are in the store and outlive it. Nothing is
 printed to stdout but what runc would print. Errors go to runc's log and to stderr, in words.
 """
 
@@ -20,11 +20,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import runc_arguments
-from .early import PLACES, STATE, mark_path, store_url, write_mark
+from . import marks, runc_arguments
 
 CRASH_S = 10.0  # one that ends this soon after it was brought back, by itself, is not brought back from there again
 _TERM = ("", "15", "TERM", "SIGTERM")
@@ -62,23 +62,31 @@ class Runtime:
         self.call = call
         self.id = call.container_id
         self.root = call.get("root") or "/run/runc"
-        self.mark = mark_of(self.root, self.id)
+        self.mark = marks.mark_of(self.root, self.id)
 
     # The commands
 
     def create(self) -> int | None:
         from . import runc
         from .opting import wish_of
+        from .owners import owner_of_container
 
         bundle = Path(self.call.get("bundle") or ".").absolute()
         spec = runc.read_spec(bundle)
-        wish = wish_of(spec)
+        wish = wish_of(spec, owner_of_container)
         if wish is None or (os.path.lexists(f"{self.root}/{self.id}") and self._status()):
             return None  # taken: runc refuses it, and whose it is must not suffer
         with self._store() as manager:
-            restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
-        environment = {name: value for name in PLACES if (value := os.environ.get(name))}
-        self._remember(wish=wish.facts(), restored=restored, bundle=str(bundle), environment=environment)
+            claim = self._claim(manager, wish)
+            try:
+                restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
+            except BaseException:
+                manager.break_lease(claim)
+                raise
+        environment = {name: value for name in marks.PLACES if (value := os.environ.get(name))}
+        self._remember(
+            wish=wish.facts(), claim=asdict(claim), restored=restored, bundle=str(bundle), environment=environment
+        )
         return None if restored is None else 0
 
     def run(self) -> int | None:
@@ -113,9 +121,8 @@ class Runtime:
             self._freeze(marked, leave_running=False, deadline_s=float(os.environ.get("HOLDFAST_DEADLINE_S") or 8))
         except CheckpointError as error:  # it was asked to stop, and must
             self.log(f"holdfast: not frozen, the signal is passed on: {error}", level="warning")
-            self._remember(**{**marked, "killed": True})
+            self._remember(**{**self._recall(), "killed": True})
             return None
-        self._remember(**{**marked, "ended": time.time()})
         return 0
 
     def checkpoint(self) -> int | None:
@@ -124,8 +131,6 @@ class Runtime:
         marked = self._recall()
         leave_running = self.call.is_set("leave-running")
         self._freeze(marked, leave_running=leave_running, image_path=self.call.get("image-path") or "checkpoint")
-        if not leave_running:
-            self._remember(**{**marked, "ended": time.time()})
         return 0
 
     def state(self) -> int | None:
@@ -162,11 +167,27 @@ class Runtime:
                     manager.tag(marked["restored"], crashed="after-restore")
         done = self._runc(*self.call.argv)
         if done.returncode == 0:
+            self._give_back(marked)
             self.mark.unlink(missing_ok=True)
         sys.stderr.write(done.stderr)
         return done.returncode
 
     # Bringing back
+
+    def _claim(self, manager: Any, wish: Any) -> Any:
+        """Claim the workload, whose key may become one that is this container's alone; Conflict if it sleeps."""
+        from . import claims, hibernation
+
+        claim = claims.take(manager, wish.key, self.root, self.id, only_first=wish.policy == "fail")
+        if (key := claims.key_of(claim)) != wish.key:
+            self.log(f"holdfast: {wish.key} is alive elsewhere: this one is {key}", level="warning")
+            wish.key = key
+        try:
+            hibernation.refuse_asleep(manager, key)
+        except BaseException:
+            manager.break_lease(claim)
+            raise
+        return claim
 
     def _bring_back(self, manager: Any, wish: Any, bundle: Path, spec: dict[str, Any]) -> str | None:
         """The generation that the container goes on from; None when it is to start anew."""
@@ -178,11 +199,7 @@ class Runtime:
             kept = snapshot.generations(manager, "container", wish.key)
             candidates = [one for one in reversed(kept) if one.status != "corrupted" and "crashed" not in one.tags]
         else:
-            candidates = [snapshot.find(manager, "container", wish.restore)]
-            if candidates[0].job != snapshot.job_of("container", wish.key):
-                from holdfast.errors import NotFound
-
-                raise NotFound(f"{wish.restore} is no checkpoint of {wish.key}", hint="holdfast container list")
+            candidates = [snapshot.find_for(manager, wish)]
         for number, checkpoint in enumerate(candidates):
             for attempt_number in range(wish.tries):
                 try:
@@ -222,28 +239,48 @@ class Runtime:
     def _freeze(
         self, marked: dict[str, Any], *, leave_running: bool, image_path: str = "", deadline_s: float | None = None
     ) -> None:
-        from . import runc
+        from . import claims, runc
         from .freezing import OPTIONS, freeze_container
 
         container = runc.look_up(self.id, engine_of(self.root), self.root, self.real)
         options = [one for one in OPTIONS if self.call.is_set(one[2:])]
         with self._store() as manager:
+            before, marked = marked, claims.keep(manager, marked, self.root, self.id)
+            if marked != before:
+                self.log(f"holdfast: this is kept as {marked['wish']['key']}", level="info")
+                self._remember(**marked)
             freeze_container(
                 manager,
                 container,
                 key=marked["wish"]["key"],
+                lease=claims.claim_of(marked),
                 leave_running=leave_running,
                 options=options,
                 deadline_s=deadline_s,
                 images_for=(lambda work: give_images(work.images, Path(image_path))) if image_path else None,
             )
+            if not leave_running:
+                self._remember(**{**marked, "ended": time.time()})
+                claims.give_back(manager, marked)
 
     # The rest
 
-    def _store(self) -> Any:
-        from holdfast.manager import CheckpointManager
+    def _give_back(self, marked: dict[str, Any]) -> None:
+        """Its claim, now that it is gone. What fails here must not keep it from being removed: claims run out."""
+        from holdfast.errors import CheckpointError
 
-        return CheckpointManager(store_url())
+        from . import claims
+
+        if claims.claim_of(marked) is None:
+            return
+        try:
+            with self._store() as manager:
+                claims.give_back(manager, marked)
+        except CheckpointError as error:
+            self.log(f"holdfast: {marked['wish']['key']} stays claimed for a while: {error}", level="warning")
+
+    def _store(self) -> Any:
+        return marks.store_of(os.environ)
 
     def _runc(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -258,15 +295,16 @@ class Runtime:
         return self._status() in ("running", "paused")
 
     def _recall(self) -> dict[str, Any]:
-        return read_mark(self.mark)
+        return marks.read_mark(self.mark)
 
     def _remember(self, **facts: Any) -> None:
-        write_mark(str(self.mark), json.dumps(facts))
+        marks.write_mark(self.mark, facts)
 
     def log(self, message: str, level: str = "error") -> None:
         """Where the engine looks: runc's log file, in its format, and stderr, which may be a /dev/null for reading."""
-        with suppress(OSError):
-            os.write(2, f"{message}\n".encode())
+        if level != "info":
+            with suppress(OSError):
+                os.write(2, f"{message}\n".encode())
         path = self.call.get("log")
         if not path:
             return
@@ -284,26 +322,6 @@ _ACTIONS = {
     "checkpoint": Runtime.checkpoint, "state": Runtime.state, "resume": Runtime.resume, "pause": Runtime.pause,
     "delete": Runtime.delete,
 }  # fmt: skip
-
-
-def mark_of(root: str, identity: str) -> Path:
-    """Where it is remembered that a container opted in."""
-    return Path(mark_path(root, identity))
-
-
-def marks() -> list[Path]:
-    """All that is remembered on this machine, as `root/identity`."""
-    home = Path(os.environ.get("HOLDFAST_RUNC_STATE") or STATE)
-    found = [path for path in home.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return sorted(Path("/", path.relative_to(home)) for path in found)
-
-
-def read_mark(mark: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(mark.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def give_images(images: Path, wanted: Path) -> None:

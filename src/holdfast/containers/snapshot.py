@@ -30,7 +30,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import NotFound, UnsupportedFormat, Validation
 from holdfast.files import File, Tree
@@ -40,6 +40,9 @@ from holdfast.model import Checkpoint, parse_name
 from .images import processes as image_processes
 from .images import statistics
 from .pages import cuts
+
+if TYPE_CHECKING:
+    from .opting import Wish
 
 FORMAT = 1
 KINDS = ("container", "process")
@@ -158,3 +161,18 @@ def find(manager: CheckpointManager, kind: str, name: str) -> Checkpoint:
     if not found:
         raise NotFound(f"no checkpoint of {kind} {name}", hint=f"holdfast {kind} list shows what is kept")
     return found[-1]
+
+
+def find_for(manager: CheckpointManager, wish: Wish) -> Checkpoint:
+    """The checkpoint that a container asked to begin with: an ID, or a key, of its own namespace and no other."""
+    own = f"container:{wish.namespace}+" if wish.namespace else "container:"
+    if manager.exists(wish.restore):
+        found = manager.get(wish.restore)
+        if found.job.startswith(own):
+            return found
+    else:
+        for key in (wish.key_of(wish.restore), wish.restore):
+            if job_of("container", key).startswith(own) and generations(manager, "container", key):
+                return find(manager, "container", key)
+    where = f" in namespace {wish.namespace}" if wish.namespace else ""
+    raise NotFound(f"{wish.restore} is no checkpoint or key of a container{where}", hint="holdfast container list")

@@ -1,0 +1,243 @@
+"""Who a pod is, what it claims, and what is told about names that mean nothing."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.containers import claims, cri, grpc, hibernation, marks, pods
+from holdfast.containers.opting import Wish, has_made_up_name, key_of, wish_of
+from holdfast.containers.owners import owner_of
+from holdfast.containers.snapshot import find_for
+from holdfast.model import Lease
+
+JOB = {"batch.kubernetes.io/job-name": "tiles", "job-name": "tiles"}
+INDEX = {"batch.kubernetes.io/job-completion-index": "7"}
+POD = {
+    "io.kubernetes.cri.sandbox-namespace": "team",
+    "io.kubernetes.cri.sandbox-name": "train-7d9c6bf5c4-x2k8q",
+    "io.kubernetes.cri.container-name": "main",
+    "holdfast.dev/checkpoint": "1",
+}
+
+
+@pytest.fixture(name="store")
+def _store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[holdfast.CheckpointManager]:
+    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/false")  # a runtime that knows no container
+    with holdfast.open("memory:") as store:
+        yield store
+
+
+@pytest.mark.parametrize(
+    ("pod", "labels", "annotations", "owner"),
+    [
+        ("train-7d9c6bf5c4-x2k8q", {"pod-template-hash": "7d9c6bf5c4"}, {}, "deployment:train"),
+        ("a-b-7d9c6bf5c4-x2k8q", {"pod-template-hash": "7d9c6bf5c4"}, {}, "deployment:a-b"),
+        # a name that was cut short, or that a person gave: nothing proves what its end means
+        ("train-7d9c6bf-x2k8q", {"pod-template-hash": "7d9c6bf5c4"}, {}, "train-7d9c6bf-x2k8q"),
+        ("train-7d9c6bf5c4-x2k8q", {}, {}, "train-7d9c6bf5c4-x2k8q"),
+        ("web-0", {"statefulset.kubernetes.io/pod-name": "web-0", "controller-revision-hash": "w-5"}, {}, "web-0"),
+        ("tiles-9xk2p", JOB, {}, "job:tiles"),
+        ("tiles-9xk2p", {"job-name": "tiles"}, {}, "job:tiles"),
+        ("tiles-7-9xk2p", {**JOB, **INDEX}, {}, "job:tiles-7"),
+        ("tiles-7-9xk2p", JOB, INDEX, "job:tiles-7"),
+        ("alone", {"app": "x"}, {}, "alone"),
+    ],
+)
+def test_owners(pod: str, labels: dict[str, str], annotations: dict[str, str], owner: str) -> None:
+    assert owner_of(pod, labels, annotations) == owner
+
+
+@pytest.mark.parametrize(
+    ("name", "is_made_up"), [("web-0", False), ("x2k8q", False), ("a-x2k8q", True), ("a-train", False)]
+)
+def test_names_that_controllers_make_up(name: str, is_made_up: bool) -> None:
+    assert has_made_up_name(name) is is_made_up
+
+
+def test_keys_of_owners() -> None:
+    assert key_of(POD, owner=lambda _: "deployment:train") == "team+deployment:train+main"
+    given = wish_of({"annotations": {**POD, "holdfast.dev/key": "deployment:train"}}, owner=lambda _: "never asked")
+    assert given is not None
+    assert given.key == "team+deployment+3atrain"  # what is given cannot look like an owner
+    long = {**POD, "io.kubernetes.cri.sandbox-name": "n" * 253}
+    keys = {key_of({**long, "io.kubernetes.cri.container-name": name}) for name in ("a", "b")}
+    assert len(keys) == 2
+    assert all(len(key) <= 100 and key.startswith("team+nnn") for key in keys)
+
+
+# --- claims ---
+
+
+def key(claim: Lease) -> str:
+    return claims.key_of(claim)
+
+
+def remember(root: str, identity: str, claim: Lease) -> None:
+    facts = {"wish": {"key": key(claim)}, "claim": {name: getattr(claim, name) for name in Lease.__slots__}}
+    marks.write_mark(marks.mark_of(root, identity), facts)
+
+
+def elsewhere(store: holdfast.CheckpointManager, job: str, ttl_s: float = 60) -> Lease:
+    return store.take_lease(job, "x in /run/runc on another-node [m b 1 2]", ttl_s)
+
+
+def test_the_second_gets_a_number(store: holdfast.CheckpointManager) -> None:
+    elsewhere(store, "container:k")
+    second = claims.take(store, "k", "/run/runc", "b")
+    assert key(second) == "k@2"
+    with pytest.raises(holdfast.Conflict, match="alive already, as x in /run/runc on another-node"):
+        claims.take(store, "k", "/run/runc", "c", only_first=True)
+    store.break_lease(second)
+    assert key(claims.take(store, "k", "/run/runc", "c")) == "k@2"
+
+
+def test_who_is_gone_holds_nothing(store: holdfast.CheckpointManager) -> None:
+    """A container of this machine that its runtime does not know, created by a process that ended; or another boot."""
+    for number, identity in enumerate(("pid", "boot")):
+        claim = claims.take(store, f"k{number}", "/run/runc", identity)
+        assert key(claims.take(store, f"k{number}", "/run/runc", "x")) == f"k{number}@2"  # it is being created: by us
+        holder = claim.holder.replace(f" {os.getpid()} ", " 4194304 ")
+        if identity == "boot":
+            holder = claim.holder.replace(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "other")
+        store.break_lease(claim)
+        store.take_lease(claim.job, holder, 60)
+        is_known = bool(Path("/etc/machine-id").exists() and Path("/etc/machine-id").read_text().strip())
+        expected = f"k{number}" if identity == "pid" or is_known else f"k{number}@3"
+        assert key(claims.take(store, f"k{number}", "/run/runc", "y")) == expected
+
+
+def test_who_lives_here_loses_nothing(
+    store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also when its claim ran out long ago."""
+    runtime = tmp_path / "runc"
+    runtime.write_text('#!/bin/sh\necho \'{"status": "running"}\'\n')
+    runtime.chmod(0o755)
+    monkeypatch.setenv("HOLDFAST_RUNC", str(runtime))
+    claim = store.take_lease("container:k", "long ago", 0.1)
+    remember("/run/runc", "a", claim)
+    threading.Event().wait(0.15)
+    assert key(claims.take(store, "k", "/run/runc", "b")) == "k@2"
+
+
+def test_who_lost_its_claim_is_kept_by_itself(store: holdfast.CheckpointManager) -> None:
+    """A stale container's save is refused by the store (I5); it goes on under a number of its own."""
+    claim = store.take_lease("container:k", "a", 60)
+    facts = {
+        "wish": {"key": "k", "restore": "latest"},
+        "claim": {name: getattr(claim, name) for name in Lease.__slots__},
+    }
+    assert claims.keep(store, facts, "/run/runc", "a") == facts
+    store.break_lease(claim)
+    elsewhere(store, "container:k")
+    with pytest.raises(holdfast.CheckpointError, match="lease"):
+        store.save("container:k", "k", {}, lease=claim)
+    kept = claims.keep(store, facts, "/run/runc", "a")
+    assert kept["wish"]["key"] == "k@2"
+    store.save("container:k@2", "k", {}, lease=claims.claim_of(kept))
+
+
+def test_who_began_anew_adds_to_no_history(store: holdfast.CheckpointManager) -> None:
+    """Two that were first of their workload end one after the other: the second one must not bury the first."""
+    facts = {"wish": {"key": "k", "restore": "latest"}}
+    first = claims.keep(store, facts, "/run/runc", "a")
+    assert first["wish"]["key"] == "k"
+    store.save("container:k", "k", {}, lease=claims.claim_of(first))
+    claims.give_back(store, first)
+    second = claims.keep(store, facts, "/run/runc", "b")
+    assert second["wish"]["key"] == "k@2"
+    assert claims.keep(store, second, "/run/runc", "b") == second
+    wants_no_other = {"wish": {"key": "k", "restore": "no"}}
+    assert claims.keep(store, wants_no_other, "/run/runc", "c")["wish"]["key"] == "k"
+
+
+# --- sleeping, and where to begin ---
+
+
+def keep(store: holdfast.CheckpointManager, key: str, pod: str = "", **tags: str) -> str:
+    metadata = {"kind": "container", "pod": {"namespace": "team", "name": pod, "container": "main"}}
+    return store.save(f"container:{key}", key, {}, tags=tags, metadata=metadata)
+
+
+def test_what_sleeps_is_refused_until_it_is_woken(store: holdfast.CheckpointManager) -> None:
+    deployed = "team+deployment:train+main"
+    keep(store, deployed, "train-7d9c6bf5c4-x2k8q", asleep="now")
+    keep(store, "team+web-0+main", "web-0", asleep="now")
+    keep(store, "team2+web-0+main", "web-0", asleep="now")
+    with pytest.raises(holdfast.Conflict, match="hibernates"):
+        hibernation.refuse_asleep(store, deployed)
+    for name in ("team/train-7d9c6bf5c4-x2k8q", "team/train", "team/deployment:train", "team/train/main", deployed):
+        assert [one.job for one in pods.sleeping(store, name)] == [f"container:{deployed}"], name
+    assert list(pods.sleeping(store, "team/train/other")) == []
+    assert [one.job for one in pods.wake(store, "team/web-0")] == ["container:team+web-0+main"]
+    hibernation.refuse_asleep(store, "team+web-0+main")
+    with pytest.raises(holdfast.Conflict, match="hibernates"):
+        hibernation.refuse_asleep(store, "team2+web-0+main")
+    with pytest.raises(holdfast.NotFound, match="nothing sleeps"):
+        pods.wake(store, "team/web-0")
+
+
+def test_where_a_container_begins(store: holdfast.CheckpointManager) -> None:
+    """With an ID or a key of its own namespace; never of another."""
+    own, other = keep(store, "team+train"), keep(store, "other+train")
+    for restore in (own, "train", "team+train"):
+        assert find_for(store, Wish("team+b", restore, namespace="team")).id == own
+    for restore in (other, "other+train", "nobody"):
+        with pytest.raises(holdfast.NotFound, match="in namespace team"):
+            find_for(store, Wish("team+b", restore, namespace="team"))
+    assert find_for(store, Wish("b", other)).id == other
+
+
+@pytest.mark.parametrize("name", ["default", "", "/", "a/", "/b", "a/b/c/d", "a//c"])
+def test_names_of_pods(name: str) -> None:
+    with pytest.raises(holdfast.Validation, match="names no pod"):
+        pods.PodName.parse(name)
+
+
+# --- the engine's socket ---
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with pytest.raises(holdfast.NotFound, match="no socket"):
+        cri.containers(str(tmp_path / "socket"))
+    (tmp_path / "file").touch()
+    with pytest.raises(holdfast.CheckpointError, match="does not answer"):
+        cri.containers(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\0\0\4\0\1\0\0\0\1\0\0\0\2", b"\0\0\6\0\1\0\0\0\1\0\0\0\0\1\xff", b"HTTP/1.1"]
+)
+def test_answers_that_are_none(tmp_path: Path, answer: bytes) -> None:
+    """Somebody who hangs up, is cut off, answers no message, or speaks something else."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen(1)
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(holdfast.CheckpointError, match=r"refused|answer"):
+            grpc.call(str(tmp_path / "socket"), "/a/b", timeout_s=5)
+        thread.join()
+
+
+def test_requests_that_are_too_large() -> None:
+    with pytest.raises(holdfast.Validation):
+        grpc.call("/nowhere", "/a", b"x" * 70_000)
+    with pytest.raises(holdfast.Validation):
+        grpc._headers("/" + "a" * 200, {})
