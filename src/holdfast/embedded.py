@@ -88,6 +88,25 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
     return index, PackBlobs(str(path / PACKS))
 
 
+def open_packs(path: Path) -> PackBlobs:
+    """The bytes of a store whose index is elsewhere, on this machine: packs in `path`, which is made if it is new."""
+    try:
+        if (path / MARKER).exists():
+            raise NotAStore(f"{path} is a store of its own", hint="give an empty or new directory for the bytes")
+        if path.exists() and not path.is_dir():
+            raise NotAStore(f"{path} is not a directory", hint="give a directory for the bytes, or a new one")
+        if not (path / PACKS).is_dir():
+            (path / PACKS).mkdir(parents=True, exist_ok=True)
+            sync_directory(path)
+            _sync_names(path)
+        refuse_network(path)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise storage_error("use for the bytes of a store", str(path), error) from error
+    return PackBlobs(str(path / PACKS))
+
+
 def read_marker(path: Path) -> Marker:
     """What the store in `path` says of itself; a newer format is refused (I8)."""
     text = (path / MARKER).read_bytes()[:1024]

@@ -10,18 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from .errors import NotFound, Validation
+from .errors import NotAStore, NotFound, Validation
 from .ports import FORMAT_VERSION
 from .store import Store
 
 if TYPE_CHECKING:
     from .crypto import FoundKeys, MasterKey
-    from .ports import Blobs
+    from .ports import Blobs, Index
     from .postgresql import Server
 
 _FORMS = (
     'use a directory, "file:directory", "files:directory", "memory:" or "postgresql://…[?blobs=s3://bucket/prefix]"'
 )
+
+
+_OBJECT_STORES = {  # and what they want to know
+    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for other servers",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another credential",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,10 @@ def _kept_at(url: str) -> str | None:
 
 def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
     scheme, colon, rest = url.partition(":")
+    if "?blobs=" in url and not is_postgresql(url):
+        raise Validation(
+            f"{url!r}: only an index in PostgreSQL keeps its bytes elsewhere", hint="use postgresql://…?blobs=…"
+        )
     if url == "memory:":
         from .blobs.memory import MemoryBlobs
         from .index.sqlite import SqliteIndex
@@ -193,9 +204,40 @@ def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
     server = open_server(url)
     from .index.postgres import PostgresIndex
 
-    blobs = _open_blobs(server, dict(parse_qsl(urlsplit(url).query)).get("blobs"))
+    where = blobs_of(url)
+    blobs = _open_blobs(server, where)
     server.migrate(create=create)
-    return Store(PostgresIndex(server, namespace=namespace), blobs)
+    index = PostgresIndex(server, namespace=namespace)
+    if where is not None and where.startswith("file:"):
+        try:
+            refuse_missing_packs(where, index, blobs)
+        except BaseException:
+            index.close()
+            raise
+    return Store(index, blobs)
+
+
+def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:
+    """The same path is another directory on another machine: what a save put there would be lost to all others."""
+    if next(iter(blobs.packs()), None) is None and (used := index.packs()):
+        blobs.close()
+        raise NotAStore(
+            f"blobs={where} holds none of the {len(used):,} packs of this store",
+            hint="open it on the machine that has them, or put them back; for many machines use blobs=s3://bucket/prefix",
+        )
+
+
+def blobs_of(url: str) -> str | None:
+    """Where the bytes of a store in PostgreSQL are, if not there too."""
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)).get("blobs")
+
+
+def blobs_directory(where: str) -> Path:
+    """The directory of `blobs=file:/…`. Absolute: whoever opens the store elsewhere means the same one."""
+    path = Path(where.removeprefix("file:"))
+    if not path.is_absolute() or "\0" in where:
+        raise Validation(f"blobs={where} is no absolute path", hint="use blobs=file:/path/to/a/directory")
+    return path
 
 
 def migrate(url: str) -> tuple[int, int]:
@@ -234,13 +276,24 @@ def _open_blobs(server: Server, url: str | None) -> Blobs:
         from .blobs.postgres import PostgresBlobs
 
         return PostgresBlobs(server)
-    if urlsplit(url).scheme not in ("s3", "gs", "az"):
-        raise Validation(f"blobs={url} is no object store", hint="use s3://bucket/prefix, gs://… or az://…")
+    if url.startswith("file:"):
+        from .embedded import open_packs
+
+        return open_packs(blobs_directory(url))
+    parts = urlsplit(url)
+    if parts.scheme not in _OBJECT_STORES or not parts.netloc or parts.query:
+        raise Validation(
+            f"blobs={url} is no place for the bytes of a store",
+            hint="use s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:/directory",
+        )
     with needing("obstore", extra="object"):
         from .blobs.objects import connect
     from .blobs.retrying import RetryingBlobs
 
-    return RetryingBlobs(connect(url))
+    try:
+        return RetryingBlobs(connect(url))
+    except Validation as error:
+        raise Validation(error.message, hint=_OBJECT_STORES[parts.scheme]) from error
 
 
 @contextmanager

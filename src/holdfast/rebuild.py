@@ -7,16 +7,16 @@ well it does nothing. States up to 64 KiB are in the index alone and do not come
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .chunks import ChunkReader
-from .errors import Conflict
+from .errors import Conflict, Validation
 from .model import CheckpointStatus
 from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
-from .records import read_records
+from .records import NoKeys, read_packs
 from .repair import chunks_of, in_order
 from .store import Store
 
@@ -34,6 +34,7 @@ class RebuildReport:
     found: int  # checkpoints they tell of
     added: int  # to the index, which did not have them
     corrupted: tuple[str, ...]  # of those, IDs that cannot be loaded: packs with chunks of theirs are gone
+    locked: Mapping[str, int]  # saves under other keys, by the ID of the master key
 
 
 @dataclass(slots=True)
@@ -59,16 +60,16 @@ def rebuild(
     """
     packs = dict(blobs.packs())
     by_namespace: dict[str, _Found] = {}
-    for done, pack in enumerate(packs, 1):
-        for namespace, record, chunks in read_records(blobs, pack, keys.unwrap_record if keys else None):
-            found = by_namespace.setdefault(namespace, _Found({}, {}))
-            for chunk in chunks:
-                if chunk.pack in packs:
-                    found.places.setdefault(chunk.digest, chunk)
-            if record.id:
-                found.records.setdefault(record.id, record)
-        if progress:
-            progress(done, len(packs))
+    opening = keys or NoKeys()
+    for namespace, record, chunks in read_packs(blobs, packs, opening, progress):
+        found = by_namespace.setdefault(namespace, _Found({}, {}))
+        for chunk in chunks:
+            if chunk.pack in packs:
+                found.places.setdefault(chunk.digest, chunk)
+        if record.id:
+            found.records.setdefault(record.id, record)
+    if opening.locked and not by_namespace:
+        raise _wrong_key(opening.locked, keys)
     added = 0
     corrupted: list[str] = []
     for namespace, found in by_namespace.items():
@@ -77,7 +78,16 @@ def rebuild(
         added += new
         corrupted += damaged
     count = sum(len(found.records) for found in by_namespace.values())
-    return RebuildReport(len(packs), count, added, tuple(corrupted))
+    return RebuildReport(len(packs), count, added, tuple(corrupted), dict(opening.locked))
+
+
+def _wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
+    """Before anything was added: who gave the wrong key must not take the store for empty."""
+    given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
+    return Validation(
+        f"the packs tell of {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
+        hint="make the new index empty again, then run it with the right key: --key, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE",
+    )
 
 
 def _add(store: Store, found: _Found, actor: str) -> tuple[int, list[str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import ormsgpack
 
@@ -154,6 +155,55 @@ def read_records(
             continue  # bytes that look like a record and are none, or a damaged one
         if found is not None:
             yield found
+
+
+class Keys(Protocol):
+    """What opens sealed records: `crypto.FoundKeys`, which learns keys from the records themselves, or `NoKeys`."""
+
+    locked: Counter[str]  # records that did not open, by the ID of the master key they want
+
+    @property
+    def count(self) -> int:
+        """How many data keys are known."""
+        ...
+
+    def unwrap_record(self, wrapped: bytes, /) -> bytes: ...
+
+
+class NoKeys:
+    """For a plain store: what is sealed is only counted."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self.locked: Counter[str] = Counter()
+
+    def unwrap_record(self, payload: bytes, /) -> bytes:
+        fields = ormsgpack.unpackb(payload)
+        if isinstance(fields, list) and len(fields) == 4:
+            self.locked[str(json.loads(fields[2])["master"])] += 1
+            raise Corrupted("the record is encrypted, and no key was given")
+        return payload
+
+
+def read_packs(
+    blobs: Blobs, packs: Iterable[str], keys: Keys, progress: Callable[[int, int], None] | None = None
+) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
+    """The records of all these packs; some twice: a pack whose keys turn up in a later one is read again then.
+
+    `keys.locked` says at the end what stayed closed. `progress(done, total)` counts packs.
+    """
+    waiting, known = list(packs), -1
+    while waiting and keys.count != known:
+        todo, waiting, known = waiting, [], keys.count
+        keys.locked.clear()
+        for done, pack in enumerate(todo, 1):
+            before = keys.locked.total()
+            yield from read_records(blobs, pack, keys.unwrap_record)
+            if keys.locked.total() > before:
+                waiting.append(pack)
+            if progress:
+                progress(done, len(todo))
 
 
 def _unpack_record(data: Buffer, unwrap: Wrap | None) -> tuple[str, NewCheckpoint, list[Chunk]] | None:

@@ -27,7 +27,7 @@ from .index.salvage import Salvaged, put_jobs, salvage
 from .index.sqlite import SqliteIndex
 from .model import CheckpointStatus, parse_name
 from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Chunk, NewCheckpoint
-from .records import read_records
+from .records import NoKeys, read_packs
 from .store import Store
 
 if TYPE_CHECKING:
@@ -218,14 +218,13 @@ def _read_packs(
         for digest in [d for d, c in of_namespace.items() if c.pack and c.pack not in sizes]:
             del of_namespace[digest]  # the pack is gone; perhaps another one has the chunk
     told: dict[str, dict[str, NewCheckpoint]] = {}
-    for pack in sizes:
-        for namespace, record, chunks in read_records(blobs, pack, keys.unwrap_record if keys else None):
-            known = places.setdefault(namespace, {})
-            for chunk in chunks:
-                if chunk.pack in sizes:
-                    known.setdefault(chunk.digest, chunk)
-            if record.id:
-                told.setdefault(namespace, {}).setdefault(record.id, record)
+    for namespace, record, chunks in read_packs(blobs, sizes, keys or NoKeys()):
+        known = places.setdefault(namespace, {})
+        for chunk in chunks:
+            if chunk.pack in sizes:
+                known.setdefault(chunk.digest, chunk)
+        if record.id:
+            told.setdefault(namespace, {}).setdefault(record.id, record)
     return told
 
 

@@ -30,6 +30,7 @@ HOW: dict[str, dict[str, Any]] = {
         "files",
         "kept memory",
         pytest.param("postgres", marks=[pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]),
+        pytest.param("packs", marks=[pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]),
         pytest.param("s3", marks=[pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres", "s3")]),
     ]
 )
@@ -43,6 +44,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     database = str(request.getfixturevalue("postgres").empty_database())
     if request.param == "postgres":
         return database
+    if request.param == "packs":
+        return f"{database}&blobs=file:{tmp_path / 'packs'}"
     request.getfixturevalue("s3")
     return f"{database}&blobs=s3://holdfast/encrypted-{next(_count)}"
 

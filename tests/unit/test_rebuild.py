@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -96,22 +96,73 @@ def test_copies_keep_their_numbers(tmp_path: Path) -> None:
         assert [(c.id, c.seq) for c in two.list("a")] == [(kept, 2)]
 
 
+KEY = "hfk1_" + "A" * 42 + "E"
+HOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "encrypted": {"key": KEY},
+    "hidden": {"key": KEY, "encrypt_names": True},
+}
+
+
 @pytest.mark.xdist_group("postgres")
 @pytest.mark.requires("postgres", "s3")
 def test_a_lost_database(postgres: Cluster, s3: str, run: Run) -> None:
     bucket = "&blobs=s3://holdfast/rebuild"
-    with holdfast.open(postgres.empty_database() + bucket) as manager:
-        ids = fill(manager)
-        manager.gc()
-    url = postgres.empty_database() + bucket
-    done = answer(run("rebuild", "--store", url, "--json"))
-    assert (done["added"], done["corrupted"]) == (2, [])
-    with holdfast.open(url) as manager:
-        check(manager, ids)
-        assert "small" not in {c.step for c in manager.list("a")}  # it was in the index only
+    with holdfast.open(lose_the_database(postgres, bucket, {}, run, added=2)) as manager:
         third = manager.save("a", "three", {"w": noise(1, 3), "x": noise(3)})
         pack = next(name for name, size in manager._store.blobs.packs() if size > 2 << 20)
         assert manager._store.blobs.remove(pack, lambda: True)
-    url = postgres.empty_database() + bucket
-    done = answer(run("rebuild", "--store", url, "--json", code=6))
+    done = answer(run("rebuild", "--store", postgres.empty_database() + bucket, "--json", code=6))
     assert (done["added"], done["corrupted"]) == (2, [third])
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres")
+@pytest.mark.parametrize("how", HOW)
+def test_a_lost_database_beside_packs(postgres: Cluster, run: Run, how: str, tmp_path: Path) -> None:
+    lose_the_database(postgres, f"&blobs=file:{tmp_path / 'packs'}", HOW[how], run, added=3)  # a deletion is undone
+
+
+def lose_the_database(postgres: Cluster, blobs: str, how: dict[str, Any], run: Run, added: int) -> str:
+    """The drill of docs/machines.md: an empty database gets what the packs know, under their keys."""
+    key = ["--key", how["key"]] if how else []
+    with holdfast.open(postgres.empty_database() + blobs, **how) as manager:
+        ids = fill(manager)
+        manager.gc()
+        store_id = manager._store.index.store_id
+    url = postgres.empty_database() + blobs
+    for wrong in (["--key", "hfk1_" + "B" * 42 + "E"], []) if how else ():
+        assert "under key" in run("rebuild", "--store", url, *wrong, code=3).stderr
+        url = postgres.empty_database() + blobs
+    done = answer(run("rebuild", "--store", url, "--json", *key))
+    assert (done["added"], done["corrupted"], done["locked"]) == (added, [], {})
+    assert answer(run("rebuild", "--store", url, "--json", *key))["added"] == 0
+    with holdfast.open(url, key=how.get("key")) as manager:
+        assert manager._store.index.store_id != store_id
+        assert (manager.encryption or {}).get("encrypts_names", False) == ("encrypt_names" in how)
+        check(manager, ids)
+        assert "small" not in {c.step for c in manager.list("a")}  # it was in the index only
+        if how:
+            manager.rekey(rewrite=True)
+            manager.gc()
+            check(manager, ids)
+    return url
+
+
+def test_records_whose_keys_turn_up_later(tmp_path: Path) -> None:
+    """The master key was changed: the first records have their keys under the old one, the last under the new one."""
+    pytest.importorskip("cryptography")
+    place, new = tmp_path / "store", bytes(range(32))
+    with holdfast.open(place, key=KEY) as manager:
+        first = manager.save("a", "under the old one", noise(1))
+        manager.rekey(new)
+        second = manager.save("a", "under the new one", noise(2))
+    for part in (*place.glob("index*"), place / "keyrings"):
+        part.unlink()
+    from holdfast.crypto import parse_master
+    from holdfast.repair import repair
+
+    repair(place, actor="t", master=parse_master(new))
+    with holdfast.open(place, key=new) as manager:
+        assert [c.id for c in manager.list("a")] == [first, second]
+        assert manager.verify().is_ok

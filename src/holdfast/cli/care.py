@@ -57,7 +57,8 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
 
 @store_command(
     "rebuild",
-    json_keys='{"packs": read, "found": checkpoints they tell of, "added", "corrupted": [IDs], "repaired": '
+    json_keys='{"packs": read, "found": checkpoints they tell of, "added", "corrupted": [IDs], "locked": '
+    '{ID of another key: saves under it}, "repaired": '
     "as in check}. Exit code 6 when some cannot be loaded.",
 )
 def rebuild_command(session: Session) -> None:
@@ -76,6 +77,9 @@ def rebuild_command(session: Session) -> None:
             _print_repair(mended)
         told = f"{count_of(found.packs, 'pack tells', 'packs tell')} of {count_of(found.found, 'checkpoint')}"
         click.echo(f"{told}; {found.added:,} added")
+        for master, count in found.locked.items():
+            more = f"{count:,} are under key {master}: run it again with that key and its --namespace"
+            click.echo(f"{style('!', 'warn')} {more}", err=True)
         for checkpoint_id in found.corrupted:
             click.echo(f"{style('cannot be loaded', 'bad')}  {checkpoint_id}", err=True)
     if found.corrupted:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.errors import Corrupted, Validation
 
-from .keyrings import Keyring, open_keyring, seal_keyring
+from .keyrings import Keyring, master_of, open_keyring, seal_keyring
 from .masters import MasterKey
 from .sealing import DataKey, key_in
 from .vaults import parse_wrapped
@@ -18,7 +19,13 @@ class FoundKeys:
 
     def __init__(self, master: MasterKey) -> None:
         self.master = master
+        self.locked: Counter[str] = Counter()  # records that did not open, by the ID of the master key they want
         self._keyrings: dict[str, Keyring] = {}
+
+    @property
+    def count(self) -> int:
+        """How many data keys are known."""
+        return sum(len(keyring.secrets) for keyring in self._keyrings.values())
 
     @property
     def namespaces(self) -> Iterable[str]:
@@ -51,6 +58,7 @@ class FoundKeys:
             self.add(store_id, namespace, text)
         key = self._key_of(namespace, sealed)
         if key is None:
+            self.locked[master_of(text)] += 1
             raise Corrupted("the record is under a key that was not found", hint="give the key it was written with")
         return key.open("record", b"", sealed)
 

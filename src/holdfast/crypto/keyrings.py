@@ -103,6 +103,11 @@ def key_id_of(text: str) -> str:
     return str(_parse(text)["key"])
 
 
+def master_of(text: str) -> str:
+    """The ID of the master key it is sealed under."""
+    return str(_parse(text)["master"])
+
+
 def _parse(text: str) -> dict[str, object]:
     try:
         found = json.loads(text) if len(text) <= MAX_KEYRING_CHARACTERS else None

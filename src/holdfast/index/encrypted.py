@@ -397,7 +397,13 @@ class EncryptedIndex:
         elif event.action not in _OWN_ACTIONS:
             detail = self._open_text("event", detail)
         job = None if event.job is None else self._show("job", event.job)
-        return replace(event, actor=self._show("actor", event.actor), job=job, detail=detail)
+        try:
+            actor = self._show("actor", event.actor)
+        except Corrupted:
+            if event.action != "key":
+                raise
+            actor = event.actor  # of keys that gave way to others before anything was saved: the index was rebuilt
+        return replace(event, actor=actor, job=job, detail=detail)
 
     # Chunks, packs, care
 
