@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,70 +13,18 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.containers import runtime
 from holdfast.containers.opting import wish_of
-from tests.lab import COUNTER, PYTHON, Lab, lab, wait_for
+from tests.lab import COUNTER, PYTHON, lab, wait_for
+from tests.runtime_engine import KEPT, RUNTIME, Engine
 
-RUNTIME = Path(runtime.__file__).with_name("holdfast-runc")
 criu = pytest.mark.requires("criu")
 pytestmark = pytest.mark.xdist_group("containers")
-
-
-class Engine:
-    """What an engine does with a runtime: create, start, kill, delete, each a call of its own."""
-
-    def __init__(self, made: Lab) -> None:
-        self.lab = made
-        self.log = made.root / "log.json"
-        self.environment = made.environment(
-            HOLDFAST_RUNC_STATE=str(made.root / "marks"), HOLDFAST_PYTHON=sys.executable
-        )
-
-    def call(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        options = ("--root", self.lab.runtime_root, "--log", self.log, "--log-format", "json")
-        return self.lab.run(RUNTIME, *options, *words, check=check, env=self.environment)
-
-    def bundle(self, name: str, *environment: str, lower: Path | None = None) -> Path:
-        bundle = self.lab.bundle(name, PYTHON, "-c", COUNTER, "0.002", "0", lower=lower)
-        spec = json.loads((bundle / "config.json").read_text())
-        spec["process"]["env"] += environment
-        (bundle / "config.json").write_text(json.dumps(spec))
-        return bundle
-
-    def create(self, name: str) -> None:
-        """With streams of its own: what runs on must not hold the caller's pipes."""
-        words = [
-            "create",
-            "--bundle",
-            str(self.lab.root / name),
-            "--pid-file",
-            str(self.lab.root / f"{name}.pid"),
-            name,
-        ]
-        command = [str(RUNTIME), "--root", str(self.lab.runtime_root), "--log", str(self.log), "--log-format", "json"]
-        null = subprocess.DEVNULL
-        subprocess.run(
-            self.lab.enter([*command, *words]), env=self.environment, stdin=null, stdout=null, stderr=null, check=True
-        )
-
-    def start(self, name: str) -> None:
-        self.create(name)
-        self.call("start", name)
-
-    def status(self, name: str) -> str:
-        return str(json.loads(self.call("state", name).stdout)["status"])
-
-    def logged(self) -> str:
-        return self.log.read_text() if self.log.exists() else ""
 
 
 @pytest.fixture(name="engine")
 def _engine(tmp_path: Path) -> Iterator[Engine]:
     with lab(tmp_path) as made:
         yield Engine(made)
-
-
-KEPT = ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=counter")
 
 
 @criu
@@ -156,6 +103,31 @@ def test_what_cannot_be_frozen_gets_the_signal(engine: Engine) -> None:
     engine.call("kill", "one", "SIGTERM")
     wait_for(lambda: True if engine.status("one") == "stopped" else None, "it did not get the signal")
     assert "the signal is passed on" in engine.logged()
+
+
+@criu
+def test_what_takes_too_long_is_given_up(engine: Engine) -> None:
+    """At the deadline CRIU stops in the middle of the dump; the container gets its signal, and is none the worse."""
+    trap = "import signal; signal.signal(15, lambda *_: open('/work/told', 'a').write('x'))\n"
+    bundle = engine.bundle("one", *KEPT, program=(PYTHON, "-c", trap + COUNTER, "0.002", str(64 << 20)))
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    told = bundle / "upper/work/told"
+
+    def was_told(times: int) -> bool | None:
+        return True if told.exists() and told.stat().st_size == times else None
+
+    for number, deadline in enumerate(("0.001", "0.2"), start=1):
+        engine.environment["HOLDFAST_DEADLINE_S"] = deadline
+        engine.call("kill", "one", "TERM")
+        wait_for(lambda n=number: was_told(n), "it was not told")
+        engine.lab.wait_beyond("one", engine.lab.count("one"))
+        log = max((engine.lab.state / "attempts").iterdir()) / "dump.log"
+        assert not log.exists() or "Running post-dump" not in log.read_text()
+    assert "not dumped in time" in engine.logged()
+    del engine.environment["HOLDFAST_DEADLINE_S"]
+    engine.call("kill", "one", "TERM")
+    assert engine.status("one") == "stopped"
 
 
 @criu

@@ -1,4 +1,8 @@
-"""Attempts: the folder of one freeze or thaw. The logs in it stay, with the last fifty; images and copies do not."""
+"""Attempts: the folder of one freeze or thaw. The logs in it stay, with the last fifty; images and copies do not.
+
+An attempt says what it is about to change outside its folder, before it does: a network that CRIU locks, files that
+change places. If it is killed, the next attempt finds that, and puts it right (`put_right`).
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,18 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from holdfast.errors import Conflict, NotFound, storage_error
+from holdfast.errors import CheckpointError, Conflict, NotFound, storage_error
 from holdfast.model import parse_name
 
 KEPT = 50
 _LOGS = ("dump.log", "restore.log", "runtime.log")
 _PASSING = ("images", "rootfs", "files", "bin")
+_RESTORED = "Restore finished successfully"
 
 
 def state_directory() -> Path:
@@ -28,8 +33,12 @@ def state_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
+    """`held`: descriptors of its locks. Programs that it starts hold them too: it is under way as long as they are."""
+
     id: str
     path: Path
+    subject: str = ""
+    held: tuple[int, ...] = ()
 
     @property
     def images(self) -> Path:
@@ -58,9 +67,10 @@ class Attempt:
         return ""
 
     def describe(self, **facts: object) -> None:
-        """Add to what is known about this attempt."""
-        known = self.facts()
-        (self.path / "attempt.json").write_text(json.dumps({**known, **facts}))
+        """Add to what is known about this attempt: all of it or nothing, whenever we are killed."""
+        new = self.path / ".attempt.json"
+        new.write_text(json.dumps({**self.facts(), **facts}))
+        new.rename(self.path / "attempt.json")
 
     def facts(self) -> dict[str, object]:
         try:
@@ -71,17 +81,17 @@ class Attempt:
 
 
 @contextmanager
-def attempt(action: str, subject: str) -> Iterator[Attempt]:
-    """A new attempt. Its images and copies are gone afterwards, also those of attempts that were killed."""
+def attempt(action: str, subject: str, lock: int | None = None) -> Iterator[Attempt]:
+    """A new attempt, under a lock of `only_one`. Its images and copies are gone afterwards, as those of killed ones."""
     home = state_directory() / "attempts"
     identity = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
     path = home / identity
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.mkdir(mode=0o700)
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        new = Attempt(identity, path)
+        own = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(own, fcntl.LOCK_EX)
+        new = Attempt(identity, path, subject, (own,) if lock is None else (own, lock))
         new.images.mkdir(mode=0o700)
         new.describe(action=action, subject=subject, started=time.time(), result="under way")
         _tidy(home, identity)
@@ -95,7 +105,7 @@ def attempt(action: str, subject: str) -> Iterator[Attempt]:
         raise
     finally:
         _forget(path)
-        os.close(lock)
+        os.close(own)
 
 
 def _note(new: Attempt, error: BaseException) -> None:
@@ -121,9 +131,14 @@ def attempts() -> list[Attempt]:
     return [Attempt(name, home / name) for name in sorted(os.listdir(home))] if home.is_dir() else []
 
 
+def put_right() -> None:
+    """Undo what killed attempts left behind."""
+    _tidy(state_directory() / "attempts", "")
+
+
 def _tidy(home: Path, newest: str) -> None:
-    """Remove what killed attempts left behind, and all but the last ones."""
-    known = sorted(os.listdir(home))
+    """Put right what killed attempts left behind, and remove all but the last ones."""
+    known = sorted(os.listdir(home)) if home.is_dir() else []
     for position, name in enumerate(known):
         if name == newest:
             continue
@@ -133,6 +148,9 @@ def _tidy(home: Path, newest: str) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            one = Attempt(name, home / name)
+            if one.facts().get("result") == "under way" and not _is_put_right(one):
+                continue
             _forget(home / name)
             if position < len(known) - KEPT:
                 shutil.rmtree(home / name, ignore_errors=True)
@@ -142,14 +160,37 @@ def _tidy(home: Path, newest: str) -> None:
             os.close(lock)
 
 
+def _is_put_right(killed: Attempt) -> bool:
+    """Undo what it said it would change: the network is unlocked, and files that had changed places change back.
+
+    What cannot be undone is noted and tried again next time: it must not stand in the way of others.
+    """
+    from . import network, rootfs
+
+    facts = killed.facts()
+    files, net = facts.get("replaces"), facts.get("network")
+    try:
+        if isinstance(files, dict):
+            rootfs.put_back(files, is_restored=_RESTORED in killed.log())
+        if isinstance(net, dict):
+            with suppress(FileNotFoundError), network.namespace_of(None, net) as namespace:  # gone: nothing is locked
+                network.remove_lock(namespace)
+    except CheckpointError as error:
+        killed.describe(error=str(error))
+        return False
+    killed.describe(result="killed")
+    return True
+
+
 def _forget(path: Path) -> None:
     for name in _PASSING:
         shutil.rmtree(path / name, ignore_errors=True)
 
 
 @contextmanager
-def only_one(*subject: str) -> Iterator[None]:
-    """Keep others from freezing or thawing the same thing at the same time: Conflict for the second one."""
+def only_one(*subject: str, wait_s: float = 0.0) -> Iterator[int]:
+    """Keep others from freezing or thawing the same thing at the same time: Conflict for the second one, if it may not
+    wait, or not so long. Answers the descriptor of the lock."""
     folder = state_directory() / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -157,14 +198,21 @@ def only_one(*subject: str) -> Iterator[None]:
         fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise storage_error("write", str(folder), error) from error
+    deadline = time.monotonic() + wait_s
+    while not _is_locked(fd):
+        if time.monotonic() >= deadline:
+            os.close(fd)
+            raise Conflict(f"{subject[-1]} is being frozen or thawed by somebody else", hint="wait until that is done")
+        time.sleep(0.02)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_locked(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(fd)
-        raise Conflict(
-            f"{subject[-1]} is being frozen or thawed by somebody else", hint="wait until that is done"
-        ) from None
-    try:
-        yield
-    finally:
-        os.close(fd)
+        return False
+    return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import Conflict, StepTimeout, Validation
+from holdfast.errors import Conflict, Validation
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, Lease
 
@@ -120,16 +120,17 @@ def freeze_container(
     job = snapshot.job_of("container", key or container.id)
     rootfs = find_rootfs(container.bundle, str(container.spec.get("root", {}).get("path", "rootfs")))
     net = network.mode_of(container.spec)
+    deadline = None if deadline_s is None else time.monotonic() + deadline_s
     with ExitStack() as stack:
-        stack.enter_context(only_one(container.root, container.id))
-        kept = stack.enter_context(attempt("checkpoint", container.id))
+        lock = stack.enter_context(only_one(container.root, container.id, wait_s=deadline_s or 0.0))
+        kept = stack.enter_context(attempt("checkpoint", container.id, lock))
+        kept.describe(network=net)
         namespace = stack.enter_context(network.namespace_of(container.pid, net))
         facts = {"host": hosts.facts(), "runtime": runtime_version(container.program)}
         work = _Freeze(manager, job, container, kept, rootfs, net, wanted, leave_running, dict(tags or {}), facts)
         work.phases.report = report
         work.images_for = images_for
         work.lease = lease
-        work.deadline = None if deadline_s is None else time.monotonic() + deadline_s
         command = container.command(
             "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted,
             *(["--leave-running"] if leave_running else []), container.id,
@@ -142,7 +143,7 @@ def freeze_container(
                 started = time.monotonic()
                 try:
                     with work.phases.phase("dump"):
-                        dump(command, attempt=kept, on_frozen=work.on_frozen)
+                        dump(command, attempt=kept, on_frozen=work.on_frozen, deadline=deadline)
                     is_dumped = True
                 finally:
                     if not leave_running:
@@ -200,15 +201,12 @@ class _Freeze:
     checkpoint: Checkpoint | None = None
     sockets: list[str] = field(default_factory=list)
     files: Path | None = None
-    deadline: float | None = None
     companions: Sequence[Companion] = ()
     images_for: Callable[[Attempt], None] | None = None
     lease: Lease | None = None
 
     def on_frozen(self) -> None:
         """At the seam: nothing of the container moves. Short if it is to run on, complete if it is to end."""
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise StepTimeout(f"container {self.container.id} was not dumped in time", hint="give it more time to stop")
         if self.images_for is not None:
             self.images_for(self.attempt)
         if self.rootfs.kind == "none":

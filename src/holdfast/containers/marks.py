@@ -6,6 +6,7 @@
     bundle        where its bundle is
     environment   what its engine said about the store, so that others keep it where its engine would
     started, killed, ended     when it went on; whether it was signalled; when it was frozen, and so ended
+    ending        since when it is being frozen for good: if runc does not know it any more, it was
 
 The shell script in front reads them too, with grep: they are JSON, so no text in one can look like the name of a fact.
 """

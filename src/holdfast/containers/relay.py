@@ -7,6 +7,9 @@ for an answer. The relay passes that on to Holdfast, which takes the files of th
 to die, commits the checkpoint. Only when it says yes does CRIU end them. If it says no, or is gone, CRIU lets them run
 on. So whoever is killed, and whenever, there is a running container or a whole checkpoint.
 
+A dump that Holdfast gives up earlier must be undone by CRIU itself: killed, it would leave its code in the processes.
+So it is told that it may write no more, which it takes for a full disk.
+
 Started as `python -IS relay.py CRIU SOCKET swrk FD` by the `criu` that a runtime finds first on its PATH: nothing but
 the standard library can be imported here. Requests other than a dump go straight to CRIU. Where there is no runtime,
 CRIU starts it as its action script: `relay.py --ask SOCKET`.
@@ -25,6 +28,7 @@ DUMP = 1
 NOTIFY = 6
 DUMPED = b"dumped"
 GO_ON = b"yes"
+GIVE_UP = b"give up"
 _REFUSED = bytes([1 << 3, NOTIFY, 3 << 3, 0])  # criu_req {type: NOTIFY, notify_success: false}
 _OWN_DESCRIPTORS = 500  # ours are moved above this: the numbers below are the runtime's, which CRIU asks us for
 
@@ -68,14 +72,18 @@ def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
     ours.close()
     theirs.close()
     lend_directories(runtime)
-    criu = subprocess.Popen([real, "swrk", str(near)], pass_fds=(near,))
+    # Python ignores SIGXFSZ, and CRIU must: it would end CRIU when it may write no more
+    criu = subprocess.Popen([real, "swrk", str(near)], pass_fds=(near,), restore_signals=False)
     os.close(near)
     request = runtime.recv(MESSAGE_BYTES)
     far.send(with_timeout(request, int(os.environ.get("HOLDFAST_FREEZE_TIMEOUT_S", "0"))))
-    while message := forward(far, None):
-        if is_post_dump(message[0]) and not may_go_on(holdfast):
-            far.send(_REFUSED)
-            continue
+    is_decided = False
+    while message := next_message(far, None if is_decided else holdfast, criu.pid):
+        if is_post_dump(message[0]):
+            is_decided = True
+            if not may_go_on(holdfast):
+                far.send(_REFUSED)
+                continue
         send(runtime, *message)
         if number_field(message[0], 1) != NOTIFY:
             break
@@ -83,6 +91,18 @@ def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
     runtime.close()
     far.close()
     return criu.wait()
+
+
+def next_message(criu: socket.socket, holdfast: socket.socket | None, pid: int) -> tuple[bytes, list[int]] | None:
+    """What CRIU says next. When Holdfast, if it has still a say, gives up meanwhile or is gone, CRIU writes no more."""
+    if holdfast is not None:
+        import resource
+        import select
+
+        ready, _, _ = select.select([criu, holdfast], [], [])
+        if criu not in ready:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+    return forward(criu, None)
 
 
 def lend_directories(runtime: socket.socket) -> None:

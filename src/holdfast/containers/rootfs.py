@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,26 +82,52 @@ def copy_away(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def replaced(rootfs: Rootfs, tree: Tree) -> Iterator[None]:
+def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], None]) -> Iterator[None]:
     """The container's files are those of `tree` within; if that fails, they are again what they were.
 
     A live overlay's upper directory must not change: it is unmounted, changed and mounted again with the same options.
-    The new files are complete beside the old ones before one rename exchanges both.
+    The new files are complete beside the old ones before one rename exchanges both. `note` is given, before anything
+    happens, what `put_back` needs should this program be killed.
     """
-    home = rootfs.changes.parent
-    new = home / f".holdfast-{os.urandom(6).hex()}"
-    try:
-        tree.write_to(new, exact=True, durable=False)
+    new = rootfs.changes.parent / f".holdfast-{os.urandom(6).hex()}"
+    facts = {name: str(getattr(rootfs, name)) for name in ("kind", "point", "changes", "mount_options")}
+    facts |= {"new": str(new), "inode": str(rootfs.changes.stat().st_ino)}
+
+    def exchange() -> None:
+        note({**facts, "is_mounted": False})
         with _unmounted(rootfs):
             _exchange(new, rootfs.changes)
+        note({**facts, "is_mounted": True})
+
+    note({**facts, "is_mounted": True})
+    try:
+        tree.write_to(new, exact=True, durable=False)
+        exchange()
         try:
             yield
         except BaseException:
-            with _unmounted(rootfs):
-                _exchange(new, rootfs.changes)
+            exchange()
             raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def put_back(noted: Mapping[str, object], *, is_restored: bool) -> None:
+    """After a kill within `replaced`: the files are those from before it, unless the restore had been done."""
+    new = Path(str(noted["new"]))
+    kind, point, changes, options = (str(noted[name]) for name in ("kind", "point", "changes", "mount_options"))
+    rootfs = Rootfs(kind, Path(point), Path(changes), options)
+    if not rootfs.changes.is_dir() or not rootfs.point.is_dir():
+        return  # the engine has removed all of it
+    is_mounted = kind != "overlay" or _overlay_options(rootfs.point) is not None
+    away = _unmounted if is_mounted else nullcontext if noted["is_mounted"] else _mounted_after
+    if new.is_dir() and str(rootfs.changes.stat().st_ino) != noted["inode"] and not is_restored:
+        with away(rootfs):
+            _exchange(new, rootfs.changes)
+    elif not is_mounted:
+        with away(rootfs):
+            pass
+    shutil.rmtree(new, ignore_errors=True)
 
 
 @contextmanager
@@ -110,6 +136,12 @@ def _unmounted(rootfs: Rootfs) -> Iterator[None]:
         yield
         return
     _mount_tool("umount", str(rootfs.point))
+    with _mounted_after(rootfs):
+        yield
+
+
+@contextmanager
+def _mounted_after(rootfs: Rootfs) -> Iterator[None]:
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from . import marks, runc_arguments
 
+ORPHAN_S = 10.0  # what a killed call of ours had started is waited for so long
 CRASH_S = 10.0  # one that ends this soon after it was brought back, by itself, is not brought back from there again
 _TERM = ("", "15", "TERM", "SIGTERM")
 
@@ -76,18 +77,21 @@ class Runtime:
         wish = wish_of(spec, owner_of_container)
         if wish is None or (os.path.lexists(f"{self.root}/{self.id}") and self._status()):
             return None  # taken: runc refuses it, and whose it is must not suffer
+        environment = {name: value for name in marks.PLACES if (value := os.environ.get(name))}
         with self._store() as manager:
             claim = self._claim(manager, wish)
+            facts = {"wish": wish.facts(), "claim": asdict(claim), "bundle": str(bundle), "environment": environment}
+            self._remember(**facts, restored=None)  # should we be killed, `delete` knows that it was ours
             try:
                 restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
             except BaseException:
                 manager.break_lease(claim)
+                self.mark.unlink(missing_ok=True)
                 raise
-        environment = {name: value for name in marks.PLACES if (value := os.environ.get(name))}
-        self._remember(
-            wish=wish.facts(), claim=asdict(claim), restored=restored, bundle=str(bundle), environment=environment
-        )
-        return None if restored is None else 0
+        if restored is None:
+            return None
+        self._remember(**facts, restored=restored)
+        return 0
 
     def run(self) -> int | None:
         """Create and start at once, for people. In the foreground, where runc stays, nothing is brought back."""
@@ -109,7 +113,7 @@ class Runtime:
 
     def kill(self) -> int | None:
         marked = self._recall()
-        if marked.get("ended"):
+        if self._has_ended(marked):
             return 0
         signal = self.call.rest[0] if self.call.rest else ""
         if signal.upper() not in _TERM or self.call.is_set("all") or not self._is_running():
@@ -135,7 +139,7 @@ class Runtime:
 
     def state(self) -> int | None:
         marked = self._recall()
-        if not marked.get("ended"):
+        if not self._has_ended(marked):
             return None
         bundle = str(marked.get("bundle", ""))
         answer = {"ociVersion": "1.0.2-dev", "id": self.id, "pid": 0, "status": "stopped", "bundle": bundle,
@@ -144,15 +148,22 @@ class Runtime:
         return 0
 
     def resume(self) -> int | None:
-        return 0 if self._recall().get("ended") else None
+        return 0 if self._has_ended(self._recall()) else None
 
     def pause(self) -> int | None:
-        return 0 if self._recall().get("ended") else None
+        return 0 if self._has_ended(self._recall()) else None
 
     def delete(self) -> int | None:
+        from holdfast.errors import Conflict
+
+        from .attempts import only_one
+
+        with suppress(Conflict), only_one(self.root, self.id, wait_s=ORPHAN_S):
+            pass  # what a killed call had started has ended: a restore whose processes are killed half-way hangs
         marked = self._recall()
-        if marked.get("ended"):
+        if self._has_ended(marked) or not self._status():  # or somebody was killed before it could forget it
             self._runc(*self.call.other("delete", "--force"))
+            self._give_back(marked)
             self.mark.unlink(missing_ok=True)
             return 0
         died_at_once = (
@@ -224,10 +235,11 @@ class Runtime:
         net = network.mode_of(spec)
         network.refuse_mismatch(kept.network, net)
         with ExitStack() as stack:
-            stack.enter_context(only_one(self.root, self.id))
-            work = stack.enter_context(attempt("restore", self.id))
+            lock = stack.enter_context(only_one(self.root, self.id, wait_s=ORPHAN_S))
+            work = stack.enter_context(attempt("restore", self.id, lock))
             unpack_images(kept, work)
-            stack.enter_context(files_of(kept, find_rootfs(bundle, str(spec.get("root", {}).get("path", "rootfs")))))
+            rootfs = find_rootfs(bundle, str(spec.get("root", {}).get("path", "rootfs")))
+            stack.enter_context(files_of(kept, rootfs, work))
             options = [str(one) for one in kept.criu.get("options", ())]
             run_restore([self.real, *self.call.to_restore(str(work.images), str(work.path), options)], work, net)
             paused = self._runc(*self.call.other("pause"))
@@ -248,19 +260,24 @@ class Runtime:
             before, marked = marked, claims.keep(manager, marked, self.root, self.id)
             if marked != before:
                 self.log(f"holdfast: this is kept as {marked['wish']['key']}", level="info")
+            marked.pop("ending", None)  # of a call that was killed
+            self._remember(**marked, **({} if leave_running else {"ending": time.time()}))
+            try:
+                freeze_container(
+                    manager,
+                    container,
+                    key=marked["wish"]["key"],
+                    lease=claims.claim_of(marked),
+                    leave_running=leave_running,
+                    options=options,
+                    deadline_s=deadline_s,
+                    images_for=(lambda work: give_images(work.images, Path(image_path))) if image_path else None,
+                )
+            except BaseException:
                 self._remember(**marked)
-            freeze_container(
-                manager,
-                container,
-                key=marked["wish"]["key"],
-                lease=claims.claim_of(marked),
-                leave_running=leave_running,
-                options=options,
-                deadline_s=deadline_s,
-                images_for=(lambda work: give_images(work.images, Path(image_path))) if image_path else None,
-            )
+                raise
             if not leave_running:
-                self._remember(**{**marked, "ended": time.time()})
+                self._remember(**marked, ended=time.time())
                 claims.give_back(manager, marked)
 
     # The rest
@@ -290,6 +307,16 @@ class Runtime:
     def _status(self) -> str:
         done = self._runc(*self.call.other("state"))
         return str(json.loads(done.stdout).get("status")) if done.returncode == 0 else ""
+
+    def _has_ended(self, marked: dict[str, Any]) -> bool:
+        """Whether it was frozen and is no more; also when the call that did it was killed before it could say so."""
+        if not marked.get("ended") and marked.get("ending") and not self._status():
+            from .attempts import put_right
+
+            put_right()
+            marked["ended"] = marked.pop("ending")
+            self._remember(**marked)
+        return bool(marked.get("ended"))
 
     def _is_running(self) -> bool:
         return self._status() in ("running", "paused")

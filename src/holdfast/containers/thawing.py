@@ -86,22 +86,23 @@ def _thaw(
     place = root or str(kept.runtime.get("root") or "/run/runc")
     home = Path(bundle or kept.bundle).absolute()
     with ExitStack() as stack:
-        stack.enter_context(only_one(place, identity))
+        lock = stack.enter_context(only_one(place, identity))
         if runc.exists(program, place, identity):
             raise Conflict(f"container {identity} exists already", hint="delete it first, or give --new-id")
         spec = bundle_spec(home, kept)
-        network.refuse_mismatch(kept.network, network.mode_of(spec))
-        work = stack.enter_context(attempt("restore", identity))
+        net = network.mode_of(spec)
+        network.refuse_mismatch(kept.network, net)
+        work = stack.enter_context(attempt("restore", identity, lock))
         with phases.phase("load"):
             unpack_images(kept, work)
         rootfs = find_rootfs(home, str(spec.get("root", {}).get("path", "rootfs")))
         with phases.phase("files"):
-            stack.enter_context(files_of(kept, rootfs))
+            stack.enter_context(files_of(kept, rootfs, work))
         with phases.phase("restore"):
             command = [program, "--root", place, "restore", "--detach", "--image-path", str(work.images),
                        "--work-path", str(work.path), "--bundle", str(home),
                        *kept.criu.get("options", ()), *runtime_options, identity]  # fmt: skip
-            run_restore(command, work, network.mode_of(spec))
+            run_restore(command, work, net)
         stack.push(_end_if_failed(program, place, identity))
         found = runc.look_up(identity, str(kept.runtime.get("name")), place)
         for companion in companions:
@@ -126,7 +127,7 @@ def unpack_images(kept: snapshot.Snapshot, work: Attempt) -> None:
     validate_images(work.images)
 
 
-def files_of(kept: snapshot.Snapshot, rootfs: Rootfs) -> AbstractContextManager[None]:
+def files_of(kept: snapshot.Snapshot, rootfs: Rootfs, work: Attempt) -> AbstractContextManager[None]:
     """The container's files as they were, while it is restored and afterwards; as before if that fails."""
     if kept.rootfs is None:
         return nullcontext()
@@ -138,13 +139,14 @@ def files_of(kept: snapshot.Snapshot, rootfs: Rootfs) -> AbstractContextManager[
             if kept.rootfs_kind == "overlay"
             else "give a bundle whose root is a plain directory",
         )
-    return replaced(rootfs, kept.rootfs)
+    return replaced(rootfs, kept.rootfs, lambda facts: work.describe(replaces=facts))
 
 
 def run_restore(command: Sequence[str], work: Attempt, net: Mapping[str, str]) -> None:
     """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails."""
+    work.describe(network=net)
     with (work.path / "runtime.log").open("wb") as said, network.namespace_of(None, net) as namespace:
-        process = subprocess.run(command, stderr=said, check=False, env=dict(os.environ))
+        process = subprocess.run(command, stderr=said, check=False, env=dict(os.environ), pass_fds=work.held)
         if process.returncode:
             network.remove_lock(namespace)
             raise failure("restored", work)

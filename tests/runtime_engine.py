@@ -1,0 +1,154 @@
+"""An engine for tests of `holdfast-runc`: it calls a runtime as engines do, and may have it killed on the way."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.containers import runtime
+from tests.lab import COUNTER, PYTHON, Lab, wait_for
+
+RUNTIME = Path(runtime.__file__).with_name("holdfast-runc")
+KEPT = ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=counter")
+COUNT = (PYTHON, "-c", COUNTER, "0.002", "0")
+
+
+class Engine:
+    """What an engine does with a runtime: create, start, kill, delete, each a call of its own."""
+
+    def __init__(self, made: Lab) -> None:
+        self.lab = made
+        self.log = made.root / "log.json"
+        self.environment = made.environment(
+            HOLDFAST_RUNC_STATE=str(made.root / "marks"), HOLDFAST_PYTHON=sys.executable
+        )
+
+    def call(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        options = ("--root", self.lab.runtime_root, "--log", self.log, "--log-format", "json")
+        return self.lab.run(RUNTIME, *options, *words, check=check, env=self.environment)
+
+    def bundle(
+        self, name: str, *environment: str, lower: Path | None = None, program: Sequence[str] = COUNT, **options: Any
+    ) -> Path:
+        bundle = self.lab.bundle(name, *program, lower=lower, **options)
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["process"]["env"] += environment
+        (bundle / "config.json").write_text(json.dumps(spec))
+        return bundle
+
+    def create(self, name: str, check: bool = True) -> int:
+        """With streams of its own: what runs on must not hold the caller's pipes."""
+        words = [
+            "create",
+            "--bundle",
+            str(self.lab.root / name),
+            "--pid-file",
+            str(self.lab.root / f"{name}.pid"),
+            name,
+        ]
+        command = [str(RUNTIME), "--root", str(self.lab.runtime_root), "--log", str(self.log), "--log-format", "json"]
+        null = subprocess.DEVNULL
+        done = subprocess.run(
+            self.lab.enter([*command, *words]), env=self.environment, stdin=null, stdout=null, stderr=null, check=check
+        )
+        return done.returncode
+
+    def start(self, name: str) -> None:
+        self.create(name)
+        self.call("start", name)
+
+    def status(self, name: str) -> str:
+        return str(json.loads(self.call("state", name).stdout)["status"])
+
+    def wait_stopped(self, name: str) -> None:
+        wait_for(lambda: True if self.status(name) == "stopped" else None, f"{name} does not end")
+
+    def logged(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def die_at(self, stage: str, mutant: str = "") -> None:
+        """From now on `holdfast-runc` is killed at that stage; "" for never. `mutant`: a safeguard taken out."""
+        front = self.lab.root / "python"
+        patches = f"STAGE, MUTANT = {stage!r}, {mutant!r}\n{DYING}"
+        front.write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} -c {shlex.quote(patches)} "$@"\n')
+        front.chmod(0o755)
+        self.environment["HOLDFAST_PYTHON"] = str(front) if stage or mutant else sys.executable
+
+
+# Where a call can be killed. Each is a place in our code at which the process kills itself.
+CREATING = ("unpacked", "unmounted", "exchanged", "mounted", "restoring", "restored", "paused")
+ENDING = ("dumping", "frozen", "storing", "stored", "answered", "unmarked")
+DELETING = ("deleting", "deleted")
+DYING = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from holdfast import CheckpointManager
+from holdfast.containers import attempts, criu, freezing, network, rootfs, runtime, thawing
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def dies_after(function):
+    return lambda *words, **options: (function(*words, **options), die())
+
+def begins_and_dies(command, **options):
+    options.pop("check")
+    subprocess.Popen(command, **options)
+    die()
+
+class Subprocess:
+    run = staticmethod(begins_and_dies)
+
+real_unlink = Path.unlink
+def unlink(path, **options):
+    if path.parent.name == "runc":
+        die()
+    real_unlink(path, **options)
+
+def remember_and_die(remember):
+    def remembered(self, **facts):
+        if facts.get("restored" if STAGE == "paused" else "ended"):
+            die()
+        remember(self, **facts)
+    return remembered
+
+if STAGE == "unpacked":
+    rootfs._unmounted = die
+elif STAGE == "unmounted":
+    rootfs._exchange = die
+elif STAGE == "exchanged":
+    rootfs._exchange = dies_after(rootfs._exchange)
+elif STAGE == "mounted":
+    thawing.run_restore = die
+elif STAGE == "restoring":
+    thawing.subprocess = Subprocess
+elif STAGE == "restored":
+    thawing.run_restore = dies_after(thawing.run_restore)
+elif STAGE in ("paused", "unmarked"):
+    runtime.Runtime._remember = remember_and_die(runtime.Runtime._remember)
+elif STAGE == "dumping":
+    criu.Seam.wait = die
+elif STAGE == "frozen":
+    freezing.validate_images = die
+elif STAGE == "storing":
+    CheckpointManager.save = die
+elif STAGE == "stored":
+    CheckpointManager.save = dies_after(CheckpointManager.save)
+elif STAGE == "answered":
+    criu.Seam.let_go = dies_after(criu.Seam.let_go)
+elif STAGE == "deleting":
+    real_runc = runtime.Runtime._runc
+    runtime.Runtime._runc = lambda self, *words: die() if "delete" in words else real_runc(self, *words)
+elif STAGE == "deleted":
+    Path.unlink = unlink
+if MUTANT == "nothing put right":
+    attempts._is_put_right = lambda killed: True
+elif MUTANT == "ends unannounced":
+    runtime.Runtime._has_ended = lambda self, marked: bool(marked.get("ended"))
+elif MUTANT == "mark must be known to runc":
+    runtime.Runtime._status = lambda self: "stopped"
+sys.exit(runtime.main(sys.argv[1:]))
+"""
