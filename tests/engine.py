@@ -88,6 +88,12 @@ class Containerd:
             self._daemon.wait(timeout=30)
             self._daemon = None
 
+    def restart(self, **environment: str) -> None:
+        """With these in its environment."""
+        self.stop()
+        self.environment |= environment
+        self.start()
+
     @property
     def is_up(self) -> bool:
         return self._daemon is not None
@@ -177,9 +183,10 @@ class Containerd:
 
 
 @contextmanager
-def containerd(made: Lab, *, pause: bytes = b"") -> Iterator[Containerd]:
+def containerd(made: Lab, *, pause: bytes = b"", **environment: str) -> Iterator[Containerd]:
     """A running one, with the shim on its PATH; its tasks are gone afterwards."""
     engine = Containerd(made, f"{SHIM.parent}:{os.environ['PATH']}", pods=bool(pause))
+    engine.environment |= environment
     engine.pause = pause
     engine.start()
     try:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ import holdfast
 from tests.cri import Cri, Failed
 from tests.engine import COUNT, IMAGE, Containerd, containerd
 from tests.lab import lab
+from tests.servers.postgres import Cluster
 
 pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd", "cc")]
 PAUSE = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"
@@ -125,8 +127,9 @@ def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
 def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:
     """With the commands on the node; who restarts it while it sleeps is refused, and goes on after it was woken."""
 
+    environment = {**engine.environment, "CONTAINERD_ADDRESS": str(engine.home / "socket")}
+
     def ask(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = {**engine.environment, "CONTAINERD_ADDRESS": str(engine.home / "socket")}
         return engine.lab.holdfast("pod", *words, "--json", check=check, env=environment)
 
     name = "web-0"
@@ -148,6 +151,11 @@ def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:
     assert found["main"]["generations"] == 1
     assert found["main"]["memory_bytes"] > 1 << 20
     assert engine.status(main) == "RUNNING"
+    told = engine.lab.answer("container", "list", "--containerd", env=environment)["containers"]
+    obstacles = {one["id"]: (one["key"], one["generations"], one["obstacle"]) for one in told}
+    assert obstacles[main] == ("default+web-0+main", 1, "")
+    assert obstacles[beside] == (beside, 0, "")
+    assert obstacles[pod] == (pod, 0, "it is the sandbox of a pod")
 
     refused = ask("hibernate", f"default/{name}/beside", check=False)
     assert refused.returncode == 1
@@ -165,3 +173,38 @@ def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:
     engine.wait_beyond(woken, reached)
     cri.remove_pod(pod)
     assert engine.shims() == []
+
+
+# --- other nodes ---
+
+
+@pytest.mark.requires("postgres")
+def test_another_node(engine: Containerd, tmp_path: Path, postgres: Cluster) -> None:
+    """Two engines with nothing in common but the store. What was kept on one goes on below the other; and what the
+    kubelet of one wrote as an archive, a pod of the other names as its beginning."""
+    store = postgres.empty_database()
+    with lab(tmp_path) as made, containerd(made, pause=engine.pause, HOLDFAST_STORE=store) as there:
+        engine.restart(HOLDFAST_STORE=store)
+        here, beyond = Cri(engine.home / "socket", IMAGE), Cri(there.home / "socket", IMAGE)
+        first = here.run_pod("train-7d9c6bf5c4-x2k8q", labels=DEPLOYMENT)
+        counter = here.start(first, "main", COUNT, KEPT)
+        engine.wait_beyond(counter, 5)
+        here.stop(counter)
+        reached = engine.count(counter)
+        here.remove_pod(first)
+
+        second = beyond.run_pod("train-7d9c6bf5c4-lm4zt", labels=DEPLOYMENT)
+        counter = beyond.start(second, "main", COUNT, KEPT)
+        there.wait_beyond(counter, reached)
+        beyond.remove_pod(second)
+
+        archive = tmp_path / "checkpoint-train-7d9c6bf5c4-x2k8q_default-main-2026-11-16T01:00:00Z.tar"
+        key = "default+deployment:train+main"
+        environment = made.environment(HOLDFAST_STORE=store)
+        made.holdfast("container", "export", key, archive, "--format", "containerd", env=environment)
+        made.holdfast("container", "import", archive, "--key", "default+brought", env=environment)
+        third = beyond.run_pod("debug")
+        counter = beyond.start(third, "main", COUNT, {"HOLDFAST_RESTORE": "brought", "HOLDFAST_POLICY": "fail"})
+        there.wait_beyond(counter, reached)
+        beyond.remove_pod(third)
+        assert there.shims() == []

@@ -111,12 +111,28 @@ def _report(phase: str) -> None:
     click.echo(f"  … {phase}", err=True)
 
 
-@store_command("list", json_keys='{"checkpoints": [{…}]}, oldest first')
+@store_command(
+    "list",
+    json_keys='{"checkpoints": [{…}]}, oldest first; with --containerd {"containers": [{id, namespace, image, runtime, '
+    'state, can_freeze, obstacle, key, is_opted_in, memory_bytes, generations, "last": {…}|null}]}',
+)
 @click.argument("key", default="")
 @click.option("--limit", type=Number(1), default=20, help="At most this many of each key.  [default: 20]")
-def list_command(session: Session, key: str, limit: int) -> None:
-    """List what is kept of containers: of KEY, or of all."""
-    list_kept(session, "container", "containers", key, limit)
+@click.option(
+    "--containerd", is_flag=True, help="List what containerd has, whether it can be frozen, and what is kept."
+)
+@click.option("--address", metavar="SOCKET", help="containerd's socket, if it is not at one of the usual places.")
+@click.option("--containerd-namespace", metavar="NAME", help="One of its namespaces, such as k8s.io.  [default: all]")
+def list_command(
+    session: Session, key: str, limit: int, containerd: bool, address: str | None, containerd_namespace: str | None
+) -> None:
+    """List what is kept of containers: of KEY, or of all. With --containerd, list what could be kept."""
+    if containerd or address or containerd_namespace:
+        from .container_engine import list_engine
+
+        list_engine(session, address, containerd_namespace)
+    else:
+        list_kept(session, "container", "containers", key, limit)
 
 
 def list_kept(session: Session, kind: str, kinds: str, key: str, limit: int) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ import click
 
 from holdfast.asjson import checkpoint_json
 
+from .container_engine import Stores
 from .container_freeze import gpu_option
 from .failures import describe
 from .session import Session, emit, store_command
@@ -24,7 +23,6 @@ from .text import age, safe, size
 if TYPE_CHECKING:
     from holdfast.containers.freezing import Frozen
     from holdfast.containers.pods import Workload
-    from holdfast.manager import CheckpointManager
     from holdfast.model import Checkpoint
 
 
@@ -34,31 +32,6 @@ def address_option(function: Callable[..., None]) -> Callable[..., None]:
         metavar="SOCKET",
         help="The engine's socket.  [default: $CONTAINERD_ADDRESS, else the first of the usual ones]",
     )(function)
-
-
-class _Stores(ExitStack):
-    """The stores of what is worked on, each opened once: --store, or that of a container's engine."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__()
-        from holdfast.containers.pods import node_environment
-
-        self._session = session
-        self._node = node_environment()
-        self._open: dict[str, CheckpointManager] = {}
-        os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{self._node.get('PATH', '')}"
-
-    def of(self, environment: Mapping[str, str]) -> CheckpointManager:
-        from holdfast.containers.marks import store_of
-
-        told = {**self._node, **environment}
-        if own := os.environ.get("HOLDFAST_STORE"):
-            told = {"HOLDFAST_STORE": own, **told}
-        place = self._session.store or told.get("HOLDFAST_STORE", "")
-        if place not in self._open:
-            opened = self._session.open(create=True) if self._session.store else store_of(told)
-            self._open[place] = self.enter_context(opened)
-        return self._open[place]
 
 
 @store_command(
@@ -74,7 +47,7 @@ def list_command(session: Session, namespace_of_pods: str, address: str | None) 
     from holdfast.containers.hibernation import sleepers
     from holdfast.containers.pods import workloads
 
-    with _Stores(session) as stores:
+    with Stores(session) as stores:
         found = [
             one
             for one in workloads(find_address(address))
@@ -107,7 +80,7 @@ class _Described:
     last: Checkpoint | None
 
 
-def _described(one: Workload, stores: _Stores) -> _Described:
+def _described(one: Workload, stores: Stores) -> _Described:
     from holdfast.containers.preempting import memory_bytes
     from holdfast.containers.snapshot import generations
     from holdfast.errors import CheckpointError
@@ -188,7 +161,7 @@ def _freeze(session: Session, name: str, address: str | None, gpu: str, action: 
 
     wanted = PodName.parse(name)
     outcomes: list[dict[str, Any]] = []
-    with _Stores(session) as stores:
+    with Stores(session) as stores:
         for one in find(find_address(address), wanted):
             if sys.stderr.isatty():
                 click.echo(f"  … {safe(one.name)}", err=True)
@@ -243,7 +216,7 @@ def wake_command(session: Session, name: str) -> None:
     """
     from holdfast.containers.pods import wake
 
-    with _Stores(session) as stores:
+    with Stores(session) as stores:
         woken = wake(stores.of({}), name)
     if session.as_json:
         emit({"woken": [checkpoint_json(one) for one in woken]})
@@ -266,7 +239,7 @@ def guard_command(session: Session, every_s: float, once: bool) -> None:
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with _Stores(session):
+    with Stores(session):
         while True:
             failed = renew_here()
             if failed and session.as_json:

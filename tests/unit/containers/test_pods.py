@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,8 @@ def key(claim: Lease) -> str:
     return claims.key_of(claim)
 
 
-def remember(root: str, identity: str, claim: Lease) -> None:
-    facts = {"wish": {"key": key(claim)}, "claim": {name: getattr(claim, name) for name in Lease.__slots__}}
+def remember(root: str, identity: str, claim: Lease, **environment: str) -> None:
+    facts = {"wish": {"key": key(claim), "restore": "latest"}, "claim": asdict(claim), "environment": environment}
     marks.write_mark(marks.mark_of(root, identity), facts)
 
 
@@ -126,12 +127,34 @@ def test_who_lives_here_loses_nothing(
     assert key(claims.take(store, "k", "/run/runc", "b")) == "k@2"
 
 
+def test_the_guard_renews_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the store of its engine; what has ended is left to run out, and what was lost is told."""
+    runtime = tmp_path / "runc"
+    runtime.write_text('#!/bin/sh\n[ "$4" != gone ] && echo \'{"status": "running"}\'\n')
+    runtime.chmod(0o755)
+    monkeypatch.setenv("HOLDFAST_RUNC", str(runtime))
+    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    place = str(tmp_path / "store")
+    with holdfast.open(place) as store:
+        for identity in ("alive", "gone", "lost"):
+            claim = store.take_lease(f"container:{identity}", identity, 0.1)
+            remember("/run/runc", identity, claim, HOLDFAST_STORE=place)
+            if identity == "lost":
+                store.break_lease(claim)
+        threading.Event().wait(0.15)
+        monkeypatch.setattr(claims, "Lease", lambda **given: Lease(**{**given, "ttl_s": 60}))
+        assert [job for job, _ in claims.renew_here()] == ["container:lost"]
+        with pytest.raises(holdfast.CheckpointError, match="alive"):
+            elsewhere(store, "container:alive")
+        elsewhere(store, "container:gone")
+
+
 def test_who_lost_its_claim_is_kept_by_itself(store: holdfast.CheckpointManager) -> None:
     """A stale container's save is refused by the store (I5); it goes on under a number of its own."""
     claim = store.take_lease("container:k", "a", 60)
     facts = {
         "wish": {"key": "k", "restore": "latest"},
-        "claim": {name: getattr(claim, name) for name in Lease.__slots__},
+        "claim": asdict(claim),
     }
     assert claims.keep(store, facts, "/run/runc", "a") == facts
     store.break_lease(claim)
