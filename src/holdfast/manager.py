@@ -141,6 +141,22 @@ class CheckpointManager:
         self._background.drain()
         return self._commit(request, encoded)
 
+    def save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> list[Checkpoint | BaseException]:
+        """Several saves that came at the same time, each with its actor: for each its checkpoint, or what it raises.
+
+        As if as many threads had saved, without the threads: small states share one commit.
+        """
+        self._check_open()
+        self._background.drain()
+        outcomes = self._store.save_each(saves)
+        for n, outcome in enumerate(outcomes):
+            if isinstance(outcome, Checkpoint):
+                try:
+                    self._note(outcome)
+                except Exception as error:  # noqa: BLE001 - of a watcher; belongs to this save alone
+                    outcomes[n] = error
+        return outcomes
+
     def save_async(self, job_id: str, step_name: str, state: object, **options: Any) -> PendingSave[CheckpointId]:
         """Copy `state` now, commit it in the background; options are those of `save`.
 
@@ -156,16 +172,20 @@ class CheckpointManager:
     def _commit(self, request: Request, encoded: codec.Encoded) -> Checkpoint:
         self._check_open()
         checkpoint = self._store.save(request, encoded, actor=self.actor)
+        self._note(checkpoint)
+        return checkpoint
+
+    def _note(self, checkpoint: Checkpoint) -> None:
+        """Whatever is to follow a save."""
         self.counters["saves"] += 1
         self.counters["saved_bytes"] += checkpoint.size_bytes
         self.counters["stored_bytes"] += checkpoint.stored_bytes
         for watcher in self._watchers:
             watcher("save", checkpoint)
         try:
-            self._retain(request.job)
+            self._retain(checkpoint.job)
         except CheckpointError as error:  # the save is done; the next one tries again
-            warnings.warn(f"retention of job {request.job} failed after a save: {error}", stacklevel=3)
-        return checkpoint
+            warnings.warn(f"retention of job {checkpoint.job} failed after a save: {error}", stacklevel=4)
 
     # Finding
 

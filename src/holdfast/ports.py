@@ -28,6 +28,7 @@ CheckpointIds = list[CheckpointId]
 Jobs = list[Job]
 Events = list[Event]
 Problems = list[str]
+Outcomes = list[Checkpoint | BaseException]
 References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
 
 FORMAT_VERSION = 1  # of a plain store (I8)
@@ -151,6 +152,13 @@ class Index(Protocol):
         KeysChanged; the first save of a job without a `key_id` in an encrypted store is a Conflict (I10).
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.
+        """
+        ...
+
+    def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
+        """`commit` of each record, by its actor, on its own: one that is refused disturbs no other.
+
+        Answers for each its checkpoint, or what `commit` would have raised. All may share one sync.
         """
         ...
 

@@ -34,7 +34,7 @@ from .chunks import (
     cut_by_content,
     read_verified,
 )
-from .errors import Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
+from .errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
 from .manifest import (
     SPILL_OVER_BYTES,
     Entry,
@@ -45,7 +45,7 @@ from .manifest import (
     root_of,
 )
 from .model import Checkpoint, CheckpointId, new_checkpoint_id, to_datetime
-from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint
+from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint, Outcomes
 from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
@@ -108,10 +108,50 @@ class Store:
 
     def save(self, request: Request, encoded: codec.Encoded | PartedTree, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
-        distrusted: frozenset[bytes] = frozenset()
-        has_failed = False
         created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
         checkpoint_id = request.checkpoint_id or self.new_id(request.step, created_us)
+        return self._save(request, encoded, checkpoint_id, created_us, actor)
+
+    def save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> Outcomes:
+        """`save` of each, by its actor: its checkpoint, or what it raises. Small ones share one commit (I1)."""
+        records: dict[int, NewCheckpoint] = {}
+        for n, (request, encoded, _) in enumerate(saves):
+            if _is_small(encoded):
+                created_us = time.time_ns() // 1000
+                records[n] = _small_record(request, encoded, self.new_id(request.step, created_us), created_us)
+        shared = self.index.commit_each([(record, saves[n][2]) for n, record in records.items()])
+        committed = dict(zip(records, shared, strict=True))
+        return [self._settle(save, records.get(n), committed.get(n)) for n, save in enumerate(saves)]
+
+    def _settle(
+        self,
+        save: tuple[Request, codec.Encoded, str],
+        record: NewCheckpoint | None,
+        outcome: Checkpoint | BaseException | None,
+    ) -> Checkpoint | BaseException:
+        """What is not settled by a shared commit is saved by itself."""
+        request, encoded, actor = save
+        try:
+            if isinstance(outcome, StorageError) and not isinstance(outcome, NoSpace | ReadOnly):
+                assert record is not None
+                return self._save(request, encoded, record.id, record.created_us, actor, has_failed=True)
+            if outcome is None or isinstance(outcome, ChunksGone | IdTaken | KeysChanged):
+                return self.save(request, encoded, actor=actor)
+        except CheckpointError as error:
+            return error
+        return outcome
+
+    def _save(
+        self,
+        request: Request,
+        encoded: codec.Encoded | PartedTree,
+        checkpoint_id: CheckpointId,
+        created_us: int,
+        actor: str,
+        *,
+        has_failed: bool = False,
+    ) -> Checkpoint:
+        distrusted: frozenset[bytes] = frozenset()
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return self._save_once(request, encoded, checkpoint_id, created_us, distrusted, actor)
@@ -173,9 +213,8 @@ class Store:
         if isinstance(encoded, PartedTree):
             return self._save_parts(request, encoded, checkpoint_id, created_us, distrusted, actor)
         tree = encoded.tree
-        if not encoded.buffers and len(tree) <= INLINE_BYTES:
-            packed = pack_manifest(Manifest(tree))
-            record = new_record(request, checkpoint_id, created_us, len(tree), packed, content=tree)
+        if _is_small(encoded):
+            record = _small_record(request, encoded, checkpoint_id, created_us)
             return self.index.commit((record,), actor=actor)[0]
 
         size_bytes = len(tree) + sum(size_of(b) for b in encoded.buffers)
@@ -543,3 +582,15 @@ class Store:
         if root is not None:
             yield from (e.digest for e in root[1] if not e.is_zero)
         yield from self.parse(packed, of="a checkpoint").digests()
+
+
+def _is_small(encoded: codec.Encoded) -> bool:
+    """Whether a state lives in its index row: one commit, one sync (I1)."""
+    return not encoded.buffers and len(encoded.tree) <= INLINE_BYTES
+
+
+def _small_record(
+    request: Request, encoded: codec.Encoded, checkpoint_id: CheckpointId, created_us: int
+) -> NewCheckpoint:
+    packed = pack_manifest(Manifest(encoded.tree))
+    return new_record(request, checkpoint_id, created_us, len(encoded.tree), packed, content=encoded.tree)

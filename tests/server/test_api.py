@@ -400,5 +400,7 @@ def test_limits_of_size(store: holdfast.CheckpointManager) -> None:
         assert streamed.status_code == 413
         parts = {"checkpoint": (None, '{"step": "s"}', "application/json"), "state": ("s", b"x" * 30_000)}
         assert client.post(url, files=parts).status_code == 413  # type: ignore[arg-type]
+        unsized = {"content-type": "multipart/form-data; boundary=b"}  # nobody says beforehand how much will come
+        assert client.post(url, content=pieces(), headers=unsized).status_code == 413
         assert client.get(f"{V1}/jobs", headers={"X-Much": "x" * 5_000}).status_code == 431
     assert store.list("j") == []

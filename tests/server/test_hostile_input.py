@@ -18,7 +18,7 @@ V1 = "/api/v1"
 SAVE = f"{V1}/jobs/j/checkpoints"
 JSON = {"content-type": "application/json"}
 
-TRAVERSALS = ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "/etc/passwd", "a\0b\n"]
+TRAVERSALS = ["../", "../../etc/passwd", "..%2f..%2fetc%2fpasswd", "/etc/passwd", "a\0b\n"]
 
 
 @pytest.fixture
@@ -96,6 +96,14 @@ def test_traversal_in_every_parameter(
         assert client.get(url).status_code == 422
     assert len(store.events()) == before
     assert {each.name for each in place.parent.iterdir()} == {"store"}
+
+
+def test_an_address_with_a_slash_too_many_is_none(client: TestClient, before: int) -> None:
+    """No redirect: what was a parameter must not become another address."""
+    for url in ("/api/v1/jobs/", "/api/v1/runs/..%2f", "/api/v1/checkpoints/a%2f", "/api/v1//jobs", "/healthz/"):
+        answer = client.get(url, follow_redirects=False)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), url
+        assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_hostile_names_come_back_as_text(client: TestClient) -> None:

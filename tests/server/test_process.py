@@ -24,9 +24,10 @@ from holdfast.cli.app import cli
 
 
 @contextmanager
-def serving(place: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its URL, once it is ready."""
-    command = [sys.executable, "-m", "holdfast", "serve", "--store", str(place), "--port", "0", *arguments]
+def serving(place: Path, *arguments: str, before: str = "pass") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its URL, once it is ready; `before` is Python that it runs first."""
+    start = f"{before}\nfrom holdfast.cli import main\nmain()"
+    command = [sys.executable, "-c", start, "serve", "--store", str(place), "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -49,12 +50,15 @@ def serving(place: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 def test_sigterm_loses_no_acknowledged_save(tmp_path: Path) -> None:
+    stop_under_load(tmp_path / "store")
+
+
+def stop_under_load(place: Path, before: str = "pass") -> None:
     """Savers at work, an event stream open: everything that was answered 201 is there afterwards, and it ends."""
-    place = tmp_path / "store"
     acknowledged: list[str] = []
     enough = threading.Event()
 
-    with serving(place) as (process, url):
+    with serving(place, before=before) as (process, url):
 
         def work(n: int) -> None:
             with httpx.Client(timeout=30) as client:
@@ -170,12 +174,12 @@ def test_slow_callers_do_not_hold_a_place(tmp_path: Path, monkeypatch: pytest.Mo
     """A body, or a head, that does not come."""
     from holdfast.server import create_app
     from holdfast.server.limits import Limits
-    from holdfast.server.serving import SlowHeads
+    from holdfast.server.protocol import BoundedHttp
     from tests.server.conftest import listening
 
-    monkeypatch.setattr(SlowHeads, "head_s", 0.3)
+    monkeypatch.setattr(BoundedHttp, "head_s", 0.3)
     app = create_app(tmp_path / "store", limits=Limits(receive_s=0.3))
-    with listening(app, http=SlowHeads) as url:
+    with listening(app, http=BoundedHttp) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         with socket.create_connection(address, timeout=20) as body:
             head = "POST /api/v1/jobs/j/checkpoints HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

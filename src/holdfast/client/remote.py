@@ -161,6 +161,15 @@ class RemoteStore:
         frame = write_frame(encoded.tree, sizes, lambda n: [buffers[n]])
         return self.client.upload(call, frame, size_of_frame(len(encoded.tree), sizes))
 
+    def save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> list[Checkpoint | BaseException]:
+        outcomes: list[Checkpoint | BaseException] = []
+        for request, encoded, actor in saves:
+            try:
+                outcomes.append(self.save(request, encoded, actor=actor))
+            except CheckpointError as error:
+                outcomes.append(error)
+        return outcomes
+
     def load(
         self,
         checkpoint: Checkpoint,

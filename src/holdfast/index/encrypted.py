@@ -39,12 +39,14 @@ from holdfast.ports import (
     Jobs,
     KeysChanged,
     NewCheckpoint,
+    Outcomes,
     PackUse,
     Problems,
     References,
 )
 
 from .filtering import check_filter, matches
+from .groupcommit import one_by_one
 
 _PAGE = 256
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -198,11 +200,15 @@ class EncryptedIndex:
         try:
             yield
         except CheckpointError as error:
-            error.message = _TOKEN.sub(self._reveal, error.message)
-            error.hint = _TOKEN.sub(self._reveal, error.hint)
-            if isinstance(error, LeaseHeld):
-                error.holder = _TOKEN.sub(self._reveal, error.holder)
+            self._revealed(error)
             raise
+
+    def _revealed(self, error: CheckpointError) -> CheckpointError:
+        error.message = _TOKEN.sub(self._reveal, error.message)
+        error.hint = _TOKEN.sub(self._reveal, error.hint)
+        if isinstance(error, LeaseHeld):
+            error.holder = _TOKEN.sub(self._reveal, error.holder)
+        return error
 
     def _reveal(self, token: re.Match[str]) -> str:
         for kind in ("job", "actor", "key"):
@@ -223,19 +229,39 @@ class EncryptedIndex:
                     raise  # with chunks under the old key: who wrote them does it again
                 self.vault.refresh()
                 saved = self._commit(records, actor)
-        return [
-            _saved(new, found) if found.id == new.id else self._open(found)  # the first under an idempotency key
-            for new, found in zip(records, saved, strict=True)
-        ]
+        return [self._answer(new, found) for new, found in zip(records, saved, strict=True)]
+
+    def _answer(self, new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
+        """What was saved, or, under an idempotency key, the first one."""
+        return _saved(new, found) if found.id == new.id else self._open(found)
+
+    def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
+        outcomes: Outcomes = []
+        sealed: list[tuple[NewCheckpoint, str]] = []
+        for record, actor in saves:
+            try:
+                sealed.append((self._sealed(record), self._hide("actor", actor)))
+            except CheckpointError:
+                return one_by_one(self, saves)  # so that each hears of its own mistake
+        for save, outcome in zip(saves, self.inner.commit_each(sealed), strict=True):
+            if isinstance(outcome, KeysChanged):
+                outcomes += one_by_one(self, [save])
+            elif isinstance(outcome, CheckpointError):
+                outcomes.append(self._revealed(outcome))
+            else:
+                outcomes.append(outcome if isinstance(outcome, BaseException) else self._answer(save[0], outcome))
+        return outcomes
 
     def _commit(self, records: Sequence[NewCheckpoint], actor: str) -> Checkpoints:
+        return self.inner.commit([self._sealed(record) for record in records], actor=self._hide("actor", actor))
+
+    def _sealed(self, record: NewCheckpoint) -> NewCheckpoint:
         try:
-            sealed = [self.seal(record) for record in records]
+            return self.seal(record)
         except (UnicodeEncodeError, ormsgpack.MsgpackEncodeError) as error:
             raise Validation(
                 f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers"
             ) from error
-        return self.inner.commit(sealed, actor=self._hide("actor", actor))
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         return self._open(self.inner.get(checkpoint_id))

@@ -29,6 +29,7 @@ from holdfast.ports import (
     Jobs,
     KeysChanged,
     NewCheckpoint,
+    Outcomes,
     PackUse,
     Problems,
     References,
@@ -36,7 +37,7 @@ from holdfast.ports import (
 from holdfast.postgresql import Connection, Server, array, typed
 
 from .connections import survive_forks
-from .groupcommit import GroupCommit, Waiting
+from .groupcommit import GroupCommit, Waiting, one_by_one
 from .postgres_batch import Known, Save, commit_together
 from .postgres_writes import PostgresWrites
 from .rows import CHECKPOINT, EVENT, JOB, SEQ_BITS, Row, checkpoint_of, chunk_of, event_of, job_of
@@ -229,6 +230,18 @@ class PostgresIndex:
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
         return self._write_again(Save(records, actor))
+
+    def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
+        self._server.check_open()
+        wanted = [Save((record,), actor) for record, actor in saves]
+        outcomes: list[Checkpoints | BaseException] = self._group.run_each([_Operation(self, save) for save in wanted])
+        answers: Outcomes = []
+        for (record, actor), outcome in zip(saves, outcomes, strict=True):
+            if isinstance(outcome, _AnswerLost):
+                answers += one_by_one(self, [(record, actor)])
+            else:
+                answers.append(outcome if isinstance(outcome, BaseException) else outcome[0])
+        return answers
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         return self._find(checkpoint_id, "")[0]

@@ -29,6 +29,7 @@ from holdfast.ports import (
     Jobs,
     KeysChanged,
     NewCheckpoint,
+    Outcomes,
     PackUse,
     Problems,
     References,
@@ -44,7 +45,7 @@ from .database import (
     translated,
     typed,
 )
-from .groupcommit import GroupCommit, Waiting
+from .groupcommit import GroupCommit, Waiting, one_by_one
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sweeping import audit, integrity_problems, sweep
 from .writes import BATCH, MAX_JOBS, Writes, find_chunks, missing
@@ -293,6 +294,13 @@ class SqliteIndex:
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
         return self._write(partial(self._writes.commit, records, actor))
+
+    def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
+        if self._path is None:
+            return one_by_one(self, saves)
+        self._check_open()
+        outcomes = self._group.run_each([partial(self._writes.commit, (record,), actor) for record, actor in saves])
+        return [outcome if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         return self._find(checkpoint_id, "1")[0]

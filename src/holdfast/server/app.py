@@ -19,6 +19,7 @@ import holdfast
 from holdfast.manager import CheckpointManager
 
 from .auth import rule_of
+from .hot import Hot
 from .limits import LOOPBACK_NAMES, Edge, Limits
 from .page import add_page
 from .problems import MEDIA_TYPE, add_handlers
@@ -92,6 +93,7 @@ def create_app(
         root_path=root_path,
         telemetry=telemetry,
         lifespan=life,
+        redirect_slashes=False,  # an address that nobody has is a 404, whatever it ends with
         responses={"default": {"description": "What went wrong.", "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}},
     )
     app.state.service = service
@@ -101,15 +103,15 @@ def create_app(
     add_page(app)
     check_rules(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    app.add_middleware(_edge, service=service, hosts=allow_hosts)
+    app.add_middleware(_edge, service=service, hosts=allow_hosts, hot=Hot(app, service))
     return app
 
 
 _PROBLEM = {"$ref": "#/components/schemas/Problem"}
 
 
-def _edge(app: ASGIApp, service: Service, hosts: Collection[str]) -> Edge:
-    return Edge(app, service, hosts)
+def _edge(app: ASGIApp, service: Service, hosts: Collection[str], hot: Hot) -> Edge:
+    return Edge(app, service, hosts, hot)
 
 
 def check_rules(app: FastAPI) -> None:

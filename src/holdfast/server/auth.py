@@ -47,6 +47,15 @@ class Caller:
     namespaces: tuple[str, ...]
     token: Token | None = None
 
+    @staticmethod
+    def of(token: Token) -> Caller:
+        return Caller(token.name, token.scope, token.namespaces, token)
+
+    @staticmethod
+    def local(service: Service) -> Caller:
+        """Somebody on the same machine, while there are no tokens."""
+        return Caller("local", Scope.ADMIN, (service.namespace,))
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -168,7 +177,7 @@ async def identify(request: Request) -> Caller:
         token = await find_token(service, text)
         if token is None:
             raise Unauthorized("the token is unknown, expired or revoked", hint="holdfast token create makes one")
-        caller = Caller(token.name, token.scope, token.namespaces, token)
+        caller = Caller.of(token)
     request.scope.setdefault("state", {})["actor"] = caller.actor
     return caller
 
@@ -185,7 +194,19 @@ async def _stranger(request: Request, service: Service) -> Caller:
         raise NotAllowed(
             "without tokens this service answers its own machine only", hint="make one with holdfast token create"
         )
-    return Caller("local", Scope.ADMIN, (service.namespace,))
+    return Caller.local(service)
+
+
+def recall_caller(service: Service, client: tuple[str, int] | None, authorization: bytes | None) -> Caller | None:
+    """`identify` from memory alone, for a request without cookie, proxy or origin; None when that cannot tell."""
+    if not service.has_tokens_open:
+        return None
+    if authorization is None:
+        is_known = service.tokens.remember_made() is False and (client is None or is_loopback(client[0]))
+        return Caller.local(service) if is_known else None
+    scheme, _, text = authorization.decode("latin-1").partition(" ")
+    token = service.tokens.recall(text.strip())[1] if scheme.lower() == "bearer" else None
+    return None if token is None else Caller.of(token)
 
 
 def _bearer(header: str) -> str:

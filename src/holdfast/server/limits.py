@@ -21,6 +21,7 @@ from holdfast.errors import CheckpointError, TooLarge, Unavailable
 from .logs import choose_request_id, request_id
 
 if TYPE_CHECKING:
+    from .hot import Hot
     from .service import Service
 
 _log = logging.getLogger("holdfast.access")
@@ -60,8 +61,9 @@ class TooSlow(CheckpointError):
 
 
 class Edge:
-    def __init__(self, app: ASGIApp, service: Service, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Service, hosts: Collection[str], hot: Hot) -> None:
         self.app = app
+        self.hot = hot
         self.service = service
         self.hosts = frozenset(host.lower() for host in hosts)
         self.in_flight = 0
@@ -77,40 +79,49 @@ class Edge:
         self.in_flight += 1
         self.service.metrics.in_flight.set(self.in_flight)
         try:
-            refusal = self._refuse(headers)
+            refusal = self._refuse(scope, headers)
             if refusal is not None:
                 await refusal(scope, receive, answer)
             else:
-                await self._run(scope, _Body(receive, self.service.limits), answer)
+                await self._run(scope, headers, _Body(receive, self.service.limits), answer)
         finally:
             self.in_flight -= 1
             self._note(scope, answer, time.perf_counter() - started)
             request_id.reset(token)
 
-    async def _run(self, scope: Scope, receive: _Body, answer: _Answer) -> None:
-        from .problems import of_error
+    async def _run(self, scope: Scope, headers: dict[bytes, bytes], body: Receive, answer: _Answer) -> None:
+        from .problems import of_ours
 
         try:
-            await self.app(scope, receive, answer)
-        except CheckpointError as error:  # of the body, in a route that reads it itself
+            rest = await self.hot.answer(scope, headers, body, answer)
+            if rest is not None:
+                await self.app(scope, rest, answer)
+        except CheckpointError as error:  # of the body, in a route that reads it itself; or of a save
             if answer.status:
                 raise
-            await of_error(error)(scope, receive, answer)
+            await of_ours(self.service, error)(scope, body, answer)
 
-    def _refuse(self, headers: dict[bytes, bytes]) -> Response | None:
+    def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         from .problems import of_error, problem
 
         limits, refused = self.service.limits, self.service.metrics.refused
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.hosts and name not in self.hosts:
+        called = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if self.hosts and called not in self.hosts:
             refused.labels("host").inc()
             return problem(421, "wrong_host", "this service is not called so", "start it with --allow-host NAME")
-        if sum(len(name) + len(value) + 4 for name, value in headers.items()) > limits.header_bytes:
+        size, hosts = len(scope.get("raw_path") or b"") + len(scope["query_string"]), 0
+        for name, value in scope["headers"]:
+            size += len(name) + len(value) + 4
+            hosts += name == b"host"
+        if hosts != 1:  # a proxy may have looked at another one
+            refused.labels("host").inc()
+            return problem(400, "invalid", "a request has one Host header", "send it once")
+        if size > limits.header_bytes:
             refused.labels("headers").inc()
             return problem(431, "headers_too_large", "the headers are too large", "send fewer or shorter ones")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > limits.body_bytes:
+        if not length.isdigit() or len(length) > 18 or int(length) > limits.body_bytes:
             refused.labels("body").inc()
             return of_error(_too_large(limits.body_bytes))
         if self.in_flight > limits.concurrent:
@@ -156,7 +167,8 @@ class _Body:
         if self._is_whole:
             return await self._receive()  # waits for the end of the connection
         try:
-            message = await asyncio.wait_for(self._receive(), self._limits.receive_s)
+            async with asyncio.timeout(self._limits.receive_s):
+                message = await self._receive()
         except TimeoutError:
             raise TooSlow("the body did not come", hint="send it at once") from None
         if message["type"] == "http.request":

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +21,9 @@ from starlette.responses import Response
 from holdfast.errors import CheckpointError, LeaseHeld, LeaseLost, StorageError
 
 from .logs import request_id
+
+if TYPE_CHECKING:
+    from .service import Service
 
 OLDER_PREFIX = "/api/checkpoints"
 MEDIA_TYPE = "application/problem+json"
@@ -73,9 +76,14 @@ def add_handlers(app: FastAPI) -> None:
 
 async def _of_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, CheckpointError)
+    return of_ours(request.app.state.service, error, is_older=_is_older(request))
+
+
+def of_ours(service: Service, error: CheckpointError, *, is_older: bool = False) -> Response:
+    """The answer to an error of a route, counted."""
     if isinstance(error, LeaseHeld | LeaseLost):
-        request.app.state.service.metrics.lease_conflicts.inc()
-    return of_error(error, is_older=_is_older(request))
+        service.metrics.lease_conflicts.inc()
+    return of_error(error, is_older=is_older)
 
 
 def of_error(error: CheckpointError, *, is_older: bool = False) -> Response:

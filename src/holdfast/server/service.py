@@ -6,18 +6,21 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from holdfast.errors import Validation
+from holdfast.errors import CheckpointError, Validation
 from holdfast.manager import CheckpointManager
+from holdfast.model import Checkpoint
 
 from .events import Feeds
 from .limits import Limits
 from .metrics import Metrics
 from .tasks import Tasks
 from .tokens import ACCESS, Tokens
+from .turns import Turns
+from .uploads import PlainSave, save_each
 
 T = TypeVar("T")
 
@@ -54,6 +57,18 @@ class Service:
         self._opening = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._tokens: Tokens | None = None
+        self.looks: Turns[tuple[str, str], Checkpoint] = Turns("holdfast-looks", self._look_up)
+        self.saves: Turns[PlainSave, Checkpoint] = Turns("holdfast-saves", save_each)
+
+    def _look_up(self, wanted: Sequence[tuple[str, str]]) -> list[Checkpoint | BaseException]:
+        """Checkpoints by namespace and ID, without their states."""
+        found: list[Checkpoint | BaseException] = []
+        for namespace, checkpoint_id in wanted:
+            try:
+                found.append(self.manager(namespace).get(checkpoint_id))
+            except CheckpointError as error:
+                found.append(error)
+        return found
 
     def manager(self, namespace: str) -> CheckpointManager:
         """The manager of a namespace. Which ones may be asked for is decided before (`auth`)."""
@@ -97,6 +112,8 @@ class Service:
         """Let go of everything that was opened here; work that has begun is finished first."""
         self.is_draining = True
         self.tasks.close()
+        self.looks.close()
+        self.saves.close()
         if self._threads is not None:
             self._threads.shutdown(wait=True)
             self._threads = None

@@ -5,7 +5,6 @@ On SIGTERM a worker takes no new connection, ends its event streams, answers wha
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -14,11 +13,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
 from holdfast.errors import StorageError, Validation
@@ -27,7 +25,8 @@ from holdfast.manager import CheckpointManager
 from . import logs
 from .app import create_app
 from .auth import is_loopback
-from .limits import LOOPBACK_NAMES, Limits
+from .limits import LOOPBACK_NAMES
+from .protocol import BoundedHttp
 from .service import Service
 from .tokens import ACCESS, Tokens
 
@@ -67,9 +66,8 @@ def serve(settings: Settings) -> None:
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=settings.drain_s,
-        h11_max_incomplete_event_size=Limits().header_bytes * 2,
         lifespan="on",
-        http=SlowHeads,
+        http=BoundedHttp,
     )
     logs.configure(settings.log_level)
     if settings.workers == 1:
@@ -79,33 +77,6 @@ def serve(settings: Settings) -> None:
             raise StorageError(f"{settings.host}:{settings.port} cannot be served", hint="the log above says why")
         return
     Multiprocess(config, sockets=[config.bind_socket()]).run()
-
-
-class SlowHeads(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, but whose request does not begin in time gives its connection back."""
-
-    head_s: ClassVar[float] = 20.0
-    _waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before and self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-        elif self._waiting is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait()
-
-    def _wait(self) -> None:
-        self._waiting = self.loop.call_later(self.head_s, self._give_up)
-
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
 
 
 def make_app() -> FastAPI:

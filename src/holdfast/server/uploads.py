@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from holdfast import codec
 from holdfast.browsing import children
 from holdfast.codec import BufferSummary
 from holdfast.codec.summaries import dtype_size, shape_of
-from holdfast.errors import Corrupted, TooLarge, Validation
+from holdfast.errors import CheckpointError, Corrupted, TooLarge, Validation
 from holdfast.files import FilesSummary
 from holdfast.jsonview import from_json
+from holdfast.model import Checkpoint, Lease
+from holdfast.request import Request, parse_request
 from holdfast.wire import read_frame
 
 from .limits import Limits
 from .schemas import Save
+
+if TYPE_CHECKING:
+    from .auth import Access
 
 _MAX_PARTS = 1000
 _ENVELOPE, _STATE = "checkpoint", "state"
@@ -64,10 +70,10 @@ class Upload:
             await self._form.close()
 
 
-async def receive(request: Request, limits: Limits) -> Upload:
+async def receive(request: HttpRequest, limits: Limits) -> Upload:
     """Take the body in: JSON into memory up to a limit, parts to disk."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
+    kind = media_type(request.headers.get("content-type", "").encode("latin-1"))
+    if kind == b"application/json":
         pieces, size = [], 0
         async for piece in request.stream():
             size += len(piece)
@@ -75,10 +81,58 @@ async def receive(request: Request, limits: Limits) -> Upload:
                 raise TooLarge(f"more than {limits.json_bytes:,} bytes of JSON", hint="send buffers as multipart")
             pieces.append(piece)
         return Upload(b"".join(pieces), None, limits)
-    if kind == "multipart/form-data":
+    if kind == b"multipart/form-data":
         form = await request.form(max_files=_MAX_PARTS, max_fields=8, max_part_size=limits.json_bytes)
         return Upload(None, form, limits)
     raise HTTPException(415, "send application/json or multipart/form-data")
+
+
+def media_type(header: bytes) -> bytes:
+    return header.partition(b";")[0].strip().lower()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSave:
+    """A save that came whole and small, as JSON."""
+
+    access: Access
+    job: str
+    key: str | None
+    text: bytes
+
+
+def save_each(saves: Sequence[PlainSave]) -> list[Checkpoint | BaseException]:
+    """Make them durable together, those of a namespace in one commit; for each its checkpoint, or what is wrong."""
+    outcomes: dict[int, Checkpoint | BaseException] = {}
+    ready: dict[str, list[tuple[int, tuple[Request, codec.Encoded, str]]]] = {}
+    for n, save in enumerate(saves):
+        try:
+            wish = _parse(save.text)
+            asked = parse_request(save.job, wish.step, **options_of(wish, save.job), idempotency_key=save.key)
+            whole = asked, codec.encode(wish.state), save.access.caller.actor
+            ready.setdefault(save.access.namespace, []).append((n, whole))
+        except (CheckpointError, RequestValidationError) as error:
+            outcomes[n] = error
+    for namespace, those in ready.items():
+        try:
+            done = saves[0].access.service.manager(namespace).save_each([whole for _, whole in those])
+            outcomes.update(zip((n for n, _ in those), done, strict=True))
+        except CheckpointError as error:
+            outcomes.update((n, error) for n, _ in those)
+    return [outcomes[n] for n in range(len(saves))]
+
+
+def options_of(wish: Save, job: str) -> dict[str, Any]:
+    """What a save is asked to record, besides its step and state."""
+    return {
+        "level": wish.level,
+        "parent": wish.parent,
+        "tags": wish.tags,
+        "metadata": wish.metadata,
+        "pin": wish.pin,
+        "schema_version": wish.schema_version,
+        "lease": None if wish.lease is None else Lease(job, wish.lease, "", 0),
+    }
 
 
 def _parse(text: bytes) -> Save:

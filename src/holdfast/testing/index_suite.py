@@ -287,6 +287,44 @@ class IndexSuite:
         assert len({a for n, a in enumerate(answers) if n % 4 == 0}) == 20
         assert len(index.list("job")) == 21
 
+    def test_commit_each_settles_every_save_by_itself(self, index: Index) -> None:
+        """Refused ones among good ones; two under one key; who did it."""
+        taken = save(index)[0].id
+        keyed = record(idempotency_key="k", request_digest=b"same")
+        saves = [
+            (record(), "ann"),
+            (record(id=taken), "bob"),
+            (record(parent=CheckpointId("no_1_0")), "bob"),
+            (keyed, "ann"),
+            (record(idempotency_key="k", request_digest=b"same"), "ann"),
+            (record(idempotency_key="k", request_digest=b"other"), "bob"),
+            (record("another job"), "cleo"),
+        ]
+        outcomes = index.commit_each(saves)
+        kinds = [type(outcome) for outcome in outcomes]
+        assert kinds == [Checkpoint, IdTaken, NotFound, Checkpoint, Checkpoint, Conflict, Checkpoint]
+        answered = [outcome.id for outcome in outcomes if isinstance(outcome, Checkpoint)]
+        assert answered == [saves[0][0].id, keyed.id, keyed.id, saves[6][0].id]
+        assert [c.id for c in index.list("job")] == [taken, saves[0][0].id, keyed.id]
+        saved = [(event.actor, event.checkpoint) for event in index.events() if event.action == "save"]
+        assert saved[1:] == [
+            ("ann", saves[0][0].id),
+            ("ann", keyed.id),
+            ("cleo", saves[6][0].id),
+        ]
+        assert index.commit_each([]) == []
+
+    def test_commit_each_beside_threads_that_commit(self, index: Index) -> None:
+        def work(n: int) -> int:
+            if n % 2:
+                return len({save(index)[0].seq for _ in range(8)})
+            outcomes = index.commit_each([(record(), "tester") for _ in range(8)])
+            return len({outcome.seq for outcome in outcomes if isinstance(outcome, Checkpoint)})
+
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(work, range(16))) == [8] * 16
+        assert [c.seq for c in index.list("job")] == list(range(1, 129))
+
     def test_another_object_sees_a_commit_at_once(self, index: Index, other: Index) -> None:
         assert other.store_id == index.store_id
         for n in range(1, 6):

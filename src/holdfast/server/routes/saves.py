@@ -9,15 +9,15 @@ from fastapi import APIRouter, Header, Request
 
 from holdfast.asjson import checkpoint_json
 from holdfast.manager import CheckpointManager
-from holdfast.model import Lease
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Writes
 from holdfast.server.routes import API
-from holdfast.server.uploads import Upload, receive
+from holdfast.server.uploads import Upload, options_of, receive
 
 router = APIRouter(prefix=API, tags=["checkpoints"])
 
+MAX_KEY = 256
 _SAVE = {"$ref": "#/components/schemas/Save"}
 _BODY = {
     "requestBody": {
@@ -46,7 +46,9 @@ async def save_checkpoint(
     request: Request,
     idempotency_key: Annotated[
         str | None,
-        Header(min_length=1, max_length=256, description="The same again answers the first; with another body: 409."),
+        Header(
+            min_length=1, max_length=MAX_KEY, description="The same again answers the first; with another body: 409."
+        ),
     ] = None,
 ) -> Any:
     """Save a state as the next checkpoint of a job. Durable when this answers.
@@ -65,16 +67,4 @@ async def save_checkpoint(
 def _save(store: CheckpointManager, job: str, upload: Upload, key: str | None) -> Any:
     with ExitStack() as stack:
         wish, encoded = upload.open(stack)
-        return store.save_encoded(
-            job,
-            wish.step,
-            encoded,
-            level=wish.level,
-            parent=wish.parent,
-            tags=wish.tags,
-            metadata=wish.metadata,
-            pin=wish.pin,
-            schema_version=wish.schema_version,
-            lease=None if wish.lease is None else Lease(job, wish.lease, "", 0),
-            idempotency_key=key,
-        )
+        return store.save_encoded(job, wish.step, encoded, **options_of(wish, job), idempotency_key=key)

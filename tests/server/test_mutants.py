@@ -1,0 +1,199 @@
+"""A test that cannot fail is a bug: each safeguard of the service, taken out, is noticed by the test named with it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+import holdfast.index.writes
+import holdfast.request
+import holdfast.server.auth
+import holdfast.server.hot
+import holdfast.server.limits
+import holdfast.server.routes.executions
+import holdfast.server.routes.older
+import holdfast.server.runner
+import holdfast.server.tokens
+import holdfast.server.turns
+import holdfast.server.uploads
+from holdfast.errors import Conflict
+from holdfast.server import create_app
+from holdfast.server.auth import Access, Needs
+from holdfast.server.limits import _Body
+from holdfast.server.tokens import Scope
+from tests.server import test_access, test_api, test_hot, test_older_routes, test_process
+from tests.server.conftest import client_of
+from tests.server.test_access import world  # noqa: F401 - a fixture
+from tests.server.test_hot import short  # noqa: F401 - a fixture
+from tests.server.test_older_routes import Runner
+
+pytestmark = pytest.mark.mutant
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner()
+
+
+@pytest.fixture
+def client(store: holdfast.CheckpointManager, runner: Runner) -> Iterator[TestClient]:
+    """One that suits all of the tests below."""
+    with client_of(create_app(store, runner)) as client:
+        client.get("/api/v1/jobs")
+        yield client
+
+
+def _no_scope() -> Any:
+    def admit(self: Needs, caller: Any, namespace: str | None, service: Any) -> Access:
+        return Access(service, caller, holdfast.server.auth._namespace(caller, namespace, service.namespace))
+
+    return mock.patch.object(Needs, "admit", admit)
+
+
+def _any_namespace() -> Any:
+    return mock.patch("holdfast.server.auth._namespace", lambda caller, wanted, default: wanted or default)
+
+
+def _no_rule_on_the_short_way() -> Any:
+    return mock.patch("holdfast.server.hot.rule_of", return_value=Scope.READ)
+
+
+def _no_key() -> Any:
+    def parse(*args: Any, idempotency_key: str | None = None, **options: Any) -> Any:
+        return holdfast.request.parse_request(*args, **options)
+
+    return mock.patch("holdfast.server.uploads.parse_request", parse)
+
+
+def _runner_twice() -> Any:
+    real = holdfast.server.runner.resume
+
+    async def resume(*args: Any) -> None:
+        await real(*args)
+        await real(*args)
+
+    return mock.patch("holdfast.server.routes.older.resume", resume)
+
+
+def _decided_again() -> Any:
+    real = holdfast.server.routes.executions.decide
+
+    def decide(*args: Any, **options: Any) -> None:
+        try:
+            real(*args, **options)
+        except Conflict:
+            return
+
+    return mock.patch("holdfast.server.routes.executions.decide", decide)
+
+
+def _no_events() -> Any:
+    return mock.patch.object(holdfast.index.writes.Writes, "event", return_value=None)
+
+
+def _nobody_named() -> Any:
+    real = holdfast.CheckpointManager.acting_as
+    return mock.patch.object(holdfast.CheckpointManager, "acting_as", lambda self, _: real(self, self.actor))
+
+
+def _any_size() -> Any:
+    async def receive(self: _Body) -> Any:
+        return await self._receive()
+
+    return mock.patch.object(_Body, "__call__", receive)
+
+
+def _any_json() -> Any:
+    real = holdfast.server.uploads.receive
+
+    async def receive(request: Any, limits: Any) -> Any:
+        return await real(request, holdfast.server.limits.Limits())
+
+    return mock.patch("holdfast.server.routes.saves.receive", receive)
+
+
+def _any_host() -> Any:
+    real = holdfast.server.limits.Edge.__init__
+
+    def init(self: Any, app: Any, service: Any, hosts: Any, hot: Any) -> None:
+        real(self, app, service, (), hot)
+
+    return mock.patch.object(holdfast.server.limits.Edge, "__init__", init)
+
+
+def _any_site() -> Any:
+    return mock.patch("holdfast.server.auth.refuse_other_sites", return_value=None)
+
+
+def _from_anywhere() -> Any:
+    return mock.patch("holdfast.server.auth._is_local", return_value=True)
+
+
+def _valid_for_ever() -> Any:
+    return mock.patch.object(holdfast.server.tokens.Token, "is_valid", True)
+
+
+def _first_answer_for_all() -> Any:
+    """Who is served together gets one answer."""
+    real = holdfast.server.turns._deliver
+
+    def deliver(answers: Any) -> None:
+        real([(answer, answers[0][1]) for answer, _ in answers])
+
+    return mock.patch("holdfast.server.turns._deliver", deliver)
+
+
+NOTICED: dict[str, tuple[Patch, Callable[..., None]]] = {
+    "idempotency key ignored": (_no_key, test_hot.test_keys_and_leases),
+    "scope not checked": (_no_scope, test_hot.test_rules_hold_on_the_short_way),
+    "short way without the route's rule": (_no_rule_on_the_short_way, test_hot.test_rules_hold_on_the_short_way),
+    "any namespace": (_any_namespace, test_access.test_loopback_only_without_tokens),
+    "runner called twice": (_runner_twice, test_older_routes.test_restore_and_resume_calls_the_runner_once),
+    "approvals decided twice": (_decided_again, test_api.test_approvals_are_decided_once),
+    "audit entry not written": (_no_events, test_access.test_every_change_names_who_made_it),
+    "audit entry without who": (_nobody_named, test_access.test_every_change_names_who_made_it),
+    "body limit off": (_any_size, test_api.test_limits_of_size),
+    "limit of JSON off": (_any_json, test_api.test_limits_of_size),
+    "hosts not checked": (_any_host, test_access.test_pages_of_other_sites_cannot_use_an_open_service),
+    "other sites not refused": (_any_site, test_access.test_login_cookie),
+    "anybody without tokens": (_from_anywhere, test_access.test_loopback_only_without_tokens),
+    "tokens never expire": (_valid_for_ever, test_access.test_expired_and_revoked_tokens),
+    "one answer for all": (
+        _first_answer_for_all,
+        test_hot.test_many_savers_share_commits_and_not_their_mistakes,
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", NOTICED)
+def test_noticed(mutant: str, request: pytest.FixtureRequest) -> None:
+    patch, test = NOTICED[mutant]
+    with patch():
+        given = {name: request.getfixturevalue(name) for name in inspect.signature(test).parameters}
+        with pytest.raises((AssertionError, holdfast.CheckpointError)):
+            test(**given)
+
+
+def test_scope_of_a_route_is_noticed_by_the_matrix(request: pytest.FixtureRequest) -> None:
+    with _no_scope(), pytest.raises(AssertionError):
+        test_access.test_matrix(
+            request.getfixturevalue("world"), "DELETE", "/api/v1/checkpoints/{checkpoint_id}", Scope.WRITE
+        )
+
+
+def test_a_stop_without_drain_is_noticed(tmp_path: Path) -> None:
+    """The stream that was open is cut off instead of ended."""
+    at_once = "import os, signal\nfrom holdfast.server import serving\n"
+    at_once += "serving._drain_on_signal = lambda _: signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
+    with pytest.raises(httpx.RemoteProtocolError):
+        test_process.stop_under_load(tmp_path / "store", before=at_once)

@@ -1,0 +1,112 @@
+"""What comes before and around a body is bounded, by size and time; what is inside the bounds is served."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.server import create_app
+from holdfast.server.protocol import BoundedHttp
+from tests.server.conftest import listening
+
+HOST = b"Host: 127.0.0.1\r\n"
+CHUNKED = b"POST /api/v1/jobs/j/checkpoints HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+CHUNKED += b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    app = create_app(tmp_path_factory.mktemp("protocol") / "store")
+    with listening(app, http=BoundedHttp) as url:
+        yield "127.0.0.1", int(url.rpartition(":")[2])
+
+
+@contextmanager
+def connection(address: tuple[str, int]) -> Iterator[socket.socket]:
+    with socket.create_connection(address, timeout=20) as caller:
+        yield caller
+
+
+def answers(caller: socket.socket, count: int = 1) -> list[int]:
+    """The statuses of what comes back, until that many came or the connection ends."""
+    data = b""
+    while data.count(b"HTTP/1.1 ") < count or not data.endswith((b"}", b"large.")):
+        piece = caller.recv(1 << 16)
+        if not piece:
+            break
+        data += piece
+    return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"GET /healthz?", b"a" * 4096),
+        (b"GET /healthz HTTP/1.1\r\nX-Endless: ", b"a" * 4096),
+        (b"GET /healthz HTTP/1.1\r\n", b"X-Many: a\r\n" * 400),
+        (CHUNKED + b"1;x=", b"y" * 4096),
+        (CHUNKED + b"1\r\n{\r\n0\r\nX-Trailer: ", b"z" * 4096),
+    ],
+    ids=["address", "header", "headers", "chunk extension", "trailer"],
+)
+def test_what_never_ends_loses_its_connection(address: tuple[str, int], start: bytes, piece: bytes) -> None:
+    with connection(address) as caller:
+        caller.sendall(start)
+        sent = 0
+        try:
+            while sent < 64 * BoundedHttp.most_around:
+                caller.sendall(piece)
+                sent += len(piece)
+        except OSError:
+            pass
+        assert sent < 64 * BoundedHttp.most_around
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET / HTTP/1.1\r\n\x00\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"nonsense\r\n\r\n",
+        b"POST /healthz HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+        b"POST /healthz HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"Host: evil.example\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"GET /healthz?" + b"a" * 40_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(address: tuple[str, int], request_bytes: bytes) -> None:
+    with connection(address) as caller:
+        caller.sendall(request_bytes)
+        (status,) = answers(caller)
+        assert 400 <= status < 500
+
+
+def test_what_is_inside_the_bounds_is_served(address: tuple[str, int]) -> None:
+    get = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
+    body = b'{"step": "s", "state": "' + b"x" * 300_000 + b'"}'
+    head = b"POST /api/v1/jobs/j/checkpoints HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+    with connection(address) as caller:
+        caller.sendall(get * 5)  # one behind the other
+        assert answers(caller, 5) == [200] * 5
+        caller.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert answers(caller) == [201]
+        for byte in get:  # after a large body, a head that comes byte by byte
+            caller.sendall(bytes([byte]))
+        assert answers(caller) == [200]
+        small = b'{"step": "s", "state": "' + b"x" * 20_000 + b'"}'
+        caller.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in small) + b"0\r\n\r\n")
+        assert answers(caller) == [201]
+
+
+def test_two_hosts_are_one_too_many(tmp_path: Path) -> None:
+    """Also where any name is allowed: a proxy may have looked at the other one."""
+    app = create_app(tmp_path / "store", allow_hosts=())
+    with listening(app, http=BoundedHttp) as url, connection(("127.0.0.1", int(url.rpartition(":")[2]))) as caller:
+        caller.sendall(b"GET /healthz HTTP/1.1\r\n" + HOST + b"Host: evil.example\r\n\r\n")
+        assert answers(caller) == [400]
