@@ -563,6 +563,8 @@ class CheckpointManager:
             finally:
                 store.close()
 
+        if self._store.at_rest() is not self._store:
+            raise Validation("what is in memory has no packs to rebuild from", hint="open the directory it is kept in")
         if self.url == "memory:":
             raise Validation("a store in memory has no packs to rebuild from", hint="its index cannot get lost alone")
         report = rebuild(self._store.blobs, opened, actor=self.actor, keys=keys, progress=progress)

@@ -23,16 +23,21 @@ from .store import Store
 def open_files(path: Path, *, namespace: str, create: bool) -> Store:
     """The store of readable files in `path`, which is made if it does not exist or is empty."""
     path = path.expanduser().absolute()
-    if not (path / INSIDE / "journal").is_file():
+    if not is_files(path):
         if not create:
             raise NotFound(f"there is no store of files at {path}", hint="check --store or $HOLDFAST_STORE")
-        _refuse_foreign(path)
+        refuse_others(path)
         make_folder(path)
     refuse_network(path)
     return Store(FilesIndex(path, namespace=namespace, view=view), PackBlobs(str(path / INSIDE / "packs")))
 
 
-def _refuse_foreign(path: Path) -> None:
+def is_files(path: Path) -> bool:
+    return (path / INSIDE / "journal").is_file()
+
+
+def refuse_others(path: Path) -> None:
+    """A directory with other things in it is left alone."""
     if path.exists() and not path.is_dir():
         raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
     foreign = [found.name for found in path.iterdir() if found.name != INSIDE] if path.exists() else []

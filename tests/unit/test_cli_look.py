@@ -214,6 +214,30 @@ def test_doctor(run: Run, store: Path) -> None:
     assert not [name for name in os.listdir(store) if "doctor" in name]
 
 
+@pytest.mark.parametrize("scheme", ["files", "memory"])
+def test_doctor_looks_at_every_kind_of_directory(run: Run, tmp_path: Path, scheme: str) -> None:
+    place = tmp_path / "kept"
+    url = f"{scheme}:{place}"
+    subjects = {f["subject"]: f["status"] for f in answer(run("doctor", "--store", url, "--json"))["findings"]}
+    assert {subjects[name] for name in ("file system", "rename", "locks", "free space")} <= {"ok", "note", "warn"}
+    assert subjects["store"] == "note"
+    assert {"sync", "throughput"} <= subjects.keys()
+    assert not place.exists()
+    run("save", "one", "step", "--store", url, data="1")
+    assert "format 1, 1 job, 1 checkpoint" in run("doctor", "--store", url).stdout
+    assert not list(tmp_path.rglob("*doctor*"))
+    assert "in memory" in run("doctor", "--store", "memory:").stdout
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    assert "it cannot become one" in run("doctor", "--store", f"{scheme}:mine", code=7).stdout
+
+
+def test_doctor_refuses_a_disk_without_locks(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.cli.disk.fcntl.flock", lambda *_: None)
+    found = json.loads(run("doctor", "--json", code=7).stdout)["findings"]
+    assert [f["subject"] for f in found if f["status"] == "bad"] == ["locks"]
+
+
 def test_doctor_leaves_foreign_places_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.errors import Validation
 from holdfast.manager import CheckpointManager
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
 from tests.unit.test_copying import noise
@@ -94,6 +95,20 @@ def test_copies_keep_their_numbers(tmp_path: Path) -> None:
     repair(tmp_path / "two", actor="t")
     with holdfast.open(tmp_path / "two") as two:
         assert [(c.id, c.seq) for c in two.list("a")] == [(kept, 2)]
+
+
+def test_what_memory_is_kept_in_is_repaired(tmp_path: Path, run: Run) -> None:
+    place = tmp_path / "kept"
+    url = f"memory:{place}"
+    with holdfast.open(url) as store:
+        saved = store.save("a", "large", {"w": noise(1)})
+        with pytest.raises(Validation, match="no packs to rebuild from"):
+            store.rebuild()
+    (place / "index.sqlite").unlink()
+    run("list", "a", "--store", url, code=6)
+    assert answer(run("rebuild", "--store", url, "--json"))["repaired"]["from_packs"] == 1
+    with holdfast.open(url) as store:
+        assert store.exists(saved)
 
 
 KEY = "hfk1_" + "A" * 42 + "E"

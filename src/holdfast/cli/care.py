@@ -40,7 +40,7 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
     """
     if repair and job:
         raise click.UsageError("--repair is for the whole store: leave JOB out")
-    mended = _repair(session) if repair else None
+    mended = _repair(session.at_rest()) if repair else None
     with session.open() as manager, progress("checking", unit="bytes") as report:
         found = manager.verify(job, deep=not quick, progress=report)
     is_whole = mended is None or mended.is_index_complete
@@ -67,6 +67,7 @@ def rebuild_command(session: Session) -> None:
     Whatever the index has stays as it is. States up to 64 KiB are in the index alone and do not come back, nor do
     tags and pins that were set later; something deleted since the backup may. Stop savers first.
     """
+    session = session.at_rest()
     mended = None if is_url(session.url) else _repair(session)
     with session.open(create=is_url(session.url)) as manager, progress("reading packs", unit="packs") as report:
         found = manager.rebuild(progress=report)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ from pathlib import Path
 from holdfast.blobs.direct import aligned_memory
 
 _SYNCS = 25
+_RENAMES = 9
 _PIECE_BYTES = 4 << 20
 _PIECES = 8
 
@@ -55,6 +59,50 @@ def measure_sync(directory: Path) -> tuple[list[float], float]:
             times.append(time.perf_counter() - started)
         skew_s = os.fstat(handle).st_mtime - time.time()
     return sorted(times), skew_s
+
+
+def measure_rename(directory: Path) -> list[float]:
+    """Sorted times of replacing a file: written, synced, renamed over the old one, its directory synced.
+
+    OSError when the name does not have the new content afterwards.
+    """
+    times = []
+    with tempfile.TemporaryDirectory(prefix=".holdfast-doctor-", dir=directory) as folder:
+        name, draft = os.path.join(folder, "file"), os.path.join(folder, "file.new")
+        for n in range(_RENAMES):
+            started = time.perf_counter()
+            _write_synced(draft, b"%d" % n)
+            os.replace(draft, name)
+            _sync(folder)
+            times.append(time.perf_counter() - started)
+            with open(name, "rb") as file:
+                if file.read() != b"%d" % n or os.path.exists(draft):
+                    raise OSError(f"{folder} renames files without replacing them")
+    return sorted(times)
+
+
+def has_locks(directory: Path) -> bool:
+    """Whether a lock that one process holds keeps another one out."""
+    with tempfile.NamedTemporaryFile(prefix=".holdfast-doctor-", dir=directory) as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        command = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", command, file.name], check=False, capture_output=True)
+        return other.returncode != 0 and b"BlockingIOError" in other.stderr
+
+
+def _write_synced(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def measure_direct(directory: Path) -> tuple[float, bool]:

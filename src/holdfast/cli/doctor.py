@@ -16,6 +16,7 @@ import click
 from .session import Session, emit, is_url, store_command
 from .text import age, count_of, pad, pieces, safe, size, style, terminal_width
 
+_KEPT = "memory:DIR keeps it in a directory when it is closed"
 _MARKS = {"ok": ("✓", "good"), "note": ("·", "dim"), "warn": ("!", "warn"), "bad": ("✗", "bad")}
 
 
@@ -64,8 +65,15 @@ def _findings(session: Session) -> tuple[str, list[Finding]]:
         if session.url.startswith(("http://", "https://")):
             return place, [*_machine(), *look_at_service(session)]
         return place, [*_machine(), *look_at(session.url), *_store(session, None)]
-    where = session.directory()
-    return str(where), [*_machine(), *(_foreign(where) or [*_disk(where), *_store(session, where)])]
+    from holdfast.opening import directory_of, reachable
+
+    where = directory_of(session.url)
+    if where is None:
+        return session.url, [*_machine(), Finding("store", "note", "it is in memory, and gone with its process", _KEPT)]
+    return reachable(session.url), [
+        *_machine(),
+        *(_foreign(session.url, where) or [*disk(where), *_store(session, where)]),
+    ]
 
 
 def print_finding(finding: Finding) -> None:
@@ -116,8 +124,8 @@ def _machine() -> Iterator[Finding]:
 # --- the disk ---
 
 
-def _disk(where: Path) -> Iterator[Finding]:
-    from .disk import measure_direct, measure_sync, mount_of
+def disk(where: Path) -> Iterator[Finding]:
+    from .disk import has_locks, measure_direct, measure_rename, measure_sync, mount_of
 
     place = where
     while not place.exists() and place != place.parent:
@@ -138,6 +146,14 @@ def _disk(where: Path) -> Iterator[Finding]:
             "ok" if middle < 0.02 else "warn",
             f"4 KiB written and synced in {middle * 1000:.2f} ms (slowest of {len(latencies)}: {worst * 1000:.1f} ms)",
             "" if middle < 0.02 else "every save waits this long: a local SSD is 10 to 100 times faster",
+        )
+        renames = measure_rename(place)
+        what = f"a file is replaced, whole and durably, in {renames[len(renames) // 2] * 1000:.2f} ms"
+        yield Finding("rename", "ok", what)
+        yield (
+            Finding("locks", "ok", "a lock of one process keeps another one out")
+            if has_locks(place)
+            else Finding("locks", "bad", "two processes get the same lock", "use a local disk of this machine")
         )
         rate, is_direct = measure_direct(place)
         yield Finding(
@@ -193,13 +209,16 @@ def _space(place: Path) -> Iterator[Finding]:
 # --- the store ---
 
 
-def _foreign(where: Path) -> list[Finding]:
+def _foreign(url: str, where: Path) -> list[Finding]:
     """A place that is no store and cannot become one is left alone: nothing is tried there."""
     from holdfast.embedded import MARKER, refuse_foreign
     from holdfast.errors import NotAStore
+    from holdfast.readable import is_files, refuse_others
 
     try:
-        if not (where / MARKER).is_file():
+        if url.startswith("files:") and not is_files(where):
+            refuse_others(where)
+        if not url.startswith("files:") and not (where / MARKER).is_file():
             refuse_foreign(where)
     except NotAStore as error:
         return [Finding("store", "bad", f"{error.message}: it cannot become one", error.hint)]
@@ -255,14 +274,16 @@ def _encryption(found: Mapping[str, object] | None) -> Iterator[Finding]:
 
 
 def _files(where: Path) -> Iterator[Finding]:
-    from holdfast.embedded import read_marker
+    from holdfast.embedded import MARKER, read_marker
 
+    waiting = None
+    if (where / MARKER).is_file():
+        waiting = where / f"{read_marker(where).index}-wal"
     state = where.stat()
     if state.st_mode & 0o007:
         yield Finding("permissions", "note", "other users of this machine can read the store", f"chmod o= {where}")
     if state.st_uid != os.geteuid() and os.geteuid() != 0:
         yield Finding("permissions", "warn", f"the store belongs to user {state.st_uid}", "run as that user")
-    waiting = where / f"{read_marker(where).index}-wal"
-    if waiting.exists() and waiting.stat().st_size > 256 << 20:
+    if waiting is not None and waiting.exists() and waiting.stat().st_size > 256 << 20:
         what = f"the write-ahead log has grown to {size(waiting.stat().st_size)}"
         yield Finding("index", "warn", what, "a reader has been open for long: end it, the next save shrinks the log")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
 
-from .doctor import Finding
+from .doctor import Finding, disk
 from .text import count_of, size
 
 if TYPE_CHECKING:
@@ -23,15 +22,19 @@ _SKEW_S = 2.0
 def look_at(url: str) -> Iterator[Finding]:
     """Findings about the servers of a store, whether there is a store yet or not."""
     from holdfast.errors import CheckpointError
+    from holdfast.opening import blobs_directory, blobs_of
 
     try:
         yield from _database(url)
     except CheckpointError as error:
         yield Finding("database", "bad", error.message, error.hint)
-    blobs = dict(parse_qsl(urlsplit(url).query)).get("blobs")
+    blobs = blobs_of(url)
     if blobs:
         try:
-            yield from _objects(blobs)
+            if blobs.startswith("file:"):
+                yield from disk(blobs_directory(blobs))
+            else:
+                yield from _objects(blobs)
         except CheckpointError as error:
             yield Finding("object store", "bad", error.message, error.hint)
 

@@ -47,13 +47,18 @@ class Session(NamedTuple):
 
     def directory(self) -> Path:
         """Where the embedded store is, whether it exists or not."""
-        from pathlib import Path
-
         from holdfast.errors import Validation
+        from holdfast.opening import directory_of
 
-        if is_url(self.url) or self.url.startswith(("files:", "memory:")):
+        path = directory_of(self.url)
+        if path is None or self.url.startswith("files:"):
             raise Validation("this looks at stores in directories only", hint="holdfast check looks at any store")
-        return Path(self.url.removeprefix("file:")).expanduser().absolute()
+        return path
+
+    def at_rest(self) -> Session:
+        """The same for the directory that a store in memory is kept in."""
+        is_kept = self.url.startswith("memory:") and self.url != "memory:"
+        return self._replace(store=f"file:{self.url.removeprefix('memory:')}") if is_kept else self
 
 
 def is_url(store: str) -> bool:
