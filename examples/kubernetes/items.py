@@ -19,6 +19,7 @@ import holdfast
 from holdfast.errors import Conflict
 
 LEASE_S = float(os.environ.get("ITEM_LEASE_S", "60"))
+POD = f"pod {os.environ.get('JOB_COMPLETION_INDEX', '0')}"  # which an Indexed Job tells
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS item (
@@ -58,12 +59,13 @@ def work(db: psycopg.Connection[Any], store: holdfast.CheckpointManager) -> None
         try:
             with store.lease(name, ttl_s=LEASE_S) as lease:
                 if store.load_latest(name) is None:  # else it was kept, but not ticked off, by a pod that died
-                    store.save(name, "done", process(name), lease=lease)
+                    print(f"{POD}: {name} begun", flush=True)
+                    store.save(name, "done", process(name), metadata={"by": POD}, lease=lease)
         except Conflict as error:  # another pod has it
-            print(f"{name}: {error}", flush=True)
+            print(f"{POD}: {name}: {error}", flush=True)
             continue
         db.execute("UPDATE item SET is_done = true WHERE name = %s", (name,))
-        print(f"{name} done", flush=True)
+        print(f"{POD}: {name} done", flush=True)
 
 
 def main() -> None:

@@ -1,19 +1,16 @@
 """The examples, killed in the middle and started again."""
 
 import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import holdfast
 from tests.servers.models import ModelServer
-
-if TYPE_CHECKING:
-    from tests.servers.postgres import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -128,28 +125,34 @@ def test_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start("-m", "holdfast", "runs", "signal", "release-2.0", "x", "[1]").communicate(timeout=60)
 
 
-@pytest.mark.xdist_group("postgres")
-@pytest.mark.requires("postgres")
-def test_pods_share_items(postgres: "Cluster", monkeypatch: pytest.MonkeyPatch) -> None:
-    url = postgres.empty_database()
-    monkeypatch.setenv("HOLDFAST_STORE", url)
-    monkeypatch.setenv("ITEM_LEASE_S", "1.5")
-    script = str(EXAMPLES / "kubernetes" / "items.py")
-    finish(start(script, "fill", "30"))
-    pods = [start(script, "work") for _ in range(3)]
-    assert pods[0].stdout is not None
-    assert pods[0].stdout.readline().endswith("done\n")
-    pods[0].kill()  # while it has another one
-    pods[0].communicate()
-    for pod in pods[1:]:
-        finish(pod)
-    with holdfast.open(url) as store:
-        assert [(job.name, job.checkpoints) for job in store.jobs()] == [(f"item-{n:06}", 1) for n in range(30)]
-        assert store.restore("item-000029") == {"item": "item-000029", "length": 11}
-
-
 def test_the_kubernetes_job_is_one() -> None:
+    """What the API server and the Job's controller ask of a manifest (batch/v1), and what the example reads."""
     yaml = pytest.importorskip("yaml")
-    job = yaml.safe_load((EXAMPLES / "kubernetes" / "job.yaml").read_text())
-    assert (job["kind"], job["spec"]["completionMode"]) == ("Job", "Indexed")
-    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"  # asked for by backoffLimitPerIndex
+    folder = EXAMPLES / "kubernetes"
+    job = yaml.safe_load((folder / "job.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", job["metadata"]["name"])
+    spec = job["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert 1 <= spec["parallelism"] <= spec["completions"]
+    assert spec["backoffLimitPerIndex"] >= 0
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"  # asked for by backoffLimitPerIndex and podFailurePolicy
+    for rule in spec["podFailurePolicy"]["rules"]:
+        assert rule["action"] == "Ignore"
+        assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    (container,) = pod["containers"]
+    assert {"name", "image", "command", "env", "resources"} == container.keys()
+    python, script, what = container["command"]
+    assert (python, what, script.removeprefix("/app/")) == ("python", "work", "items.py")
+    read = set(re.findall(r'os\.environ(?:\.get\(|\[)"(\w+)"', (folder / "items.py").read_text()))
+    read |= set(re.findall(r"os\.environ\.get\('(\w+)'", (folder / "items.py").read_text()))
+    assert "JOB_COMPLETION_INDEX" in read  # which the Job sets by itself
+    for entry in container["env"]:
+        assert entry["name"] in read
+        assert isinstance(entry.get("value", ""), str)
+        assert ("value" in entry) != ("valueFrom" in entry)
+        if "valueFrom" in entry:
+            assert entry["valueFrom"]["secretKeyRef"].keys() == {"name", "key"}
+    for amounts in container["resources"].values():
+        assert all(re.fullmatch(r"\d+(m|Mi|Gi)?", str(amount)) for amount in amounts.values())

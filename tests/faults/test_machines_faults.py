@@ -1,7 +1,9 @@
-"""Short forms of `./dev torture s3_faults database_crashes partitions`."""
+"""Short forms of `./dev torture s3_faults database_crashes partitions indexed_job`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,11 +41,35 @@ def test_puts_without_a_checksum_are_noticed(postgres: Cluster, s3: str, monkeyp
         through_faults(postgres.empty_database(), s3, runs=100, faults=("spoilt request",))
 
 
-@pytest.mark.requires("postgres", "netns")
-def test_a_host_that_was_cut_off_is_refused() -> None:
+@pytest.fixture(scope="module")
+def networked() -> Iterator[Cluster]:
+    """A server of its own, which is made to listen to hosts."""
     from tests.servers.postgres import postgres_cluster
 
     with postgres_cluster() as cluster:
-        assert part_and_refuse(cluster, rounds=5)["stale leases refused"] == 5
-        with pytest.raises(Violation, match="stale lease"):
-            part_and_refuse(cluster, rounds=1, mutant="lease token not checked by PostgreSQL")
+        yield cluster
+
+
+@pytest.mark.requires("postgres", "netns")
+def test_a_host_that_was_cut_off_is_refused(networked: Cluster) -> None:
+    assert part_and_refuse(networked, rounds=5)["stale leases refused"] == 5
+    with pytest.raises(Violation, match="stale lease"):
+        part_and_refuse(networked, rounds=1, mutant="lease token not checked by PostgreSQL")
+
+
+@pytest.mark.requires("postgres", "netns", "module:yaml")
+def test_the_pods_of_an_indexed_job(networked: Cluster, tmp_path: Path) -> None:
+    from tests.torture.indexed_job import run_job
+
+    done = run_job(networked, tmp_path, pods=3, items=18, kills=2)
+    assert (done["killed"], done["started"]) == (2, 5)
+    assert done["pods that kept items"] > 1
+
+
+@pytest.mark.mutant
+@pytest.mark.requires("postgres", "netns", "module:yaml")
+def test_pods_that_do_not_look_are_noticed(networked: Cluster, tmp_path: Path) -> None:
+    from tests.torture.indexed_job import careless, run_job
+
+    with pytest.raises(Violation):
+        run_job(networked, tmp_path, pods=2, items=8, kills=0, app=careless(tmp_path))

@@ -57,11 +57,12 @@ class Cluster:
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.folder}"
 
-    def empty_database(self) -> str:
+    def empty_database(self, url: str | None = None) -> str:
         """The URL of a database in which nothing of Holdfast is left."""
         import psycopg
 
-        with psycopg.connect(self.url("postgres"), autocommit=True) as db:
+        url = url or self.url("postgres")
+        with psycopg.connect(url, autocommit=True) as db:
             db.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
                 "AND datname = 'postgres'"
@@ -69,7 +70,7 @@ class Cluster:
             db.execute("DROP VIEW IF EXISTS pipeline_checkpoints CASCADE")
             db.execute("DROP SCHEMA IF EXISTS holdfast CASCADE")
             db.execute("DROP TABLE IF EXISTS item")  # of examples/kubernetes
-        return self.url("postgres")
+        return url
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(

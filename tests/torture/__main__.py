@@ -30,6 +30,7 @@ NAMES = (
     "s3_faults",
     "database_crashes",
     "partitions",
+    "indexed_job",
     "server",
     "mutants",
     "model",

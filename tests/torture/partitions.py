@@ -49,6 +49,10 @@ class Host:
         )  # fmt: skip
         self.answer()
 
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@{self.server}:{PORT}/postgres"
+
     def tell(self, *words: object) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
@@ -86,20 +90,27 @@ def _ip(*words: str) -> None:
 
 @contextmanager
 def two_hosts(cluster: Cluster, mutant: str) -> Iterator[tuple[Host, Host]]:
-    """Two hosts with the store open, on a server that listens to both."""
+    """Two hosts with the store open."""
+    with joined_hosts(cluster, 2) as (first, second):
+        for host in (first, second):
+            host.start(host.url, mutant)
+        yield first, second
+
+
+@contextmanager
+def joined_hosts(cluster: Cluster, count: int) -> Iterator[list[Host]]:
+    """Hosts with nothing between them but a server that listens to all."""
     hosts: list[Host] = []
     net = 64 + os.getpid() % 128
     try:
-        hosts.extend(Host(number, net) for number in (1, 2))
+        hosts.extend(Host(number, net) for number in range(1, count + 1))
         with open(cluster.folder / "data" / "pg_hba.conf", "a") as rules:
             rules.write(f"host all all 10.{net}.0.0/16 trust\n")
         with open(cluster.folder / "data" / "postgresql.conf", "a") as conf:
             conf.write(f"listen_addresses = '{','.join(host.server for host in hosts)}'\nport = {PORT}\n")
         cluster.stop()
         cluster.start()
-        for host in hosts:
-            host.start(f"postgresql://postgres@{host.server}:{PORT}/postgres", mutant)
-        yield hosts[0], hosts[1]
+        yield hosts
     finally:
         for host in hosts:
             host.close()
