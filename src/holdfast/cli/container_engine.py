@@ -28,9 +28,12 @@ class Stores(ExitStack):
         from holdfast.containers.pods import node_environment
 
         self._session = session
+        session.export_key()
         self._node = node_environment()
         self._open: dict[str, CheckpointManager] = {}
-        os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{self._node.get('PATH', '')}"
+        for name, value in self._node.items():  # what a node says, and a shell does not contradict, holds here too
+            os.environ.setdefault(name, value)
+        os.environ["PATH"] = f"{os.environ['PATH']}:{self._node.get('PATH', '')}"
 
     def of(self, environment: Mapping[str, str]) -> CheckpointManager:
         from holdfast.containers.marks import store_of

@@ -171,7 +171,7 @@ def find_for(manager: CheckpointManager, wish: Wish) -> Checkpoint:
         if found.job.startswith(own):
             return found
     else:
-        for key in (wish.key_of(wish.restore), wish.restore):
+        for key in (wish.key_of(wish.restore), own.partition(":")[2] + wish.restore, wish.restore):
             if job_of("container", key).startswith(own) and generations(manager, "container", key):
                 return find(manager, "container", key)
     where = f" in namespace {wish.namespace}" if wish.namespace else ""

@@ -211,6 +211,9 @@ def test_where_a_container_begins(store: holdfast.CheckpointManager) -> None:
     own, other = keep(store, "team+train"), keep(store, "other+train")
     for restore in (own, "train", "team+train"):
         assert find_for(store, Wish("team+b", restore, namespace="team")).id == own
+    deployed = keep(store, "team+deployment:train+main")
+    for restore in ("deployment:train+main", "team+deployment:train+main"):
+        assert find_for(store, Wish("team+b", restore, namespace="team")).id == deployed
     for restore in (other, "other+train", "nobody"):
         with pytest.raises(holdfast.NotFound, match="in namespace team"):
             find_for(store, Wish("team+b", restore, namespace="team"))
