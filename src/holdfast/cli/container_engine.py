@@ -75,7 +75,7 @@ def list_engine(session: Session, address: str | None, namespace: str | None) ->
             f"{told['namespace']}/{told['id'][:24]}",
             told["image"],
             size(told["memory_bytes"]),
-            told["key"],
+            told["key"] if told["is_opted_in"] or told["generations"] else "-",
             str(told["generations"]),
             age(told["last"].created_at) if told["last"] else "-",
             told["obstacle"] or "yes",

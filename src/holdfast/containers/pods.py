@@ -107,9 +107,6 @@ def find(address: str, name: PodName) -> list[Workload]:
     if not found:
         known = ", ".join(one.container.name for one in of_pod)
         raise NotFound(f"pod {name.pod} has no container {name.container}", hint=f"it has {known}")
-    found = [one for one in found if one.container.state == "running" and not (one.facts or {}).get("ended")]
-    if not found:
-        raise Conflict(f"nothing of {name.namespace}/{name.pod} runs", hint="holdfast pod list shows what does")
     if not name.container:
         found = [one for one in found if one.is_opted_in]
     if not found:
@@ -118,7 +115,13 @@ def find(address: str, name: PodName) -> list[Workload]:
             f"no container of {name.namespace}/{name.pod} opted in",
             hint=f"name one: {name.namespace}/{name.pod}/CONTAINER, of {known}",
         )
-    return found
+    running = [one for one in found if one.container.state == "running" and not (one.facts or {}).get("ended")]
+    if not running:
+        raise Conflict(
+            f"of {name.namespace}/{name.pod}, {', '.join(one.container.name for one in found)} does not run",
+            hint="holdfast pod list shows what does, and what sleeps",
+        )
+    return running
 
 
 def checkpoint(one: Workload, manager: CheckpointManager, companions: list[Companion], **options: Any) -> Frozen:
