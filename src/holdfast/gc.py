@@ -17,11 +17,12 @@ from functools import partial
 
 from .chunks import read_verified
 from .errors import Corrupted, NoSpace, NotFound
-from .ports import Chunk, ChunksGone
+from .ports import UNREADABLE, Chunk, ChunksGone
 from .records import nobody, read_records
 from .store import Store
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
+_LOCATED = 10_000  # chunks looked up at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,39 @@ def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | 
         detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
         store.index.append_event("gc", actor=actor, detail=detail)
     return report
+
+
+def foresee(store: Store, *, progress: Callable[[int, int], None] | None = None) -> GcReport:
+    """What `collect` would do now, in the same numbers; nothing is changed.
+
+    As far as can be told before: a pack that somebody is writing is kept by `collect`, and what compaction writes
+    counts against what it frees. The names of all chunks in use are held in memory.
+    """
+    used: set[bytes] = set()
+    for _, checkpoint, manifest in store.index.manifests():
+        if manifest == UNREADABLE:
+            raise Corrupted(f"checkpoint {checkpoint.id} does not decrypt", hint="holdfast check names what is damaged")
+        used.update(store.references(manifest))
+    uses = {use.pack: use for use in store.index.packs()}
+    present = list(store.blobs.packs())
+    removed = rewritten = bytes_freed = 0
+    for done, (pack, size) in enumerate(present, 1):
+        rows = store.index.chunks_of(pack)
+        unnamed = [chunk.stored_bytes for chunk in rows if chunk.digest not in used]
+        live_bytes = uses[pack].live_bytes - sum(unnamed) if pack in uses else 0
+        if live_bytes <= 0:
+            removed, bytes_freed = removed + 1, bytes_freed + size
+        elif live_bytes < COMPACT_BELOW * size and len(unnamed) < len(rows):
+            rewritten, bytes_freed = rewritten + 1, bytes_freed + size - live_bytes
+        if progress:
+            progress(done, len(present))
+    in_use = list(used)
+    kept_rows = sum(len(store.index.locate(in_use[n : n + _LOCATED])) for n in range(0, len(in_use), _LOCATED))
+    chunks_removed = max(0, store.index.totals()["chunks"] - kept_rows)
+    bytes_kept = sum(size for _, size in present) - bytes_freed
+    return GcReport(
+        chunks_removed, removed + rewritten, rewritten, bytes_freed, len(present) - removed - rewritten, bytes_kept
+    )
 
 
 def _remove_unused(store: Store, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:

@@ -538,11 +538,17 @@ class CheckpointManager:
             raise NotFound(f"job {wanted} not found", hint="holdfast jobs shows which jobs exist")
         return verify(self._store, job=wanted, deep=deep, actor=self.actor, progress=progress)
 
-    def gc(self, *, progress: Progress | None = None) -> GcReport:
-        """Give back the space of deleted checkpoints. Safe beside writers and readers, in other processes too (I3)."""
-        from .gc import collect
+    def gc(self, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
+        """Give back the space of deleted checkpoints. Safe beside writers and readers, in other processes too (I3).
 
-        if (kept := self._store.at_rest()) is not self._store:
+        With `dry_run`, only what would be given back is told.
+        """
+        from .gc import collect, foresee
+
+        kept = self._store.at_rest()
+        if dry_run:
+            return foresee(kept, progress=progress)
+        if kept is not self._store:
             collect(self._store, actor=self.actor)
         return collect(kept, actor=self.actor, progress=progress)
 

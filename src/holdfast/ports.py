@@ -342,7 +342,10 @@ class Index(Protocol):
         ...
 
     def totals(self) -> Mapping[str, int]:
-        """jobs, checkpoints, size_bytes, stored_bytes, chunks, chunk_bytes, inline_bytes of this namespace."""
+        """Numbers of this namespace: jobs, checkpoints, their size_bytes and stored_bytes, and chunks.
+
+        plain_bytes are those of chunks before compression, chunk_bytes as stored, inline_bytes the part in the index.
+        """
         ...
 
     def integrity_problems(self) -> Problems:

@@ -50,6 +50,22 @@ def fill_job(store: holdfast.CheckpointManager, job: str, count: int) -> None:
     index.commit(records, actor="test")
 
 
+def fill_days(store: holdfast.CheckpointManager, jobs: dict[str, int], days: int = 28) -> None:
+    """Histories that grew over days: name → bytes a day, more towards the end."""
+    index = store._store.index
+    for job, bytes_a_day in jobs.items():
+        first = store.save(job, "day", {"n": 0})
+        template = copy_record(*index.read(first), job, references=())
+        records = []
+        for n in range(days):
+            size = int(bytes_a_day * (0.4 + n / days) * (1 + 0.5 * math.sin(n * 1.7)))
+            created = template.created_us - (days - n) * 86_400_000_000
+            identity: Any = f"{job}.day_{created // 1_000_000}_{n:08x}"
+            sizes = {"size_bytes": 3 * size, "stored_bytes": size}
+            records.append(replace(template, id=identity, created_us=created, **sizes))
+        index.commit(records, actor="test")
+
+
 def _training(store: holdfast.CheckpointManager) -> dict[str, str]:
     """A model that learns, with a branch tried from the middle."""
     draw = np.random.default_rng(7)

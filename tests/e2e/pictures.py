@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from tests.e2e.page_data import fill
-from tests.e2e.test_page import ARGUMENTS, served
+from tests.e2e.page_server import ARGUMENTS, served
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 

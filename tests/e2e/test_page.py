@@ -3,90 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast
-from tests.e2e.page_data import HOSTILE, RTL, fill, fill_job
+from tests.e2e.page_data import HOSTILE, RTL, fill_job
+from tests.e2e.page_server import served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
-
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
-
-
-@contextmanager
-def served(place: Path, *arguments: str) -> Iterator[str]:
-    """`holdfast serve` on a free port; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "holdfast", "serve", "--store", str(place), "--port", str(port), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/healthz", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None, "the service ended"
-                assert time.monotonic() < until, "the service does not answer"
-                time.sleep(0.05)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[str, str]:
-    return {}
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory, known: dict[str, str]) -> Iterator[str]:
-    place = tmp_path_factory.mktemp("page") / "store"
-    known |= fill(place) | {"place": str(place)}
-    with served(place) as where:
-        yield where
-
-
-@pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(60_000)
-    found = context.new_page()
-    problems: list[str] = []
-    found.on("pageerror", lambda error: problems.append(str(error)))
-    found.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    found.on("dialog", lambda dialog: problems.append(f"a dialog says {dialog.message}"))
-    yield found
-    context.close()
-    assert [text for text in problems if "status of 4" not in text] == []
 
 
 def test_jobs_are_listed_and_searched_as_one_types(page: Page) -> None:
@@ -128,10 +59,10 @@ def test_a_state_unfolds_level_by_level_and_arrays_are_summarised(page: Page, kn
 
 def test_two_checkpoints_are_compared_with_texts_side_by_side(page: Page) -> None:
     page.goto("/jobs/weekly-report")
-    assert page.locator("[data-needs-two]").is_disabled()
+    assert page.locator("[data-needs='2']").is_disabled()
     for box in page.locator("input[name=id]").all():
         box.check()
-    page.click("[data-needs-two]")
+    page.click("[data-needs='2']")
     text = page.inner_text(".changes")
     assert "reviewers/1" in text
     assert "signed" in text
@@ -176,18 +107,6 @@ def test_cleaning_up_shows_what_goes_before_it_goes(page: Page, known: dict[str,
     assert page.locator(".commit").count() == 3
 
 
-def test_a_policy_is_previewed(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
-        for n in range(6):
-            store.save("retained", f"step {n}", {"n": n})
-        store.set_retention("retained", holdfast.RetentionPolicy(keep_last=4, keep_tags=["release"]))
-    page.goto("/jobs/retained")
-    assert "keep last 4, keep tags release" in page.inner_text(".facts")
-    page.click("button:text-is('Retention…')")
-    page.wait_for_selector("#retention >> text=2 checkpoints go")
-    assert "step 0" in page.inner_text("#retention .going")
-
-
 def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     page.goto("/runs")
     text = page.inner_text("#runs")
@@ -199,6 +118,9 @@ def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     assert page.locator(".cell.done").count() == 56
     page.locator("details:has-text('tile 5 has no data') summary").first.click()
     assert "ValueError" in page.inner_text(".grid ~ details pre")
+    page.locator(".cell.failed").nth(1).click()
+    assert "Item 22" in page.inner_text("h1")
+    assert "tile 22 has no data" in page.inner_text("pre")
 
 
 def test_models_show_money_spent_and_saved_apart(page: Page) -> None:
@@ -235,13 +157,6 @@ def test_hostile_names_are_text(page: Page, known: dict[str, str]) -> None:
     page.goto("/activity")
 
 
-def test_storage_says_what_grew_and_gc_runs_in_the_background(page: Page) -> None:
-    page.goto("/storage")
-    assert "train-resnet" in page.inner_text("main")
-    page.click("button:text-is('Collect garbage')")
-    page.wait_for_selector("text=completed")
-
-
 def test_what_changes_elsewhere_shows_by_itself(page: Page, known: dict[str, str]) -> None:
     page.goto("/")
     page.wait_for_selector("#live.on")
@@ -265,28 +180,92 @@ def test_wrong_addresses_say_so(page: Page) -> None:
         assert page.locator("h1").count() == 1
 
 
-def test_a_narrow_dark_screen_with_the_keyboard_alone(browser: Browser, address: str) -> None:
-    context = browser.new_context(base_url=address, viewport={"width": 380, "height": 800}, color_scheme="dark")
-    page = context.new_page()
-    for where in (
-        "/",
-        "/jobs/train-resnet",
-        "/runs",
-        "/storage",
-        "/approvals",
-        "/models",
-        "/activity",
-        "/jobs/odd-names",
-    ):
-        page.goto(where)
-        too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert too_wide <= 0, where
+def test_narrow_screens_light_and_dark(browser: Browser, address: str, known: dict[str, str]) -> None:
+    for scheme in ("light", "dark"):
+        context = browser.new_context(
+            base_url=address,
+            viewport={"width": 360, "height": 740},
+            color_scheme=scheme,  # type: ignore[arg-type]
+        )
+        page = context.new_page()
+        for where in (
+            "/",
+            "/jobs/train-resnet",
+            "/jobs/odd-names",
+            f"/checkpoints/{known['odd']}",
+            f"/compare?id={known['old']}&id={known['new']}",
+            "/jobs/odd-names/retention?keep_last=1",
+            "/retention?keep_last=50",
+            "/runs",
+            "/runs/nightly-tiles",
+            "/runs/import-orders",
+            "/approvals",
+            "/models",
+            "/storage",
+            "/activity",
+            "/jobs/no-such-job",
+            "/login",
+        ):
+            page.goto(where)
+            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert too_wide <= 0, (scheme, where)
+            assert page.evaluate(CONTRAST) == [], (scheme, where)
+        context.close()
+
+
+# Texts whose colour is too near to that of what is behind them (WCAG AA: 4.5 to 1).
+CONTRAST = """() => {
+  const parse = (text) => {  // rgb() counts to 255, color(srgb …) to 1
+    const numbers = text.match(/[\\d.]+/g).map(Number);
+    return text.startsWith("color") ? numbers.map((n, i) => i < 3 ? n * 255 : n) : numbers;
+  };
+  const behind = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) {
+      const [r, g, b, alpha = 1] = parse(getComputedStyle(at).backgroundColor);
+      layers.push([r, g, b, alpha]);
+      if (alpha === 1) break;
+    }
+    const over = (under, [r, g, b, a]) => [r, g, b].map((c, i) => c * a + under[i] * (1 - a));
+    return layers.reverse().reduce(over, [255, 255, 255]);
+  };
+  const linear = (c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const wrong = [];
+  for (const element of document.querySelectorAll("main *, header *, footer *")) {
+    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
+    if (!element.checkVisibility() || element.closest("svg, :disabled")) continue;
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(behind(element))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) wrong.push([element.className, element.textContent.slice(0, 40), ratio]);
+  }
+  return wrong;
+}"""
+
+
+def test_the_keyboard_is_enough(page: Page) -> None:
     page.goto("/")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # skips the menu
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "search"
-    context.close()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.goto("/jobs/weekly-report")
+    page.locator("input[name=id]").first.focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")  # its name
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert page.inner_text("#chosen") == "#2 and #1 chosen"
+    page.locator("[data-needs='2']").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/compare?*")
+    page.goto("/jobs/weekly-report")
+    page.locator("button:text-is('Clean up…')").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#cleanup").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#cleanup").is_visible()
 
 
 def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str, str]) -> None:
@@ -295,8 +274,19 @@ def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str,
         large = store.save("large", "state", {"rows": [{"n": n, "text": f"row {n} " * 8} for n in range(300_000)]})
     page.goto("/jobs/many")
     assert page.locator(".commit").count() == 100
-    page.locator(".history .more").scroll_into_view_if_needed()
+    page.locator("#history .more").scroll_into_view_if_needed()
     page.locator(".commit").nth(199).wait_for()
+    page.locator(".commit").nth(150).locator("input").check()
+    page.wait_for_selector("#live.on")
+    top = page.locator(".commit").nth(150).bounding_box()
+    with holdfast.open(known["place"]) as store:  # what is loaded stays as it is while the job goes on
+        store.save("many", "the newest", {"n": 0})
+        store.tag(page.locator(".commit").nth(120).locator("input").get_attribute("value") or "", seen="yes")
+    page.locator("#rows-newest .commit", has_text="the newest").wait_for(state="attached")
+    page.locator(".commit", has_text="seen=yes").wait_for()
+    assert page.locator(".commit").count() >= 201
+    assert page.locator(".commit").nth(151).locator("input").is_checked()
+    assert page.locator(".commit").nth(151).bounding_box() == top
     page.goto(f"/checkpoints/{large}")
     page.click("summary:has-text('rows')")
     page.wait_for_selector("text=299,900 more")

@@ -127,10 +127,10 @@ def test_matrix(world: Any, method: str, path: str, rule: Scope | None) -> None:
 def test_pages_show_only_the_namespaces_of_a_token(world: Any) -> None:
     client, texts = world
     own, other = ({"Authorization": f"Bearer {texts[Scope.WRITE, space]}"} for space in ("own", "other"))
-    saved = client.post("/api/v1/jobs/hidden/checkpoints?namespace=other", json={"step": "s"}, headers=other).json()
-    for path in (f"/checkpoints/{saved['id']}", "/jobs/hidden"):
+    saved = client.post("/api/v1/jobs/unseen/checkpoints?namespace=other", json={"step": "s"}, headers=other).json()
+    for path in (f"/checkpoints/{saved['id']}", "/jobs/unseen"):
         assert client.get(f"{path}?namespace=other", headers=own).status_code == 404
-    assert "hidden" not in client.get("/?namespace=other", headers=own).text
+    assert "unseen" not in client.get("/?namespace=other", headers=own).text
 
 
 def test_a_route_without_a_rule_stops_the_application() -> None:

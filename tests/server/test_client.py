@@ -90,6 +90,7 @@ def test_finding_and_changing(remote: holdfast.CheckpointManager, store: holdfas
     assert [c.id for c in plan.delete] == [ids[2], ids[3]]
     assert remote.cleanup("j", 1) == 2
     assert remote.verify().is_ok
+    assert remote.gc(dry_run=True).bytes_freed == 0
     assert remote.gc().bytes_freed == 0
     assert remote.stats() == store.stats()
     assert [e.id for e in remote.events()] == [e.id for e in store.events()]

@@ -169,7 +169,9 @@ def test_check_and_gc(run: Run, tmp_path: Path) -> None:
     assert "all is well" in run("check", "train").stdout
     assert "job trian not found" in run("check", "trian", code=4).stderr
     run("delete", "train", saved)
+    foreseen = answer(run("gc", "--dry-run", "--json"))
     freed = answer(run("gc", "--json"))
+    assert foreseen == freed
     assert freed["chunks_removed"] >= 1
     assert freed["bytes_freed"] >= 3_000_000
     assert "nothing to give back" in run("gc").stdout

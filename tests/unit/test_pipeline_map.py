@@ -18,7 +18,8 @@ import holdfast
 from holdfast import CheckpointManager, Retry, Validation
 from holdfast.pipeline.digests import DigestSet
 from holdfast.pipeline.fanout import ItemError
-from holdfast.pipeline.history import explain, find_run
+from holdfast.pipeline.history import command_of, explain, find_run
+from holdfast.pipeline.items import maps_of
 from tests.pipeline_work import Noted, die_at_7, double, fail_on_odd, fail_unpicklably, hang_at_3, text
 
 
@@ -322,3 +323,34 @@ def test_steps_inside_items_that_are_done_are_not_stale(store: CheckpointManager
         run.map(work, range(3), key=str, name="m", workers=1)
     verdicts = {step.path: step.verdict for step in explain(store, "again")}
     assert verdicts == {"m/0/inner": "reused", "m/1/inner": "reused", "m/2/inner": "ran", "m": "map"}
+
+
+def test_what_failed_and_was_done_later_has_not_failed(store: CheckpointManager) -> None:
+    broken = {"2", "5", "7"}
+
+    def work(n: int) -> int:
+        if str(n) in broken:
+            raise ValueError(f"no {n}")
+        return n
+
+    def run_all() -> None:
+        with holdfast.run("r", store=store, progress=False) as run:
+            run.map(work, range(40), name="named", key=str, on_error="collect")
+            run.map(work, range(10), name="unnamed", on_error="collect")
+
+    run_all()
+    assert [(each.path, each.done, len(each.failed)) for each in maps_of(store, "r")] == [
+        ("named", 37, 3),
+        ("unnamed", 7, 3),
+    ]
+    assert command_of(store, "r")[0]  # completed, but there is something to run again
+    broken -= {"2", "7"}
+    run_all()
+    named, unnamed = maps_of(store, "r")
+    assert (named.done, [item.error for item in named.failed.values()]) == (39, ["ValueError: no 5"])
+    assert (unnamed.done, [item.error for item in unnamed.failed.values()]) == (9, ["ValueError: no 5"])
+    broken.clear()
+    run_all()
+    assert [len(each.failed) for each in maps_of(store, "r")] == [0, 0]
+    with pytest.raises(holdfast.CheckpointError, match="is completed"):
+        command_of(store, "r")

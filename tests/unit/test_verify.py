@@ -118,3 +118,22 @@ def test_a_save_does_not_rest_on_a_pack_that_is_gone(tmp_path: Path, state: dict
         second = store.save("job", "two", state)
         assert store.load(second) == state
         assert store.load(first) == state
+
+
+def test_what_gc_will_free_is_told_before(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store") as store, holdfast.open(tmp_path / "store", namespace="other") as other:
+        shared = os.urandom(300_000)
+        first = store.save("job", "a", {"blob": os.urandom(400_000), "small": os.urandom(9000)})
+        store.save("job", "b", {"blob": shared, "more": os.urandom(100_000)})
+        other.save("job", "b", {"blob": shared})
+        assert store.gc(dry_run=True).chunks_removed == 0
+        store.delete("job", first)
+        events = store.events(limit=1, newest=True)
+        foreseen = store.gc(dry_run=True)
+        assert foreseen.chunks_removed > 0
+        assert store.events(limit=1, newest=True) == events  # nothing was changed
+        done = store.gc()
+        assert foreseen.chunks_removed == done.chunks_removed
+        assert (foreseen.packs_removed, foreseen.packs_rewritten) == (done.packs_removed, done.packs_rewritten)
+        assert foreseen.bytes_freed >= done.bytes_freed > 300_000  # compaction writes new packs, of full blocks
+        assert store.gc(dry_run=True).bytes_freed == 0

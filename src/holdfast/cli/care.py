@@ -171,10 +171,11 @@ def _counted(found: VerifyReport, *, is_deep: bool) -> str:
     json_keys='{"chunks_removed", "packs_removed", "packs_rewritten", "bytes_freed", "packs_kept", "bytes_kept", '
     '"damaged": [packs]}',
 )
-def gc_command(session: Session) -> None:
+@click.option("--dry-run", is_flag=True, help="Only say what would be freed.")
+def gc_command(session: Session, dry_run: bool) -> None:
     """Give back the space of deleted checkpoints. Safe while others save and load."""
     with session.open() as manager, progress("collecting", unit="packs") as report:
-        found = manager.gc(progress=report)
+        found = manager.gc(dry_run=dry_run, progress=report)
     if session.as_json:
         emit(asdict(found))
         return
@@ -182,8 +183,9 @@ def gc_command(session: Session) -> None:
         click.echo("nothing to give back")
         return
     click.echo(
-        f"{style(size(found.bytes_freed), 'name')} freed: {count_of(found.chunks_removed, 'chunk')} and "
-        f"{count_of(found.packs_removed, 'pack')} removed, {found.packs_rewritten:,} rewritten"
+        f"{style(size(found.bytes_freed), 'name')} {'would be ' if dry_run else ''}freed: "
+        f"{count_of(found.chunks_removed, 'chunk')} and {count_of(found.packs_removed, 'pack')} removed, "
+        f"{found.packs_rewritten:,} rewritten"
     )
     click.echo(style(f"{size(found.bytes_kept)} in {count_of(found.packs_kept, 'pack')} stay", "dim"))
     for pack in found.damaged:
@@ -197,6 +199,7 @@ _LABELS = {
     "size_bytes": "size of all states",
     "stored_bytes": "added to the store",
     "chunks": "chunks",
+    "plain_bytes": "in chunks, before compression",
     "chunk_bytes": "stored in chunks",
     "inline_bytes": "of those, in the index",
     "packs": "packs",

@@ -291,9 +291,9 @@ def _start_verify(job: str | None = None, deep: bool = True) -> Call[Document]:
     return Call("POST", _at("verify"), _same, body={"job": job, "deep": deep})
 
 
-def _start_gc() -> Call[Document]:
-    """Begin to collect garbage; the task."""
-    return Call("POST", _at("gc"), _same)
+def _start_gc(*, dry_run: bool = False) -> Call[Document]:
+    """Begin to collect garbage, or only to find out what that would free; the task."""
+    return Call("POST", _at("gc"), _same, {"dry_run": "true"} if dry_run else {})
 
 
 def _task(task_id: str) -> Call[Document]:

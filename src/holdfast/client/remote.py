@@ -107,8 +107,8 @@ class RemoteManager(CheckpointManager):
         problems = tuple(Problem(**each) for each in told.pop("problems"))
         return VerifyReport(problems=problems, corrupted=tuple(told.pop("corrupted")), **told)
 
-    def gc(self, *, progress: Progress | None = None) -> GcReport:
-        told = self._finish(self.client.start_gc(), progress)
+    def gc(self, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
+        told = self._finish(self.client.start_gc(dry_run=dry_run), progress)
         return GcReport(damaged=tuple(told.pop("damaged")), **told)
 
     def _finish(self, task: dict[str, Any], progress: Progress | None) -> dict[str, Any]:

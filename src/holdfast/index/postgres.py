@@ -557,9 +557,20 @@ class PostgresIndex:
             self._ns,
         )
         of_chunks = self._one(
-            "SELECT count(*), sum(stored_bytes), sum(length(data)) FROM holdfast.chunk WHERE ns_no = %s", self._ns
+            "SELECT count(*), sum(size_bytes), sum(stored_bytes), sum(length(data)) "
+            "FROM holdfast.chunk WHERE ns_no = %s",
+            self._ns,
         )
-        names = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "chunk_bytes", "inline_bytes")
+        names = (
+            "jobs",
+            "checkpoints",
+            "size_bytes",
+            "stored_bytes",
+            "chunks",
+            "plain_bytes",
+            "chunk_bytes",
+            "inline_bytes",
+        )
         return {
             name: int(value or 0) for name, value in zip(names, (*(of_jobs or ()), *(of_chunks or ())), strict=True)
         }

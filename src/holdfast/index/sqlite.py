@@ -593,9 +593,19 @@ class SqliteIndex:
             self._ns,
         )
         of_chunks = self._one(
-            "SELECT count(*), total(stored_bytes), total(length(data)) FROM chunk WHERE ns_no = ?", self._ns
+            "SELECT count(*), total(size_bytes), total(stored_bytes), total(length(data)) FROM chunk WHERE ns_no = ?",
+            self._ns,
         )
-        names = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "chunk_bytes", "inline_bytes")
+        names = (
+            "jobs",
+            "checkpoints",
+            "size_bytes",
+            "stored_bytes",
+            "chunks",
+            "plain_bytes",
+            "chunk_bytes",
+            "inline_bytes",
+        )
         return {name: int(value) for name, value in zip(names, (*of_jobs, *of_chunks), strict=True)}
 
     def integrity_problems(self) -> Problems:

@@ -12,6 +12,7 @@ from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, RunStatus
 
 from .inbox import CANCEL, post
+from .items import maps_of
 from .keys import show
 from .owner import is_gone, newest_status, save_status, take_lease
 
@@ -165,11 +166,13 @@ def bills_of(store: CheckpointManager, key: str) -> dict[str, Bill]:
     return bills
 
 
-def explain(store: CheckpointManager, key: str) -> list[Explanation]:
-    """For each step why it ran, was reused, or is stale, as of the newest session."""
+def explain(
+    store: CheckpointManager, key: str, steps: Mapping[tuple[str, ...], StepHistory] | None = None
+) -> list[Explanation]:
+    """For each step why it ran, was reused, or is stale, as of the newest session; `steps` if they were read before."""
     session = find_run(store, key).sessions
     ran, reused, has_ended = _session_lists(store, key, session)
-    steps = steps_of(store, key)
+    steps = steps_of(store, key) if steps is None else steps
     maps = {show(path) for path, history in steps.items() if history.items and not history.results}
     whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
     explanations = []
@@ -251,15 +254,20 @@ def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[di
 def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
     """(arguments, directory) with which the run was last started."""
     summary = find_run(store, key)
-    if summary.status is RunStatus.CANCELLED:
-        raise Cancelled(f"run {key} was cancelled", hint="use another key to start anew")
-    if summary.status is RunStatus.COMPLETED:
-        raise Conflict(f"run {key} is completed", hint="there is nothing to resume; a new key starts anew")
+    check_resumable(store, summary)
     for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
         state: Any = store.load(record.id)
         if "command" in state:
             return list(state["command"]["argv"]), str(state["command"]["cwd"])
     raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
+
+
+def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
+    """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
+    if run.status is RunStatus.CANCELLED:
+        raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
+    if run.status is RunStatus.COMPLETED and not any(each.failed for each in maps_of(store, run.key)):
+        raise Conflict(f"run {run.key} is completed", hint="there is nothing to resume; a new key starts anew")
 
 
 def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:

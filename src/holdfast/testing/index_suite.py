@@ -661,6 +661,7 @@ class IndexSuite:
         totals = index.totals()
         assert (totals["jobs"], totals["checkpoints"], totals["size_bytes"], totals["stored_bytes"]) == (2, 2, 20, 14)
         assert (totals["chunks"], totals["inline_bytes"]) == (2, 2)
+        assert totals["plain_bytes"] == chunk("a").size_bytes + 2
 
     def test_manifests_walk_everything_above_a_row(self, index: Index) -> None:
         plain = [record(f"job-{n % 3}") for n in range(600)]

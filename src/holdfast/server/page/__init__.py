@@ -1,9 +1,14 @@
 """The page: the store for people, made of HTML from templates, with htmx for what changes in place.
 
-    rendering.py   who may see a page, templates, errors as pages
-    views.py       jobs, histories, checkpoints, comparisons, storage, activity, signing in
-    running.py     runs, items, approvals
-    graph.py, charts.py, states.py, comparing.py    what they draw
+    rendering.py     who may see a page, templates, errors as pages
+    jobs.py          jobs, and the history of one
+    checkpoints.py   a checkpoint, its state, what can be done with it
+    comparing.py     two of them, or one and a live job
+    retaining.py     policies, and what they would delete
+    running.py       runs, their items, models; asking.py: approvals
+    storage.py       what grew, what gc would free, the log of changes
+    session.py       signing in
+    graph.py, charts.py, states.py, growth.py    what they draw and count
 
 Nothing is fetched from elsewhere. static/vendor/ is brought by `./dev assets` and packed into the wheel; without it,
 and without scripts at all, everything but unfolding and live updates still works.
@@ -16,7 +21,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from . import running, views
+from . import checkpoints, comparing, jobs, retaining, running, session, storage
 from .rendering import STATIC
 
 
@@ -30,6 +35,6 @@ class _Files(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
-    app.include_router(views.router)
-    app.include_router(running.router)
+    for each in (jobs, checkpoints, comparing, retaining, running, storage, session):
+        app.include_router(each.router)
     app.mount("/static", _Files(directory=STATIC), name="static")

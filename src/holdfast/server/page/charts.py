@@ -20,14 +20,9 @@ def sparkline(values: Sequence[float], label: str) -> Markup:
     width, height, edge = 96.0, 24.0, 2.0
     if not values:
         return Markup("")
-    low, high = min(values), max(values)
-    spread = (high - low) or 1
+    high = max(values) or 1  # from nought: a tenth more is not twice as high
     step = (width - 2 * edge) / max(len(values) - 1, 1)
-    flat = high == low
-    points = [
-        (edge + n * step, height / 2 if flat else height - edge - (value - low) / spread * (height - 2 * edge))
-        for n, value in enumerate(values)
-    ]
+    points = [(edge + n * step, height - edge - value / high * (height - 2 * edge)) for n, value in enumerate(values)]
     if len(points) == 1:
         points = [(edge, points[0][1]), (width - edge, points[0][1])]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -58,8 +53,7 @@ def histogram(counts: Sequence[int], low: str, high: str) -> Markup:
 
 
 def timeline(moments: Sequence[tuple[datetime, str, bool]]) -> Markup:
-    """When each checkpoint was made: (moment, title, is_marked), oldest first."""
-    width, height = 960.0, 46.0
+    """When each checkpoint was made: (moment, title, is_marked), oldest first. As wide as there is room."""
     if len(moments) < 2:
         return Markup("")
     first, last = moments[0][0], moments[-1][0]
@@ -68,13 +62,50 @@ def timeline(moments: Sequence[tuple[datetime, str, bool]]) -> Markup:
     whole = (last - first).total_seconds() or 1
     dots = "".join(
         f'<circle class="{"marked" if is_marked else "plain"}" r="{5 if is_marked else 3.5}" '
-        f'cx="{8 + (moment - first).total_seconds() / whole * (width - 16):.1f}" cy="16">'
-        f"<title>{escape(title)}</title></circle>"
+        f'cx="{1 + (moment - first).total_seconds() / whole * 98:.2f}%" cy="8"><title>{escape(title)}</title></circle>'
         for moment, title, is_marked in moments
     )
-    inner = (
-        f'<path class="axis" d="M8 16H{width - 8}"/>{dots}'
-        f'<text x="8" y="40">{first:%Y-%m-%d %H:%M:%S}</text>'
-        f'<text x="{width - 8}" y="40" text-anchor="end">{last:%Y-%m-%d %H:%M:%S} UTC</text>'
+    ends = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (first, last))
+    return Markup(  # nosec B704 - numbers and escaped text
+        f'<svg class="timeline" role="img" aria-label="{len(moments)} checkpoints over time">'
+        f'<line class="axis" x1="1%" x2="99%" y1="8" y2="8"/>{dots}</svg>'
+        '<figcaption class="ends quiet"><span>{}</span><span>{} UTC</span></figcaption>'.format(*ends)
     )
-    return _svg(width, height, f"{len(moments)} checkpoints over time", inner, "timeline")
+
+
+def stacked_bars(columns: Sequence[tuple[str, Sequence[int]]], label: str) -> Markup:
+    """A bar for each column, its parts on top of each other; nothing when all are empty. As wide as there is room."""
+    height = 120.0
+    most = max((sum(parts) for _, parts in columns), default=0)
+    if not most:
+        return Markup("")
+    step = 100 / len(columns)
+    bars = []
+    for n, (title, parts) in enumerate(columns):
+        top = height
+        inner = ""
+        for number, part in enumerate(parts):
+            if part:
+                tall = max(1.0, part / most * (height - 4))
+                top -= tall
+                inner += f'<rect class="part-{number}" y="{top:.1f}" height="{tall:.1f}" {_across(n, step)}/>'
+        if inner:
+            bars.append(f"<g><title>{escape(title)}</title>{inner}</g>")
+    return Markup(  # nosec B704 - numbers and escaped text
+        f'<svg class="bars" role="img" aria-label="{escape(label)}">{"".join(bars)}'
+        f'<line class="axis" x1="0" x2="100%" y1="{height}" y2="{height}"/></svg>'
+    )
+
+
+def _across(number: int, step: float) -> str:
+    return f'x="{(number + 0.1) * step:.2f}%" width="{step * 0.8:.2f}%"'
+
+
+def span_bar(begin: float, end: float) -> Markup:
+    """When something ran, as parts of a whole: 0.25 to 0.5 is its second quarter. As wide as there is room."""
+    width = max(1.0, (end - begin) * 100)
+    start = min(begin * 100, 100 - width)
+    return Markup(  # nosec B704 - numbers
+        '<svg class="span" aria-hidden="true"><rect class="rest" width="100%" height="8" rx="4"/>'
+        f'<rect x="{start:.2f}%" width="{width:.2f}%" height="8" rx="4"/></svg>'
+    )

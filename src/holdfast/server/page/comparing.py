@@ -1,17 +1,70 @@
-"""Differences for the page: short values beside each other, long texts in two columns."""
+"""Differences of two checkpoints: short values beside each other, long texts in two columns.
+
+Instead of the second one, the newest of a job can be taken: then the page follows that job as it goes on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
 
 from holdfast.cli.text import size
 from holdfast.cli.tree import describe
 from holdfast.diff import Change, ChangeKind, TextDelta
 from holdfast.diff.values import weigh
+from holdfast.errors import NotFound, Validation
+from holdfast.manager import CheckpointManager
+from holdfast.model import Checkpoint
+
+from .rendering import PageRoute, Reader, answer
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _SIGNS = {ChangeKind.ADDED: "+", ChangeKind.REMOVED: "−"}
 _LONG = 400
+_SUGGESTED = 200  # jobs whose newest can be chosen from a list; any other is typed
+
+
+@router.get("/compare")
+async def compare(
+    request: Request,
+    access: Reader,
+    id: Annotated[Sequence[str], Query(min_length=1, max_length=100)],
+    live: Annotated[str, Query(max_length=128)] = "",
+    keep: str = "",
+) -> Response:
+    """Two checkpoints, the older first unless `keep` is given; or one and the newest of a job (`live`)."""
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        chosen = [store.get(each) for each in id[:2]]
+        if len(id) > 2 or (live and len(id) > 1):
+            raise Validation("two checkpoints can be compared", hint="choose two in the history of a job")
+        followed = live or (chosen[0].job if len(chosen) == 1 else "")
+        old, new = (chosen[0], _newest(store, followed)) if followed else chosen
+        if not keep and not followed and old.job == new.job and old.seq > new.seq:
+            old, new = new, old
+        diff = store.diff(old.id, new.id)
+        return {
+            "old": old,
+            "new": new,
+            "diff": diff,
+            "changes": shown_changes(diff.changes),
+            "live": followed,
+            "jobs": [job.name for job in store.jobs(limit=_SUGGESTED)],
+        }
+
+    return await answer(request, access, "compare.html", facts)
+
+
+def _newest(store: CheckpointManager, job: str) -> Checkpoint:
+    found = store.list(job, limit=1)
+    if not found:
+        raise NotFound(f"job {job} has no checkpoint to compare with", hint="the list of jobs shows all")
+    return found[0]
 
 
 @dataclass(frozen=True, slots=True)

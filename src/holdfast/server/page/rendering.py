@@ -67,7 +67,7 @@ class PageRoute(APIRoute):
             try:
                 response: Response = await handle(request)
             except Unauthorized as error:
-                if request.cookies.get(COOKIE) or request.method != "GET":
+                if request.cookies.get(COOKIE) or request.method != "GET" or "hx-request" in request.headers:
                     return page(request, None, "login.html", {"problem": error.message, "next": ""}, status=401)
                 return see(request, f"/login?next={quote(request.url.path)}")
             except CheckpointError as error:
@@ -88,7 +88,9 @@ async def answer(
 
     def make() -> Response:
         store = access.store
-        return page(request, access, name, facts(store))
+        seen = store.events(limit=1, newest=True) if "hx-request" not in request.headers else []
+        known = facts(store)  # after that: what happens meanwhile is told to the page once more, never too seldom
+        return page(request, access, name, {"seen": seen[-1].id if seen else 0, **known})
 
     return await access.service.in_thread(make)
 
@@ -112,6 +114,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "has_runner": access is not None and access.service.runner is not None,
         "pending": pending_count(access.store) if access is not None and is_whole else 0,
         "notice": _notice(request) if is_whole else "",
+        "seen": 0,  # the newest event that the page shows
     }
     text = _templates().get_template(name).render({**shared, **facts})
     response = HTMLResponse(text, status)
@@ -130,7 +133,9 @@ def error_page(request: Request, error: CheckpointError) -> Response:
         "hint": without_paths(error.hint) if is_storage else error.hint,
         "request_id": request_id.get(),
     }
-    return page(request, None, "error.html", {**facts, "signed_in": error.http_status != 403}, status=error.http_status)
+    # Inside of a page that is shown, only what is wrong; htmx says "partial" where it asked for a piece of one.
+    name = "problem.html" if request.headers.get("hx-request-type") == "partial" else "error.html"
+    return page(request, None, name, {**facts, "signed_in": error.http_status != 403}, status=error.http_status)
 
 
 def see(request: Request, address: str, notice: str = "") -> Response:

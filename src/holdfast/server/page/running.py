@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -11,22 +11,38 @@ from fastapi import APIRouter, Form, Query, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
-from holdfast.errors import Corrupted
+from holdfast.errors import Conflict, Corrupted, NotFound
 from holdfast.llm.bills import Bill, totals
 from holdfast.llm.pricing import dollars
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint
-from holdfast.pipeline.history import Explanation, bills_of, cancel, explain, find_run, find_runs, logs_of
+from holdfast.model import RunStatus
+from holdfast.pipeline.history import (
+    Explanation,
+    RunSummary,
+    StepHistory,
+    bills_of,
+    cancel,
+    check_resumable,
+    explain,
+    find_run,
+    find_runs,
+    logs_of,
+    steps_of,
+)
+from holdfast.pipeline.items import FailedItem, MapItems, failures_in, maps_of
+from holdfast.pipeline.keys import show
 from holdfast.pipeline.progress import duration
+from holdfast.server.runner import resume
 from holdfast.workflow import Workflows
 
 from .asking import MOST_JOBS, asked, forget_count, settle
+from .charts import span_bar
 from .rendering import PageRoute, Reader, Writer, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _CELLS = 1500
-_RECORDS = 5000
+_STEPS = 500
 _FAILURES = 50
 _EXECUTIONS = 100
 
@@ -44,6 +60,7 @@ async def runs(request: Request, access: Reader, prefix: Annotated[str, Query(ma
 @dataclass(frozen=True, slots=True)
 class StepRow:
     name: str
+    path: str
     depth: int
     verdict: str
     reason: str
@@ -51,43 +68,95 @@ class StepRow:
     attempts: int
     took: str
     bar: Markup
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    look: str  # done, failed, some
+    look: str  # done, failed
     title: str
-    address: str | None
+    checkpoint: str | None
+    item: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Grid:
-    """The items of a map."""
+    """The items of a map as cells."""
 
     name: str
-    done: int = 0
-    failed: int = 0
-    per_cell: int = 1
-    cells: list[Cell] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    done: int
+    failed: int
+    per_cell: int
+    cells: Sequence[Cell]
+    failures: Sequence[FailedItem]
 
 
 @router.get("/runs/{key}")
 async def run(request: Request, access: Reader, key: str) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
         found = find_run(store, key)
-        steps = explain(store, key)
+        records = steps_of(store, key)
+        steps = explain(store, key, records)
+        maps = maps_of(store, key)
+        failed = sum(len(each.failed) for each in maps)
+        at_work = found.status is RunStatus.RUNNING and not found.is_abandoned
         return {
             "run": found,
-            "steps": step_rows(steps),
-            "grids": grids(store, key),
+            "at_work": at_work,
+            "steps": step_rows(store, steps[-_STEPS:], records, maps, found),
+            "steps_left_out": max(0, len(steps) - _STEPS),
+            "grids": [_grid(each) for each in maps],
+            "failed": failed,
+            "can_resume": not at_work
+            and found.status is not RunStatus.CANCELLED
+            and (found.status is not RunStatus.COMPLETED or failed > 0),
+            "again": runs_again(steps, maps, found),
+            "kept": sum(1 for step in steps if step.verdict in ("ran", "reused", "kept")),
             "asks": asked(store, key),
             "logs": logs_of(store, key),
             "progress": found.progress,
+            "command": f"holdfast runs resume {key}"
+            + ("" if store.namespace == "default" else f" --namespace {store.namespace}"),
             "money": [("Models", str(bills_of(store, key).get("", "")))],
         }
 
     return await answer(request, access, "run.html", facts)
+
+
+@router.get("/runs/{key}/failure")
+async def failure(
+    request: Request,
+    access: Reader,
+    key: str,
+    checkpoint: Annotated[str, Query(max_length=128)],
+    item: Annotated[str, Query(max_length=2000)],
+) -> Response:
+    """The attempt in which an item failed."""
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        record = store.get(checkpoint)
+        told = [each for each in failures_in(store, record) if each.key == item] if record.job == key else []
+        if not told:
+            raise NotFound(f"item {item} has not failed there", hint="the page of the run shows what failed")
+        return {"key": key, "record": record, "failure": told[-1]}
+
+    return await answer(request, access, "failure.html", facts)
+
+
+@router.post("/runs/{key}/resume")
+async def resume_run(request: Request, access: Writer, key: str) -> Response:
+    """Hand the run to the application's runner, which starts it again; refused where that makes no sense."""
+
+    def state_of(store: CheckpointManager) -> object:
+        found = find_run(store, key)
+        if found.status is RunStatus.RUNNING and not found.is_abandoned:
+            raise Conflict(f"run {key} is at work", hint="it can be resumed when it has stopped")
+        check_resumable(store, found)
+        newest = store.load_latest(key)
+        return None if newest is None else newest[1]
+
+    await resume(access.service, key, await access.ask(state_of))
+    return see(request, f"/runs/{quote(key, safe='')}", f"{key} was resumed.")
 
 
 @router.post("/runs/{key}/cancel")
@@ -97,78 +166,90 @@ async def cancel_run(request: Request, access: Writer, key: str) -> Response:
     return see(request, f"/runs/{quote(key, safe='')}", text)
 
 
-def step_rows(steps: Sequence[Explanation]) -> list[StepRow]:
-    longest = max((step.seconds or 0 for step in steps), default=0)
+def runs_again(steps: Sequence[Explanation], maps: Sequence[MapItems], run: RunSummary) -> list[tuple[str, str]]:
+    """What resuming the run does again, and why; what it has not come to is not known before."""
+    again = [(step.path, step.reason.partition("; it runs again")[0]) for step in steps if step.verdict == "failed"]
+    again += [
+        (each.path, f"{len(each.failed):,} of its items failed; {each.done:,} are kept") for each in maps if each.failed
+    ]
+    again += [(str(wait.get("name", "")), f"it waits for {wait.get('for')}") for wait in run.waiting]
+    return again
+
+
+def step_rows(
+    store: CheckpointManager,
+    steps: Sequence[Explanation],
+    records: Mapping[tuple[str, ...], StepHistory],
+    maps: Sequence[MapItems],
+    run: RunSummary,
+) -> list[StepRow]:
+    """The steps in the order of their records, those of the newest session on one line of time."""
+    by_path = {show(path): history for path, history in records.items()}
+    by_map = {each.path: each for each in maps}
+    spans = {
+        step.path: span for step in steps if (span := _span(step, by_path.get(step.path), by_map.get(step.path), run))
+    }
+    begin = min((span[0] for span in spans.values()), default=0.0)
+    whole = max((span[1] for span in spans.values()), default=0.0) - begin
     rows = []
     for step in steps:
         *above, name = step.path.split("/")
-        took = "" if step.seconds is None else duration(step.seconds)
+        span = spans.get(step.path)
+        reason, found = step.reason, by_map.get(step.path)
+        if found is not None:
+            reason = f"{found.done:,} items kept" + (f", {len(found.failed):,} failed" if found.failed else "")
+        seconds = step.seconds if step.seconds is not None else span[1] - span[0] if span and found else None
+        is_failed = step.verdict == "failed" and step.checkpoint is not None
         rows.append(
             StepRow(
                 name or step.path,
+                step.path,
                 min(len(above), 3),
                 step.verdict,
-                step.reason,
+                reason,
                 step.checkpoint,
                 step.attempts,
-                took,
-                _bar((step.seconds or 0) / longest) if longest and step.seconds is not None else Markup(""),
+                "" if seconds is None else duration(seconds),
+                span_bar((span[0] - begin) / whole, (span[1] - begin) / whole) if span and whole else Markup(""),
+                _traceback(store, step.checkpoint) if is_failed and step.checkpoint else "",
             )
         )
     return rows
 
 
-def _bar(part: float) -> Markup:
-    width = max(1.0, part * 100)
-    return Markup(  # nosec B704
-        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="rest" width="100" height="8" rx="2"/><rect width="{width:.1f}" height="8" rx="2"/></svg>'
-    )
+def _span(
+    step: Explanation, history: StepHistory | None, items: MapItems | None, run: RunSummary
+) -> tuple[float, float] | None:
+    """When a step of the newest session began and ended, in seconds since the epoch."""
+    if items is not None:
+        made = [c.created_at.timestamp() for c in items.records if c.metadata.get("session") == run.sessions]
+        return (made[0], made[-1]) if made else None
+    made_by = history.results[-1:] if history and step.verdict == "ran" else history.failures[-1:] if history else []
+    if step.verdict not in ("ran", "failed") or not made_by:
+        return None
+    end = made_by[0].created_at.timestamp()
+    return end - (step.seconds or 0), end
 
 
-def grids(store: CheckpointManager, key: str) -> list[Grid]:
-    """One grid for each map of the run, from the records its workers wrote."""
-    records: dict[str, list[Checkpoint]] = {}
-    after = 0
-    while page := store.list(key, after=after, limit=_RECORDS, level="substep"):
-        after = page[-1].seq
-        for record in page:
-            if record.metadata.get("kind") == "items" and isinstance(path := record.metadata.get("path"), list):
-                records.setdefault("/".join(map(str, path)), []).append(record)
-    return [_grid(store, name, found) for name, found in records.items()]
-
-
-def _grid(store: CheckpointManager, name: str, records: Sequence[Checkpoint]) -> Grid:
-    grid = Grid(name)
-    failing: dict[str, tuple[Checkpoint, dict[str, Any]]] = {}
-    for record in records:
-        grid.done += _number(record.metadata.get("items"))
-        if record.metadata.get("failed"):
-            for failure in _failures(store, record):
-                failing[str(failure.get("key"))] = record, failure
-    grid.failed = len(failing)
-    grid.per_cell = max(1, -(-grid.done // _CELLS))
-    for record in records:
-        items = _number(record.metadata.get("items"))
-        title = f"#{record.seq}: {items:,} items done"
-        grid.cells += [Cell("done", title, record.id if n == 0 else None) for n in range(-(-items // grid.per_cell))]
-    for label, (record, failure) in list(failing.items())[:_CELLS]:
-        grid.cells.append(Cell("failed", f"{label}: {failure.get('error')}"[:300], record.id))
-    grid.failures = [failure for _, failure in list(failing.values())[:_FAILURES]]
-    return grid
-
-
-def _failures(store: CheckpointManager, record: Checkpoint) -> list[dict[str, Any]]:
+def _traceback(store: CheckpointManager, checkpoint_id: str) -> str:
     try:
-        state: Any = store.load(record.id, only="failed/*")
+        state: Any = store.load(checkpoint_id)
     except Corrupted as error:
-        return [{"key": f"record {record.id}", "error": error.message, "traceback": ""}]
-    found = state.get("failed", []) if isinstance(state, dict) else []
-    return [each for each in found if isinstance(each, dict)]
+        return error.message
+    return str(state.get("traceback", "")) if isinstance(state, dict) else ""
 
 
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _grid(items: MapItems) -> Grid:
+    per_cell = max(1, -(-items.done // _CELLS))
+    cells = []
+    for record in items.records:
+        count = record.metadata.get("items")
+        done = count if isinstance(count, int) else 0
+        title = f"#{record.seq}: {done:,} items done"
+        cells += [Cell("done", title, record.id if n == 0 else None) for n in range(-(-done // per_cell))]
+    failed = list(items.failed.values())
+    cells += [Cell("failed", f"{each.key}: {each.error}"[:300], each.checkpoint, each.key) for each in failed[:_CELLS]]
+    return Grid(items.path, items.done, len(failed), per_cell, cells, failed[:_FAILURES])
 
 
 @router.get("/models")

@@ -52,12 +52,15 @@ async def verify(access: Administers, wish: Annotated[schemas.VerifyRequest | No
 
 
 @router.post("/gc", status_code=202, response_model=schemas.Task)
-async def gc(access: Administers) -> Any:
+async def gc(
+    access: Administers, dry_run: Annotated[bool, Query(description="Only find out what would be freed.")] = False
+) -> Any:
     """Give back the space of deleted checkpoints, in the background."""
 
     def work(store: CheckpointManager, report: Report) -> dict[str, Any]:
-        found = store.gc(progress=report)
-        access.service.metrics.gc_freed.inc(found.bytes_freed)
+        found = store.gc(dry_run=dry_run, progress=report)
+        if not dry_run:
+            access.service.metrics.gc_freed.inc(found.bytes_freed)
         return asdict(found)
 
     return JsonAnswer(await access.ask(lambda store: access.service.tasks.start("gc", store, work)), 202)

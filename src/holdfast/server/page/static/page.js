@@ -1,52 +1,140 @@
-// What HTML and htmx cannot say: two boxes at most, the number beside a slider, live updates and keys.
+// What HTML and htmx cannot say: choosing two of many, the number beside a slider, copying, ages, keys, and following
+// the store.
 "use strict";
 (() => {
   const body = document.body;
+  const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
-  function checked() { return [...document.querySelectorAll("input[name=id]:checked")]; }
-  function count() {
-    const boxes = checked();
-    document.querySelectorAll("[data-needs-two]").forEach((button) => { button.disabled = boxes.length !== 2; });
+  // --- choosing one or two checkpoints of a history ---
+
+  const chosen = () => all("input[name=id]:checked");
+  function tellChosen() {
+    const boxes = chosen();
+    all("[data-needs]").forEach((button) => { button.disabled = boxes.length !== Number(button.dataset.needs); });
+    const told = document.getElementById("chosen");
+    if (!told) return;
+    const names = boxes.map((box) => box.closest(".commit").querySelector(".seq").textContent);
+    const text = names.length ? `${names.join(" and ")} chosen` : told.dataset.nothing;
+    if (told.textContent !== text) told.textContent = text;
   }
   document.addEventListener("change", (event) => {
     const box = event.target;
     if (box.matches("input[name=id]")) {
-      const boxes = checked();
+      const boxes = chosen();
       if (boxes.length > 2) boxes.find((other) => other !== box).checked = false;
-      count();
+      tellChosen();
     }
     if (box.matches("[data-submits]")) box.form.requestSubmit();
   });
   document.addEventListener("input", (event) => {
-    document.querySelectorAll(`[data-shows="${CSS.escape(event.target.id)}"]`).forEach((shown) => { shown.textContent = event.target.value; });
+    all(`[data-shows="${CSS.escape(event.target.id)}"]`).forEach((shown) => { shown.textContent = event.target.value; });
   });
 
-  // "/" goes to the search field, as people expect.
+  // --- copying what is to be typed elsewhere ---
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copies]");
+    if (!button) return;
+    let told = "Copied";
+    try {
+      await navigator.clipboard.writeText(button.dataset.copies);
+    } catch {  // no clipboard without https: the text is selected instead
+      getSelection().selectAllChildren(button.previousElementSibling);
+      told = "Selected";
+    }
+    button.textContent = told;
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+
+  // --- "/" goes to the search field, as people expect ---
+
   document.addEventListener("keydown", (event) => {
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     const field = document.querySelector(`[data-hotkey="${CSS.escape(event.key)}"]`);
     if (field) { event.preventDefault(); field.focus(); field.select(); }
   });
 
-  // Something changed in the store: what is shown live is fetched again, at most once a second, and not while
-  // somebody is choosing or typing in it.
-  const live = document.getElementById("live");
+  // --- ages go on while nobody reloads ---
+
+  function ago(seconds) {
+    if (seconds < 1) return "now";
+    if (seconds < 60) return `${Math.floor(seconds)} s ago`;
+    if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+    if (seconds < 48 * 3600) return `${Math.floor(seconds / 3600)} h ago`;
+    return `${Math.floor(seconds / 86400)} days ago`;
+  }
+  setInterval(() => {
+    if (document.hidden) return;
+    all("time[datetime]").forEach((time) => {
+      const seconds = (Date.now() - Date.parse(time.dateTime)) / 1000;
+      if (seconds >= 0 && seconds < 60 * 86400) time.textContent = ago(seconds);
+    });
+  }, 10000);
+
+  // --- what goes wrong on the way ---
+
+  const problem = document.getElementById("problem");
+  function tell(text) { problem.textContent = text; problem.hidden = !text; }
+  document.addEventListener("htmx:error", (event) => {
+    tell("The service does not answer. What is shown may be old.");
+    const place = event.target.querySelector && event.target.querySelector(":scope > .tree, :scope > div");
+    if (event.target.matches("details") && place) place.textContent = "It could not be loaded. Reload the page to try again.";
+  });
+  document.addEventListener("htmx:response:error", () => tell("The service refused to refresh this page. Reload it to see why."));
+  document.addEventListener("htmx:after:swap", () => { tell(""); tellChosen(); });
+
+  // --- following the store: what a change concerns is fetched again, at most once a second ---
+
+  const isHeardBy = (part, change) =>
+    (!part.dataset.liveJob || part.dataset.liveJob === change.job) &&
+    (!part.dataset.liveOn || part.dataset.liveOn.split(" ").includes(change.action));
+  let changes = [];
   let due = 0;
-  function changed() { if (!due) due = setTimeout(refresh, 1000); }
   function refresh() {
     due = 0;
-    document.querySelectorAll("[data-live]").forEach((part) => {
-      const isBusy = part.contains(document.activeElement) || part.querySelector("input:checked, details[open]");
-      if (isBusy) changed(); else if (window.htmx) htmx.trigger(part, "changed");
+    if (document.hidden || !window.htmx) return;  // seen to when somebody looks again
+    const heard = changes;
+    changes = [];
+    all("[data-live]").forEach((part) => {
+      const isRow = (change) => part.querySelector(`[id="c-${CSS.escape(change.checkpoint || "")}"]`);
+      const isOld = part.id.startsWith("rows-") && part.id !== "rows-newest";  // changes only where its own rows do
+      if (heard.some((change) => isHeardBy(part, change) && (!isOld || isRow(change)))) htmx.trigger(part, "changed");
     });
   }
+  function changed(message) {
+    if (changes.length < 2000) changes.push(JSON.parse(message.data));
+    if (!due) due = setTimeout(refresh, 1000);
+  }
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && changes.length) refresh(); });
+
+  // A new branch may pass through parts of the history that are below it: they are drawn again with its lane.
+  document.addEventListener("htmx:after:swap", () => {
+    all(".history[data-lanes]").forEach((part) => {
+      const below = part.nextElementSibling;
+      const address = below && below.getAttribute("data-hx-get");
+      if (!address) return;
+      const wanted = new URL(address, location);
+      if ((wanted.searchParams.get("lanes") || "") === part.dataset.lanes) return;
+      wanted.searchParams.set("lanes", part.dataset.lanes);
+      below.setAttribute("data-hx-get", wanted.pathname + wanted.search);
+      if (below.matches(".history")) htmx.trigger(below, "changed");
+    });
+  });
+  document.addEventListener("htmx:after:request", (event) => {
+    const newer = document.getElementById("newer");
+    const answer = event.detail.ctx && event.detail.ctx.response;
+    if (newer && answer && answer.status === 204) newer.hidden = false;
+  });
+
   if (body.dataset.events && document.querySelector("[data-live]") && window.EventSource) {
+    const live = document.getElementById("live");
+    const say = (text, isOn) => { live.textContent = text; live.className = isOn ? "on" : "quiet"; };
     const source = new EventSource(body.dataset.events);
-    const say = (text, isOn) => { if (live) { live.textContent = text; live.className = isOn ? "on" : "quiet"; } };
     source.onopen = () => say("live", true);
-    source.onerror = () => say("not live", false);
+    source.onerror = () => say("not live, trying again", false);
     source.onmessage = changed;
     addEventListener("pagehide", () => source.close());
+    addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
   }
-  count();
+  tellChosen();
 })();

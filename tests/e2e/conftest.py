@@ -1,0 +1,54 @@
+"""One browser and one service for all tests of the page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.page_server import ARGUMENTS, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def known() -> dict[str, str]:
+    """What the store of the tests holds: `place`, and IDs by what they are."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory, known: dict[str, str]) -> Iterator[str]:
+    from tests.e2e.page_data import fill
+
+    place = tmp_path_factory.mktemp("page") / "store"
+    known |= fill(place) | {"place": str(place)}
+    with served(place) as where:
+        yield where
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(60_000)
+    found = context.new_page()
+    problems: list[str] = []
+    found.on("pageerror", lambda error: problems.append(str(error)))
+    found.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    found.on("dialog", lambda dialog: problems.append(f"a dialog says {dialog.message}"))
+    yield found
+    context.close()
+    assert [text for text in problems if "status of 4" not in text] == []

@@ -1,0 +1,363 @@
+"""What people do on the page over several steps, and what the page does by itself while they look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast
+from tests.e2e.page_data import HOSTILE, fill_days
+from tests.e2e.page_server import served_here
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
+
+
+# --- retention ---
+
+
+def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -> None:
+    with holdfast.open(known["place"]) as store:
+        for n in range(12):
+            store.save("retained", f"step {n}", {"n": n}, tags={"release": ""} if n == 1 else None)
+    page.goto("/jobs/retained")
+    page.click("text=Retention…")
+    assert "has no policy" in page.inner_text("main")
+    page.fill("#keep_last", "4")
+    page.wait_for_selector("#plan >> text=8 checkpoints go")
+    page.fill("#keep_tags", "release")
+    page.wait_for_selector("#plan >> text=7 checkpoints go")
+    page.click("text=Why the others stay")
+    assert "tag release" in page.inner_text("#plan")
+    page.fill("#keep_within", "soon")
+    page.wait_for_selector("#plan >> text=not a duration")
+    page.fill("#keep_within", "")
+    page.wait_for_selector("#plan >> text=7 checkpoints go")
+    page.click("button:text-is('Keep this policy')")
+    assert "kept with the job" in page.inner_text(".notice")
+    assert page.input_value("#keep_last") == "4"
+    with holdfast.open(known["place"]) as store:
+        kept = store.jobs("retained")[0].retention
+        assert kept is not None
+        assert holdfast.RetentionPolicy.from_json(kept) == holdfast.RetentionPolicy(keep_last=4, keep_tags=["release"])
+    page.goto("/retention")
+    assert "keep last 4, keep tags release" in page.locator("tr", has_text="retained").inner_text()
+    page.goto("/jobs/retained/retention")
+    page.click("button:text-is('Remove the policy')")
+    assert "has no policy" in page.inner_text("main")
+    with holdfast.open(known["place"]) as store:
+        assert store.jobs("retained")[0].retention is None
+        assert store.jobs("retained")[0].checkpoints == 12  # nothing was applied
+
+
+def test_a_hostile_policy_is_text(page: Page) -> None:
+    page.goto(f"/jobs/train-resnet/retention?keep_tags={HOSTILE}&keep_last=-1&min_per_level=step%3Dx")
+    assert page.locator("main script, main img").count() == 0
+    assert "is no number" in page.inner_text("#plan")
+
+
+def test_a_policy_is_applied_once_it_is_confirmed(page_of: PageOf) -> None:
+    page, place = page_of(object())
+    with holdfast.open(place) as store:
+        for n in range(6):
+            store.save("one", f"step {n}", {"n": n}, pin=n == 0)
+            store.save("two", f"step {n}", {"n": n})
+    page.goto("/retention")
+    page.fill("#keep_last", "2")
+    page.wait_for_selector("#plan >> text=7 checkpoints go")
+    page.click("text=Delete these now…")
+    page.click("#apply >> text=Cancel")
+    page.click("text=Delete these now…")
+    page.click("#apply button:text-is('Delete now')")
+    assert "7 checkpoints deleted" in page.inner_text(".notice")
+    with holdfast.open(place) as store:
+        assert [c.seq for c in store.list("one")] == [1, 5, 6]
+        assert [c.seq for c in store.list("two")] == [5, 6]
+    page.goto("/jobs/one/retention?keep_last=1")
+    page.click("text=Delete it now…")
+    page.click("#apply button:text-is('Delete now')")
+    assert page.locator(".commit").count() == 2
+
+
+# --- storage ---
+
+
+def test_storage_shows_growth_as_it_happens_and_what_gc_would_free(page: Page, known: dict[str, str]) -> None:
+    with holdfast.open(known["place"]) as store:
+        fill_days(store, {"grows": 50_000, "grows-less": 20_000})
+        data = store.save("to-free", "step", {"data": b"x1" * 100_000 + bytes(range(256)) * 400})
+    page.goto("/storage")
+    assert page.locator(".spans [aria-current]").inner_text() == "month"
+    assert page.locator("svg.bars g").count() >= 28
+    assert "grows" in page.inner_text(".legend")
+    assert page.locator(".card", has_text="Compression").inner_text().splitlines()[1].endswith("×")
+    page.click(".spans >> text=hour")
+    assert page.locator("svg.bars g").count() >= 1
+    page.wait_for_selector("#live.on")
+    with holdfast.open(known["place"]) as store:
+        store.save("grew-just-now", "step", {"text": "new " * 1000})
+        store.delete("to-free", data)
+    page.wait_for_selector("td >> text=grew-just-now")
+    page.wait_for_selector("#garbage >> text=/[1-9][0-9]* piece/")
+    page.click("button:text-is('Collect garbage')")
+    page.wait_for_selector("#tasks >> text=freed")
+    page.wait_for_selector("#garbage >> text=everything is needed")
+    page.click("button:text-is('Verify everything')")
+    page.wait_for_selector("#tasks >> text=all sound")
+
+
+# --- runs ---
+
+
+class Runner:
+    """Runs the pipeline again, as the one in front of the service would."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.heals = False
+        self.place = Path()
+
+    def resume_job(self, job: str, state: object) -> None:
+        self.calls.append(job)
+        self.run(job)
+
+    def run(self, job: str) -> None:
+        with (
+            holdfast.open(self.place) as store,
+            holdfast.run(job, store=store, progress=False, signals=False) as run,
+        ):
+            rows = run.step("read", lambda: list(range(20)))
+            run.map(self._convert, rows, key=str, on_error="collect")
+            if not self.heals and job == "stops":
+                run.step("check", self._check)
+
+    def _convert(self, n: int) -> int:
+        if n % 9 == 4 and not self.heals:
+            raise ValueError(f"row {n} is {HOSTILE}")
+        return n
+
+    def _check(self) -> None:
+        raise ValueError("rows are missing")
+
+
+def test_all_that_failed_is_retried_with_a_button(page_of: PageOf) -> None:
+    runner = Runner()
+    page, runner.place = page_of(runner)
+    runner.run("orders")
+    with pytest.raises(ValueError, match="rows are missing"):
+        runner.run("stops")
+    page.goto("/runs/orders")
+    assert "2 of its items failed; 18 are kept" in page.inner_text(".resume")
+    page.locator(".cell.failed").first.click()
+    assert HOSTILE in page.inner_text(".notice.bad")
+    page.go_back()
+    runner.heals = True
+    page.click("button:text-is('Retry all 2 failed')")
+    assert "was resumed" in page.inner_text(".notice")
+    assert page.locator(".cell.failed").count() == 0
+    assert page.locator(".cell.done").count() == 20
+    assert page.locator(".resume").count() == 0
+    page.goto("/runs/stops")
+    assert "check ValueError: rows are missing" in page.inner_text(".resume")
+    page.click(".steps >> text=Traceback")
+    assert "rows are missing" in page.inner_text(".steps pre")
+    page.click("button:text-is('Resume and retry 2 failed')")
+    page.wait_for_selector("h1 >> text=completed")
+    assert runner.calls == ["orders", "stops"]
+
+
+def test_a_refusal_of_the_runner_is_told(page_of: PageOf) -> None:
+    class Refuses(Runner):
+        def resume_job(self, job: str, state: object) -> bool:  # type: ignore[override]
+            return False
+
+    runner = Refuses()
+    page, runner.place = page_of(runner)
+    runner.run("orders")
+    page.goto("/runs/orders")
+    page.click("button:text-is('Retry all 2 failed')")
+    assert "refused to resume orders" in page.inner_text("main")
+
+
+def test_without_a_runner_the_command_is_there_to_be_copied(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto("/runs/import-orders")
+    assert "convert" in page.inner_text(".resume")
+    page.click(".resume >> text=Copy")
+    page.wait_for_selector(".resume >> text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "holdfast runs resume import-orders"
+
+
+def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> None:
+    go_on = [threading.Event() for _ in range(2)]
+
+    def work() -> None:
+        with (
+            holdfast.open(known["place"]) as store,
+            holdfast.run("goes-on", store=store, progress=False, signals=False) as run,
+        ):
+            run.step("first", lambda: 1)
+            go_on[0].wait(30)
+            run.step("second", lambda: 2)
+            go_on[1].wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        page.goto("/runs")
+        page.wait_for_selector("a:has-text('goes-on')")
+        page.click("a:has-text('goes-on')")
+        page.wait_for_selector(".steps >> text=first")
+        page.wait_for_selector("#working")
+        page.wait_for_selector("#live.on")
+        go_on[0].set()
+        page.wait_for_selector(".steps >> text=second")
+        go_on[1].set()
+        page.wait_for_selector("h1 >> text=completed")
+        assert page.locator("#working").count() == 0
+        assert page.locator(".steps svg.span").count() == 2
+    finally:
+        for event in go_on:
+            event.set()
+        thread.join()
+
+
+def test_what_is_unfolded_stays_so_while_the_page_follows(page: Page, known: dict[str, str]) -> None:
+    page.goto("/runs/nightly-tiles")
+    page.locator("details:has-text('tile 5 has no data') summary").first.click()
+    page.wait_for_selector("#live.on")
+    with holdfast.open(known["place"]) as store, store.lease("nightly-tiles") as lease:
+        about = {"kind": "log", "text": "said later"}
+        store.save("nightly-tiles", "log", "", tags={"kind": "log"}, metadata=about, lease=lease)
+    page.wait_for_selector(".log >> text=said later")
+    assert page.locator("details[open] pre").first.is_visible()
+
+
+# --- comparing ---
+
+
+def test_a_checkpoint_is_compared_with_a_job_as_it_goes_on(page: Page, known: dict[str, str]) -> None:
+    with holdfast.open(known["place"]) as store:
+        store.save("live-job", "one", {"n": 1, "text": "a long text\n" * 30})
+    page.goto("/jobs/live-job")
+    page.locator("input[name=id]").check()
+    page.click("text=Compare with the newest, live")
+    assert "This is the newest checkpoint" in page.inner_text("#comparison")
+    page.wait_for_selector("#live.on")
+    with holdfast.open(known["place"]) as store:
+        store.save("live-job", "two", {"n": 2, "text": "a long text\n" * 29 + "another\n"})
+    page.wait_for_selector(".changes >> text=another")
+    assert page.locator(".text-diff .plus").count() == 1
+    page.click("text=Compare with a live job…")
+    page.fill("#live-job", "train-resnet")
+    page.click("#other button.primary")
+    assert "newest of train-resnet, live" in page.inner_text(".sides")
+    page.goto(f"/checkpoints/{known['old']}")
+    page.click("text=Compare…")
+    page.click("text=With the newest of this job, live")
+    assert "newest of weekly-report" in page.inner_text(".sides")
+
+
+def test_a_new_branch_is_drawn_through_what_was_loaded(page: Page, known: dict[str, str]) -> None:
+    with holdfast.open(known["place"]) as store:
+        ids = [store.save("long", f"step {n}", {"n": n}) for n in range(130)]
+    page.goto("/jobs/long")
+    page.locator(".history .commit").nth(99).scroll_into_view_if_needed()
+    page.locator(".history .commit").nth(129).wait_for()
+    page.wait_for_selector("#live.on")
+    with holdfast.open(known["place"]) as store:
+        store.save("long", "tried again", {"n": -1}, parent=ids[10])
+        store.save("long", "went on", {"n": 130}, parent=ids[-1])
+    page.wait_for_selector("#rows-newest >> text=went on")
+    page.locator("#rows-31 .line.lane-1").first.wait_for(state="attached")
+    assert page.locator(".commit").count() == 132
+    assert page.locator(f"[id='c-{ids[10]}'] .line.lane-1").count() == 1  # where it branches off
+    assert page.locator(f"[id='c-{ids[9]}'] .line.lane-1").count() == 0
+
+
+# --- when something is wrong, or missing ---
+
+
+def test_what_cannot_be_loaded_says_so_where_it_would_be(page: Page, known: dict[str, str]) -> None:
+    with holdfast.open(known["place"]) as store:
+        gone = store.save("goes", "step", {"inside": {"a": {"b": {"c": list(range(300))}}}})
+    page.goto(f"/checkpoints/{gone}")
+    with holdfast.open(known["place"]) as store:
+        store.delete("goes", gone)
+    page.click("summary:has-text('inside')")
+    page.wait_for_selector(".tree .notice.bad >> text=not found")
+    page.goto("/jobs/goes")
+    assert "no checkpoints left" in page.inner_text("#history")
+    page.wait_for_selector("#live.on")
+    with holdfast.open(known["place"]) as store:
+        store.save("goes", "comes again", 1)
+    page.wait_for_selector(".commit >> text=comes again")
+
+
+def test_a_service_that_does_not_answer_is_told(page_of: PageOf) -> None:
+    page, place = page_of(object())
+    for where in ("/", "/runs", "/approvals", "/models", "/storage", "/activity"):
+        page.goto(where)
+        assert page.locator(".empty").count() == 1, where
+    with holdfast.open(place) as store:
+        saved = store.save("job", "step", {"inside": {"deep": {"n": list(range(300))}}})
+    page.goto(f"/checkpoints/{saved}")
+    page.route("**/level*", lambda route: route.abort())
+    page.click("summary:has-text('inside')")
+    page.wait_for_selector(".alarm >> text=does not answer")
+    assert "could not be loaded" in page.inner_text(".tree")
+
+
+def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dict[str, str]) -> None:
+    with holdfast.open(known["place"]) as store:
+        for n in range(101):
+            store.save("plain", f"step {n}", {"n": n})
+    context = browser.new_context(base_url=address, java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/jobs/plain")
+    page.click("text=Older")
+    assert page.locator(".commit").count() == 1
+    page.goto("/jobs/plain/retention")
+    page.fill("#keep_last", "99")
+    page.click("button:text-is('Preview')")
+    assert "2 checkpoints go" in page.inner_text("#plan")
+    page.goto("/jobs/weekly-report")
+    for box in page.locator("input[name=id]").all():
+        box.check()
+    page.click("[data-needs='2']")
+    assert page.locator(".changes li").count() >= 4
+    context.close()
+
+
+# --- a service with a runner, on a store of its own ---
+
+
+class PageOf:
+    """Opens a page of an application with this runner; answers it and the place of its store."""
+
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self._browser, self._place = browser, folder / "store"
+        self.ends: list[Any] = []
+
+    def __call__(self, runner: object) -> tuple[Page, Path]:
+        holdfast.open(self._place).close()
+        serving = served_here(self._place, runner)
+        self.ends.append(lambda: serving.__exit__(None, None, None))
+        context = self._browser.new_context(base_url=serving.__enter__())
+        context.set_default_timeout(60_000)
+        self.ends.append(context.close)
+        return context.new_page(), self._place
+
+
+@pytest.fixture
+def page_of(browser: Browser, tmp_path: Path) -> Iterator[PageOf]:
+    made = PageOf(browser, tmp_path)
+    yield made
+    for end in reversed(made.ends):
+        end()
