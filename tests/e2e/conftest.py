@@ -1,4 +1,4 @@
-"""One browser and one service for all tests of the page."""
+"""One service for all tests of the page, and a browser for each module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: its event loop runs in this thread
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
