@@ -97,6 +97,22 @@ def test_killed_with_everything(lab: Lab) -> None:
     assert job.lines() == [str(n) for n in range(400)]
 
 
+def test_brought_back_and_left_to_itself(lab: Lab) -> None:
+    job = Job(lab, 200)
+    process = job.start()
+    job.wait_beyond(5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    with (lab.root / "streams").open("wb") as streams:
+        command = lab.enter([*HOLDFAST, "process", "restore", "job"])
+        subprocess.run(command, env=lab.environment(), stdout=streams, stderr=streams, check=True, timeout=60)
+    wait_for(lambda: True if len(job.lines()) == 200 else None, "it does not go on")
+    assert job.lines() == [str(n) for n in range(200)]
+    assert "checkpoint" in (lab.root / "streams").read_text()
+    assert lab.holdfast("process", "restore", "nobody", check=False).returncode == 4
+
+
 def test_what_is_refused(lab: Lab) -> None:
     for arguments, code in (
         (("checkpoint", "1", "--key", "a"), 3),

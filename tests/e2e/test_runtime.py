@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.containers.companions import companions_for
 from holdfast.containers.opting import wish_of
 from tests.lab import COUNTER, PYTHON, lab, wait_for
 from tests.runtime_engine import KEPT, RUNTIME, Engine
@@ -29,7 +30,7 @@ def _engine(tmp_path: Path) -> Iterator[Engine]:
 
 @criu
 def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> None:
-    first = engine.bundle("one", *KEPT)
+    first = engine.bundle("one", *KEPT, "NVIDIA_VISIBLE_DEVICES=all")  # it uses none of them
     engine.start("one")
     assert engine.status("one") == "running"
     engine.lab.wait_beyond("one", 5)
@@ -262,6 +263,87 @@ def test_under_podman(engine: Engine) -> None:
         shutil.rmtree(run_root)
 
 
+UNTIL_TOLD = """
+import os, sys, time
+open("/work/log", "a").write("1\\n")
+while not os.path.exists("/work/end"):
+    time.sleep(0.005)
+sys.exit(int(open("/work/end").read()))
+"""
+
+
+@criu
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
+    """With HOLDFAST_KEEP=until-success, an end with status 0 ends the history; a failure or a kill does not."""
+    bundle = engine.bundle("one", *KEPT, "HOLDFAST_KEEP=until-success", program=(PYTHON, "-c", UNTIL_TOLD))
+
+    def generations() -> int:
+        with holdfast.open(engine.lab.store) as store:
+            return len(store.list("container:counter"))
+
+    def begin() -> None:
+        (bundle / "upper/work/end").unlink(missing_ok=True)
+        engine.start("one")
+        engine.lab.wait_beyond("one", 0)
+
+    def end(how: str) -> None:
+        engine.lab.runc("exec", "one", "sh", "-c", f"echo {how} > /work/draft; mv /work/draft /work/end", check=False)
+        engine.wait_stopped("one")
+        engine.call("delete", "one")
+
+    begin()
+    if is_restored:
+        engine.call("kill", "one", "TERM")
+        engine.call("delete", "one")
+        begin()
+    else:
+        engine.call("checkpoint", "--leave-running", "--image-path", engine.lab.root / "images", "one")
+    assert generations() == 1
+    if is_restored:
+        end("3")
+        assert generations() == 1
+        with holdfast.open(engine.lab.store) as store:
+            store.tag(store.list("container:counter")[0].id, crashed=None)
+        begin()
+        engine.call("kill", "one", "KILL")
+        engine.wait_stopped("one")
+        engine.call("delete", "one")
+        assert generations() == 1
+        begin()
+    end("0")
+    assert generations() == 0
+    assert not any(path.is_file() for path in (engine.lab.root / "marks").rglob("*"))
+
+
+@criu
+def test_from_images_in_a_directory(engine: Engine) -> None:
+    """Images that another runtime dumped are the beginning, once; only below a directory that was opened for that."""
+    first = engine.bundle("one")
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    shared = engine.lab.root / "shared"
+    shared.mkdir()
+    engine.lab.runc("checkpoint", "--image-path", shared / "images", "--work-path", engine.lab.root, "one")
+    engine.lab.remove("one")
+    reached = engine.lab.count("one")
+    spec = json.loads((first / "config.json").read_text())
+    spec["process"]["env"] += [*KEPT, f"RESTORE_FROM={shared}/images"]
+    (first / "config.json").write_text(json.dumps(spec))
+    with pytest.raises(subprocess.CalledProcessError):
+        engine.create("one")
+    assert "HOLDFAST_RESTORE_ROOTS" in engine.logged()
+    engine.environment["HOLDFAST_RESTORE_ROOTS"] = f"/nowhere:{shared}"
+    engine.start("one")
+    reached = engine.lab.wait_beyond("one", reached)
+    engine.call("kill", "one", "TERM")
+    engine.call("delete", "one")
+    engine.start("one")  # goes on from the newer generation
+    engine.lab.wait_beyond("one", reached)
+    with holdfast.open(engine.lab.store) as store:
+        assert len(store.list("container:counter")) == 2
+
+
 # --- opting in ---
 
 
@@ -297,7 +379,21 @@ def test_keys_stay_in_their_namespace() -> None:
     assert wish_of({"annotations": {**pod, "io.kubernetes.cri.container-type": "sandbox"}}) is None
 
 
-@pytest.mark.parametrize("wrong", ["HOLDFAST_POLICY=maybe", "HOLDFAST_POLICY=retry:0", "HOLDFAST_RESTORE=../x"])
+def test_who_was_given_a_gpu() -> None:
+    """Only for those is the module of GPUs imported."""
+    assert companions_for(spec_of("NVIDIA_VISIBLE_DEVICES=void")) == []
+    assert companions_for({"linux": {"devices": None}, "mounts": [{"destination": "/dev/shm"}]}) == []
+    for given in (
+        spec_of("NVIDIA_VISIBLE_DEVICES=all"),
+        {"linux": {"devices": [{"path": "/dev/nvidia0"}]}},
+        {"mounts": [{"destination": "/dev/nvidiactl"}]},
+    ):
+        assert [type(one).__name__ for one in companions_for(given)] == ["GpuMemory"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["HOLDFAST_POLICY=maybe", "HOLDFAST_KEEP=never", "HOLDFAST_POLICY=retry:0", "HOLDFAST_RESTORE=../x"]
+)
 def test_wishes_that_cannot_be(wrong: str) -> None:
     with pytest.raises(holdfast.Validation):
         wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=web", wrong))

@@ -47,7 +47,9 @@ def export_command(
         click.echo(f"wrote {safe(path)}: {size(written)}, {format_}, from {found.id}")
 
 
-@store_command("import", json_keys='{"id": …, "job": …, "format": …, "stored_bytes": …, "left_out": [[path, what]]}')
+@store_command(
+    "import", json_keys='{"id": …, "job": …, "format": …, "stored_bytes": …, "is_new": bool, "left_out": […]}'
+)
 @click.argument("path", type=click.Path())
 @click.option("--key", metavar="NAME", help="The container it becomes a checkpoint of.  [default: its own name]")
 @click.option(
@@ -72,11 +74,13 @@ def import_command(session: Session, path: str, key: str | None, max_bytes: int,
                 "job": found.job,
                 "format": done.archive_format,
                 "stored_bytes": found.stored_bytes,
+                "is_new": done.is_new,
                 "left_out": [list(pair) for pair in done.left_out],
             }
         )
         return
-    click.echo(f"{style(found.id, 'id')}  of {found.job}, {size(found.stored_bytes)} stored")
+    told = f"{size(found.stored_bytes)} stored" if done.is_new else "imported before: nothing is stored again"
+    click.echo(f"{style(found.id, 'id')}  of {found.job}, {told}")
     for name, what in done.left_out[:_SHOWN_CHANGES]:
         click.echo(f"left out: {safe(name)}: {safe(what)}", err=True)
     if len(done.left_out) > _SHOWN_CHANGES:

@@ -83,6 +83,28 @@ def run_command(
     click.get_current_context().exit(status)
 
 
+@store_command("restore", json_keys='{"pid": …, "checkpoint": …, "phases_ms": {load, files, restore}}')
+@click.argument("name", metavar="KEY|ID")
+@gpu_option
+def restore_command(session: Session, name: str, gpu: str) -> None:
+    """Bring processes back and leave them to themselves: the newest sound checkpoint of KEY, or the one with that ID.
+
+    Files that they had open for writing are put back first. What they write to pipes, such as those of `process run`,
+    comes out of this command's own streams. To watch over them, use holdfast process run --key KEY instead.
+    """
+    from holdfast.containers.gpu import GpuMemory
+    from holdfast.containers.processes import thaw_process
+
+    with session.open() as manager:
+        thawed = thaw_process(manager, name, streams={1: 1, 2: 2}, companions=[GpuMemory(gpu)])
+    facts = {"pid": thawed.pid, "checkpoint": thawed.checkpoint.id, "phases_ms": dict(thawed.phases_ms)}
+    if session.as_json:
+        emit(facts)
+        return
+    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in thawed.phases_ms.items())
+    print_facts([("pid", str(thawed.pid)), ("checkpoint", thawed.checkpoint.id), ("phases", phases)])
+
+
 def _say(text: str) -> None:
     click.echo(f"holdfast: {safe(text)}", err=True)
 
@@ -127,7 +149,7 @@ def _tell_turn(session: Session, pid: str, seconds: float, what: str) -> None:
 
 process_command = click.Group(
     "process",
-    commands=[run_command, checkpoint_command, list_command, hibernate_command, wake_command],
+    commands=[run_command, checkpoint_command, restore_command, list_command, hibernate_command, wake_command],
     callback=pass_on,
     params=shared_options(),
     help="Freeze processes without a container, and bring them back. Needs root and CRIU: holdfast container doctor.",

@@ -145,9 +145,12 @@ def unpack(path: str | os.PathLike[str], directory: Path, limits: Limits | None 
     limits = limits or Limits()
     name = os.fspath(path)
     if os.path.isdir(name):
-        if not os.path.isfile(os.path.join(name, oci.LAYOUT)):
-            raise Validation(f"{name} is a directory", hint="give an archive, or a directory with an OCI image layout")
         layout, size, compression = Path(name), 0, "none"
+        if not os.path.isfile(os.path.join(name, oci.LAYOUT)):
+            from .placed import copy_files
+
+            layout = directory / "archive"
+            copy_files(name, layout, limits)
     else:
         target = directory / "archive"
         target.mkdir(mode=0o700)

@@ -12,17 +12,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import Corrupted, Validation
 from holdfast.files import Tree
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint
+from holdfast.model import Checkpoint, Lease
 
 from . import archive as formats
-from . import images, snapshot
+from . import images, network, snapshot
 from .archive import Archive
 from .compression import Plain
+from .criu import validate_images
 from .extracting import Extraction
+from .placed import copy_files, digest_of
 from .tar import Limits, TarReader
 from .unpacking import private_directory
 
@@ -37,6 +40,7 @@ class Imported:
     checkpoint: Checkpoint
     archive_format: str
     left_out: tuple[tuple[str, str], ...]
+    is_new: bool = True  # False: the same archive had been imported before
 
 
 def import_archive(
@@ -47,25 +51,79 @@ def import_archive(
     limits: Limits | None = None,
     tags: Mapping[str, str] | None = None,
     work: str | os.PathLike[str] | None = None,
+    lease: Lease | None = None,
 ) -> Imported:
     """Save an archive as the newest checkpoint of container `key` (the container's name if not given).
 
-    Needs root: files keep their owners, and removed files are devices. Nothing is saved unless all of it is sound.
+    The same archive again answers the checkpoint that there is. Needs root: files keep their owners, and removed files
+    are devices. Nothing is saved unless all of it is sound.
     """
-    if os.geteuid() != 0:
-        raise Validation(
-            "files of containers belong to many users, and only root can write them", hint="run it as root"
-        )
+    _refuse_others()
     limits = limits or Limits()
     with private_directory(work) as home:
         found = formats.unpack(path, home, limits)
         upper, left_out = _unpack_rootfs(found, home, limits)
-        taken = _snapshot(found, upper)
         name = key or _key_of(found)
-        identity = manager.save(
-            snapshot.job_of("container", name), name, taken.state(), tags=tags, metadata=_metadata(taken, found)
+        taken = _snapshot(found, upper)
+        checkpoint, is_new = _save(manager, name, taken, _metadata(taken, found), tags, digest_of(path), lease)
+        return Imported(checkpoint, found.format, tuple(left_out), is_new)
+
+
+def import_images(
+    manager: CheckpointManager,
+    path: str,
+    *,
+    key: str,
+    spec: Mapping[str, Any],
+    work: str | os.PathLike[str] | None = None,
+    lease: Lease | None = None,
+) -> Imported:
+    """Save a directory of CRIU's images, which tells nothing of its container: that is said to be one of `spec`."""
+    _refuse_others()
+    with private_directory(work) as home:
+        copy_files(path, home / "images", Limits())
+        validate_images(home / "images")
+        taken = snapshot.Snapshot(
+            kind="container",
+            id=key,
+            images=snapshot.images_tree(home / "images"),
+            runtime={"name": "runc", "version": "", "root": ""},
+            spec=dict(spec),
+            descriptors=snapshot.read_descriptors(home / "images"),
+            network=network.mode_of(spec),
+            criu={"version": "", "options": []},
+            processes=snapshot.read_processes(home / "images"),
         )
-        return Imported(manager.get(identity), found.format, tuple(left_out))
+        facts = {"kind": "container", "id": key, "runtime": "runc", "network": taken.network["mode"]}
+        metadata = {**facts, "is_running": False, "imported": {"format": "images"}, **_totals(taken)}
+        checkpoint, is_new = _save(manager, key, taken, metadata, None, digest_of(home / "images"), lease)
+        return Imported(checkpoint, "images", (), is_new)
+
+
+def _refuse_others() -> None:
+    if os.geteuid() != 0:
+        raise Validation(
+            "files of containers belong to many users, and only root can write them", hint="run it as root"
+        )
+
+
+def _save(
+    manager: CheckpointManager,
+    name: str,
+    taken: snapshot.Snapshot,
+    metadata: Mapping[str, object],
+    tags: Mapping[str, str] | None,
+    digest: str,
+    lease: Lease | None,
+) -> tuple[Checkpoint, bool]:
+    """The checkpoint, and whether it is new."""
+    job, once = snapshot.job_of("container", name), f"archive:{digest}"
+    if (known := manager.get_by_key(job, once)) is not None:
+        return known, False
+    identity = manager.save(
+        job, name, taken.state(), tags=tags, metadata=dict(metadata), lease=lease, idempotency_key=once
+    )
+    return manager.get(identity), True
 
 
 def _unpack_rootfs(found: Archive, home: Path, limits: Limits) -> tuple[Path | None, list[tuple[str, str]]]:
@@ -142,15 +200,18 @@ def _key_of(found: Archive) -> str:
     return key
 
 
-def _metadata(taken: snapshot.Snapshot, found: Archive) -> dict[str, object]:
+def _totals(taken: snapshot.Snapshot) -> dict[str, int]:
     memory = sum(int(one["memory_bytes"]) for one in taken.processes.values())
+    return {"processes": len(taken.processes), "memory_bytes": memory}
+
+
+def _metadata(taken: snapshot.Snapshot, found: Archive) -> dict[str, object]:
     return {
         "kind": "container",
         "id": taken.id,
         "runtime": found.engine,
         "network": taken.network["mode"],
-        "processes": len(taken.processes),
-        "memory_bytes": memory,
+        **_totals(taken),
         "is_running": False,
         "imported": {"format": found.format, "image": found.config.image_name, "at": found.config.checkpointed_at},
     }

@@ -1,6 +1,6 @@
 """Marks: what `holdfast-runc` remembers of each container that opted in, in a file below /run.
 
-    wish          what it asked for (opting.Wish)
+    wish          what it asked for (opting.Wish); "keep" only when it is until-success
     claim         its claim on its key (claims); none yet where nothing was kept under it before
     restored      the generation that it goes on from; None if it started anew
     bundle        where its bundle is

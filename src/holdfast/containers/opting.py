@@ -1,9 +1,11 @@
 """Opting in: how a container asks `holdfast-runc` to keep it, in its environment or its annotations.
 
     HOLDFAST_CHECKPOINT=1         holdfast.dev/checkpoint: "1"     keep it when it is asked to stop
-    HOLDFAST_RESTORE=latest|ID|no holdfast.dev/restore             where it begins; latest, if there is one, by default
+    HOLDFAST_RESTORE=latest|ID|no holdfast.dev/restore             where it begins; latest, if there is one, by default;
+                                                                   or a path below a directory opened for that (placed)
     HOLDFAST_WORKLOAD=name        holdfast.dev/key                 which workload it is; in Kubernetes not needed
     HOLDFAST_POLICY=fresh|fail|retry:N  holdfast.dev/policy        what to do when it cannot be restored
+    HOLDFAST_KEEP=until-success   holdfast.dev/keep                forget it when it ends by itself with status 0
 
 ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. Where things are kept is
 the machine's business and never the container's: whoever writes a pod must not choose files of the host.
@@ -31,18 +33,22 @@ _KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after i
 class Wish:
     """What a container asked for."""
 
-    __slots__ = ("key", "namespace", "policy", "restore", "tries")
+    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tries")
 
-    def __init__(self, key: str, restore: str, policy: str = "fresh", tries: int = 1, namespace: str = "") -> None:
+    def __init__(
+        self, key: str, restore: str, policy: str = "fresh", tries: int = 1, namespace: str = "", keep: str = "always"
+    ) -> None:
         self.key = key
-        self.restore = restore  # latest, no, the ID of a checkpoint, or another key of its namespace
+        self.restore = restore  # latest, no, the ID of a checkpoint, another key of its namespace, or a path (placed)
         self.policy = policy  # fresh: start anew when it cannot be restored; fail
         self.tries = tries
+        self.keep = keep  # always, or until-success
         self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
     def facts(self) -> dict[str, str | int]:
         """As a mark keeps it."""
-        return {"key": self.key, "restore": self.restore, "policy": self.policy, "tries": self.tries}
+        facts: dict[str, str | int] = {name: getattr(self, name) for name in ("key", "restore", "policy", "tries")}
+        return facts if self.keep == "always" else {**facts, "keep": self.keep}
 
     def key_of(self, name: str) -> str:
         """The key that a workload of its namespace has by that name."""
@@ -69,12 +75,16 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     policy, _, count = (asked("policy", "HOLDFAST_POLICY") or "fresh").partition(":")
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
         raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
+    keep = asked("keep", "HOLDFAST_KEEP") or "always"
+    if keep not in ("always", "until-success"):
+        raise _invalid(f"keep {keep}", hint="use always or until-success")
     return Wish(
         key=key_of(notes, asked("key", "HOLDFAST_WORKLOAD"), owner),
-        restore=_name("restore", restore or "latest"),
+        restore=restore if restore[:1] == "/" else _name("restore", restore or "latest"),
         policy="fail" if policy == "fail" else "fresh",
         tries=int(count or 3) if policy == "retry" else 1,
         namespace=notes.get(POD[0], ""),
+        keep=keep,
     )
 
 

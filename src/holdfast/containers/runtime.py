@@ -5,7 +5,8 @@
     kill TERM    freezes it into the store, which ends it; if that fails, the signal
     checkpoint   freezes it into the store, and gives the caller the images it asked for
     state, resume, pause, kill, delete   of one that was frozen and has ended: answered, because runc forgot it
-    delete       the real one; a container that died right after it was brought back marks its generation as bad
+    delete       the real one; a container that died right after it was brought back marks its generation as bad, and
+                 one that ended well takes its generations with it, if it asked for that
 
 A mark per container remembers what it is (`marks`); its generations are in the store and outlive it. Nothing is
 printed to stdout but what runc would print. Errors go to runc's log and to stderr, in words.
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -83,7 +85,7 @@ class Runtime:
             facts = {"wish": wish.facts(), "claim": asdict(claim), "bundle": str(bundle), "environment": environment}
             self._remember(**facts, restored=None)  # should we be killed, `delete` knows that it was ours
             try:
-                restored = self._bring_back(manager, wish, bundle, spec) if wish.restore != "no" else None
+                restored = self._bring_back(manager, wish, claim, bundle, spec) if wish.restore != "no" else None
             except BaseException:
                 manager.break_lease(claim)
                 self.mark.unlink(missing_ok=True)
@@ -98,18 +100,32 @@ class Runtime:
         if not self.call.is_set("detach"):
             return None
         status = self.create()
-        return self.start() if status == 0 else status
+        if status == 0:
+            return self.start()
+        if status is None and _is_forgotten_after_success(self._recall()):
+            status = subprocess.run([self.real, *self.call.argv], check=False).returncode
+            if status == 0:
+                self._watch()
+        return status
 
     def start(self) -> int | None:
         marked = self._recall()
-        if not marked.get("restored") or marked.get("started"):
+        is_restored = bool(marked.get("restored")) and not marked.get("started")
+        if not is_restored and not _is_forgotten_after_success(marked):
             return None
-        done = self._runc(*self.call.other("resume"))
+        if _is_forgotten_after_success(marked):
+            self._watch()
+        done = self._runc(*(self.call.other("resume") if is_restored else self.call.argv))
         if done.returncode == 0:
             self._remember(**{**marked, "started": time.time()})
         else:
             self.log(done.stderr.strip())
         return done.returncode
+
+    def _watch(self) -> None:
+        from . import exits, runc
+
+        exits.watch(str(self.mark), runc.look_up(self.id, engine_of(self.root), self.root, self.real).pid)
 
     def kill(self) -> int | None:
         marked = self._recall()
@@ -164,24 +180,37 @@ class Runtime:
         if self._has_ended(marked) or not self._status():  # or somebody was killed before it could forget it
             self._runc(*self.call.other("delete", "--force"))
             self._give_back(marked)
-            self.mark.unlink(missing_ok=True)
+            self._forget()
             return 0
-        died_at_once = (
-            marked.get("restored")
-            and not marked.get("killed")
-            and not self._is_running()
-            and time.time() - float(marked.get("started") or time.time()) < CRASH_S
-        )
-        if died_at_once:
-            with self._store() as manager:
-                if manager.exists(marked["restored"]):
-                    manager.tag(marked["restored"], crashed="after-restore")
+        if not marked.get("killed") and not self._is_running():
+            self._has_died(marked)
         done = self._runc(*self.call.argv)
         if done.returncode == 0:
             self._give_back(marked)
-            self.mark.unlink(missing_ok=True)
+            self._forget()
         sys.stderr.write(done.stderr)
         return done.returncode
+
+    def _has_died(self, marked: dict[str, Any]) -> None:
+        """By itself: a success may end its history, and a crash right after it was brought back speaks against that."""
+        from . import exits, snapshot
+
+        status = exits.status_of(str(self.mark)) if _is_forgotten_after_success(marked) else None
+        if status == 0:
+            with self._store() as manager:
+                for one in snapshot.generations(manager, "container", marked["wish"]["key"]):
+                    if not one.is_pinned:
+                        manager.delete(one.job, one.id)
+        elif marked.get("restored") and time.time() - float(marked.get("started") or time.time()) < CRASH_S:
+            with self._store() as manager:
+                if manager.exists(marked["restored"]):
+                    manager.tag(marked["restored"], crashed="after-restore")
+
+    def _forget(self) -> None:
+        from . import exits
+
+        exits.forget(str(self.mark))
+        self.mark.unlink(missing_ok=True)
 
     # Bringing back
 
@@ -200,13 +229,15 @@ class Runtime:
             raise
         return claim
 
-    def _bring_back(self, manager: Any, wish: Any, bundle: Path, spec: dict[str, Any]) -> str | None:
+    def _bring_back(self, manager: Any, wish: Any, claim: Any, bundle: Path, spec: dict[str, Any]) -> str | None:
         """The generation that the container goes on from; None when it is to start anew."""
         from holdfast.errors import CheckpointError
 
         from . import snapshot
 
-        if wish.restore == "latest":
+        if wish.restore == "latest" or wish.restore[:1] == "/":
+            if wish.restore != "latest":
+                self._bring_in(manager, wish, claim, spec)
             kept = snapshot.generations(manager, "container", wish.key)
             candidates = [one for one in reversed(kept) if one.status != "corrupted" and "crashed" not in one.tags]
         else:
@@ -225,13 +256,30 @@ class Runtime:
                     return str(checkpoint.id)
         return None
 
+    def _bring_in(self, manager: Any, wish: Any, claim: Any, spec: dict[str, Any]) -> None:
+        """What lies at the path that it named becomes a generation, once; it may be gone when it is one already."""
+        from holdfast.errors import NotFound
+
+        from . import placed, snapshot
+
+        try:
+            placed.bring_in(manager, wish.restore, key=wish.key, namespace=wish.namespace, spec=spec, lease=claim)
+        except NotFound as error:
+            if not snapshot.generations(manager, "container", wish.key):
+                raise
+            self.log(f"holdfast: what is kept already is used: {error}", level="warning")
+
     def _restore(self, manager: Any, checkpoint_id: str, bundle: Path, spec: dict[str, Any]) -> None:
         from . import network, snapshot
         from .attempts import attempt, only_one
+        from .companions import companions_for
         from .rootfs import find_rootfs
         from .thawing import files_of, run_restore, unpack_images
 
-        _, kept = snapshot.load(manager, checkpoint_id)
+        checkpoint, kept = snapshot.load(manager, checkpoint_id)
+        companions = companions_for(spec)
+        for companion in companions:
+            companion.before_restore(checkpoint.metadata)
         net = network.mode_of(spec)
         network.refuse_mismatch(kept.network, net)
         with ExitStack() as stack:
@@ -242,9 +290,25 @@ class Runtime:
             stack.enter_context(files_of(kept, rootfs, work))
             options = [str(one) for one in kept.criu.get("options", ())]
             run_restore([self.real, *self.call.to_restore(str(work.images), str(work.path), options)], work, net)
+            self._accompany(companions)
             paused = self._runc(*self.call.other("pause"))
             if paused.returncode:
                 self.log(f"holdfast: it runs before it is started: {paused.stderr.strip()}", level="warning")
+
+    def _accompany(self, companions: list[Any]) -> None:
+        """It runs again: what is not memory of its processes comes back too, or it ends."""
+        if not companions:
+            return
+        from . import runc
+        from .freezing import Phases, pids_below
+
+        pid = runc.look_up(self.id, engine_of(self.root), self.root, self.real).pid
+        try:
+            for companion in companions:
+                companion.after_restore(pids_below(pid), Phases())
+        except BaseException:
+            self._runc(*self.call.other("delete", "--force"))
+            raise
 
     # Freezing
 
@@ -252,6 +316,7 @@ class Runtime:
         self, marked: dict[str, Any], *, leave_running: bool, image_path: str = "", deadline_s: float | None = None
     ) -> None:
         from . import claims, runc
+        from .companions import companions_for
         from .freezing import OPTIONS, freeze_container
 
         container = runc.look_up(self.id, engine_of(self.root), self.root, self.real)
@@ -271,6 +336,7 @@ class Runtime:
                     leave_running=leave_running,
                     options=options,
                     deadline_s=deadline_s,
+                    companions=companions_for(container.spec),
                     images_for=(lambda work: give_images(work.images, Path(image_path))) if image_path else None,
                 )
             except BaseException:
@@ -349,6 +415,10 @@ _ACTIONS = {
     "checkpoint": Runtime.checkpoint, "state": Runtime.state, "resume": Runtime.resume, "pause": Runtime.pause,
     "delete": Runtime.delete,
 }  # fmt: skip
+
+
+def _is_forgotten_after_success(marked: Mapping[str, Any]) -> bool:
+    return bool(marked.get("wish", {}).get("keep") == "until-success")
 
 
 def give_images(images: Path, wanted: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
 import tarfile
 from pathlib import Path
@@ -86,6 +87,22 @@ def test_in_out_and_in_again(tmp_path: Path, store: CheckpointManager, origin: s
         assert again.images.read(entry.path) == taken.images.read(entry.path)
     assert again.processes == taken.processes
     assert second.checkpoint.stored_bytes < first.checkpoint.stored_bytes
+    store.close()
+
+
+def test_the_same_archive_again_is_the_same_checkpoint(tmp_path: Path, store: CheckpointManager) -> None:
+    path = _archive(tmp_path / "first.tar")
+    first = import_archive(store, path)
+    again = import_archive(store, shutil.copy(path, tmp_path / "copy.tar"))
+    assert (first.is_new, again.is_new) == (True, False)
+    assert again.checkpoint.id == first.checkpoint.id
+    assert import_archive(store, path, key="other").is_new
+    unpacked = tmp_path / "unpacked"
+    with tarfile.open(path) as archive:
+        archive.extractall(unpacked, filter="data")
+    assert import_archive(store, unpacked, key="third").is_new
+    assert not import_archive(store, unpacked, key="third").is_new
+    assert len(store.list("container:counter")) == 1
     store.close()
 
 

@@ -1,0 +1,56 @@
+"""What containers may name in directories of the machine, and what is taken of it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.containers import placed
+from holdfast.containers.tar import Limits
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "root"
+    (root / "team/one").mkdir(parents=True)
+    (root / "team/one/inventory.img").write_bytes(b"x")
+    (tmp_path / "secret").mkdir()
+    (root / "team/link").symlink_to(tmp_path / "secret")
+    monkeypatch.setenv("HOLDFAST_RESTORE_ROOTS", f"relative:{root}/")
+    return root
+
+
+def test_only_below_the_roots(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for namespace in ("", "team"):
+        with placed.opened(f"{root}/team/one", namespace) as found:
+            assert os.listdir(found) == ["inventory.img"]
+    for path, namespace in (
+        (f"{tmp_path}/secret", ""), (f"{root}/../secret", ""), (f"{root}/team/../team/one", ""), (f"{root}", ""),
+        (f"{root}/", ""), (f"{root}//team", ""), (f"{root}/team/one", "other"), (f"{root}/team", "team"),
+        (f"{root}/gone", ""), ("relative/x", ""),
+    ):  # fmt: skip
+        with pytest.raises(holdfast.NotFound), placed.opened(path, namespace):
+            pass
+    with pytest.raises(holdfast.CheckpointError), placed.opened(f"{root}/team/link/x"):
+        pass
+    monkeypatch.delenv("HOLDFAST_RESTORE_ROOTS")
+    with pytest.raises(holdfast.NotFound, match="HOLDFAST_RESTORE_ROOTS"), placed.opened(f"{root}/team/one"):
+        pass
+
+
+def test_plain_files_are_copied_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    placed.copy_files(str(root / "team/one"), tmp_path / "copy", Limits())
+    assert (tmp_path / "copy/inventory.img").read_bytes() == b"x"
+    with pytest.raises(holdfast.Validation, match="limit"):
+        placed.copy_files(str(root / "team/one"), tmp_path / "large", Limits(total_bytes=0))
+    with pytest.raises(holdfast.CheckpointError):
+        placed.copy_files(str(root / "team"), tmp_path / "linked", Limits())
+    (root / "team/link").unlink()
+    os.mkfifo(root / "team/fifo")
+    with pytest.raises(holdfast.Validation, match="neither"):
+        placed.copy_files(str(root / "team"), tmp_path / "special", Limits())
+    deep = root / "a/b/c/d/e/f"
+    deep.mkdir(parents=True)
+    with pytest.raises(holdfast.Validation, match="too much"):
+        placed.copy_files(str(root / "a"), tmp_path / "deep", Limits())
