@@ -22,8 +22,8 @@ from tests.server.conftest import client_of
 V1 = "/api/v1"
 
 
-def save(client: TestClient, job: str = "j", **body: Any) -> dict[str, Any]:
-    answer = client.post(f"{V1}/jobs/{job}/checkpoints", json={"step": "s", "state": {"n": 1}, **body})
+def save(client: TestClient, job: str = "j", prefix: str = "", **body: Any) -> dict[str, Any]:
+    answer = client.post(f"{prefix}{V1}/jobs/{job}/checkpoints", json={"step": "s", "state": {"n": 1}, **body})
     assert answer.status_code == 201, answer.text
     return answer.json()  # type: ignore[no-any-return]
 
@@ -370,6 +370,8 @@ def test_mounted_under_a_prefix(store: holdfast.CheckpointManager) -> None:
         assert client.get("/checkpoints/api/v1/jobs").status_code == 200
         assert client.get("/checkpoints/api/checkpoints/none").json().keys() == {"detail"}
         assert client.get("/checkpoints/api/v1/jobs", params={"limitt": 1}).status_code == 422
+        assert client.get("/checkpoints/openapi.json").json()["servers"] == [{"url": "/checkpoints"}]
+        assert save(client, prefix="/checkpoints")["seq"] == 1
 
 
 def test_spans_when_telemetry_is_configured(store: holdfast.CheckpointManager) -> None:

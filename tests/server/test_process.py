@@ -145,6 +145,8 @@ def test_the_token_commands(tmp_path: Path) -> None:
     assert "digest" not in made["about"]
     assert run("token", "list")["tokens"][0]["valid"]
     assert not run("token", "revoke", "ci")["valid"]
+    refused = CliRunner().invoke(cli, ["--store", "http://127.0.0.1:9", "token", "list"])
+    assert (refused.exit_code, "over HTTP" in refused.stderr) == (3, True)
 
 
 def test_the_audit_command(tmp_path: Path) -> None:

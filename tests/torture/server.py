@@ -1,13 +1,15 @@
 """The service under load, and every operation of its OpenAPI document at length.
 
-Half of the time goes to schemathesis; half to readers and writers that come as fast as they can, with no 5xx, memory
-that stays where it is, and in the end a SIGTERM in the middle: everything that was acknowledged is there.
+Half of the time goes to schemathesis; half to readers and writers that come as fast as they can, those of `wrk` among
+them where it is installed, with no 5xx, memory that stays where it is, and in the end a SIGTERM in the middle:
+everything that was acknowledged is there.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,22 @@ import httpx
 
 import holdfast
 
-CLIENTS = 12
+CLIENTS = 8
+CONNECTIONS = 8  # of wrk
+
+_MIXED = """
+local count = 0
+function request()
+  count = count + 1
+  if count % 4 == 0 then
+    local body = '{"step":"w","state":{"n":' .. count .. ',"t":"' .. string.rep("x", count % 1500) .. '"}}'
+    local headers = {["Content-Type"] = "application/json"}
+    return wrk.format("POST", "/api/v1/jobs/wrk-" .. count % 7 .. "/checkpoints", headers, body)
+  end
+  local paths = {"/api/v1/jobs/wrk-1/checkpoints?limit=20", "/api/v1/jobs", "/api/v1/jobs/j0/checkpoints", "/healthz"}
+  return wrk.format("GET", paths[math.floor(count / 4) % 4 + 1])
+end
+"""
 
 
 def torture(minutes: float, folder: Path) -> dict[str, float]:
@@ -65,13 +82,15 @@ def _load(minutes: float, folder: Path) -> dict[str, float]:
                     return
                 assert answer.status_code < 500 or stop.is_set(), answer.text
 
-    with serving(folder / "store") as (process, url), ThreadPoolExecutor(CLIENTS) as threads:
+    with serving(folder / "store") as (process, url), ThreadPoolExecutor(CLIENTS + 1) as threads:
         workers = [threads.submit(work, url, seed) for seed in range(CLIENTS)]
+        pressed = threads.submit(_press, url, minutes, folder)
         sizes: list[int] = []
         until = time.monotonic() + minutes * 60
         while time.monotonic() < until and not any(worker.done() for worker in workers):
             time.sleep(min(5.0, minutes * 6))
             sizes.append(_resident(process.pid))
+        answers["of wrk"] = pressed.result()
         stop.set()
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -84,6 +103,29 @@ def _load(minutes: float, folder: Path) -> dict[str, float]:
     growth = settled[-1] / settled[0]
     assert growth < 1.3, f"memory grew {growth:.2f} times: {sizes}"
     return {**answers, "lost": lost, "memory MB": settled[-1] / 1e6, "growth %": (growth - 1) * 100}
+
+
+def _press(url: str, minutes: float, folder: Path) -> int:
+    """Requests that `wrk` got answered, all of them well; 0 where it is missing."""
+    if shutil.which("wrk") is None:
+        return 0
+    script = folder / "mixed.lua"
+    script.write_text(_MIXED)
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{CONNECTIONS}",
+        f"-d{max(1, int(minutes * 60))}s",
+        "--timeout",
+        "60s",
+        "-s",
+        str(script),
+        url,
+    ]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "Non-2xx" not in told, told
+    assert "Socket errors" not in told, told
+    return int(told.split(" requests in")[0].split()[-1])
 
 
 def _resident(pid: int) -> int:

@@ -75,9 +75,14 @@ def revoke_command(session: Session, token: str) -> None:
 
 @contextmanager
 def _tokens(session: Session, *, create: bool = False) -> Iterator[Tokens]:
+    from holdfast.errors import Validation
     from holdfast.manager import CheckpointManager
     from holdfast.server.tokens import ACCESS, Tokens
 
+    if session.url.startswith(("http://", "https://")):
+        raise Validation(
+            "tokens are not made, shown or revoked over HTTP", hint="run it with --store naming the store itself"
+        )
     with CheckpointManager(session.store, namespace=ACCESS, create=create, key=session.key) as manager:
         yield Tokens(manager)
 

@@ -46,4 +46,5 @@ async def metrics(access: Reads) -> Response:
 @public
 async def openapi(request: Request) -> Any:
     """What this service takes and answers."""
-    return JSONResponse(request.app.openapi())
+    root = request.scope.get("root_path", "")
+    return JSONResponse({**request.app.openapi(), **({"servers": [{"url": root}]} if root else {})})
