@@ -5,8 +5,8 @@
     /api/checkpoints     the five routes of the older jobs service, as they were (routes/older.py)
 
 A request goes   edge (limits, request ID, log, metrics) → Needs (who, scope, namespace) → route → a worker thread
-that asks the store. Nothing blocks the event loop; what a route may not do fails before its body is read. Plain looks and
-plain saves go   edge → hot → one thread for all who wait (turns), whose saves are one commit.
+that asks the store. Nothing blocks the event loop; what a route may not do fails before its body is read.
+Plain looks and plain saves go   edge → hot → one thread for all who wait (turns), whose saves are one commit.
 """
 
 from __future__ import annotations
