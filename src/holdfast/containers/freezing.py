@@ -8,8 +8,6 @@ Whatever fails, and whenever this program is killed, the container runs on or it
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +23,7 @@ from . import hosts, network, snapshot
 from .attempts import Attempt, attempt, only_one
 from .criu import dump, validate_images
 from .opting import pod_of
+from .pids import is_alive, pids_below
 from .rootfs import Rootfs, copy_away, find_rootfs
 from .runc import Container, runtime_version
 
@@ -285,24 +284,3 @@ class _Freeze:
 def process_totals(processes: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
     memory = sum(int(str(one.get("memory_bytes", 0))) for one in processes.values())
     return {"processes": len(processes), "memory_bytes": memory}
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
-def pids_below(pid: int) -> list[int]:
-    """A process and its descendants, as this machine numbers them."""
-    found = [pid]
-    for one in found:
-        try:
-            for thread in os.listdir(f"/proc/{one}/task"):
-                text = Path(f"/proc/{one}/task/{thread}/children").read_text()
-                found += [int(child) for child in re.findall(r"\d+", text)]
-        except OSError:
-            continue
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 from .criu import criu_version
@@ -12,6 +13,11 @@ from .programs import which
 
 def facts() -> dict[str, object]:
     """Kernel, processor, cgroups and versions, as they are kept with every checkpoint."""
+    return dict(_facts(which("criu")))
+
+
+@cache  # for a process that freezes many
+def _facts(criu: str | None) -> dict[str, object]:
     system = os.uname()
     return {
         "arch": system.machine,
@@ -21,7 +27,7 @@ def facts() -> dict[str, object]:
         "cgroup": cgroup_mode(),
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),
         "libc": " ".join(platform.libc_ver()),
-        "criu": criu_version(criu) if (criu := which("criu")) else "",
+        "criu": criu_version(criu) if criu else "",
     }
 
 

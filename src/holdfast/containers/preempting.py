@@ -1,7 +1,8 @@
 """Preemption: a machine is to be taken away, and every container on it that opted in is kept, the small ones first.
 
-Small ones first, so that as many as possible are safe when time runs out. Each is stopped the way its engine would stop
-it (`holdfast-runc kill`), so the engine sees a container that ended, and whoever recreates it goes on from there.
+Small ones first, so that as many as possible are safe when time runs out, and a few at once (see `keeping`). Each is
+stopped the way its engine would stop it (`holdfast-runc kill`), so the engine sees a container that ended, and whoever
+recreates it goes on from there.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from queue import Empty, SimpleQueue
+from typing import Literal, Self
 
-from . import marks, runc, runtime
-from .freezing import pids_below
+from . import marks, runc
+from .pids import pids_below
 from .programs import find_program
 
+# While one is dumped, which keeps one core busy at most, others are stored.
+AT_ONCE = min(8, max(3, os.cpu_count() or 1))
 _ANSWER_BYTES = 65536
 _URL_TIMEOUT_S = 2
+_WITH_SETTINGS = 'f=/etc/holdfast/runc.env; if [ -r $f ]; then set -a; . $f; set +a; fi; exec "$@"'  # as holdfast-runc
 _LEFT_S = 60.0  # a container that was frozen in time may take this much longer to be stored
 
 
@@ -80,34 +88,114 @@ def memory_bytes(pid: int) -> int:
 
 
 def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) -> list[Outcome]:
-    """Keep all of them, one after the other; what is not begun within the deadline is left alone."""
+    """Keep all of them, a few at once; what is not begun within the deadline is left alone."""
     end = time.monotonic() + deadline_s
     outcomes = []
-    for one in candidates():
-        left = end - time.monotonic()
-        outcome = _stop(one, left) if left > 0 else _outcome(one, "late")
-        outcomes.append(outcome)
-        if report is not None:
-            report(outcome)
+    with Keepers() as keepers, ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def stop(one: Candidate) -> Outcome:
+            begun = time.monotonic()
+            if begun >= end:
+                return _outcome(one, "late")
+            reason = keepers.for_(one).stop(one, end - begun)
+            took = round(time.monotonic() - begun, 3)
+            return _outcome(one, "signalled" if reason else "kept", took, reason)
+
+        for outcome in pool.map(stop, candidates()):
+            outcomes.append(outcome)
+            if report is not None:
+                report(outcome)
     return outcomes
 
 
-def _stop(one: Candidate, left_s: float) -> Outcome:
-    front = Path(runtime.__file__).with_name("holdfast-runc")
-    environment = {**os.environ, **one.environment, "HOLDFAST_PYTHON": sys.executable}
-    environment["HOLDFAST_DEADLINE_S"] = f"{left_s:.3f}"
-    begun = time.monotonic()
-    command = ["/bin/sh", str(front), "--root", one.root, "kill", one.id, "TERM"]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", check=False,
-            stdin=subprocess.DEVNULL, timeout=left_s + _LEFT_S,
+class Keepers:
+    """One process for each engine, because where an engine keeps things is said by its environment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keepers: dict[tuple[tuple[str, str], ...], Keeper] = {}
+        self._all: list[Keeper] = []  # with those that were killed
+
+    def for_(self, one: Candidate) -> Keeper:
+        engine = tuple(sorted(one.environment.items()))
+        with self._lock:
+            if engine not in self._keepers or self._keepers[engine].is_gone:
+                self._keepers[engine] = Keeper(one.environment)
+                self._all.append(self._keepers[engine])
+            return self._keepers[engine]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for keeper in self._all:
+            keeper.close()
+
+
+class Keeper:
+    """A process that stops containers (see `keeping`), asked from any number of threads."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        command = ["/bin/sh", "-c", _WITH_SETTINGS, "sh", sys.executable, "-I", "-m", "holdfast.containers.keeping"]
+        # In a session of its own: who interrupts us does not interrupt what has begun.
+        self.process = subprocess.Popen(
+            command, env={**os.environ, **environment}, text=True, bufsize=1, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
         )  # fmt: skip
-        said = done.stderr.strip() or (f"exit status {done.returncode}" if done.returncode else "")
-    except subprocess.TimeoutExpired:
-        said = f"it took longer than {left_s + _LEFT_S:.0f} s"
-    took = round(time.monotonic() - begun, 3)
-    return _outcome(one, "signalled", took, said) if said else _outcome(one, "kept", took)
+        self._lock = threading.Lock()
+        self._asked: dict[int, SimpleQueue[str]] = {}
+        self.is_gone = False
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
+
+    def stop(self, one: Candidate, left_s: float) -> str:
+        """Why it was not kept; "" if it was."""
+        answer: SimpleQueue[str] = SimpleQueue()
+        with self._lock:
+            number = len(self._asked)
+            self._asked[number] = answer
+            line = json.dumps({"number": number, "root": one.root, "id": one.id, "deadline_s": left_s})
+            if self.is_gone:
+                return self._reason()
+            try:
+                print(line, file=self.process.stdin)
+            except BrokenPipeError:
+                return self._reason()
+        try:
+            return answer.get(timeout=left_s + _LEFT_S)
+        except Empty:
+            return f"it took longer than {left_s + _LEFT_S:.0f} s"
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told = json.loads(line)
+            self._asked[told["number"]].put(told["reason"])
+        with self._lock:
+            self.is_gone = True
+            for answer in self._asked.values():  # whoever was answered does not look any more
+                answer.put(self._reason())
+
+    def _reason(self) -> str:
+        self._said.seek(0)
+        lines = self._said.read().strip().splitlines()
+        return f"the process that keeps containers has ended: {lines[-1] if lines else 'it was killed'}"
+
+    def close(self) -> None:
+        """What has begun is finished, unless it takes too long: then it is given up, and the container runs on."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(_LEFT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listening.join()
+        self.process.stdout.close()
+        self._said.close()
 
 
 def _outcome(

@@ -32,12 +32,11 @@ from .freezing import (
     Report,
     accompanied,
     facts_of,
-    is_alive,
     parse_options,
     pause_ms,
-    pids_below,
     process_totals,
 )
+from .pids import is_alive, pids_below
 from .programs import find_program
 from .thawing import Thawed, unpack_images
 

@@ -11,15 +11,16 @@ A dump that Holdfast gives up earlier must be undone by CRIU itself: killed, it 
 So it is told that it may write no more, which it takes for a full disk.
 
 Started as `python -IS relay.py CRIU SOCKET swrk FD` by the `criu` that a runtime finds first on its PATH: nothing but
-the standard library can be imported here. Requests other than a dump go straight to CRIU. Where there is no runtime,
-CRIU starts it as its action script: `relay.py --ask SOCKET`.
+the standard library can be imported here, and little of it, because every dump waits for this to start (`socket` and
+`subprocess` take more time than all the rest). Requests other than a dump go straight to CRIU. Where there is no
+runtime, CRIU starts it as its action script: `relay.py --ask SOCKET`.
 """
 
 from __future__ import annotations
 
+import _socket as socket
 import array
 import os
-import socket
 import stat
 import sys
 
@@ -40,45 +41,45 @@ def main(real: str, seam: str, arguments: list[str]) -> int:
     if number_field(runtime.recv(MESSAGE_BYTES, socket.MSG_PEEK), 1) != DUMP:
         os.set_inheritable(runtime.fileno(), True)
         os.execv(real, [real, *arguments])  # nosec B606
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holdfast:
-        holdfast.connect(seam)
-        return relay(real, runtime, holdfast)
+    holdfast = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    holdfast.connect(seam)
+    return relay(real, runtime, holdfast)
 
 
 def ask(seam: str) -> int:
     """An action script's exit status: 0 if Holdfast says yes."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holdfast:
-        try:
-            holdfast.connect(seam)
-        except OSError:
-            return 1
-        return 0 if may_go_on(holdfast) else 1
+    holdfast = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        holdfast.connect(seam)
+    except OSError:
+        return 1
+    return 0 if may_go_on(holdfast) else 1
 
 
 def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
     """Pass messages both ways until CRIU ends."""
     import fcntl
-    import subprocess
 
     moved = [
         socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS))
         for one in (runtime, holdfast)
     ]
     runtime.close()
+    holdfast.close()
     runtime, holdfast = moved
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     far = socket.socket(fileno=fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS))
-    near = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_DESCRIPTORS)
+    near = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, _OWN_DESCRIPTORS)  # CRIU inherits it, and no other of ours
     ours.close()
     theirs.close()
     lend_directories(runtime)
-    # Python ignores SIGXFSZ, and CRIU must: it would end CRIU when it may write no more
-    criu = subprocess.Popen([real, "swrk", str(near)], pass_fds=(near,), restore_signals=False)
+    # Python ignores SIGXFSZ, and so must CRIU, whom it would end when it may write no more: it inherits that
+    criu = os.posix_spawn(real, [real, "swrk", str(near)], os.environ)
     os.close(near)
     request = runtime.recv(MESSAGE_BYTES)
     far.send(with_timeout(request, int(os.environ.get("HOLDFAST_FREEZE_TIMEOUT_S", "0"))))
     is_decided = False
-    while message := next_message(far, None if is_decided else holdfast, criu.pid):
+    while message := next_message(far, None if is_decided else holdfast, criu):
         if is_post_dump(message[0]):
             is_decided = True
             if not may_go_on(holdfast):
@@ -90,7 +91,7 @@ def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
         forward(runtime, far)
     runtime.close()
     far.close()
-    return criu.wait()
+    return os.waitstatus_to_exitcode(os.waitpid(criu, 0)[1])
 
 
 def next_message(criu: socket.socket, holdfast: socket.socket | None, pid: int) -> tuple[bytes, list[int]] | None:
@@ -145,7 +146,8 @@ def forward(source: socket.socket, target: socket.socket | None) -> tuple[bytes,
 
 
 def send(target: socket.socket, message: bytes, descriptors: list[int]) -> None:
-    socket.send_fds(target, [message], descriptors)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    target.sendmsg([message], rights)
     for fd in descriptors:
         os.close(fd)
 

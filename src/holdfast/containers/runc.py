@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,7 @@ def read_spec(bundle: Path) -> dict[str, Any]:
     return spec
 
 
+@cache
 def runtime_version(program: str) -> str:
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     return done.stdout.splitlines()[0].strip() if done.stdout else ""

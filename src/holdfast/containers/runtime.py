@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,6 +66,7 @@ class Runtime:
         self.id = call.container_id
         self.root = call.get("root") or "/run/runc"
         self.mark = marks.mark_of(self.root, self.id)
+        self.manager: Any = None  # of an open store, where one call follows another
 
     # The commands
 
@@ -135,15 +136,26 @@ class Runtime:
         if signal.upper() not in _TERM or self.call.is_set("all") or not self._is_running():
             self._remember(**{**marked, "killed": True})
             return None
-        from holdfast.errors import CheckpointError
-
-        try:
-            self._freeze(marked, leave_running=False, deadline_s=float(os.environ.get("HOLDFAST_DEADLINE_S") or 8))
-        except CheckpointError as error:  # it was asked to stop, and must
-            self.log(f"holdfast: not frozen, the signal is passed on: {error}", level="warning")
+        if reason := self.keep(float(os.environ.get("HOLDFAST_DEADLINE_S") or 8)):
+            self.log(f"holdfast: not frozen, the signal is passed on: {reason}", level="warning")
             self._remember(**{**self._recall(), "killed": True})
             return None
         return 0
+
+    def keep(self, deadline_s: float) -> str:
+        """Freeze it into the store, which ends it: why that could not be, "" if it could."""
+        from holdfast.errors import CheckpointError
+
+        try:
+            self._freeze(self._recall(), leave_running=False, deadline_s=deadline_s)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def signal(self) -> subprocess.CompletedProcess[str]:
+        """It was asked to stop, and must: the real runc's kill."""
+        self._remember(**{**self._recall(), "killed": True})
+        return self._runc(*self.call.argv)
 
     def checkpoint(self) -> int | None:
         if self.call.is_set("pre-dump") or self.call.is_set("lazy-pages"):
@@ -300,7 +312,8 @@ class Runtime:
         if not companions:
             return
         from . import runc
-        from .freezing import Phases, pids_below
+        from .freezing import Phases
+        from .pids import pids_below
 
         pid = runc.look_up(self.id, engine_of(self.root), self.root, self.real).pid
         try:
@@ -363,7 +376,7 @@ class Runtime:
             self.log(f"holdfast: {marked['wish']['key']} stays claimed for a while: {error}", level="warning")
 
     def _store(self) -> Any:
-        return marks.store_of(os.environ)
+        return marks.store_of(os.environ) if self.manager is None else nullcontext(self.manager)
 
     def _runc(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -23,7 +23,8 @@ from holdfast.model import Checkpoint, CheckpointStatus, parse_name
 from . import network, runc, snapshot
 from .attempts import Attempt, attempt, only_one
 from .criu import failure, validate_images
-from .freezing import Companion, Phases, Report, pids_below
+from .freezing import Companion, Phases, Report
+from .pids import pids_below
 from .programs import find_program
 from .rootfs import Rootfs, find_rootfs, replaced
 

@@ -1,5 +1,6 @@
-"""The notice that a machine must go: what counts as one, and what does not."""
+"""The notice that a machine must go, and the processes that stop its containers."""
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.containers.preempting import wait_for_notice
+from holdfast.containers.early import mark_path, write_mark
+from holdfast.containers.keeping import Keeping
+from holdfast.containers.preempting import Candidate, Keepers, wait_for_notice
 
 
 class _Metadata(ThreadingHTTPServer):
@@ -59,3 +62,68 @@ def test_a_file_and_a_signal(tmp_path: Path) -> None:
     assert wait_for_notice([tmp_path / "no"], [], "", 60, signalled) == "signal"
     (tmp_path / "yes").touch()
     assert wait_for_notice([tmp_path / "no", tmp_path / "yes"], [], "", 60, threading.Event()) == str(tmp_path / "yes")
+
+
+# --- the processes that stop containers ---
+
+
+def candidate(identity: str, **environment: str) -> Candidate:
+    return Candidate(identity, "/nowhere", identity, 1, environment)
+
+
+def test_one_process_for_each_engine(tmp_path: Path) -> None:
+    marks = {"HOLDFAST_RUNC_STATE": str(tmp_path)}
+    with Keepers() as keepers:
+        one, same, other = candidate("a", **marks), candidate("b", **marks), candidate("a", **marks, PATH="/bin")
+        assert keepers.for_(one) is keepers.for_(same)
+        assert keepers.for_(other) is not keepers.for_(one)
+        assert keepers.for_(one).stop(one, 5) == "it has ended meanwhile"  # it has no mark any more
+        assert keepers.for_(other).stop(other, 5) == "it has ended meanwhile"
+
+
+def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with Keepers() as keepers:
+        one = candidate("a", HOLDFAST_RUNC_STATE=str(tmp_path))
+        keeper = keepers.for_(one)
+        keeper.process.kill()
+        keeper.process.wait()
+        assert keeper.stop(one, 5) == "the process that keeps containers has ended: it was killed"
+        while not keeper.is_gone:
+            pass
+        assert keepers.for_(one).stop(one, 5) == "it has ended meanwhile"  # the next one has another process
+
+
+def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the store cannot be opened: whoever is asked to stop must."""
+    runc = tmp_path / "runc"
+    runc.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\necho no such thing >&2\nexit 1\n')
+    runc.chmod(0o755)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("HOLDFAST_RUNC", str(runc))
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "file"))
+    write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
+    reason = Keeping().stop("/nowhere", "one", 5)
+    assert "is not a directory" in reason
+    assert reason.endswith("no such thing")
+    assert (tmp_path / "called").read_text() == "--root /nowhere kill one TERM\n"
+    assert json.loads(Path(mark_path("/nowhere", "one")).read_text())["killed"] is True
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    keeping = Keeping()
+    assert "runc state one: no such thing" in keeping.stop("/nowhere", "one", 5)
+    keeping.close()
+
+
+def test_two_in_one_network_are_not_frozen_at_once(tmp_path: Path) -> None:
+    def bundle(name: str, *namespaces: dict[str, str]) -> dict[str, str]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"linux": {"namespaces": namespaces}}))
+        return {"bundle": str(tmp_path / name)}
+
+    shared = {"type": "network", "path": "/run/netns/pod"}
+    keeping = Keeping()
+    first = keeping.alone_in_network(bundle("a", shared))
+    assert first is keeping.alone_in_network(bundle("b", shared))
+    assert first is not keeping.alone_in_network(bundle("c", {**shared, "path": "/run/netns/other"}))
+    with first, keeping.alone_in_network(bundle("d", {"type": "network"})), keeping.alone_in_network(bundle("e")):
+        pass
