@@ -62,7 +62,7 @@ def begin_immediate(connection: sqlite3.Connection) -> None:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
                     raise
-                time.sleep(random.uniform(*_LOOK_AGAIN_S))
+                time.sleep(random.uniform(*_LOOK_AGAIN_S))  # nosec B311 - nobody is to be surprised
             else:
                 return
     finally:
