@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -18,19 +22,22 @@ RTL = "מחיר סופי \u202e gnp.exe"
 REPORT = "\n".join(f"{n}. The pipeline read {n * 120} rows and kept {n * 117}." for n in range(1, 40))
 
 
-def fill(place: Path) -> dict[str, str]:
-    """Fill a store; answers the IDs the tests look for."""
+def fill(place: Path, *, pace_s: float = 0.0) -> dict[str, str]:
+    """Fill a store; answers the IDs the tests look for. With a pace, as if it had taken days: for pictures."""
     known: dict[str, str] = {}
     with holdfast.open(place) as store:
-        known |= _training(store)
-        known |= _reports(store)
+        if pace_s:
+            fill_days(store, {"nightly-backup": 52_000_000, "sensor-archive": 21_000_000, "agent-threads": 9_000_000})
+        with _long_ago(days=2.2) if pace_s else nullcontext():
+            known |= _training(store)
+            known |= _reports(store)
         store.save(
             "odd-names", HOSTILE, {HOSTILE: HOSTILE, "text": RTL}, tags={"label": HOSTILE}, metadata={"note": HOSTILE}
         )
         store.save("odd-names", RTL, {"right to left": RTL})
         known["odd"] = store.list("odd-names")[0].id
         store.save("odd-names", "long " * 200, {"k" * 500: "v" * 5000})
-        _runs(store)
+        _runs(store, pace_s)
         workflows = Workflows(store)
         execution = workflows.start_workflow_execution("order-77", "refund")
         workflows.create_checkpoint(execution, "pay out", "billing", {"amount": 120}, approval_required=True)
@@ -116,12 +123,38 @@ def _double(n: int) -> int:
     return 2 * n
 
 
-def _runs(store: holdfast.CheckpointManager) -> None:
+@contextmanager
+def _long_ago(days: float) -> Iterator[None]:
+    """A clock that begins so long ago and goes on by minutes whenever it is asked."""
+    at = time.time_ns() - int(days * 86_400e9)
+
+    def tick() -> int:
+        nonlocal at
+        at += 1_800_000_000_000 + at % 7 * 400_000_000_000
+        return at
+
+    with mock.patch("time.time_ns", tick):
+        yield
+
+
+def _runs(store: holdfast.CheckpointManager, pace_s: float) -> None:
+    def rows_read(count: int) -> list[int]:
+        time.sleep(8 * pace_s)
+        return list(range(count))
+
+    def tile(n: int) -> int:
+        time.sleep(pace_s)
+        return _double(n)
+
+    def merge(count: int) -> dict[str, int]:
+        time.sleep(12 * pace_s)
+        return {"tiles": count}
+
     with holdfast.run("nightly-tiles", store=store, progress=False) as run:
-        rows = run.step("download", lambda: list(range(60)))
+        rows = run.step("download", rows_read, 60)
         with run.stage("tiles"):
-            run.map(_double, rows, key=str, on_error="collect")
-        run.step("merge", lambda: {"tiles": 60})
+            run.map(tile, rows, name="render", key=str, on_error="collect")
+        run.step("merge", merge, 60)
         run.log("merged 60 tiles")
     for _ in range(2):  # the second time all answers are found
         with holdfast.run("summarise-mail", store=store, progress=False) as run:

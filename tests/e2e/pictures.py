@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "images"
 def take() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         place = Path(folder) / "store"
-        known = fill(place)
+        known = fill(place, pace_s=0.02)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         with served(place) as address:
             for name, scheme in (("", "light"), ("-dark", "dark")):
@@ -31,6 +31,8 @@ def take() -> None:
                     "history": "/jobs/train-resnet",
                     "state": f"/checkpoints/{known['last']}",
                     "compare": f"/compare?id={known['old']}&id={known['new']}",
+                    "compare-live": f"/compare?id={known['pinned']}&live=train-resnet",
+                    "retention": "/jobs/train-resnet/retention?keep_last=5&daily=7&keep_tags=best",
                     "run": "/runs/nightly-tiles",
                     "runs": "/runs",
                     "approvals": "/approvals",
@@ -39,7 +41,7 @@ def take() -> None:
                     "activity": "/activity",
                 }
                 for view, where in views.items():
-                    if name and view not in ("history", "run"):
+                    if name and view not in ("history", "run", "storage"):
                         continue
                     page.goto(where)
                     if view == "state":
@@ -47,8 +49,12 @@ def take() -> None:
                             page.click(f"summary:has-text('{label}')")
                         page.wait_for_selector("svg.histogram")
                         page.wait_for_selector("img.thumbnail")
-                    page.wait_for_load_state("networkidle") if view == "state" else None
-                    page.screenshot(path=FOLDER / f"{view}{name}.png")
+                        page.wait_for_function("document.querySelector('img.thumbnail').complete")
+                    if view == "storage":
+                        page.wait_for_selector("#garbage :not(:text('…'))")
+                    tall = page.evaluate("document.querySelector('footer').getBoundingClientRect().bottom")
+                    shown = {"x": 0, "y": 0, "width": 1180, "height": min(760, tall)}
+                    page.screenshot(path=FOLDER / f"{view}{name}.png", clip=shown)  # type: ignore[arg-type]
                 page.close()
         browser.close()
 

@@ -37,7 +37,16 @@ Seq = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 class JobRow:
     job: Job
     status: str
+    note: str
     spark: Markup
+
+
+# Jobs that Holdfast keeps for itself, in words.
+_OWN = {
+    "llm:cache": "answers of models, kept by Holdfast",
+    "llm:calls": "what calls of models cost",
+    "llm:flights": "calls of models under way",
+}
 
 
 @router.get("/")
@@ -66,7 +75,7 @@ def _job_row(store: CheckpointManager, job: Job) -> JobRow:
         run = newest_status(store, job.name) if kind is not None else None
         text = str(run.metadata.get("status", "")) if run is not None else ""
     label = f"size of the last {len(recent)} checkpoints, the newest {size(recent[-1].size_bytes)}" if recent else ""
-    return JobRow(job, text, sparkline([c.size_bytes for c in recent], label))
+    return JobRow(job, text, _OWN.get(job.name, ""), sparkline([c.size_bytes for c in recent], label))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from holdfast.cli.text import exactly, size
+from holdfast.cli.text import count_of, exactly, size
 from holdfast.manager import CheckpointManager
 from holdfast.model import Job
 from holdfast.server.tasks import Report
@@ -24,7 +24,9 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _COLOURS = 5  # jobs with a colour of their own in the chart
 _LISTED = 20
 _EVENTS = 200
-_QUICK = 20_000  # checkpoints of a store whose garbage is counted without being asked
+_QUICK = 5000  # checkpoints of a store whose garbage is counted without being asked
+
+_BARS = {"hour": "a minute", "day": "half an hour", "week": "four hours", "month": "a day", "year": "a week"}
 
 _growth: dict[tuple[str, str], Growth] = {}
 _lock = Lock()
@@ -46,6 +48,8 @@ async def storage(
             "coloured": coloured,
             "has_others": len(+grown.added) > len(coloured),
             "chart": _chart(grown, coloured),
+            "highest": size(max((sum(bar.values()) for bar in grown.bars), default=0)),
+            "bar": _BARS[grown.span],
             "rows": _rows(jobs, grown),
             "is_cut": numbers["jobs"] > len(jobs),
             "is_quick": numbers["checkpoints"] <= _QUICK,
@@ -91,9 +95,9 @@ def _numbers(numbers: Any) -> list[tuple[str, str, str]]:
     saved, held = numbers["size_bytes"], numbers["stored_bytes"]
     unpacked = held - numbers["chunk_bytes"] + numbers["plain_bytes"]  # each piece once, before it was compressed
     return [
-        ("Checkpoints", f"{numbers['checkpoints']:,}", f"in {numbers['jobs']:,} jobs"),
+        ("Checkpoints", f"{numbers['checkpoints']:,}", f"in {count_of(numbers['jobs'], 'job')}"),
         ("States saved", size(saved), "as the jobs see them"),
-        ("Stored", size(held), f"{size(numbers['pack_bytes'])} in {numbers['packs']:,} packs"),
+        ("Stored", size(held), f"{numbers['packs']:,} packs, and the index" if numbers["packs"] else "in the index"),
         ("Deduplication", _ratio(saved, unpacked), "what was there already"),
         ("Compression", _ratio(unpacked, held), f"in all {_ratio(saved, held)} smaller"),
     ]

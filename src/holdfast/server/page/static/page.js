@@ -90,8 +90,10 @@
     (!part.dataset.liveOn || part.dataset.liveOn.split(" ").includes(change.action));
   let changes = [];
   let due = 0;
+  let refreshedAt = 0;
   function refresh() {
     due = 0;
+    refreshedAt = Date.now();
     if (document.hidden || !window.htmx) return;  // seen to when somebody looks again
     const heard = changes;
     changes = [];
@@ -103,7 +105,7 @@
   }
   function changed(message) {
     if (changes.length < 2000) changes.push(JSON.parse(message.data));
-    if (!due) due = setTimeout(refresh, 1000);
+    if (!due) due = setTimeout(refresh, Math.max(100, refreshedAt + 1000 - Date.now()));
   }
   document.addEventListener("visibilitychange", () => { if (!document.hidden && changes.length) refresh(); });
 
