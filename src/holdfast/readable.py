@@ -10,7 +10,7 @@ from .blobs.memory import MemoryBlobs
 from .blobs.packs import PackBlobs
 from .copying import Copying
 from .embedded import refuse_network
-from .errors import NotAStore, NotFound
+from .errors import Corrupted, NotAStore, NotFound
 from .index.files import INSIDE, FilesIndex, make_folder
 from .index.sqlite import SqliteIndex
 from .jsonview import to_json_view
@@ -24,6 +24,10 @@ def open_files(path: Path, *, namespace: str, create: bool) -> Store:
     """The store of readable files in `path`, which is made if it does not exist or is empty."""
     path = path.expanduser().absolute()
     if not is_files(path):
+        if (path / INSIDE / "packs").is_dir():  # which come after the journal
+            raise Corrupted(
+                f"{path / INSIDE / 'journal'} is missing", hint="put it back, or make a new one: holdfast rebuild"
+            )
         if not create:
             raise NotFound(f"there is no store of files at {path}", hint="check --store or $HOLDFAST_STORE")
         refuse_others(path)

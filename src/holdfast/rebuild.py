@@ -7,9 +7,10 @@ well it does nothing. States up to 64 KiB are in the index alone and do not come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .chunks import ChunkReader
@@ -17,7 +18,7 @@ from .errors import Conflict, Validation
 from .model import CheckpointStatus
 from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import NoKeys, read_packs
-from .repair import chunks_of, in_order
+from .repair import chunks_of, in_order, open_rows
 from .store import Store
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ def rebuild(
     *,
     actor: str,
     keys: FoundKeys | None = None,
+    known: Mapping[str, Sequence[NewCheckpoint]] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> RebuildReport:
     """Add to the index of each namespace what the packs know. `progress(done, total)` counts packs.
 
     Of an encrypted store, `keys` are those of the index, and gather what the packs say of older ones.
+    `known` are rows by namespace, as an index has them, that were found elsewhere and are better than those of packs.
     Nobody should save meanwhile: a save between its packs and its commit would be taken for a lost one.
     """
     packs = dict(blobs.packs())
@@ -68,15 +71,18 @@ def rebuild(
                 found.places.setdefault(chunk.digest, chunk)
         if record.id:
             found.records.setdefault(record.id, record)
-    if opening.locked and not by_namespace:
+    if opening.locked and not by_namespace and not known:
         raise _wrong_key(opening.locked, keys)
     added = 0
     corrupted: list[str] = []
-    for namespace, found in by_namespace.items():
+    for namespace in {*by_namespace, *known}:
+        found = by_namespace.setdefault(namespace, _Found({}, {}))
         with open_store(namespace) as store:
+            rows, lost = open_rows(store, known.get(namespace, ()))
+            found.records.update(rows)
             new, damaged = _add(store, found, actor)
         added += new
-        corrupted += damaged
+        corrupted += [*lost, *damaged]
     count = sum(len(found.records) for found in by_namespace.values())
     return RebuildReport(len(packs), count, added, tuple(corrupted), dict(opening.locked))
 

@@ -107,8 +107,8 @@ def _rebuild(
         told = _read_packs(blobs, places, keys)
         for namespace in {"default", *found.checkpoints, *told, *found.jobs, *(keys.namespaces if keys else ())}:
             index = SqliteIndex(str(new), namespace=namespace, store_id=store_id)
-            store = Store(index, blobs) if keys is None else _behind_keys(index, blobs, keys, actor)
-            records, lost = _open_rows(store, found.checkpoints.get(namespace, []))
+            store = Store(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
+            records, lost = open_rows(store, found.checkpoints.get(namespace, []))
             for checkpoint_id, record in told.get(namespace, {}).items():
                 if checkpoint_id not in found.deleted and checkpoint_id not in records:  # the index knows better
                     records[checkpoint_id] = record
@@ -123,8 +123,8 @@ def _rebuild(
     return count, from_packs, tuple(corrupted)
 
 
-def _behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: str) -> Store:
-    """The new index behind the keys of its namespace, which are put in first."""
+def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: str) -> Store:
+    """The index behind the keys of its namespace, which are put in first."""
     from .crypto import Vault, key_id_of
     from .index.encrypted import EncryptedIndex
 
@@ -132,12 +132,12 @@ def _behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: s
     if text is None:
         return Store(index, blobs)  # nothing was ever saved there
     who = keys.shown_as(index.namespace, actor)
-    index.set_keyring(text, key_id_of(text), replacing=None, actor=who)
+    index.set_keyring(text, key_id_of(text), replacing=index.keyring(), actor=who)
     vault = Vault(keys.master, index.store_id, index.namespace, index.keyring)
     return Store(EncryptedIndex(index, vault), blobs, vault)
 
 
-def _open_rows(store: Store, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
+def open_rows(store: Store, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
     """Records of the old index by ID, and the IDs of those that do not decrypt, which are gone."""
     if store.vault is None:
         return {row.id: row for row in rows}, []

@@ -22,6 +22,7 @@ import holdfast
 from holdfast.errors import CheckpointError, Conflict, Corrupted, UnsupportedFormat, Validation
 from holdfast.request import Request
 from holdfast.rope import PartedTree, Piece, Run
+from holdfast.workflow import Workflows
 
 pytest.importorskip("cryptography")
 import holdfast.index.encrypted
@@ -120,6 +121,37 @@ def test_nothing_secret_is_on_disk_after_any_operation(place: Path, hidden: bool
         assert_absent(place, words)
         assert all(same(store.load(ids[name]), state) for name, state in before.items())
     assert_absent(place, words)
+
+
+def work_on(store: holdfast.CheckpointManager) -> None:
+    """What is built on states: a run, a paid call of a model, an item of a map, an approval, the log of who did it."""
+
+    def ask(**asked: Any) -> dict[str, Any]:
+        usage = {"prompt_tokens": 10, "completion_tokens": 10}
+        return {"model": asked["model"], "choices": [{"message": {"content": "the crown-jewels"}}], "usage": usage}
+
+    messages = [{"role": "user", "content": "where is hunter2?"}]
+    for _ in range(2):
+        with holdfast.run("payroll-job", store=store.acting_as("eve@payroll-host")) as run:
+            run.llm("count the salaries", ask, model="gpt-4o-mini", messages=messages)
+            run.map(lambda item: f"crown-jewels of {item}", ["hunter2", "prod-env"], key=str, executor="thread")
+            run.log("retry-key-7 was used")
+    executions = Workflows(store)
+    executions.start_workflow_execution("payroll-job", "salaries", {"password": "hunter2"})
+    assert store.audit().broken_at is None
+    assert [e for e in store.events(limit=1000) if e.actor == "eve@payroll-host"]
+
+
+@pytest.mark.parametrize("scheme", ["", "files:"])
+def test_calls_of_models_and_the_log_of_changes_are_encrypted(place: Path, scheme: str) -> None:
+    with holdfast.open(f"{scheme}{place}", key=KEY, encrypt_names=True) as store:
+        work_on(store)
+        assert_absent(place, (*SECRETS, *NAMES, "salaries", "payroll-host"))
+    with holdfast.open(f"{scheme}{place}-plain") as plain:
+        work_on(plain)
+        for word in ("hunter2", "crown-jewels", "salaries", "payroll-host"):
+            with pytest.raises(AssertionError):
+                assert_absent(Path(f"{place}-plain"), (word,))
 
 
 def test_the_search_finds_what_is_plain(place: Path) -> None:

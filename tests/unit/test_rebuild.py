@@ -181,3 +181,51 @@ def test_records_whose_keys_turn_up_later(tmp_path: Path) -> None:
     with holdfast.open(place, key=new) as manager:
         assert [c.id for c in manager.list("a")] == [first, second]
         assert manager.verify().is_ok
+
+
+def damage(journal: Path, how: str) -> None:
+    data = journal.read_bytes()
+    if how == "lost":
+        journal.unlink()
+    elif how == "cut":
+        journal.write_bytes(data[: len(data) // 2] + b"x" * 200 + data[len(data) // 2 + 200 :])
+    else:
+        journal.write_bytes(b"garbage")
+
+
+@pytest.mark.parametrize("damaged", ["lost", "cut", "garbage"])
+@pytest.mark.parametrize("how", HOW)
+def test_a_journal_is_made_anew(tmp_path: Path, run: Run, how: str, damaged: str) -> None:
+    """Small states too: they are in the readable files."""
+    place, options = tmp_path / "files", HOW[how]
+    url, key = f"files:{place}", ["--key", options["key"]] if options else []
+    with holdfast.open(url, **options) as manager, holdfast.open(url, namespace="t", key=options.get("key")) as tenant:
+        ids = fill(manager)
+        small = manager.list("a")[2]
+        late = manager.save("b", "late", {"text": "ü", "n": 1.5, "list": [None, True, 2**40]}, metadata={"loss": 0.5})
+        manager.tag(late, seen="yes")
+        odd = manager.save("b", "odd", {"tuple": (1, 2)})
+        theirs = tenant.save("b", "theirs", "small")
+    journal = place / ".holdfast" / "journal"
+    damage(journal, damaged)
+    run("list", "a", "--store", url, *key, code=6)
+    if options:
+        run("rebuild", "--store", url, code=3)
+        assert journal.exists() == (damaged != "lost")
+    done = answer(run("rebuild", "--store", url, "--json", *key))
+    assert done["corrupted"] == []
+    with holdfast.open(url, key=options.get("key")) as manager:
+        assert (manager.get(small.id).seq, manager.load(small.id)) == (small.seq, {"n": 3})
+        assert manager.load(late) == {"text": "ü", "n": 1.5, "list": [None, True, 2**40]}
+        assert (manager.get(late).tags, manager.get(late).metadata) == ({"seen": "yes"}, {"loss": 0.5})
+        if damaged != "cut":  # of what is no JSON, plain files have an outline only
+            assert manager.exists(odd) == bool(options)
+        assert np.array_equal(manager.load(ids[1])["w"], noise(2))  # type: ignore[index]
+        assert manager.verify().is_ok
+        with holdfast.open(url, namespace="t", key=options.get("key")) as tenant:
+            assert tenant.load(theirs) == "small"
+        if not manager.exists(odd):
+            (kept,) = place.glob(".holdfast/lost-*/b/step/*.json")
+            assert kept.stem == odd
+            assert not done["repaired"]["is_index_complete"]
+    assert answer(run("rebuild", "--store", url, "--json", *key))["repaired"] is None

@@ -120,6 +120,13 @@ def _repair(session: Session) -> RepairReport | None:
     except (Corrupted, NotFound):
         pass  # NotFound: the marker is gone; repair says if there is no store at all
     lock = find_lock(session.key, None)
+    if session.url.startswith("files:"):
+        from holdfast.opening import directory_of
+        from holdfast.refiling import refile
+
+        path = directory_of(session.url)
+        assert path is not None
+        return refile(path, actor=actor_here(), master=lock.master if lock else None)
     return repair(session.directory(), actor=actor_here(), master=lock.master if lock else None)
 
 

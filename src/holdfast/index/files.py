@@ -252,6 +252,7 @@ class FilesIndex(SqliteIndex):
             "status": str(checkpoint.status),
             "size_bytes": checkpoint.size_bytes,
             "digest": checkpoint.digest,
+            "codec": checkpoint.codec,
             "schema_version": checkpoint.schema_version,
             "tags": dict(checkpoint.tags),
             "pinned": checkpoint.is_pinned,

@@ -25,6 +25,7 @@ FORMAT = 2
 _HEADER = re.compile(rb"-- Holdfast journal, format (\d{1,9})\n")
 _HEAD = re.compile(rb"-- (\d{1,12}) ([0-9a-f]{64})\n")
 _HEAD_BYTES = 96
+_MEND = "put a copy of it back, or make a new one: holdfast rebuild"
 
 
 class Journal:
@@ -80,15 +81,34 @@ class Journal:
                 break
             if hashlib.sha256(payload).hexdigest().encode() != head[2]:
                 if end < len(data):
-                    raise Corrupted(f"{self.path} is damaged at {self.position + at}", hint="put a copy of it back")
+                    raise Corrupted(f"{self.path} is damaged at {self.position + at}", hint=_MEND)
                 break
             try:
                 whole.append(payload.decode())
             except UnicodeDecodeError as error:
-                raise Corrupted(f"{self.path} is damaged at {self.position + at}: {error}") from error
+                raise Corrupted(f"{self.path} is damaged at {self.position + at}: {error}", hint=_MEND) from error
             at = end
         self.position += at
         return is_other, whole
+
+    def beginning(self) -> tuple[bytes, bool]:
+        """All whole transactions from the beginning on, as they are, and whether nothing is behind them."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return b"", False
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        header = _HEADER.match(data)
+        if header is None or int(header[1]) > FORMAT:
+            return b"", False
+        at = header.end()
+        while head := _HEAD.match(data, at, at + _HEAD_BYTES):
+            end = head.end() + int(head[1])
+            if hashlib.sha256(data[head.end() : end]).hexdigest().encode() != head[2]:
+                break
+            at = end
+        return data[:at] if at > header.end() else b"", at == len(data)
 
     def _look(self) -> bool:
         """Whether another file is at the path now, or this one was cut; it is the one to read from then."""
@@ -104,7 +124,7 @@ class Journal:
     def _begin(self, data: bytes) -> int:
         header = _HEADER.match(data)
         if header is None:
-            raise Corrupted(f"{self.path} is not a journal of Holdfast", hint="put a copy of it back")
+            raise Corrupted(f"{self.path} is not a journal of Holdfast", hint=_MEND)
         if int(header[1]) > FORMAT:
             raise UnsupportedFormat(
                 f"{self.path} has format {int(header[1])}, this Holdfast knows up to {FORMAT}",
