@@ -45,6 +45,7 @@ class TestEncryptedInMemory(IndexSuite):
 
 
 class TestEncryptedFiles(IndexSuite):
+    many = 60
     seals = True
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:

@@ -29,6 +29,8 @@ class TestSqliteIndexInMemory(IndexSuite):
 
 
 class TestFilesIndex(IndexSuite):
+    many = 60
+
     def open_index(self, where: Path, namespace: str = "default") -> Index:
         make_folder(where / "store")
         return FilesIndex(where / "store", namespace=namespace)
