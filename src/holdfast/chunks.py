@@ -153,8 +153,10 @@ class ChunkWriter:
         distrusted: frozenset[bytes] = frozenset(),
         size_hint: int = 0,
         key: DataKey | None = None,
+        inline_bytes: int = INLINE_BYTES,
     ) -> None:
         self._blobs = blobs
+        self._inline_bytes = inline_bytes
         self.key = key
         self._locate = locate
         self._pool = pool
@@ -167,7 +169,6 @@ class ChunkWriter:
         self._placed: list[Chunk] = []
         self._waiting: list[tuple[bytes, int, Encoding, bytes]] = []  # small chunks: digest, size, encoding, stored
         self._waiting_bytes = 0
-        self.inline: set[bytes] = set()  # those that went to the index, once finished
         self._writer: BlobWriter | None = None
         self._in_flight: list[Future[None]] = []
         self._streams = 0
@@ -310,9 +311,8 @@ class ChunkWriter:
         What is small enough needs no pack: its bytes go to the index with the commit.
         """
         self.drain()
-        if self._writer is None and self._waiting_bytes <= INLINE_BYTES:
+        if self._writer is None and self._waiting_bytes <= self._inline_bytes:
             self._placed += [Chunk(d, n, len(s), e, data=s) for d, n, e, s in self._waiting]
-            self.inline.update(d for d, *_ in self._waiting)
         else:
             if self._waiting:
                 self._write_bundle(self._waiting)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from .chunks import INLINE_BYTES
 from .errors import NotAStore, NotFound, Validation
 from .ports import FORMAT_VERSION
 from .store import Store
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _FORMS = (
     'use a directory, "file:directory", "files:directory", "memory:" or "postgresql://…[?blobs=s3://bucket/prefix]"'
 )
-
-
+_IN_DATABASE_BYTES = 1 << 20
 _OBJECT_STORES = {  # and what they want to know
     "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for other servers",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
@@ -102,7 +102,7 @@ def unlock(store: Store, lock: Lock, actor: str) -> Store:
             f"names in namespace {index.namespace} are {is_so}, which is decided when it is made",
             hint="leave encrypt_names away, or use another namespace",
         )
-    return Store(EncryptedIndex(index, vault), store.blobs, vault)
+    return Store(EncryptedIndex(index, vault), store.blobs, vault, inline_bytes=store.inline_bytes)
 
 
 def find_keys(store: Store, lock: Lock) -> FoundKeys:
@@ -214,7 +214,8 @@ def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
         except BaseException:
             index.close()
             raise
-    return Store(index, blobs)
+    # Where the bytes are rows too, rows of the index are as good, and need no sync of their own.
+    return Store(index, blobs, inline_bytes=_IN_DATABASE_BYTES if where is None else INLINE_BYTES)
 
 
 def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:

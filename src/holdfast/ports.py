@@ -140,6 +140,7 @@ class Index(Protocol):
     store_id: str
     namespace: str
     is_encrypted: bool  # the store, when it was opened: some namespace of it has a keyring
+    row_bytes: int  # up to this much a row holds well: what is cut small in order to be shared is cut so
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
         """Insert all of `records` or none, durably, in one transaction, and append their events.

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.adapt import Dumper
+from psycopg.pq import Format, TransactionStatus
 
 from .backoff import Backoff
 from .errors import Corrupted, NoSpace, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
-from .ports import ENCRYPTED_FORMAT_VERSION
+from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 T = TypeVar("T")
@@ -97,38 +99,39 @@ class Server:
             yield listen
 
     def migrate(self, *, create: bool = True) -> tuple[int, int]:
-        """Bring the schema to the newest version, in one transaction; refuse a newer one (I8).
+        """Take the steps of the schema that were not taken yet, in one transaction; refuse a newer format (I8).
 
-        Answers which version it had, 0 for none, and which it has.
+        Answers which format it had, 0 for none, and which it has. A step within a format only adds what an older
+        Holdfast can do without, so that machines need not be upgraded at the same time.
         """
         steps = _migrations()
-        newest = steps[-1][0]
         with self.translated(), _connect(self._url) as db, db.transaction():
-            have = _version(db)
-            if have in (newest, ENCRYPTED_FORMAT_VERSION):
-                return have, have
-            if have == 0 and not create:
+            form, step = _version(db)
+            if form == 0 and not create:
                 raise NotFound(f"there is no store in {self.name}", hint="check --store or $HOLDFAST_STORE")
-            db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
-            have = _version(db)  # another process may have been faster
-            if have > (known := max(newest, ENCRYPTED_FORMAT_VERSION)):
+            if form > ENCRYPTED_FORMAT_VERSION:
                 raise UnsupportedFormat(
-                    f"the store in {self.name} has format {have}, this Holdfast knows up to {known}",
+                    f"the store in {self.name} has format {form}, this Holdfast knows up to {ENCRYPTED_FORMAT_VERSION}",
                     hint="upgrade Holdfast (pip install -U holdfast)",
                 )
-            if have == 0:
+            if step >= steps[-1][0]:
+                return form, form
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
+            form, step = _version(db)  # another process may have been faster
+            if form == 0:
                 db.execute("CREATE SCHEMA holdfast")
-            for version, text in steps:
-                if version > have:
+            for number, text in steps:
+                if number > step:
                     db.execute(text.encode())
-            if have == 0:
+            if form == 0:
                 db.execute("INSERT INTO holdfast.meta VALUES ('store_id', %s)", (os.urandom(16).hex(),))
+                db.execute("INSERT INTO holdfast.meta VALUES ('format', %s)", (str(FORMAT_VERSION),))
             db.execute(
-                "INSERT INTO holdfast.meta VALUES ('format', %s) "
-                "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                (str(newest),),
+                "INSERT INTO holdfast.meta VALUES ('schema', %s) "
+                "ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value::int, excluded.value::int)::text",
+                (str(steps[-1][0]),),
             )
-            return have, newest
+            return form, form or FORMAT_VERSION
 
     def is_encrypted(self) -> bool:
         """Whether the store has a keyring in some namespace: its format says so."""
@@ -188,19 +191,43 @@ def typed(error: BaseException, name: str) -> BaseException:
     return error
 
 
-def array(values: Iterable[object]) -> str:
-    """An array as the server reads it, for a parameter with a cast. psycopg's own way takes ten times as long."""
-    return "{" + ",".join([_element(value) for value in values]) + "}"
+class Array:
+    """A parameter: an array in the server's own binary form. psycopg's way takes ten times as long."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, kind: str, values: Collection[Any]) -> None:
+        oid, form = _ELEMENTS[kind]
+        header = struct.pack(">iiIii", 1, 0, oid, len(values), 1) if values else struct.pack(">iiI", 0, 0, oid)
+        if form is not None:
+            size = form.size - 4  # each is preceded by its length
+            parts = [_NULL if value is None else form.pack(size, value) for value in values]
+        else:
+            if kind == "text":
+                values = [None if value is None else value.encode() for value in values]
+            parts = [_NULL if value is None else len(value).to_bytes(4, "big") + value for value in values]
+        self.data = header + b"".join(parts)
 
 
-def _element(value: object) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return f'"\\\\x{value.hex()}"'
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return str(value)
+_NULL = b"\xff\xff\xff\xff"
+_ELEMENTS = {
+    "bigint": (20, struct.Struct(">iq")),
+    "integer": (23, struct.Struct(">ii")),
+    "smallint": (21, struct.Struct(">ih")),
+    "boolean": (16, struct.Struct(">i?")),
+    "text": (25, None),
+    "bytea": (17, None),
+}
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY  # and of no type: the server knows which it expects
+
+    def dump(self, obj: Array) -> bytes:
+        return obj.data
+
+
+psycopg.adapters.register_dumper(Array, _ArrayDumper)
 
 
 def _connect(url: str) -> Connection:
@@ -210,15 +237,20 @@ def _connect(url: str) -> Connection:
     )
 
 
-def _version(db: Connection) -> int:
+def _version(db: Connection) -> tuple[int, int]:
+    """Format of the store, and the newest step of the schema that was taken; 0 if there is none."""
     # The catalog as this statement sees it. to_regclass would ask a cache that may not have heard of who was faster.
     is_there = db.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'holdfast' AND tablename = 'meta'").fetchone()
-    row = is_there and db.execute("SELECT value FROM holdfast.meta WHERE key = 'format'").fetchone()
-    return int(row[0]) if row else 0
+    if is_there is None:
+        return 0, 0
+    said: dict[str, str] = dict(
+        db.execute("SELECT key, value FROM holdfast.meta WHERE key IN ('format', 'schema')").fetchall()
+    )
+    return int(said.get("format", 0)), int(said.get("schema", 1))
 
 
 def _migrations() -> list[tuple[int, str]]:
-    """(version, SQL) of every schema step, in order."""
+    """(number, SQL) of every step of the schema, in order."""
     folder = files("holdfast.index").joinpath("sql", "postgres")
     found = [(m[1], f) for f in folder.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
     return sorted((int(version), file.read_text()) for version, file in found)

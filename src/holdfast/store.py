@@ -35,6 +35,7 @@ from .chunks import (
     read_verified,
 )
 from .errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
+from .known import KnownChunks
 from .manifest import (
     SPILL_OVER_BYTES,
     Entry,
@@ -69,13 +70,16 @@ class Store:
     With a vault, the index is one that seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
     """
 
-    def __init__(self, index: Index, blobs: Blobs, vault: Vault | None = None) -> None:
+    def __init__(
+        self, index: Index, blobs: Blobs, vault: Vault | None = None, *, inline_bytes: int = INLINE_BYTES
+    ) -> None:
+        """`inline_bytes`: new chunks of a save up to this go to the index, if none of them is large by itself."""
         self.index = index
         self.blobs = blobs
         self.vault = vault
+        self.inline_bytes = inline_bytes
         self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
-        # Chunks of parted trees, as far as remembered; whether their bytes are in the index.
-        self._committed: OrderedDict[bytes, bool] = OrderedDict()
+        self._known = KnownChunks(index, blobs)
         self._groups: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
@@ -95,6 +99,7 @@ class Store:
     def after_fork(self) -> None:
         """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
         self._lock = threading.Lock()
+        self._known.after_fork()
         self._workers = None
 
     def close(self) -> None:
@@ -226,6 +231,7 @@ class Store:
             distrusted=distrusted,
             size_hint=size_bytes,
             key=self.key,
+            inline_bytes=self.inline_bytes,
         )
         try:
             manifest, packed = self._write_streams(writer, request.job, encoded)
@@ -247,21 +253,24 @@ class Store:
         distrusted: frozenset[bytes],
         actor: str,
     ) -> Checkpoint:
-        writer = ChunkWriter(self.blobs, self.index.locate, self.pool, distrusted=distrusted, key=self.key)
+        writer = ChunkWriter(
+            self.blobs,
+            self.index.locate,
+            self.pool,
+            distrusted=distrusted,
+            key=self.key,
+            inline_bytes=self.inline_bytes,
+        )
         try:
-            packed, named = write_parts(tree, writer, self._committed.__contains__)
+            packed, named = write_parts(tree, writer, lambda digest: writer.name(digest) in self._known)
             record = new_record(request, checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
-            checkpoint = self.commit(writer, record, actor)
+            record = self.finish(writer, record)
+            checkpoint = self.index.commit((record,), actor=actor)[0]
         except BaseException:
             writer.abort()
             raise
         writer.release()
-        with self._lock:
-            for digest in named:
-                self._committed[digest] = digest in writer.inline or self._committed.get(digest, False)
-                self._committed.move_to_end(digest)
-            while len(self._committed) > _RECENT_DIGESTS:
-                self._committed.popitem(last=False)
+        self._known.remember(map(writer.name, named), record.new_chunks)
         return checkpoint
 
     def commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
@@ -271,7 +280,7 @@ class Store:
     def finish(self, writer: ChunkWriter, record: NewCheckpoint) -> NewCheckpoint:
         """Make the chunks of a record durable; the record as it is to be committed."""
         written = writer.finish(lambda placed: self.describe(record, placed, writer.key))
-        self._check_packs(written.reused)
+        self._known.check_packs(written.reused)
         return replace(
             record,
             stored_bytes=record.stored_bytes + written.stored_bytes,
@@ -285,24 +294,6 @@ class Store:
         """What a pack says of a save, sealed where the namespace is."""
         wrap = None if self.vault is None or key is None else partial(self.vault.wrap_record, key)
         return pack_record(self.index.namespace, record, placed, wrap)
-
-    def _check_packs(self, reused: Sequence[bytes]) -> None:
-        """A save must not rest on a pack that somebody removed or cut: its chunks are written again (ChunksGone).
-
-        Looks at the end of each pack only; a chunk damaged inside is found by reading it, that is by verify.
-        """
-        by_pack: dict[str, list[Chunk]] = {}
-        doubtful = [digest for digest in reused if not self._committed.get(digest)]  # not in the index itself
-        for chunk in self.index.locate(doubtful).values() if doubtful else ():
-            if chunk.pack:
-                by_pack.setdefault(chunk.pack, []).append(chunk)
-        for pack, chunks in by_pack.items():
-            last = max(chunk.offset + chunk.stored_bytes for chunk in chunks) - 1
-            try:
-                self.blobs.read_into(pack, last, memoryview(bytearray(1)))
-            except (NotFound, Corrupted):
-                self.index.mark_damaged(chunks, True)
-                raise ChunksGone([chunk.digest for chunk in chunks]) from None
 
     def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
         for buffer in encoded.buffers:

@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ormsgpack
 import pytest
 
 import holdfast
 from holdfast.errors import LeaseHeld, LeaseLost
-from holdfast.ports import ChunksGone
+from holdfast.ports import ChunksGone, KeysChanged
 from holdfast.testing.index_suite import chunk, record, save, with_chunks
 
 if TYPE_CHECKING:
@@ -175,6 +176,107 @@ def test_one_bad_save_of_several_that_commit_together_fails_alone(index: Postgre
     assert len(index.find("job", [f'{n} 9 \\ "{{}}' for n in range(6)])) == 4
 
 
+# the function that commits, check by check
+
+
+def refused_lease(index: PostgresIndex) -> None:
+    save(index, record(lease_token=index.acquire_lease("job", "me", 60).token + 1))
+
+
+def held_lease(index: PostgresIndex) -> None:
+    index.acquire_lease("job", "somebody", 60)
+    save(index)
+
+
+def lost_chunk(index: PostgresIndex) -> None:
+    save(index, record(has_chunks=True, reused_chunks=[chunk("nowhere").digest]))
+
+
+def damaged_chunk(index: PostgresIndex) -> None:
+    bad = chunk("bad")
+    save(index, with_chunks(bad))
+    index.mark_damaged([bad], True)
+    save(index, record(has_chunks=True, reused_chunks=[bad.digest]))
+
+
+def condemned_pack(index: PostgresIndex) -> None:
+    index.condemn("p1")
+    save(index, with_chunks(chunk("late", pack="p1")))
+
+
+def unknown_parent(index: PostgresIndex) -> None:
+    save(index, record(parent="nobody"))
+
+
+def old_key(index: PostgresIndex) -> None:
+    save(index, record(key_id="old"))
+
+
+SAFEGUARDS: dict[Any, tuple[str, str]] = {
+    refused_lease: ("coalesce(l.is_live AND l.token = new.token, false)", "true"),
+    held_lease: ("l.is_live IS NOT TRUE", "true"),
+    lost_chunk: ("< cardinality(reused)", "< 0"),
+    damaged_chunk: ("c.encoding < 128", "true"),
+    condemned_pack: ("NOT bool_or(named.is_condemned)", "true"),
+    unknown_parent: ("< (SELECT count(DISTINCT p) FROM unnest(parents) p)", "< 0"),
+    old_key: ("key_id IS DISTINCT FROM", "NULL IS DISTINCT FROM NULL AND key_id IS DISTINCT FROM"),
+}
+
+
+@pytest.mark.parametrize("attempt", SAFEGUARDS, ids=lambda attempt: attempt.__name__)
+def test_each_check_is_what_refuses(index: PostgresIndex, url: str, attempt: Any) -> None:
+    """With the check the save is refused; without it, and with nothing else changed, it is not."""
+    save(index)
+    with pytest.raises((LeaseHeld, LeaseLost, ChunksGone, KeysChanged, holdfast.NotFound)):
+        attempt(index)
+    sql(url, "UPDATE holdfast.lease SET is_live = false")
+    ((text,),) = sql(url, "SELECT pg_get_functiondef('holdfast.save_1'::regproc)")
+    check, nothing = SAFEGUARDS[attempt]
+    assert check in text
+    sql(url, text.replace(check, nothing))
+    index.delete([found.id for found in index.list("job")], actor="me")
+    attempt(index)
+
+
+def test_most_saves_take_one_round_trip(index: PostgresIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psycopg
+
+    asked: list[object] = []
+    execute = psycopg.Connection.execute
+
+    def counted(db: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(query)
+        return execute(db, query, *arguments, **options)
+
+    known = chunk("known")
+    first = save(index, with_chunks(known))[0]
+    index.release_lease(index.acquire_lease("job", "me", 60))
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    save(index)
+    save(index, record(parent=first.id, tags={"k": "v"}, idempotency_key="key"), record())
+    save(index, with_chunks(chunk("new"), chunk("packed", pack="p"), reused=[known]))
+    assert len(asked) == 3
+    assert [found.seq for found in index.list("job", tags={"k": "v"})] == [3]
+    assert [found.seq for found, _ in index.find("job", ["key"]).values()] == [3]
+    assert index.locate([chunk("packed").digest])[chunk("packed").digest].pack == "p"
+
+
+def test_the_chain_goes_on_through_numbers_of_every_length(index: PostgresIndex, url: str) -> None:
+    from holdfast.index.writes import chain_of
+
+    for number in (1, 126, 127, 128, 254, 255, 256, 65534, 65535, 65536, 2**32 - 1, 2**32, 2**40):
+        ((packed,),) = sql(url, "SELECT holdfast.packed(%s)", number)
+        assert packed == ormsgpack.packb(number)
+    save(index)
+    sql(url, "UPDATE holdfast.namespace SET last_event = 70000")
+    save(index)
+    before, after = sql(url, "SELECT * FROM holdfast.event ORDER BY id")
+    ns, number, at_us, actor, action, job, checkpoint, detail, chain = after
+    assert (number, chain) == (70001, chain_of(before[8], number, at_us, ns, actor, action, job, checkpoint, detail))
+    sql(url, "UPDATE holdfast.namespace SET last_event = 1, chain = %s", before[8])
+    sql(url, "DELETE FROM holdfast.event WHERE id > 1")
+
+
 # lost answers
 
 
@@ -231,6 +333,22 @@ def test_a_newer_store_is_refused(url: str) -> None:
         Server(url).migrate()
 
 
+def test_a_store_of_an_earlier_holdfast_gets_the_steps_it_lacks(url: str) -> None:
+    """As format 1 was made at first: without functions, and without a word about steps. What it holds stays."""
+    with holdfast.open(url) as store:
+        first = store.save("job", "step", {"n": 1})
+    sql(url, "DROP FUNCTION holdfast.save_1")
+    sql(url, "DROP FUNCTION holdfast.packed")
+    sql(url, "DELETE FROM holdfast.meta WHERE key = 'schema'")
+    with holdfast.open(url) as store:
+        assert store.load(first) == {"n": 1}
+        store.save("job", "step", {"n": 2})
+        assert [found.seq for found in store.list("job")] == [1, 2]
+    assert sql(url, "SELECT key, value FROM holdfast.meta WHERE key IN ('format', 'schema') ORDER BY key") == [
+        ("format", "1"), ("schema", "2"),
+    ]  # fmt: skip
+
+
 def test_many_may_make_the_store_at_once(url: str) -> None:
     from holdfast.postgresql import Server
 
@@ -264,7 +382,7 @@ def test_what_is_wrong_with_the_address_is_said_without_the_password(postgres: C
     with pytest.raises(holdfast.StorageError, match="nowhere") as caught:
         holdfast.open(f"postgresql://postgres:secret@/nowhere?host={postgres.folder}")
     assert "secret" not in str(caught.value)
-    with pytest.raises(holdfast.Validation, match="object store"):
+    with pytest.raises(holdfast.Validation, match="no place"):
         holdfast.open(f"postgresql://x@/x?host={postgres.folder}&blobs=ftp://y")
     with pytest.raises(holdfast.Validation, match="index"):
         holdfast.open("s3://bucket/prefix")

@@ -65,6 +65,7 @@ class EncryptedIndex:
         self.store_id = inner.store_id
         self.namespace = inner.namespace
         self.is_encrypted = True
+        self.row_bytes = inner.row_bytes
 
     # Sealing and opening rows
 

@@ -14,13 +14,13 @@ from typing import Any
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease
 from holdfast.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
-from holdfast.postgresql import CHANNEL, Connection, array
+from holdfast.postgresql import CHANNEL, Array, Connection
 
-from .postgres_batch import MAX_JOBS, Known, KnownJob
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 from .writes import chain_of, held, holds_plain, lost, missing, now_us, plain_refused
 
 _COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
+_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bigint", "bigint", "bytea")
 _OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in _COLUMNS.split(","))
 
 
@@ -31,20 +31,15 @@ class PostgresWrites:
     transaction, which is then run again with care: IDs are drawn at random, and saves need not wait for an answer each.
     """
 
-    def __init__(self, db: Connection, ns_no: int, namespace: str, known: Known, *, is_careful: bool) -> None:
+    def __init__(self, db: Connection, ns_no: int, namespace: str, *, is_careful: bool) -> None:
         self._db = db
         self._ns = ns_no
         self._namespace = namespace
-        self._known = known
         self._is_careful = is_careful
         self._has_events = False
         head = self._one("SELECT last_event, chain FROM holdfast.namespace WHERE no = %s FOR UPDATE", ns_no)
         assert head is not None
         self._head: tuple[int, bytes] = (head[0], head[1])
-        if is_careful or known.head != self._head or len(known.jobs) > MAX_JOBS:
-            known.jobs.clear()
-            known.key_id = None
-        known.head = None  # until this transaction has committed
 
     def _one(self, sql: str, *parameters: object) -> Row | None:
         return self._db.execute(sql, parameters).fetchone()
@@ -60,10 +55,6 @@ class PostgresWrites:
     def undo(self, head: tuple[int, bytes]) -> None:
         self._do("ROLLBACK TO one")
         self._head = head
-        self._known.jobs.clear()
-
-    def committed(self) -> None:
-        self._known.head = self._head
 
     def finish(self) -> None:
         """Before the commit: where the chain of events ends now. Listeners hear of it when it is durable."""
@@ -97,13 +88,10 @@ class PostgresWrites:
         except (Conflict, NotFound, ChunksGone, IdTaken, KeysChanged):
             self._do("ROLLBACK TO several")
             self._head = head
-            self._known.jobs.clear()
             raise
 
     def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
-        known = self._known.jobs.get(new.job)
-        is_known = known is not None and not known.was_leased
-        job = (*known[:2], None, "", 0.0, False) if known and is_known else self._job(new.job)
+        job = self._job(new.job)
         twin = self._twin(new) if self._is_careful else None
         if job and new.idempotency_key is not None and (first := self._first_of(job[0], new)):
             return first
@@ -156,8 +144,6 @@ class PostgresWrites:
                 job_no, new.idempotency_key, row, new.request_digest,
             )  # fmt: skip
         self.event("save", actor, new.job, new.id)
-        was_leased = job is not None and job[2] is not None
-        self._known.jobs[new.job] = KnownJob(job_no, max(seq, job[1] if job else 0), was_leased)
         return checkpoint_of(new.job, fields)
 
     def _check_key(self, new: NewCheckpoint) -> None:
@@ -169,10 +155,8 @@ class PostgresWrites:
             if self._is_encrypted():
                 raise plain_refused(self._namespace)
             return
-        if self._known.key_id is None:
-            found = self._one("SELECT value FROM holdfast.meta WHERE key = %s", f"key:{self._namespace}")
-            self._known.key_id = found[0] if found else None
-        if self._known.key_id != new.key_id:
+        found = self._one("SELECT value FROM holdfast.meta WHERE key = %s", f"key:{self._namespace}")
+        if found is None or found[0] != new.key_id:
             raise KeysChanged
 
     def _is_encrypted(self) -> bool:
@@ -217,7 +201,6 @@ class PostgresWrites:
                 "INSERT INTO holdfast.meta VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 name, value,
             )  # fmt: skip
-        self._known.key_id = None
         self.event("key", actor, detail=json.dumps({"key": key_id}))
         return True
 
@@ -264,9 +247,8 @@ class PostgresWrites:
             there = {
                 digest
                 for (digest,) in self._db.execute(
-                    "SELECT digest FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s::bytea[]) "
-                    f"AND encoding < {DAMAGED}",
-                    (self._ns, array(new.reused_chunks)),
+                    f"SELECT digest FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s) AND encoding < {DAMAGED}",
+                    (self._ns, Array("bytea", new.reused_chunks)),
                 )
             }
             if gone := [digest for digest in new.reused_chunks if digest not in there]:
@@ -300,7 +282,7 @@ class PostgresWrites:
             "%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[]) ON CONFLICT (ns_no, digest) DO UPDATE "
             "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
             f'"offset" = excluded."offset", data = excluded.data WHERE chunk.encoding >= {DAMAGED}',
-            self._ns, *(array(column) for column in zip(*rows, strict=True)),
+            self._ns, *map(Array, _CHUNK, zip(*rows, strict=True)),
         )  # fmt: skip
 
     def _insert_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
@@ -394,7 +376,6 @@ class PostgresWrites:
         found = self._lease(job)
         if found and found[3] and found[2] > 0:
             raise held(job, found[0], found[1], found[2])
-        self._known.jobs.pop(job, None)
         token = (found[0] if found else 0) + 1
         self._do(
             "INSERT INTO holdfast.lease VALUES (%s, %s, %s, clock_timestamp() + make_interval(secs => %s), true) "

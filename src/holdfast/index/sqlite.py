@@ -60,6 +60,8 @@ REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before 
 class SqliteIndex:
     """`ports.Index` in a SQLite file. The caller makes sure that creating the file is exclusive and durable."""
 
+    row_bytes = 896  # fits without a page of its own
+
     def __init__(
         self,
         path: str | None,

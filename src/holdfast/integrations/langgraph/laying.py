@@ -18,8 +18,7 @@ from holdfast.rope import PartedTree, Piece, Run
 from . import types
 
 SMALL_BYTES = 256  # less stays in the manifest
-PIECE_BYTES = 896  # fits into a row of SQLite's index without a page of its own
-LARGE_BYTES = 8192  # from here on pieces of LARGE_PIECE_BYTES: fewer rows, and pages fill anyway
+LARGE_BYTES = 8192  # up to here pieces as a row of the index holds them; beyond, fewer rows, and pages fill anyway
 LARGE_PIECE_BYTES = 16384
 WHOLE_BYTES = 2048  # less is not worth being shared: chunks of it would take as much again
 STREAM_BYTES = 1 << 20  # values beyond are for the store's own streams
@@ -37,9 +36,9 @@ class Item:
 
     __slots__ = ("_alone", "_copy", "_lead", "data", "segments")
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: object, piece_bytes: int) -> None:
         self.data = encode(value)
-        self.segments = cut(self.data, value)
+        self.segments = cut(self.data, value, piece_bytes)
         self._lead: Piece | None = None
         self._alone: tuple[list[Piece], bytes] | None = None
         self._copy = decode(self.data) if _is_copyable(value) else _NO_COPY
@@ -134,15 +133,15 @@ def _extend(run: list[Piece], small: bytes, segments: Sequence[bytes | Piece], i
     return small
 
 
-def lay_channel(value: Any, earlier: Channel | None = None) -> Channel:
+def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None) -> Channel:
     """Lay a value out, with what it has in common with an earlier one at the same place."""
     if type(value) is not list:
         data = encode(value)
-        return Channel(None, data, cut(data, value))
+        return Channel(None, data, cut(data, value, piece_bytes))
     known = earlier.items if earlier is not None and earlier.items is not None else ()
-    same = [old if old.is_of(new) else Item(new) for old, new in zip(known, value, strict=False)]
+    same = [old if old.is_of(new) else Item(new, piece_bytes) for old, new in zip(known, value, strict=False)]
     run = earlier.parts[1] if earlier is not None and earlier.items is not None else None
-    return Channel([*same, *(Item(new) for new in value[len(same) :])], earlier=run)
+    return Channel([*same, *(Item(new, piece_bytes) for new in value[len(same) :])], earlier=run)
 
 
 def lay_tree(
@@ -163,7 +162,7 @@ def lay_tree(
     return PartedTree([*parts, plain] if plain else parts)
 
 
-def cut(data: bytes, value: object) -> list[bytes | Piece]:
+def cut(data: bytes, value: object, piece_bytes: int) -> list[bytes | Piece]:
     """The encoding of a value in segments: long texts become pieces, so that whoever has the same text shares them."""
     if len(data) < SMALL_BYTES:
         return [data]
@@ -173,14 +172,14 @@ def cut(data: bytes, value: object) -> list[bytes | Piece]:
         raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
         begin = data.find(raw, start)
         if begin >= 0:
-            segments += [data[start:begin], *_pieces(raw)]
+            segments += [data[start:begin], *_pieces(raw, piece_bytes)]
             start = begin + len(raw)
     rest = data[start:]
-    return [*segments, *(_pieces(rest) if len(rest) >= SMALL_BYTES else [rest])]
+    return [*segments, *(_pieces(rest, piece_bytes) if len(rest) >= SMALL_BYTES else [rest])]
 
 
-def _pieces(data: bytes) -> list[Piece]:
-    size = PIECE_BYTES if len(data) <= LARGE_BYTES else LARGE_PIECE_BYTES
+def _pieces(data: bytes, piece_bytes: int) -> list[Piece]:
+    size = piece_bytes if len(data) <= LARGE_BYTES else LARGE_PIECE_BYTES
     return [Piece(data[start : start + size]) for start in range(0, len(data), size)]
 
 

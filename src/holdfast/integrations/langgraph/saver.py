@@ -162,11 +162,12 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         )
         values = checkpoint["channel_values"]
         before = self._memory.laid((job, parent))
+        piece_bytes = self.manager._store.index.row_bytes
         try:
             laid = encode(head)
             channels = {
                 name: _unchanged(before, checkpoint, name, new_versions)
-                or lay_channel(value, before.channels.get(name) if before else None)
+                or lay_channel(value, piece_bytes, before.channels.get(name) if before else None)
                 for name, value in values.items()
             }
             saved = self._commit(request, lay_tree(laid, channels, _TREE, whole_bytes=WHOLE_BYTES), thread)
@@ -211,7 +212,8 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
             tags={"of": names.id_of(job, checkpoint_id).partition("@")[0]},
         )
         try:
-            laid: dict[str, Channel] = {name: lay_channel(value) for name, value in values.items()}
+            piece_bytes = self.manager._store.index.row_bytes
+            laid: dict[str, Channel] = {name: lay_channel(value, piece_bytes) for name, value in values.items()}
             self._commit(request, lay_tree(encode(task), laid, _WRITES), thread)
         except (NeedsStreams, UnsupportedType):
             self._commit(request, codec.encode({_WRITES[0]: task, _WRITES[1]: values}), thread)
