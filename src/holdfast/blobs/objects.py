@@ -274,7 +274,8 @@ class ObjectBlobs:
 class _UnderWay:
     """A request that runs in the background. What it needs is let go of when nobody holds it any more."""
 
-    def __init__(self, blobs: ObjectBlobs, action: Callable[[], None]) -> None:
+    def __init__(self, blobs: ObjectBlobs, action: Callable[[], None], memory: bytearray | None = None) -> None:
+        self.memory = memory  # that it sends from
         self._blobs = blobs
         self._action = action
         self._future = blobs.submit(action)
@@ -304,7 +305,9 @@ class ObjectWriter:
         self._id = os.urandom(_ID // 2).hex()
         self._lock = threading.Lock()
         self._pack = ""
-        self._data = bytearray()
+        self._memory = bytearray()
+        self._end = 0
+        self._spare: list[bytearray] = []  # of packs that have arrived: fresh memory costs more than copying into it
         self._registering: _UnderWay | None = None
         self._under_way: list[_UnderWay] = []
         self._sent: list[str] = []
@@ -318,16 +321,13 @@ class ObjectWriter:
             self._check_open()
             self._register()
             while len(self._under_way) >= PUTS_AT_ONCE:
-                self._under_way[0].wait()
-                del self._under_way[0]
-            if self._pack and len(self._data) + len(view) > PACK_BYTES:
+                self._wait()
+            if self._pack and self._end + len(view) > PACK_BYTES:
                 self._send()
             if not self._pack:
-                self._pack = self._id + os.urandom(_ID // 2).hex()
-                self._data = bytearray(header(self._pack))
-            offset = len(self._data)
-            self._data += view
-            self._data += bytes(-len(self._data) % _ALIGN)
+                self._begin(len(view))
+            offset = self._write(view)
+            self._write(bytes(-self._end % _ALIGN))
             return self._pack, offset
 
     def commit(self) -> None:
@@ -336,10 +336,10 @@ class ObjectWriter:
             if self._pack:
                 self._send()
             while self._under_way:
-                self._under_way[0].wait()
-                del self._under_way[0]
+                self._wait()
             if self._registering is not None:
                 self._registering.wait()
+            self._spare.clear()
             self._is_finished = self._is_committed = True
 
     def abort(self) -> None:
@@ -369,10 +369,33 @@ class ObjectWriter:
         if self._registering is None or (self._registering.is_done() and self._blobs.is_due(self._id)):
             self._registering = _UnderWay(self._blobs, partial(self._blobs.register, self._id))
 
+    def _begin(self, size_bytes: int) -> None:
+        """A new pack, with room for an append of this size; it takes only as much memory as is written to."""
+        self._pack = self._id + os.urandom(_ID // 2).hex()
+        first = header(self._pack)
+        room = max(PACK_BYTES, len(first) + size_bytes + _ALIGN)
+        self._memory = self._spare.pop() if self._spare and room == PACK_BYTES else bytearray(room)
+        self._end = 0
+        self._write(first)
+
+    def _write(self, data: Buffer) -> int:
+        start, self._end = self._end, self._end + len(data)
+        memoryview(self._memory)[start : self._end] = data
+        return start
+
+    def _wait(self) -> None:
+        """For the first of the puts under way."""
+        self._under_way[0].wait()
+        done = self._under_way.pop(0)
+        if done.memory is not None and len(done.memory) == PACK_BYTES:
+            self._spare.append(done.memory)
+
     def _send(self) -> None:
-        self._under_way.append(_UnderWay(self._blobs, partial(self._blobs.create, self._pack, self._data)))
+        data = memoryview(self._memory)[: self._end]
+        put_it = partial(self._blobs.create, self._pack, data)
+        self._under_way.append(_UnderWay(self._blobs, put_it, self._memory))
         self._sent.append(self._pack)
-        self._pack, self._data = "", bytearray()
+        self._pack, self._memory = "", bytearray()
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
