@@ -23,6 +23,22 @@ def test_full_of_bytes(tmp_path: Path, kinds: tuple[str, ...]) -> None:
 
 
 @pytest.mark.requires("tmpfs")
+def test_opening_without_a_free_block(tmp_path: Path) -> None:
+    """Where not even the memory that processes share fits, it is the disk that is full, not a device that fails."""
+    with tmpfs(tmp_path / "disk", "size=1m") as disk:
+        with holdfast.open(disk / "store") as store:
+            saved = store.save("job", "step", {"n": 1})
+        with (disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
+            while ballast.write(bytes(4096)):
+                pass
+        with pytest.raises(holdfast.NoSpace, match=r"index\.sqlite"):
+            holdfast.open(disk / "store")
+        (disk / "ballast").unlink()
+        with holdfast.open(disk / "store") as store:
+            assert store.load(saved) == {"n": 1}
+
+
+@pytest.mark.requires("tmpfs")
 def test_no_more_files(tmp_path: Path) -> None:
     """Without a free inode no pack, no log and no new store can be made."""
     with tmpfs(tmp_path / "disk", "size=64m", "nr_inodes=40") as disk:

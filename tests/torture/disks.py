@@ -28,6 +28,7 @@ class Disk:
     def __init__(self, folder: Path, kind: str = "ext4", size_mib: int = 64, *, make: tuple[str, ...] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.kind = kind
+        self._is_cut = False
         self.image = folder / f"{kind}.image"
         self.path = folder / "mounted"
         self.path.mkdir()
@@ -36,6 +37,13 @@ class Disk:
         _run(f"mkfs.{kind}", "-q", *make, str(self.image))
 
     def mount(self, *options: str) -> None:
+        if self._is_cut:
+            # What reached the disk, on a new one: a container that somebody started meanwhile may have the old one
+            # mounted in its own namespace; while it lives, mounting it again shows it as it is, without power.
+            new = self.image.with_suffix(".new")
+            _run("cp", "--sparse=always", str(self.image), str(new))
+            new.replace(self.image)
+            self._is_cut = False
         _run("mount", "-t", self.kind, "-o", ",".join(("loop", *options)), str(self.image), str(self.path))
 
     def cut(self) -> None:
@@ -43,6 +51,7 @@ class Disk:
         handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(handle, _SHUTDOWN, array.array("I", [_DROP_LOG]))
+            self._is_cut = True
         finally:
             os.close(handle)
 

@@ -19,6 +19,7 @@ APPLICATION_ID = 0x486F6C64  # "Hold"
 
 _PAGE_BYTES = 4096
 _SHARED_MEMORY_BYTES = 64 * 1024
+_NO_SHARED_MEMORY = 4874  # SQLITE_IOERR_SHMSIZE: a full disk says this, and not SQLITE_FULL, when a database is opened
 
 _LOOK_AGAIN_S = (0.0002, 0.001)
 
@@ -76,9 +77,11 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
     connection.execute("BEGIN")  # one moment for all that is read, while another process may be making it
     try:
         have = _version(connection, path)
+        if is_newest := have in (newest, ENCRYPTED_FORMAT_VERSION):
+            _check_schema(connection, path, "".join(text for _, text in steps))
     finally:
         connection.execute("ROLLBACK")
-    if have in (newest, ENCRYPTED_FORMAT_VERSION):
+    if is_newest:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -126,6 +129,13 @@ def _version(connection: sqlite3.Connection, path: str) -> int:
     return version
 
 
+def _check_schema(connection: sqlite3.Connection, path: str, text: str) -> None:
+    """What made the tables is text in the file, and a bit of it decides what a column is or what is unique (I2)."""
+    made = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")]
+    if len(made) != text.count("CREATE ") or not all(sql in text for sql in made):
+        raise Corrupted(f"{path} has tables that Holdfast did not make", hint="run holdfast check --repair")
+
+
 def _statements(text: str) -> Iterator[str]:
     statement = ""
     for line in text.splitlines(keepends=True):
@@ -155,7 +165,8 @@ def typed(error: BaseException, path: str) -> BaseException:
         return Validation(f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers")
     if not isinstance(error, sqlite3.Error):
         return error
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = sqlite3.SQLITE_FULL if extended == _NO_SHARED_MEMORY and _is_full(path) else extended & 0xFF
     text = f"{path}: {error}"
     if code == sqlite3.SQLITE_CANTOPEN:
         code = _why_not_opened(path)
@@ -170,6 +181,14 @@ def typed(error: BaseException, path: str) -> BaseException:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return Corrupted(text, hint="run holdfast check --repair")
     return StorageError(text, hint="see the system log for the device; run holdfast check before relying on this store")
+
+
+def _is_full(path: str) -> bool:
+    try:
+        disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return False
+    return disk.f_bfree * disk.f_frsize < _SHARED_MEMORY_BYTES
 
 
 def _why_not_opened(path: str) -> int:
