@@ -346,7 +346,7 @@ class CheckpointableProcess(ResumableProcess):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        assert self._stack is not None  # nosec B101 - entered
+        assert self._stack is not None  # nosec B101 # entered
         with self._stack:
             self._signals.disarm()
             if isinstance(error, Paused):

@@ -62,7 +62,7 @@ def view(manifest: bytes) -> dict[str, object]:
     if manifest[:1] not in (b"\x01", b"\x02"):
         return {"state_in": "chunks"}
     tree = parse_manifest(manifest, _nothing_spilled).tree
-    assert tree is not None  # nosec B101 - of these two forms
+    assert tree is not None  # nosec B101 # of these two forms
     shown = to_json_view(codec.outline(tree))
     return {"state": shown}
 

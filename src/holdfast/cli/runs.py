@@ -150,7 +150,7 @@ def start_again(session: Session, run: str, argv: list[str], cwd: str, store: st
     os.chdir(cwd)
     session.export_key()
     program = shutil.which(argv[0]) or sys.executable
-    os.execv(program, argv)  # nosec B606 - the same program, by its arguments, without a shell
+    os.execv(program, argv)  # nosec B606 # the same program, by its arguments, without a shell
 
 
 @store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')

@@ -227,7 +227,7 @@ def _says_so(url: str, answer: str) -> bool:
 
     request = Request(url, headers={"Metadata-Flavor": "Google", "Metadata": "true"})
     try:
-        with urlopen(request, timeout=_URL_TIMEOUT_S) as response:  # nosec B310 - the command takes http and https only
+        with urlopen(request, timeout=_URL_TIMEOUT_S) as response:  # nosec B310 # the command takes http and https only
             return response.status == 200 and answer in response.read(_ANSWER_BYTES).decode(errors="replace")
     except (OSError, HTTPException):
         return False

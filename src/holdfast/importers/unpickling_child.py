@@ -12,7 +12,7 @@ import ctypes
 import datetime
 import io
 import json
-import pickle  # nosec B403 - the point of this module
+import pickle  # nosec B403 # the point of this module
 import platform
 import resource
 import struct

@@ -365,7 +365,7 @@ class Map:
 
     def _raise_failure(self) -> None:
         failure = self._last_failure
-        assert failure is not None  # nosec B101 - something failed
+        assert failure is not None  # nosec B101 # something failed
         where = f"item {failure.key} of map {show(self._spec.path)} of run {self._run.key}"
         more = "" if self._failures == 1 else f"; {self._failures} items failed"
         if failure.exception is not None:

@@ -244,7 +244,7 @@ def _why(results: Sequence[Checkpoint], failures: Sequence[Checkpoint]) -> str:
 def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[dict[str, None], set[str], bool]:
     """What the session ran and reused, and whether it came to an end; killed ones leave nothing."""
     newest = newest_status(store, key)
-    assert newest is not None  # nosec B101 - find_run has raised
+    assert newest is not None  # nosec B101 # find_run has raised
     if newest.metadata.get("status") == RunStatus.RUNNING:
         return {}, set(), False
     state: Any = store.load(newest.id)
@@ -281,7 +281,7 @@ def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
     try:
         with take_lease(store, key, ttl_s) as lease:
             newest = newest_status(store, key)
-            assert newest is not None  # nosec B101 - find_run has raised
+            assert newest is not None  # nosec B101 # find_run has raised
             save_status(store, lease, RunStatus.CANCELLED, {}, newest.metadata)
     except LeaseHeld:
         return False

@@ -47,7 +47,7 @@ class Retry:
     def wait_s(self, failures: int) -> float:
         """How long to wait after the `failures`-th failure."""
         full = min(self.max_delay_s, self.delay_s * self.factor ** min(failures - 1, 1000))
-        return full * (1 - self.jitter * random.random())  # nosec B311 - no secret
+        return full * (1 - self.jitter * random.random())  # nosec B311 # no secret
 
 
 def parse_retries(retries: int | Retry) -> Retry:

@@ -66,7 +66,7 @@ def timeline(moments: Sequence[tuple[datetime, str, bool]]) -> Markup:
         for moment, title, is_marked in moments
     )
     ends = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (first, last))
-    return Markup(  # nosec B704 - numbers and escaped text
+    return Markup(  # nosec B704 # numbers and escaped text
         f'<svg class="timeline" role="img" aria-label="{len(moments)} checkpoints over time">'
         f'<line class="axis" x1="1%" x2="99%" y1="8" y2="8"/>{dots}</svg>'
         '<figcaption class="ends quiet"><span>{}</span><span>{} UTC</span></figcaption>'.format(*ends)
@@ -91,7 +91,7 @@ def stacked_bars(columns: Sequence[tuple[str, Sequence[int]]], label: str) -> Ma
                 inner += f'<rect class="part-{number}" y="{top:.1f}" height="{tall:.1f}" {_across(n, step)}/>'
         if inner:
             bars.append(f"<g><title>{escape(title)}</title>{inner}</g>")
-    return Markup(  # nosec B704 - numbers and escaped text
+    return Markup(  # nosec B704 # numbers and escaped text
         f'<svg class="bars" role="img" aria-label="{escape(label)}">{"".join(bars)}'
         f'<line class="axis" x1="0" x2="100%" y1="{height}" y2="{height}"/></svg>'
     )
@@ -105,7 +105,7 @@ def span_bar(begin: float, end: float) -> Markup:
     """When something ran, as parts of a whole: 0.25 to 0.5 is its second quarter. As wide as there is room."""
     width = max(1.0, (end - begin) * 100)
     start = min(begin * 100, 100 - width)
-    return Markup(  # nosec B704 - numbers
+    return Markup(  # nosec B704 # numbers
         '<svg class="span" aria-hidden="true"><rect class="rest" width="100%" height="8" rx="4"/>'
         f'<rect x="{start:.2f}%" width="{width:.2f}%" height="8" rx="4"/></svg>'
     )
