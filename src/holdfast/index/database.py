@@ -47,27 +47,25 @@ def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> 
     return connection
 
 
-def begin_immediate(connection: sqlite3.Connection) -> None:
-    """BEGIN IMMEDIATE, as soon as nobody else is writing.
+def begin_immediate(connection: sqlite3.Connection, wait_s: float) -> None:
+    """BEGIN IMMEDIATE, as soon as nobody else is writing, on a connection that does not wait by itself.
 
-    SQLite itself looks again after 1, 2, 5, … 100 ms, while a commit takes one or two: of several processes that
-    write all the time, whoever has lost a few times hardly gets a turn. So we look again sooner, and never more rarely.
+    SQLite would look again after 1, 2, 5, … 100 ms, while a commit takes one or two: of several processes that write
+    all the time, whoever has lost a few times hardly gets a turn. So we look again sooner, and never more rarely.
     """
-    (wait_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
-    until = time.monotonic() + wait_ms / 1000
-    connection.execute("PRAGMA busy_timeout=0")
-    try:
-        while True:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
-                    raise
-                time.sleep(random.uniform(*_LOOK_AGAIN_S))  # nosec B311 - nobody is to be surprised
-            else:
-                return
-    finally:
-        connection.execute(f"PRAGMA busy_timeout={wait_ms}")
+    until = 0.0
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            until = until or time.monotonic() + wait_s
+            if time.monotonic() >= until:
+                raise
+            time.sleep(random.uniform(*_LOOK_AGAIN_S))  # nosec B311
+        else:
+            return
 
 
 def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> None:

@@ -130,7 +130,7 @@ class FilesIndex(SqliteIndex):
             self._publish()
         self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
         self.is_encrypted = is_encrypted(db)
-        self._writes = Writes(db, self._ns, self.namespace)
+        self._writes = Writes(db, self._ns, self.namespace, 0)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:

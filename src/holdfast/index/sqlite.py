@@ -91,7 +91,9 @@ class SqliteIndex:
         try:
             migrate(db, self._name, store_id)
             if self._path is not None:
+                db.execute("PRAGMA busy_timeout=0")
                 self._move_log_on()
+                db.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
                 self._identity = _identity(self._path)
             found = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
             if found is None:
@@ -104,7 +106,7 @@ class SqliteIndex:
         except BaseException:
             db.close()
             raise
-        self._writes = Writes(db, self._ns, self.namespace)
+        self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
 
     def _move_log_on(self) -> bool:
         """Move what the WAL holds into the database proper; answers whether all of it went.
@@ -113,7 +115,6 @@ class SqliteIndex:
         on disk, and a later sync of the same file would not cover them (I9): move them on, durably, before anything
         is appended behind them. Others at work make this a no-op; then they are not crashed.
         """
-        self._connection.execute("PRAGMA busy_timeout=0")
         try:
             return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
         except sqlite3.OperationalError as error:
@@ -121,8 +122,6 @@ class SqliteIndex:
                 raise
             # A store on a full disk must open, or nothing in it could be deleted; its log is read where it is.
             return False
-        finally:
-            self._connection.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
 
     def _namespace_no(self) -> int:
         look_up = "SELECT no FROM namespace WHERE name = ?"

@@ -43,11 +43,11 @@ def boot_clock() -> tuple[str, float]:
 class Writes:
     """The write operations of one namespace on one connection."""
 
-    def __init__(self, connection: sqlite3.Connection, ns_no: int, namespace: str) -> None:
-        self._db = connection
+    def __init__(self, connection: sqlite3.Connection, ns_no: int, namespace: str, busy_timeout_s: float) -> None:
         self._ns = ns_no
         self._namespace = namespace
-        self.forget()
+        self._busy_timeout_s = busy_timeout_s
+        self.use(connection)
 
     def forget(self) -> None:
         """What is remembered between transactions holds while nobody else commits, and none of ours is undone."""
@@ -57,11 +57,12 @@ class Writes:
         self._key_id: str | None = None  # of the current data key; "" where there is none
 
     def use(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA busy_timeout=0")  # `begin` waits
         self._db = connection
         self.forget()
 
     def begin(self) -> None:
-        begin_immediate(self._db)
+        begin_immediate(self._db, self._busy_timeout_s)
         # Changes when another connection, of whatever process, has committed; exact, because we hold the write lock.
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
         if version != self._data_version or len(self._jobs) > MAX_JOBS:
