@@ -120,6 +120,12 @@ def _cni() -> str | None:
     return None if Path("/usr/lib/cni/ptp").exists() else "no CNI plugins in /usr/lib/cni (containernetworking-plugins)"
 
 
+def _lab_containerd(version: str) -> str | None:
+    from tests.engine import programs_of
+
+    return None if programs_of(version).exists() else f"no containerd {version} in .dev/lab (./dev lab installs it)"
+
+
 def _runc() -> str | None:
     return _command("runc")
 
@@ -168,6 +174,8 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "cc": _cc,
     "cni": _cni,
     "containerd": lambda: _command("containerd", "ctr"),
+    "containerd-1.7": lambda: _lab_containerd("1.7"),
+    "containerd-2": lambda: _lab_containerd("2"),
     "chromium": _chromium,
     "criu": _criu,
     "ext4": _ext4,

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ OURS = "io.containerd.holdfast.v1"
 PLAIN = "io.containerd.runc.v2"
 IMAGE = "holdfast.test/scratch:1"
 COUNT = (PYTHON, "-c", COUNTER, "0.002", "0")
+# "system", or one that `./dev lab` unpacked: 1.7 or 2
+VERSION = os.environ.get("HOLDFAST_CONTAINERD") or "system"
 
 _CONFIG = """
 version = 2
@@ -50,11 +53,20 @@ container_annotations = ["holdfast.dev/*"]
 """
 
 
+def programs_of(version: str) -> Path:
+    """Where that containerd has its programs."""
+    if version == "system":
+        return Path(shutil.which("containerd") or "/usr/bin/containerd").parent
+    return Path(__file__).parents[1] / f".dev/lab/containerd-{version}/usr/bin"
+
+
 class Containerd:
     """One containerd. Containers share the machine's /usr; what they change is in their snapshot's upper directory."""
 
-    def __init__(self, made: Lab, path: str, *, pods: bool = False) -> None:
+    def __init__(self, made: Lab, *, version: str = VERSION, pods: bool = False, **environment: str) -> None:
         self.lab = made
+        self.version = version
+        self.programs = programs_of(version)
         self.home = made.root / "containerd"
         self.home.mkdir()
         # runc's root is shared by all containerds of a machine
@@ -67,24 +79,27 @@ class Containerd:
             network = {"cniVersion": "0.4.0", "name": "lab", "plugins": [{"type": "ptp", "ipam": addresses}]}
             (self.home / "cni").mkdir()
             (self.home / "cni/lab.conflist").write_text(json.dumps(network))
-        self.environment = made.environment(
-            PATH=path,
-            HOLDFAST_RUNC_STATE=str(made.root / "marks"),
-            HOLDFAST_SHIM_LINKS=str(made.root / "links"),
-            HOLDFAST_PYTHON=sys.executable,
-        )
-        self.pause = b""  # the program of the image, for pods: it waits
+        places = {
+            "PATH": f"{SHIM.parent}:{self.programs}:{os.environ['PATH']}",
+            "HOLDFAST_RUNC_STATE": str(made.root / "marks"),
+            "HOLDFAST_SHIM_LINKS": str(made.root / "links"),
+            "HOLDFAST_PYTHON": sys.executable,
+        }
+        self.environment = made.environment(**{**places, **environment})
+        self._pods = pods
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = self.lab.enter(["containerd", "--config", self.home / "config.toml"])
+        command = self.lab.enter([self.programs / "containerd", "--config", self.home / "config.toml"])
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         wait_for(lambda: self.ctr("version", check=False).returncode == 0 or None, "containerd does not start")
 
-    def stop(self, how: int = signal.SIGTERM) -> None:
+    def stop(self, how: int | None = signal.SIGTERM) -> None:
+        """By that signal; None: it was killed by somebody else."""
         if self._daemon is not None:
-            self._daemon.send_signal(how)
+            if how is not None:
+                self._daemon.send_signal(how)
             self._daemon.wait(timeout=30)
             self._daemon = None
 
@@ -95,17 +110,33 @@ class Containerd:
         self.start()
 
     @property
+    def daemon_pid(self) -> int:
+        """nsenter becomes the program that it starts."""
+        assert self._daemon is not None
+        return self._daemon.pid
+
+    @property
     def is_up(self) -> bool:
         return self._daemon is not None
 
     def ctr(self, *words: str | Path, check: bool = True, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-        command = ("ctr", "--address", self.home / "socket", "--namespace", self.namespace, *words)
-        return self.lab.run(*command, check=check, timeout=timeout_s)
+        return self.lab.run(*self.command(*words), check=check, timeout=timeout_s)
+
+    def command(self, *words: str | Path) -> list[str | Path]:
+        """A call of `ctr`."""
+        return [self.programs / "ctr", "--address", self.home / "socket", "--namespace", self.namespace, *words]
 
     def load_image(self) -> None:
         archive = self.home / "image.tar"
-        archive.write_bytes(_image(self.pause))
+        archive.write_bytes(_image(self._pause_program() if self._pods else b""))
         self.ctr("image", "import", archive)
+
+    def _pause_program(self) -> bytes:
+        """What the sandbox of a pod runs: it waits."""
+        source = self.home / "pause.c"
+        source.write_text("#include <unistd.h>\nint main(void) { for (;;) pause(); }\n")
+        subprocess.run(["cc", "-static", "-Os", "-o", self.home / "pause", source], check=True)
+        return (self.home / "pause").read_bytes()
 
     def run(
         self,
@@ -183,11 +214,9 @@ class Containerd:
 
 
 @contextmanager
-def containerd(made: Lab, *, pause: bytes = b"", **environment: str) -> Iterator[Containerd]:
+def containerd(made: Lab, *, version: str = VERSION, pods: bool = False, **environment: str) -> Iterator[Containerd]:
     """A running one, with the shim on its PATH; its tasks are gone afterwards."""
-    engine = Containerd(made, f"{SHIM.parent}:{os.environ['PATH']}", pods=bool(pause))
-    engine.environment |= environment
-    engine.pause = pause
+    engine = Containerd(made, version=version, pods=pods, **environment)
     engine.start()
     try:
         engine.load_image()

@@ -83,24 +83,16 @@ CREATING = ("unpacked", "unmounted", "exchanged", "mounted", "restoring", "resto
 ENDING = ("dumping", "frozen", "storing", "stored", "answered", "unmarked")
 DELETING = ("deleting", "deleted")
 DYING = """
-import os, signal, subprocess, sys
+import os, signal, sys
 from pathlib import Path
 from holdfast import CheckpointManager
-from holdfast.containers import attempts, criu, freezing, network, rootfs, runtime, thawing
+from holdfast.containers import attempts, criu, freezing, guarding, network, rootfs, runtime, thawing
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def dies_after(function):
     return lambda *words, **options: (function(*words, **options), die())
-
-def begins_and_dies(command, **options):
-    options.pop("check")
-    subprocess.Popen(command, **options)
-    die()
-
-class Subprocess:
-    run = staticmethod(begins_and_dies)
 
 real_unlink = Path.unlink
 def unlink(path, **options):
@@ -124,7 +116,7 @@ elif STAGE == "exchanged":
 elif STAGE == "mounted":
     thawing.run_restore = die
 elif STAGE == "restoring":
-    thawing.subprocess = Subprocess
+    guarding.Guard.wait = die
 elif STAGE == "restored":
     thawing.run_restore = dies_after(thawing.run_restore)
 elif STAGE in ("paused", "unmarked"):
@@ -148,6 +140,8 @@ if MUTANT == "nothing put right":
     attempts._is_put_right = lambda killed: True
 elif MUTANT == "ends unannounced":
     runtime.Runtime._has_ended = lambda self, marked: bool(marked.get("ended"))
+elif MUTANT == "runs unknown":
+    guarding._SCRIPT = guarding._SCRIPT.replace("{delete}", ":")
 elif MUTANT == "mark must be known to runc":
     runtime.Runtime._status = lambda self: "stopped"
 sys.exit(runtime.main(sys.argv[1:]))

@@ -14,15 +14,11 @@ from tests.lab import lab
 from tests.servers.postgres import Cluster
 
 pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd", "cc")]
-PAUSE = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"
 
 
 @pytest.fixture(scope="module", name="engine")
 def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    root = tmp_path_factory.mktemp("pods")
-    (root / "pause.c").write_text(PAUSE)
-    subprocess.run(["cc", "-static", "-Os", "-o", root / "pause", root / "pause.c"], check=True)
-    with lab(root) as made, containerd(made, pause=(root / "pause").read_bytes()) as engine:
+    with lab(tmp_path_factory.mktemp("pods")) as made, containerd(made, pods=True) as engine:
         yield engine
 
 
@@ -183,7 +179,7 @@ def test_another_node(engine: Containerd, tmp_path: Path, postgres: Cluster) -> 
     """Two engines with nothing in common but the store. What was kept on one goes on below the other; and what the
     kubelet of one wrote as an archive, a pod of the other names as its beginning."""
     store = postgres.empty_database()
-    with lab(tmp_path) as made, containerd(made, pause=engine.pause, HOLDFAST_STORE=store) as there:
+    with lab(tmp_path) as made, containerd(made, pods=True, HOLDFAST_STORE=store) as there:
         engine.restart(HOLDFAST_STORE=store)
         here, beyond = Cri(engine.home / "socket", IMAGE), Cri(there.home / "socket", IMAGE)
         first = here.run_pod("train-7d9c6bf5c4-x2k8q", labels=DEPLOYMENT)

@@ -56,6 +56,9 @@ def killed_in_create(engine: Engine, workload: Workload, stages: tuple[str, ...]
         engine.die_at(stage, mutant)
         assert engine.create("one", check=False) == -9, stage
         engine.die_at("", mutant)
+        if stage in ("restored", "paused"):  # nobody was told of it, so nobody would stop it
+            gone = lambda: None if engine.lab.runc("state", "one", check=False).returncode == 0 else True  # noqa: E731
+            wait_for(gone, f"{stage}: it runs, and nobody knows of it", 5)
         engine.call("delete", "--force", "one")
         engine.start("one")
         engine.lab.run("mountpoint", "--quiet", workload.bundle / "rootfs")
@@ -119,12 +122,16 @@ def test_killed_in_kill_and_delete(engine: Engine) -> None:
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize("mutant", ["nothing put right", "ends unannounced", "mark must be known to runc"])
+@pytest.mark.parametrize(
+    "mutant", ["nothing put right", "ends unannounced", "mark must be known to runc", "runs unknown"]
+)
 def test_these_tests_can_fail(engine: Engine, mutant: str) -> None:
     workload = Workload(engine)
     with pytest.raises(AssertionError):
         if mutant == "nothing put right":
             killed_in_create(engine, workload, ("unmounted",), mutant)
+        elif mutant == "runs unknown":
+            killed_in_create(engine, workload, ("paused",), mutant)
         elif mutant == "ends unannounced":
             killed_in_kill(engine, workload, ("answered",), mutant)
         else:

@@ -27,6 +27,7 @@ NAMES = (
     "training",
     "copies",
     "containers",
+    "shim",
     "s3_faults",
     "database_crashes",
     "partitions",

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,6 +56,11 @@ class Attempt:
     @property
     def bin(self) -> Path:
         return self.path / "bin"
+
+    @property
+    def seam(self) -> Path:
+        """Where CRIU asks before it lets go (see relay): not below `path`, because names of sockets must be short."""
+        return _seam(self.id)
 
     def log(self) -> str:
         """The last log with something in it; "" if there is none."""
@@ -183,8 +189,12 @@ def _is_put_right(killed: Attempt) -> bool:
 
 
 def _forget(path: Path) -> None:
-    for name in _PASSING:
-        shutil.rmtree(path / name, ignore_errors=True)
+    for passing in (*(path / name for name in _PASSING), _seam(path.name)):
+        shutil.rmtree(passing, ignore_errors=True)
+
+
+def _seam(identity: str) -> Path:
+    return Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir(), f"holdfast-{identity}")
 
 
 @contextmanager

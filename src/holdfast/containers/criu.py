@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -52,8 +51,8 @@ def validate_images(directory: Path) -> None:
 class Seam:
     """Where CRIU waits, with everything frozen and the images written, for Holdfast's word (see relay)."""
 
-    def __init__(self, folder: str) -> None:
-        self.path = os.path.join(folder, "seam")
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "seam")
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listening.bind(self.path)
         self._listening.listen(1)
@@ -100,15 +99,14 @@ class Seam:
 
 
 @contextmanager
-def seam() -> Iterator[Seam]:
-    place = "/run" if os.access("/run", os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="holdfast-", dir=place)  # short, because names of sockets are
-    made = Seam(folder)
+def seam(attempt: Attempt) -> Iterator[Seam]:
+    attempt.seam.mkdir(mode=0o700)
+    made = Seam(attempt.seam)
     try:
         yield made
     finally:
         made.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(attempt.seam, ignore_errors=True)
 
 
 def dump(
@@ -136,7 +134,7 @@ def dump(
 def _dump(
     command: Sequence[str], attempt: Attempt, on_frozen: Callable[[], None], timeout_s: int, deadline: float | None
 ) -> None:
-    with seam() as waiting:
+    with seam(attempt) as waiting:
         _write_fronts(attempt, waiting)
         inherited = {**os.environ, "HOLDFAST_FREEZE_TIMEOUT_S": str(timeout_s)}
         inherited["PATH"] = f"{attempt.bin}:{inherited.get('PATH', '')}:{USUAL_PATH}"

@@ -24,9 +24,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from . import marks, runc_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .guarding import Guard
 
 ORPHAN_S = 10.0  # what a killed call of ours had started is waited for so long
 CRASH_S = 10.0  # one that ends this soon after it was brought back, by itself, is not brought back from there again
@@ -67,6 +72,7 @@ class Runtime:
         self.root = call.get("root") or "/run/runc"
         self.mark = marks.mark_of(self.root, self.id)
         self.manager: Any = None  # of an open store, where one call follows another
+        self.guard: Guard | None = None  # of a container that was brought back and that nobody knows of yet
 
     # The commands
 
@@ -94,6 +100,8 @@ class Runtime:
         if restored is None:
             return None
         self._remember(**facts, restored=restored)
+        if self.guard is not None:
+            self.guard.keep()
         return 0
 
     def run(self) -> int | None:
@@ -259,6 +267,9 @@ class Runtime:
                 try:
                     self._restore(manager, checkpoint.id, bundle, spec)
                 except CheckpointError as error:
+                    if self.guard is not None:
+                        self.guard.drop()
+                        self.guard = None
                     self._runc(*self.call.other("delete", "--force"))
                     self.log(f"holdfast: {checkpoint.id} could not be restored: {error}", level="warning")
                     is_last = number == len(candidates) - 1 and attempt_number == wish.tries - 1
@@ -301,11 +312,18 @@ class Runtime:
             rootfs = find_rootfs(bundle, str(spec.get("root", {}).get("path", "rootfs")))
             stack.enter_context(files_of(kept, rootfs, work))
             options = [str(one) for one in kept.criu.get("options", ())]
-            run_restore([self.real, *self.call.to_restore(str(work.images), str(work.path), options)], work, net)
+            command = [self.real, *self.call.to_restore(str(work.images), str(work.path), options)]
+            run_restore(command, work, net, self._run_guarded)
             self._accompany(companions)
             paused = self._runc(*self.call.other("pause"))
             if paused.returncode:
                 self.log(f"holdfast: it runs before it is started: {paused.stderr.strip()}", level="warning")
+
+    def _run_guarded(self, command: Sequence[str], said: IO[bytes], held: Sequence[int]) -> int:
+        from .guarding import Guard
+
+        self.guard = Guard(command, [self.real, *self.call.other("delete", "--force")], said.fileno(), held)
+        return self.guard.wait()
 
     def _accompany(self, companions: list[Any]) -> None:
         """It runs again: what is not memory of its processes comes back too, or it ends."""

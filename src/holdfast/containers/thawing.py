@@ -7,14 +7,13 @@ Nothing is touched before every byte of the images has been read and verified.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from holdfast.errors import Conflict, Corrupted, NotFound, Validation
 from holdfast.manager import CheckpointManager
@@ -27,6 +26,8 @@ from .freezing import Companion, Phases, Report
 from .pids import pids_below
 from .programs import find_program
 from .rootfs import Rootfs, find_rootfs, replaced
+
+Run = Callable[[Sequence[str], IO[bytes], Sequence[int]], int]  # its stderr, and the descriptors that it holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +144,17 @@ def files_of(kept: snapshot.Snapshot, rootfs: Rootfs, work: Attempt) -> Abstract
     return replaced(rootfs, kept.rootfs, lambda facts: work.describe(replaces=facts))
 
 
-def run_restore(command: Sequence[str], work: Attempt, net: Mapping[str, str]) -> None:
+def run_restore(command: Sequence[str], work: Attempt, net: Mapping[str, str], run: Run | None = None) -> None:
     """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails."""
     work.describe(network=net)
     with (work.path / "runtime.log").open("wb") as said, network.namespace_of(None, net) as namespace:
-        process = subprocess.run(command, stderr=said, check=False, env=dict(os.environ), pass_fds=work.held)
-        if process.returncode:
+        if (run or _run)(command, said, work.held):
             network.remove_lock(namespace)
             raise failure("restored", work)
+
+
+def _run(command: Sequence[str], said: IO[bytes], held: Sequence[int]) -> int:
+    return subprocess.run(command, stderr=said, check=False, pass_fds=held).returncode
 
 
 def bundle_spec(home: Path, kept: snapshot.Snapshot) -> dict[str, Any]:

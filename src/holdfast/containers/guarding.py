@@ -1,0 +1,65 @@
+"""A restore that is undone when whoever asked for it is killed.
+
+An engine that got no answer knows of no container. Would it run all the same, nobody could stop it, and the next one of
+the workload would go on from the same moment a second time. So a shell stands between: it restores, and waits for the
+word that the container is known. If that does not come, because we are gone, it removes the container.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+from collections.abc import Sequence
+
+# Descriptors 8 and 9 are ours: shells know only those up to 9, and the runtime must not have them.
+_SCRIPT = """
+{restore} 8>&- 9<&-
+status=$?
+(trap '' PIPE; echo $status >&8) 2>/dev/null
+exec 8>&-
+[ $status = 0 ] || exit 0
+read -r word <&9 || {delete} >/dev/null 8>&- 9<&-
+"""
+_ABOVE = 20  # numbers that cannot be 8 or 9
+
+
+class Guard:
+    """A restore under way, and afterwards the container's right to stay."""
+
+    def __init__(self, restore: Sequence[str], delete: Sequence[str], said: int, held: Sequence[int]) -> None:
+        """`said`: for what the programs say. They all hold `held`: locks that are not free while one of them works."""
+        script = _SCRIPT.format(restore=shlex.join(restore), delete=shlex.join(delete))
+        self._told, told = (_above(fd) for fd in os.pipe())
+        word, self._word = (_above(fd) for fd in os.pipe())
+        locks = [_above(os.dup(fd)) for fd in held]
+        given = [(told, 8), (word, 9), (said, 2), *zip(locks, locks, strict=True)]
+        actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in given]
+        try:
+            self._shell = os.posix_spawn("/bin/sh", ["sh", "-c", script], os.environ, file_actions=actions)
+        finally:
+            for fd in (told, word, *locks):
+                os.close(fd)
+
+    def wait(self) -> int:
+        """The exit status of the restore."""
+        with open(self._told, "rb") as told:
+            return int(told.read() or b"1")  # nothing: the shell itself was killed
+
+    def keep(self) -> None:
+        """The container is known: it stays, whoever dies from now on."""
+        os.write(self._word, b"kept\n")
+        self.drop()
+
+    def drop(self) -> None:
+        """Without a word before, the container goes."""
+        os.close(self._word)
+        os.waitpid(self._shell, 0)
+
+
+def _above(fd: int) -> int:
+    """The same under a number that is not one of the shell's."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+    finally:
+        os.close(fd)
