@@ -147,7 +147,7 @@ def hibernate(one: Workload, manager: CheckpointManager, companions: list[Compan
         )
     facts, lease = _claimed(one, manager)
     mark = marks.mark_of(str(one.mark.parent), one.mark.name)
-    marks.write_mark(mark, {**facts, "killed": True})  # whoever removes it before we are done: it did not crash
+    marks.write_mark(mark, {**facts, "ending": time.time()})
     try:
         frozen = freeze_container(
             manager,
@@ -162,9 +162,10 @@ def hibernate(one: Workload, manager: CheckpointManager, companions: list[Compan
     except BaseException:
         marks.write_mark(mark, facts)
         raise
-    if mark.exists():
-        marks.write_mark(mark, {**facts, "ended": time.time()})
     claims.give_back(manager, facts)
+    if mark.exists():  # the engine may have noticed, and removed it
+        facts.pop("claim")
+        marks.write_mark(mark, {**facts, "ended": time.time()})
     return frozen
 
 

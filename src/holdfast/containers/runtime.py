@@ -374,8 +374,9 @@ class Runtime:
                 self._remember(**marked)
                 raise
             if not leave_running:
-                self._remember(**marked, ended=time.time())
                 claims.give_back(manager, marked)
+                marked.pop("claim")  # so that `delete` need not open the store
+                self._remember(**marked, ended=time.time())
 
     # The rest
 
