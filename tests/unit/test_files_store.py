@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import holdfast
-from holdfast.errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat
+from holdfast.cli import cli
+from holdfast.errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, Validation
 from holdfast.index.files import FilesIndex
 from holdfast.manager import CheckpointManager
 from tests.torture.kill_loop import kill_loop
@@ -245,6 +247,26 @@ def test_memory_that_is_kept(tmp_path: Path) -> None:
         assert not store.exists(ids[0])
         assert store.get(late).seq == 3
         assert store.verify().is_ok
+
+
+def test_memory_that_is_kept_is_not_shared_with_processes(place: Path) -> None:
+    with (
+        pytest.raises(Validation, match="cannot be shared with processes"),
+        holdfast.open(f"memory:{place}") as store,
+        holdfast.run("r", store=store) as run,
+    ):
+        run.map(abs, [1, 2], executor="process")
+
+
+@pytest.mark.requires("module:fastapi")
+def test_every_kind_of_directory_is_served(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[str] = []
+    monkeypatch.setattr("holdfast.server.serving.serve", lambda settings: served.append(settings.store))
+    monkeypatch.chdir(place.parent)
+    for url in ("files:store", "memory:store", "file:store", "store", "memory:"):
+        assert CliRunner().invoke(cli, ["serve", "--store", url]).exit_code == 0
+    assert served == [f"files:{place}", f"memory:{place}", f"file:{place}", str(place), "memory:"]
+    assert CliRunner().invoke(cli, ["serve", "--store", "memory:store", "--workers", "2"]).exit_code == 3
 
 
 def test_names_never_become_paths() -> None:

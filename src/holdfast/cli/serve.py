@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from .session import Number, Session, store_command
@@ -35,6 +33,7 @@ def serve_command(
     """
     from holdfast.errors import Validation
     from holdfast.manager import default_url
+    from holdfast.opening import reachable
 
     try:
         from holdfast.server.serving import Settings, serve
@@ -42,10 +41,8 @@ def serve_command(
         raise Validation(f"serving needs {error.name}", hint="pip install 'holdfast[server]'") from error
 
     session.export_key()
-    place = session.store or default_url()
-    if "://" not in place and place != "memory:":
-        place = os.path.abspath(place.removeprefix("file:"))
-    if place == "memory:" and workers > 1:
+    place = reachable(session.store or default_url())
+    if place.startswith("memory:") and workers > 1:
         raise Validation("several workers cannot share a store in memory", hint="use one, or a directory")
     session.export_key()
     serve(

@@ -122,7 +122,7 @@ class Cache:
         place = (
             self.store.url,
             self.store.namespace,
-            id(self.store) if self.store.url == "memory:" else 0,
+            id(self.store) if self.store.url.startswith("memory:") else 0,
             request.key,
         )
         with _lock:
@@ -132,7 +132,7 @@ class Cache:
             flight = _flights[place] = Flight(self, place, who)
         try:
             self._end_forgotten()
-            if self.store.url != "memory:" and not self._claim(request, flight):
+            if not self.store.url.startswith("memory:") and not self._claim(request, flight):
                 flight.end()
                 return None
         except BaseException:

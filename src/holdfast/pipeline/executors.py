@@ -174,7 +174,7 @@ def workers_for(
 
 
 def _refuse_memory(spec: Spec) -> None:
-    if spec.store == "memory:":
+    if spec.store.startswith("memory:"):
         raise Validation(
             f"map {show(spec.path)}: a store in memory cannot be shared with processes",
             hint='use executor="thread", or a store in a directory',

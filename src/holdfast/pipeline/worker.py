@@ -380,7 +380,7 @@ def _no_buffers(number: int) -> bytes:
 def _open(spec: Spec) -> CheckpointManager:
     """The store of a run in another process; opened once."""
     url, namespace = spec.store, spec.namespace
-    if url == "memory:":
+    if url.startswith("memory:"):
         raise Conflict(
             "a store in memory cannot be written by other processes", hint='use executor="thread", or a directory'
         )
