@@ -110,6 +110,8 @@ def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     text = page.inner_text("#runs")
     assert "nightly-tiles" in text
     assert "division by zero" in text
+    page.fill("#search", "night")
+    page.locator("#runs", has_text="import-orders").wait_for(state="detached")
     page.click("a:has-text('nightly-tiles')")
     assert page.locator(".steps li").count() >= 3
     assert page.locator(".cell.failed").count() == 4
@@ -132,6 +134,7 @@ def test_models_show_money_spent_and_saved_apart(page: Page) -> None:
 def test_approvals_are_decided_once_by_runs_and_workflows(page: Page, known: dict[str, str]) -> None:
     page.goto("/approvals")
     assert "Publish 214 pages" in page.inner_text("#asks")
+    assert '"amount": 120' in page.inner_text("#asks")
     page.locator(".ask", has_text="go-live").locator("input[name=comment]").fill("looks good")
     page.locator(".ask", has_text="go-live").locator("button.primary").click()
     assert "approved" in page.inner_text(".notice")

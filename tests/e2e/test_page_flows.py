@@ -172,6 +172,35 @@ def test_all_that_failed_is_retried_with_a_button(page_of: PageOf) -> None:
     assert runner.calls == ["orders", "stops"]
 
 
+def test_a_checkpoint_is_restored_downloaded_and_its_job_copied(page_of: PageOf) -> None:
+    class Takes:
+        calls: list[tuple[str, object]] = []  # noqa: RUF012 - of this test
+
+        def resume_job(self, job: str, state: object) -> None:
+            self.calls.append((job, state))
+
+    page, place = page_of(Takes())
+    with holdfast.open(place) as store:
+        first = store.save("job", "one", {"n": 1})
+        store.save("job", "two", {"n": 2})
+    page.goto(f"/checkpoints/{first}")
+    page.click("text=Restore…")
+    assert f"holdfast restore job {first}" in page.inner_text("#restore")
+    page.click("#restore button.primary")
+    assert "was resumed from here" in page.inner_text(".notice")
+    assert Takes.calls == [("job", {"n": 1})]
+    with page.expect_download() as loaded:
+        page.click("text=Download")
+    assert '"n":1' in loaded.value.path().read_text().replace(" ", "")
+    page.goto("/jobs/job")
+    page.click("text=Copy…")
+    page.fill("#new-job", "job-2")
+    page.click("#copy button.primary")
+    assert page.locator(".commit").count() == 2
+    with holdfast.open(place) as store:
+        assert store.restore("job-2") == {"n": 2}
+
+
 def test_a_refusal_of_the_runner_is_told(page_of: PageOf) -> None:
     class Refuses(Runner):
         def resume_job(self, job: str, state: object) -> bool:  # type: ignore[override]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from threading import Lock
 
 from holdfast.errors import NotFound
@@ -15,6 +17,7 @@ from holdfast.workflow import Workflows
 
 MOST_JOBS = 2000  # that are looked at for the list
 _MOST = 200  # executions
+_LONG = 4000
 _COUNTED_S = 5.0
 
 
@@ -24,15 +27,25 @@ class Asked:
     name: str
     id: str  # what `answer` wants
     prompt: str
+    since: datetime
     expires: str
     address: str
+    about: str = ""  # what it was given, as JSON
 
 
 def asked(store: CheckpointManager, run: str | None = None) -> list[Asked]:
     """Approvals nobody has decided yet, of one run or of all."""
     runs = find_runs(store, most_jobs=MOST_JOBS) if run is None else [find_run(store, run)]
     found = [
-        Asked(each.key, str(wait["name"]), str(wait["name"]), str(wait.get("prompt", "")), "", f"/runs/{each.key}")
+        Asked(
+            each.key,
+            str(wait["name"]),
+            str(wait["name"]),
+            str(wait.get("prompt", "")),
+            each.updated_at,
+            "",
+            f"/runs/{each.key}",
+        )
         for each in runs
         for wait in each.waiting
         if wait.get("for") == "approval" and decision_of(store, each.key, str(wait["name"])) is None
@@ -48,10 +61,23 @@ def _of_workflows(store: CheckpointManager) -> Iterator[Asked]:
             if checkpoint["approval_status"] == "pending":
                 key = execution["execution_id"]
                 prompt = f"{execution['workflow_name']}: {checkpoint['agent_id']} wants to go on"
-                until = checkpoint["approval_expires_at"] or ""
+                given = checkpoint["input_data"]
                 yield Asked(
-                    key, checkpoint["checkpoint_name"], checkpoint["checkpoint_id"], prompt, until, f"/jobs/{key}"
+                    key,
+                    checkpoint["checkpoint_name"],
+                    checkpoint["checkpoint_id"],
+                    prompt,
+                    datetime.fromisoformat(checkpoint["started_at"]),
+                    checkpoint["approval_expires_at"] or "",
+                    f"/jobs/{key}",
+                    _as_json(given)[:_LONG] if given else "",
                 )
+
+
+def _as_json(value: object) -> str:
+    """On one line if that is short."""
+    line = json.dumps(value, ensure_ascii=False, default=str)
+    return line if len(line) <= 100 else json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def settle(store: CheckpointManager, key: str, name: str, approved: bool, comment: str) -> None:
