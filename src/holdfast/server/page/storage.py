@@ -24,7 +24,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _COLOURS = 5  # jobs with a colour of their own in the chart
 _LISTED = 20
 _EVENTS = 200
-_QUICK = 5000  # checkpoints of a store whose garbage is counted without being asked
+_QUICK = 20_000  # checkpoints of a store whose garbage is counted without being asked
 
 _BARS = {"hour": "a minute", "day": "half an hour", "week": "four hours", "month": "a day", "year": "a week"}
 
