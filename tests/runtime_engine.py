@@ -39,7 +39,7 @@ class Engine:
         (bundle / "config.json").write_text(json.dumps(spec))
         return bundle
 
-    def create(self, name: str, check: bool = True) -> int:
+    def create(self, name: str, check: bool = True, **streams: Any) -> int:
         """With streams of its own: what runs on must not hold the caller's pipes."""
         words = [
             "create",
@@ -50,10 +50,8 @@ class Engine:
             name,
         ]
         command = [str(RUNTIME), "--root", str(self.lab.runtime_root), "--log", str(self.log), "--log-format", "json"]
-        null = subprocess.DEVNULL
-        done = subprocess.run(
-            self.lab.enter([*command, *words]), env=self.environment, stdin=null, stdout=null, stderr=null, check=check
-        )
+        streams = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), **streams}
+        done = subprocess.run(self.lab.enter([*command, *words]), env=self.environment, check=check, **streams)
         return done.returncode
 
     def start(self, name: str) -> None:

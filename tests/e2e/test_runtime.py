@@ -63,6 +63,48 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
         assert [one.tags for one in store.list("container:counter")] == [{}, {}]  # killed, not crashed; and all kept
 
 
+TALKER = """
+import os, time
+n = 0
+while True:
+    n += 1
+    os.write(1, b"out %d\\n" % n)
+    os.write(2, b"err %d\\n" % n)
+    time.sleep(0.005)
+"""
+
+
+@criu
+def test_its_streams_are_those_of_each_create(engine: Engine) -> None:
+    """Pipes, as engines give them: what is brought back writes to the new ones, step after step, again and again."""
+    engine.bundle("one", *KEPT, program=(PYTHON, "-c", TALKER))
+    told: dict[str, list[str]] = {"out": [], "err": []}
+    for _ in range(3):
+        ends = {name: os.pipe() for name in ("stdout", "stderr")}
+        engine.create("one", **{name: writing for name, (_, writing) in ends.items()})
+        engine.call("start", "one")
+        streams = []
+        for reading, writing in ends.values():
+            os.close(writing)
+            streams.append(os.fdopen(reading))
+        for stream in streams:
+            for _ in range(5):
+                what, number = stream.readline().split()
+                told[what].append(number)
+        engine.call("kill", "one", "TERM")
+        assert engine.status("one") == "stopped"
+        for stream in streams:
+            with stream:
+                for line in stream:
+                    what, number = line.split()
+                    told[what].append(number)
+        engine.call("delete", "one")
+    for numbers in told.values():
+        assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
+    with holdfast.open(engine.lab.store) as store:
+        assert len(store.list("container:counter")) == 3
+
+
 @criu
 def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
     """Its generation is marked, and the one before it is tried; with none left, it starts anew."""

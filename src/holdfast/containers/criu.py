@@ -185,7 +185,8 @@ def failure(what: str, attempt: Attempt) -> CheckpointError:
             hint="make room, or set HOLDFAST_STATE_DIR to a larger disk",
         )
     cause = explain(attempt.log())
-    runtime = (attempt.path / "runtime.log").read_text(errors="replace").strip() if attempt.path.exists() else ""
+    log = attempt.path / "runtime.log"
+    runtime = log.read_text(errors="replace").strip() if log.exists() else ""
     if cause is not None and cause.code != "unknown":
         message, hint = cause.cause, cause.fix
     else:

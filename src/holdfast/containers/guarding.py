@@ -19,7 +19,7 @@ status=$?
 (trap '' PIPE; echo $status >&8) 2>/dev/null
 exec 8>&-
 [ $status = 0 ] || exit 0
-read -r word <&9 || {delete} >/dev/null 8>&- 9<&-
+read -r word <&9 || {delete} >/dev/null 2>&1 8>&- 9<&-
 """
 _ABOVE = 20  # numbers that cannot be 8 or 9
 
@@ -27,13 +27,13 @@ _ABOVE = 20  # numbers that cannot be 8 or 9
 class Guard:
     """A restore under way, and afterwards the container's right to stay."""
 
-    def __init__(self, restore: Sequence[str], delete: Sequence[str], said: int, held: Sequence[int]) -> None:
-        """`said`: for what the programs say. They all hold `held`: locks that are not free while one of them works."""
+    def __init__(self, restore: Sequence[str], delete: Sequence[str], held: Sequence[int]) -> None:
+        """The programs have our streams, and all hold `held`: locks that are not free while one of them works."""
         script = _SCRIPT.format(restore=shlex.join(restore), delete=shlex.join(delete))
         self._told, told = (_above(fd) for fd in os.pipe())
         word, self._word = (_above(fd) for fd in os.pipe())
         locks = [_above(os.dup(fd)) for fd in held]
-        given = [(told, 8), (word, 9), (said, 2), *zip(locks, locks, strict=True)]
+        given = [(told, 8), (word, 9), *zip(locks, locks, strict=True)]
         actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in given]
         try:
             self._shell = os.posix_spawn("/bin/sh", ["sh", "-c", script], os.environ, file_actions=actions)

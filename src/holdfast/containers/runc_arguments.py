@@ -128,8 +128,10 @@ class Call:
 
         What it says is for us: an engine takes the last error in that file for the reason of whatever fails later.
         """
-        options = [word for flag in self.options if flag.name not in _LOG for word in flag.words()]
-        return [*options, command, *words, *self._last()]
+        return [*self._words_but_log(), command, *words, *self._last()]
+
+    def _words_but_log(self) -> list[str]:
+        return [word for flag in self.options if flag.name not in _LOG for word in flag.words()]
 
     def _last(self) -> list[str]:
         return ["--", self.container_id] if self.container_id.startswith("-") else [self.container_id]
@@ -138,14 +140,14 @@ class Call:
         """What to call instead of this create (or run), so that the container comes back from its images.
 
         A create answers when the container exists and leaves it to itself, so restore gets --detach, and
-        --no-subreaper because the caller is there to see to its children.
+        --no-subreaper because the caller is there to see to its children. The engine's log is left out, as in `other`.
         """
         carried = [flag for flag in self.flags if flag.name in _CARRIED_OVER]
         if self.command == "create":
             carried = [*carried, Flag("detach", True), Flag("no-subreaper", True)]
         words = [word for flag in carried for word in flag.words()]
         paths = (f"--image-path={image_path}", f"--work-path={work_path}")
-        return [*self.global_words(), "restore", *words, *paths, *more, *self._last()]
+        return [*self._words_but_log(), "restore", *words, *paths, *more, *self._last()]
 
     def __repr__(self) -> str:
         return f"Call({list(self.argv)!r})"

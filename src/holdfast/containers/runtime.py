@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import marks, runc_arguments
 
@@ -319,10 +319,10 @@ class Runtime:
             if paused.returncode:
                 self.log(f"holdfast: it runs before it is started: {paused.stderr.strip()}", level="warning")
 
-    def _run_guarded(self, command: Sequence[str], said: IO[bytes], held: Sequence[int]) -> int:
+    def _run_guarded(self, command: Sequence[str], held: Sequence[int]) -> int:
         from .guarding import Guard
 
-        self.guard = Guard(command, [self.real, *self.call.other("delete", "--force")], said.fileno(), held)
+        self.guard = Guard(command, [self.real, *self.call.other("delete", "--force")], held)
         return self.guard.wait()
 
     def _accompany(self, companions: list[Any]) -> None:

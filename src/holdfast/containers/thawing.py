@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from holdfast.errors import Conflict, Corrupted, NotFound, Validation
 from holdfast.manager import CheckpointManager
@@ -27,7 +27,7 @@ from .pids import pids_below
 from .programs import find_program
 from .rootfs import Rootfs, find_rootfs, replaced
 
-Run = Callable[[Sequence[str], IO[bytes], Sequence[int]], int]  # its stderr, and the descriptors that it holds
+Run = Callable[[Sequence[str], Sequence[int]], int]  # a command, and the descriptors that it holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +145,20 @@ def files_of(kept: snapshot.Snapshot, rootfs: Rootfs, work: Attempt) -> Abstract
 
 
 def run_restore(command: Sequence[str], work: Attempt, net: Mapping[str, str], run: Run | None = None) -> None:
-    """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails."""
+    """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails.
+
+    All three streams are ours: those of the container that were pipes become them. So the runtime logs into a file.
+    """
     work.describe(network=net)
-    with (work.path / "runtime.log").open("wb") as said, network.namespace_of(None, net) as namespace:
-        if (run or _run)(command, said, work.held):
+    command = [command[0], f"--log={work.path / 'runtime.log'}", *command[1:]]
+    with network.namespace_of(None, net) as namespace:
+        if (run or _run)(command, work.held):
             network.remove_lock(namespace)
             raise failure("restored", work)
 
 
-def _run(command: Sequence[str], said: IO[bytes], held: Sequence[int]) -> int:
-    return subprocess.run(command, stderr=said, check=False, pass_fds=held).returncode
+def _run(command: Sequence[str], held: Sequence[int]) -> int:
+    return subprocess.run(command, check=False, pass_fds=held).returncode
 
 
 def bundle_spec(home: Path, kept: snapshot.Snapshot) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def test_what_an_engine_calls_for_a_new_container() -> None:
     assert call.is_set("systemd-cgroup")
     assert not call.is_set("debug")
     assert call.to_restore("/img", "/work", ["--tcp-established"]) == [
-        "--root=/run/containerd/runc/k8s.io", "--log=/b/log.json", "--log-format=json", "--systemd-cgroup", "restore",
+        "--root=/run/containerd/runc/k8s.io", "--systemd-cgroup", "restore",
         "--bundle=/b", "--pid-file=/b/init.pid", "--no-pivot", "--detach", "--no-subreaper",
         "--image-path=/img", "--work-path=/work", "--tcp-established", "c1",
     ]  # fmt: skip
