@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.containers.wire import encode
 from tests.cri import Cri, Failed
 from tests.engine import COUNT, IMAGE, Containerd, containerd
 from tests.lab import lab
@@ -204,3 +205,23 @@ def test_another_node(engine: Containerd, tmp_path: Path, postgres: Cluster) -> 
         there.wait_beyond(counter, reached)
         beyond.remove_pod(third)
         assert there.shims() == []
+
+
+def test_an_archive_of_the_kubelet(engine: Containerd, cri: Cri, tmp_path: Path) -> None:
+    """What a kubelet's /checkpoint leaves of a container that did not opt in: a pod of ours goes on from it."""
+    if engine.version != "2":
+        pytest.skip("containerd writes such archives from 2.1 on: ./dev torture shim")
+    first = cri.run_pod("plain", handler="runc")
+    counter = cri.start(first, "main", COUNT)
+    engine.wait_beyond(counter, 5)
+    archive = tmp_path / "checkpoint-plain_default-main-2026-11-16T01:00:00Z.tar"
+    cri.call("CheckpointContainer", encode([(1, counter), (2, str(archive))]))
+    reached = engine.count(counter)
+    cri.remove_pod(first)
+    environment = engine.environment
+    engine.lab.holdfast("container", "import", archive, "--key", "default+plain", env=environment)
+    second = cri.run_pod("copy")
+    counter = cri.start(second, "main", COUNT, {"HOLDFAST_RESTORE": "plain", "HOLDFAST_POLICY": "fail"})
+    engine.wait_beyond(counter, reached)
+    cri.remove_pod(second)
+    assert engine.shims() == []
