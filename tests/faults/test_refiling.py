@@ -19,7 +19,7 @@ from tests.torture.children import Child, Report
 
 pytestmark = [pytest.mark.faults]
 
-STAGES = ("_begin", "_read_files", "_find_keys", "rebuild", "_put_aside", "os.link", "os.replace", "sync_folder")
+STAGES = ("_begin", "rebuild", "_put_aside", "os.link", "sync_folder")
 
 
 def make(report: Report, connection: Any, place: str, stage: str, is_careless: bool) -> None:
