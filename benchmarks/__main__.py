@@ -52,6 +52,7 @@ CONTAINERS: Rows = {
     "restore": containers.restore,
     "pass-through": containers.pass_through,
     "shim": containers.shim,
+    "shim-calls": containers.shim_calls,
     "preempt": containers.preempt,
 }
 ENCRYPTION: Rows = {"arrays": encryption.arrays, "small": encryption.small_saves}

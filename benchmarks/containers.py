@@ -188,6 +188,49 @@ def shim(bench: Bench) -> list[Row]:
     ]
 
 
+def shim_calls(bench: Bench) -> list[Row]:
+    """A call that only passes through the shim, and what stays in memory for a container."""
+    from tests.conftest import missing
+    from tests.engine import OURS, PLAIN, containerd
+    from tests.lab import lab
+
+    if reason := missing("criu") or missing("containerd"):
+        raise Missing(reason)
+    with lab(bench.fresh("calls").resolve()) as made, containerd(made) as engine:
+        resident: dict[str, list[float]] = {}
+        for name, runtime, wishes in (
+            ("plain", PLAIN, ()),
+            ("ours", OURS, ()),
+            ("kept", OURS, ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=none")),
+        ):
+            before = set(engine.shims())
+            engine.run(name, *wishes, shim=runtime, program=("/usr/bin/sleep", "1000"))
+            resident[name] = [_resident(pid) for pid in set(engine.shims()) - before]
+
+        def timed(name: str) -> float:
+            begun = time.perf_counter()
+            engine.ctr("task", "pause", name)
+            engine.ctr("task", "resume", name)
+            return (time.perf_counter() - begun) / 2
+
+        found = interleave(3 if bench.quick else 20, {one: lambda one=one: timed(one) for one in resident})
+        for name in resident:
+            engine.remove(name)
+    peer = "containerd's shim"
+    return [
+        Row("a call of ctr, not opted in", found["ours"], peer, found["plain"], 3.0, "share", milliseconds),
+        Row("a call of ctr, opted in", found["kept"], peer, found["plain"], 3.0, "share", milliseconds),
+        Row("resident, not opted in", resident["ours"], peer, resident["plain"], 1.25, "share", mib),
+        Row("resident, opted in", resident["kept"], peer, resident["plain"], 1.25, "share", mib),
+    ]
+
+
+def _resident(pid: int) -> float:
+    """Memory of a process alone, without what it shares with others."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024.0 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
 def preempt(bench: Bench) -> list[Row]:
     """Ten containers of 50 MB: all of them in the store, against ten bare dumps into a directory."""
     from tests.conftest import missing

@@ -31,15 +31,16 @@ class Cri:
         labels: Mapping[str, str] = {},
         host_network: bool = True,
         handler: str = "holdfast",
+        logs: Path | None = None,
     ) -> str:
-        """A pod of that runtime handler, with the labels that a kubelet gives it besides its own."""
+        """A pod of that runtime handler, with the labels that a kubelet gives it besides its own; `logs`: where."""
         network = _HOST_NETWORK if host_network else _OWN_NETWORK
         metadata = encode([(1, name), (2, f"uid-{name}"), (3, "default")])
         notes = [(7, encode([(1, key), (2, value)])) for key, value in annotations.items()]
         named = {"io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default", **labels}
         marks = [(6, encode([(1, key), (2, value)])) for key, value in named.items()]
         linux = encode([(2, encode([(1, network)]))])
-        config = encode([(1, metadata), *marks, *notes, (8, linux)])
+        config = encode([(1, metadata), *([(3, str(logs))] if logs else []), *marks, *notes, (8, linux)])
         pod = self.call("RunPodSandbox", encode([(1, config), (2, handler)])).text(1)
         self._configs[pod] = config, network
         return pod
@@ -53,6 +54,7 @@ class Cri:
         annotations: Mapping[str, str] = {},
         *,
         attempt: int = 0,
+        log: str = "",
     ) -> str:
         """A running container of a pod."""
         fields: list[tuple[int, int | bytes | str]] = [
@@ -63,12 +65,18 @@ class Cri:
         fields += [(6, encode([(1, key), (2, value)])) for key, value in environment.items()]
         fields.append((7, encode([(1, "/usr"), (2, "/usr"), (3, 1)])))
         fields += [(10, encode([(1, key), (2, value)])) for key, value in annotations.items()]
+        fields += [(11, log)] if log else []
         config, network = self._configs[pod]
         fields.append((15, encode([(2, encode([(3, network)]))])))
         request = encode([(1, pod), (2, encode(fields)), (3, config)])
         container = self.call("CreateContainer", request).text(1)
         self.call("StartContainer", encode([(1, container)]))
         return container
+
+    def execute(self, container: str, *command: str) -> tuple[bytes, bytes, int]:
+        """What a program in it says, to stdout and to stderr, and its exit status."""
+        done = self.call("ExecSync", encode([(1, container), *((2, word) for word in command), (3, 20)]))
+        return done.bytes(1), done.bytes(2), done.number(3)
 
     def stop(self, container: str, grace_s: int = 20) -> None:
         self.call("StopContainer", encode([(1, container), (2, grace_s)]))

@@ -50,6 +50,16 @@ runtime_type = "io.containerd.runc.v2"
 runtime_type = "{2}"
 pod_annotations = ["holdfast.dev/*"]
 container_annotations = ["holdfast.dev/*"]
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.by-path]
+runtime_type = "io.containerd.runc.v2"
+runtime_path = "{3}"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.by-path.options]
+BinaryName = ""
+NoNewKeyring = true
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.misled]
+runtime_type = "{2}"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.misled.options]
+NoNewKeyring = true
 """
 
 
@@ -73,7 +83,7 @@ class Containerd:
         self.namespace = "k8s.io" if pods else f"hf-{made.root.name}-{id(self):x}"
         self.log = self.home / "log"
         config = _CONFIG.format(self.home, "" if pods else '"io.containerd.grpc.v1.cri"')
-        (self.home / "config.toml").write_text(config + (_PODS.format(self.home, IMAGE, OURS) if pods else ""))
+        (self.home / "config.toml").write_text(config + (_PODS.format(self.home, IMAGE, OURS, SHIM) if pods else ""))
         if pods:
             addresses = {"type": "host-local", "subnet": "10.88.77.0/24", "dataDir": str(self.home / "addresses")}
             network = {"cniVersion": "0.4.0", "name": "lab", "plugins": [{"type": "ptp", "ipam": addresses}]}

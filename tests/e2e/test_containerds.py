@@ -10,6 +10,7 @@ from tests.e2e.test_pods import test_a_pod_with_a_network_of_its_own as pod_goes
 from tests.e2e.test_shim import test_containerd_is_killed as containerd_is_killed
 from tests.e2e.test_shim import test_stopped_in_one_container_and_going_on_in_another as container_goes_on
 from tests.e2e.test_shim import test_who_did_not_opt_in as who_did_not_opt_in
+from tests.e2e.test_shim_alike import options_for_runc
 from tests.engine import IMAGE, Containerd, containerd
 from tests.lab import lab
 
@@ -33,3 +34,4 @@ def test_containers(engine: Containerd) -> None:
 def test_pods(tmp_path: Path) -> None:
     with lab(tmp_path) as made, containerd(made, version=VERSION, pods=True) as engine:
         pod_goes_on(engine, Cri(engine.home / "socket", IMAGE))
+        options_for_runc(engine)

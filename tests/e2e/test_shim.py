@@ -293,6 +293,17 @@ def left_by(engine: Containerd) -> dict[str, object]:
     }
 
 
+def test_holdfast_is_uninstalled(engine: Containerd) -> None:
+    """While a container runs: it is not kept any more, but can be stopped and removed."""
+    engine.run("left", *kept_as("left"))
+    engine.wait_beyond("left", 5)
+    [link] = (engine.lab.root / "links").rglob("runc")
+    link.unlink()
+    engine.remove("left")
+    assert generations(engine, "left") == []
+    assert engine.shims() == []
+
+
 def test_there_is_no_shim_of_runc(tmp_path: Path) -> None:
     """The reason is one line where containerd shows it."""
 

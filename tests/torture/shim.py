@@ -10,7 +10,7 @@ from pathlib import Path
 
 VERSIONS = ("system", "1.7", "2")
 ROUNDS = 50
-_FILES = ("tests/e2e/test_shim.py", "tests/e2e/test_pods.py")
+_FILES = tuple(f"tests/e2e/test_{name}.py" for name in ("shim", "shim_alike", "shim_faults", "pods"))
 
 
 def torture(minutes: float, folder: Path) -> dict[str, float]:
