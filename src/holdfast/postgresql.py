@@ -104,7 +104,12 @@ class Server:
         Answers which format it had, 0 for none, and which it has. A step within a format only adds what an older
         Holdfast can do without, so that machines need not be upgraded at the same time.
         """
-        steps = _migrations()
+        try:
+            return self._migrate(_migrations(), create=create)
+        except ReadOnly as error:
+            raise ReadOnly(error.message, hint="run holdfast migrate as the owner of the tables, once") from error
+
+    def _migrate(self, steps: list[tuple[int, str]], *, create: bool) -> tuple[int, int]:
         with self.translated(), _connect(self._url) as db, db.transaction():
             form, step = _version(db)
             if form == 0 and not create:

@@ -349,6 +349,29 @@ def test_a_store_of_an_earlier_holdfast_gets_the_steps_it_lacks(url: str) -> Non
     ]  # fmt: skip
 
 
+def test_who_may_not_create_is_told_who_must_migrate(url: str) -> None:
+    with holdfast.open(url) as store:
+        store.save("job", "step", {"n": 1})
+    sql(url, "DROP FUNCTION holdfast.save_1")
+    sql(url, "DROP FUNCTION holdfast.packed")
+    sql(url, "DELETE FROM holdfast.meta WHERE key = 'schema'")
+    sql(url, "CREATE ROLE ordinary LOGIN")
+    try:
+        sql(url, "GRANT USAGE ON SCHEMA holdfast TO ordinary")
+        sql(url, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO ordinary")
+        ordinary = url.replace("postgres@", "ordinary@")
+        with pytest.raises(holdfast.errors.ReadOnly) as refused:
+            holdfast.open(ordinary)
+        assert "holdfast migrate" in str(refused.value)
+        holdfast.open(url).close()
+        with holdfast.open(ordinary) as store:
+            store.save("job", "step", {"n": 2})
+            assert store.restore("job") == {"n": 2}
+    finally:
+        sql(url, "DROP OWNED BY ordinary")
+        sql(url, "DROP ROLE ordinary")
+
+
 def test_many_may_make_the_store_at_once(url: str) -> None:
     from holdfast.postgresql import Server
 
