@@ -78,6 +78,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="an eighth of the size, fewer rounds: for a first look")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (7; 3 when quick)")
     parser.add_argument("--gib", type=int, default=0, metavar="N", help="size of the state of row s3 (a quarter GiB)")
+    parser.add_argument("--rows", type=int, dest="count", help="checkpoints in the long history of `server pages`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     parser.add_argument(
         "--dir", type=Path, default=Path(".dev"), help="where to work: the disk that is measured (.dev)"
@@ -89,7 +90,13 @@ def main() -> int:
 
     options.dir.mkdir(exist_ok=True)
     workspace = Path(tempfile.mkdtemp(prefix="bench-", dir=options.dir)).absolute()
-    bench = Bench(workspace, quick=options.quick, rounds=options.rounds or (3 if options.quick else 7), gib=options.gib)
+    bench = Bench(
+        workspace,
+        quick=options.quick,
+        rounds=options.rounds or (3 if options.quick else 7),
+        gib=options.gib,
+        rows=options.count,
+    )
     started = time.perf_counter()
     rows: list[Row] = []
     try:

@@ -32,6 +32,7 @@ class Bench:
     quick: bool
     rounds: int
     gib: int = 0  # size of states, where rows let it be chosen; 0: as they are made for
+    rows: int | None = None  # of a long history; None: as many as the benchmark says
 
     @property
     def state_bytes(self) -> int:

@@ -17,7 +17,7 @@ import httpx
 
 import holdfast
 
-from .harness import Bench, Missing, Row, interleave, log, milliseconds, per_second
+from .harness import Bench, Cost, Missing, Row, interleave, log, milliseconds, per_second
 from .history import _filled
 from .small_saves import PAYLOAD_BYTES, cost_of
 
@@ -48,9 +48,21 @@ end
 """
 
 
+class Server(str):
+    """Its URL, and its process."""
+
+    pid: int
+
+    def cpu_s(self) -> float:
+        """What it and its workers have used so far."""
+        workers = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        used = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in (self.pid, *workers)]
+        return sum(int(ticks) for each in used for ticks in each) / os.sysconf("SC_CLK_TCK")
+
+
 def pages(bench: Bench) -> list[Row]:
     """A page of 50 out of a million checkpoints, and out of a hundred: the slowest of a hundred requests."""
-    large = LARGE // 10 if bench.quick else LARGE
+    large = bench.rows or (LARGE // 10 if bench.quick else LARGE)
     for name, count in (("pages-small", SMALL), ("pages-large", large)):
         _filled(bench, name, count).close()
     samples: dict[str, list[float]] = {"small": [], "large": []}
@@ -86,8 +98,8 @@ def look_ups(bench: Bench) -> list[Row]:
             samples = interleave(
                 bench.rounds,
                 {
-                    "holdfast": lambda: _wrk(ours + path, bench, clients=8),
-                    "bare": lambda: _wrk(f"{bare}/x", bench, clients=8),
+                    "holdfast": lambda: _wrk(ours, path, bench, clients=8),
+                    "bare": lambda: _wrk(bare, "/x", bench, clients=8),
                 },
             )
     return [Row("GET metadata", samples["holdfast"], "bare FastAPI", samples["bare"], 0.5, show=per_second)]
@@ -108,7 +120,7 @@ def durable_posts(bench: Bench) -> list[Row]:
                 samples = interleave(
                     bench.rounds,
                     {
-                        "holdfast": lambda url=url: _wrk(url, bench, clients=CLIENTS, script=script),  # type: ignore[misc]
+                        "holdfast": lambda url=url: _wrk(url, "", bench, clients=CLIENTS, script=script),  # type: ignore[misc]
                         "store": lambda: cost_of(
                             lambda n: lambda _: manager.save(f"job-{n}", "step", {"payload": "x" * PAYLOAD_BYTES}),
                             CLIENTS,
@@ -126,26 +138,29 @@ def _need_wrk() -> None:
         raise Missing("wrk is not installed")
 
 
-def _wrk(url: str, bench: Bench, *, clients: int, script: Path | None = None) -> float:
-    """Seconds per request."""
+def _wrk(server: Server, path: str, bench: Bench, *, clients: int, script: Path | None = None) -> Cost:
+    """Seconds per request, on the clock and of the server's CPU time."""
     seconds = 1 if bench.quick else 3
-    command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", *(["-s", str(script)] if script else []), url]
+    command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", *(["-s", str(script)] if script else []), server + path]
+    before_s = server.cpu_s()
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = re.search(r"Requests/sec:\s+([\d.]+)", told)
-    if found is None or "Non-2xx" in told or "Socket errors" in told:
+    rate, count = re.search(r"Requests/sec:\s+([\d.]+)", told), re.search(r"(\d+) requests in", told)
+    if rate is None or count is None or "Non-2xx" in told or "Socket errors" in told:
         raise RuntimeError(told)
-    return 1 / float(found[1])
+    cost = Cost(1 / float(rate[1]))
+    cost.cpu_s = (server.cpu_s() - before_s) / int(count[1])
+    return cost
 
 
 @contextmanager
-def _serving(place: Path, *arguments: str) -> Iterator[str]:
+def _serving(place: Path, *arguments: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "holdfast", "serve", "--store", str(place), "--port", "{port}"]
     with _process([*command, "--log-level", "warning", *arguments], "/readyz") as url:
         yield url
 
 
 @contextmanager
-def _process(command: list[str], path: str) -> Iterator[str]:
+def _process(command: list[str], path: str) -> Iterator[Server]:
     """A server on a free port, once it answers; its URL."""
     import socket
 
@@ -154,7 +169,8 @@ def _process(command: list[str], path: str) -> Iterator[str]:
         port = str(free.getsockname()[1])
     process = subprocess.Popen([word.replace("{port}", port) for word in command], stderr=subprocess.DEVNULL)
     try:
-        url = f"http://127.0.0.1:{port}"
+        url = Server(f"http://127.0.0.1:{port}")
+        url.pid = process.pid
         for _ in range(600):
             try:
                 if httpx.get(url + path).status_code == 200:

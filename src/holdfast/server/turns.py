@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeAlias, TypeVar
@@ -21,11 +22,18 @@ Waiting: TypeAlias = "tuple[T, asyncio.Future[R]]"
 
 
 class Turns(Generic[T, R]):
-    """`serve` answers for each item its result or its error, in order; from the thread of this object alone."""
+    """`serve` answers for each item its result or its error, in order; from the thread of this object alone.
 
-    def __init__(self, name: str, serve: Callable[[Sequence[T]], Sequence[R | BaseException]]) -> None:
+    Where a turn costs much and one more in it little, it waits up to `gather_s` for as many as were served last: they
+    come back one after the other. Who is alone waits for nobody.
+    """
+
+    def __init__(
+        self, name: str, serve: Callable[[Sequence[T]], Sequence[R | BaseException]], *, gather_s: float = 0.0
+    ) -> None:
         self._name = name
         self._serve = serve
+        self._gather_s = gather_s
         self._asked: dict[asyncio.AbstractEventLoop, list[Waiting[T, R]]] = {}  # in the present round of a loop
         self._waiting: SimpleQueue[list[Waiting[T, R]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -54,15 +62,19 @@ class Turns(Generic[T, R]):
             self._thread = None
 
     def _run(self) -> None:
+        served = 0
         while (turn := self._waiting.get()) is not None:
+            until = time.monotonic() + self._gather_s
             is_last = False
             while len(turn) < _MOST and not is_last:
+                left_s = until - time.monotonic() if len(turn) < served else 0.0
                 try:
-                    more = self._waiting.get_nowait()
+                    more = self._waiting.get(timeout=left_s) if left_s > 0 else self._waiting.get_nowait()
                 except Empty:
                     break
                 is_last = more is None
                 turn += more or []
+            served = len(turn)
             self._take(turn)
             if is_last:
                 return

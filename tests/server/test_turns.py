@@ -1,0 +1,101 @@
+"""Short work in turns: each gets its own answer, those who wait are served together, nobody is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from holdfast.server.turns import Turns
+
+
+class Doubling:
+    """Waits in its first turn until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[int]] = []
+        self.go_on = threading.Event()
+
+    def __call__(self, items: Sequence[int]) -> list[int | BaseException]:
+        self.turns.append(list(items))
+        if len(self.turns) == 1:
+            assert self.go_on.wait(20)
+        if 99 in items:
+            raise RuntimeError("a mistake of ours")
+        return [ValueError(str(item)) if item < 0 else 2 * item for item in items]
+
+
+def test_who_comes_meanwhile_is_served_together() -> None:
+    serve = Doubling()
+    turns = Turns("test", serve)
+
+    async def ask() -> list[int | BaseException]:
+        first = asyncio.create_task(turns.ask(1))
+        while not serve.turns:
+            await asyncio.sleep(0.001)
+        others = [asyncio.create_task(turns.ask(item)) for item in (2, -3, 4)]
+        await asyncio.sleep(0)  # they have asked
+        await asyncio.sleep(0)  # and were handed over
+        others[2].cancel()  # went away
+        serve.go_on.set()
+        return await asyncio.gather(first, *others, return_exceptions=True)
+
+    answers = asyncio.run(ask())
+    turns.close()
+    assert answers[:2] == [2, 4]
+    assert [type(answer) for answer in answers[2:]] == [ValueError, asyncio.CancelledError]
+    assert serve.turns == [[1], [2, -3, 4]]
+
+
+def test_a_failure_of_all_reaches_all_and_ends_nothing() -> None:
+    serve = Doubling()
+    serve.go_on.set()
+    turns = Turns("test", serve, gather_s=0.01)
+
+    async def ask() -> None:
+        for answer in await asyncio.gather(turns.ask(99), turns.ask(1), return_exceptions=True):
+            assert isinstance(answer, RuntimeError)
+        assert await turns.ask(3) == 6
+
+    asyncio.run(ask())
+    turns.close()
+    asyncio.run(again(turns))
+
+
+async def again(turns: Turns[int, int]) -> None:
+    """After the end it begins anew, in another loop."""
+    assert await turns.ask(4) == 8
+    turns.close()
+
+
+def test_close_finishes_what_was_asked() -> None:
+    serve = Doubling()
+    turns = Turns("test", serve, gather_s=5.0)
+
+    async def ask() -> list[int]:
+        asked = [asyncio.create_task(turns.ask(item)) for item in range(3)]
+        while not serve.turns:
+            await asyncio.sleep(0.001)
+        asked.append(asyncio.create_task(turns.ask(7)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        serve.go_on.set()
+        await asyncio.to_thread(turns.close)  # does not wait for those who were served before to come back
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(ask()) == [0, 2, 4, 14]
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_any_number_at_once(count: int) -> None:
+    serve = Doubling()
+    serve.go_on.set()
+    turns = Turns("test", serve)
+
+    async def ask() -> list[int]:
+        return await asyncio.gather(*(turns.ask(item) for item in range(count) if item != 99))
+
+    assert asyncio.run(ask()) == [2 * item for item in range(count) if item != 99]
+    turns.close()
