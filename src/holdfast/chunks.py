@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import zstandard
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .crypto import DataKey, Vault
 
 CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
+BLOCK_BYTES = 4096  # of packs: a chunk that begins on one can be mapped, and read around the page cache
 TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compression test for all of it
 INLINE_BYTES = 64 * 1024  # new data of one save up to this lives in index rows: one commit, one sync (I1)
 BUNDLE_BYTES = 1 << 20  # small chunks are written together
@@ -261,12 +263,17 @@ class ChunkWriter:
             for digest in self._claimed & fresh.keys():
                 del fresh[digest]
             self._claimed |= fresh.keys()
-        if fresh:
-            shrinks = _shrinks(max(fresh.values(), key=len))
-            for digest, piece in fresh.items():
-                self._place(digest, piece, try_zstd=shrinks and len(piece) >= _TRY_BYTES)
+        if not fresh:
+            return
+        shrinks = _shrinks(max(fresh.values(), key=len))
+        together: list[_Stored] = []
+        for digest, piece in fresh.items():
+            self._place(digest, piece, together, try_zstd=shrinks and len(piece) >= _TRY_BYTES)
+        if together:
+            self._write_together(together)
 
-    def _place(self, digest: bytes, piece: memoryview, *, try_zstd: bool) -> None:
+    def _place(self, digest: bytes, piece: memoryview, together: list[_Stored], *, try_zstd: bool) -> None:
+        """Write a chunk, or let it wait: `together` holds those of this worker that are stored as they are."""
         encoding, stored = Encoding.RAW, piece
         if try_zstd:
             squeezed = _compressor().compress(piece)
@@ -275,17 +282,37 @@ class ChunkWriter:
         if self.key is not None:
             encoding = Encoding.SEALED_ZSTD if encoding is Encoding.ZSTD else Encoding.SEALED
             stored = _seal(self.key, digest, stored)
-        if len(stored) >= INLINE_BYTES:
-            pack, offset = self._open_writer().append(stored)
-            self._placed.append(Chunk(digest, len(piece), len(stored), encoding, pack, offset))
-            return
+        if len(stored) < INLINE_BYTES:
+            self._put_by(digest, len(piece), encoding, stored)
+        elif len(stored) >= BUNDLE_BYTES // 4 or encoding is not Encoding.RAW:  # the others take memory of their own
+            self._write_together([(digest, len(piece), encoding, stored)])
+        else:
+            together.append((digest, len(piece), encoding, stored))
+            if sum(len(one) for *_, one in together) >= BUNDLE_BYTES // 2:
+                self._write_together(together)
+                together.clear()
+
+    def _put_by(self, digest: bytes, size: int, encoding: Encoding, stored: memoryview) -> None:
+        """A small chunk waits for others, of any worker, to be written with."""
         with self._lock:
-            self._waiting.append((digest, len(piece), encoding, bytes(stored)))
+            self._waiting.append((digest, size, encoding, bytes(stored)))
             self._waiting_bytes += len(stored)
             if self._waiting_bytes < BUNDLE_BYTES:
                 return
             bundle, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._write_bundle(bundle)
+
+    def _write_together(self, chunks: Sequence[_Stored]) -> None:
+        """Chunks that follow each other, each beginning on a block: written at once, and one day read at once."""
+        ends = list(accumulate(-(-len(stored) // BLOCK_BYTES) * BLOCK_BYTES for *_, stored in chunks))
+        if len(chunks) == 1:
+            pack, offset = self._open_writer().append(chunks[0][3])
+        else:
+            gaps = (end - start - len(one[3]) for start, end, one in zip([0, *ends], ends, chunks, strict=False))
+            padded = [part for one, gap in zip(chunks, gaps, strict=True) for part in (one[3], bytes(gap))]
+            pack, offset = self._open_writer().append(b"".join(padded))
+        for (digest, size, encoding, stored), start in zip(chunks, [0, *ends], strict=False):
+            self._placed.append(Chunk(digest, size, len(stored), encoding, pack, offset + start))
 
     def _write_bundle(self, bundle: list[tuple[bytes, int, Encoding, bytes]]) -> None:
         pack, offset = self._open_writer().append(b"".join(stored for *_, stored in bundle))
@@ -340,6 +367,7 @@ class ChunkWriter:
 
 _PENDING = Entry(0, ZERO, ZERO)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
+_Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
 
 
 def _seal(key: DataKey, name: bytes, plain: memoryview) -> memoryview:
@@ -420,6 +448,52 @@ class ChunkReader:
             for future in futures:  # nobody may write into the targets once this has returned
                 if not future.cancelled():
                     future.exception()
+
+    def read_row(self, entries: Sequence[Entry], memory: memoryview, *, of: str) -> None:
+        """Fill `memory` with chunks one behind the other, every one verified (I2): in this thread, for callers with
+        threads of their own. What lies in a pack as it is wanted is read at once. Zeros are left out."""
+        places = self.find({entry.digest for entry in entries if not entry.is_zero})
+        run: list[tuple[Entry, memoryview]] = []  # of chunks that lie side by side
+        begin = end = 0
+        before: Chunk | None = None
+        for entry in entries:
+            start, end = end, end + entry.size_bytes
+            if entry.is_zero:
+                before = None
+                continue
+            place = places.get(entry.digest)
+            if run and not (self._is_plain(place) and before is not None and _follows(place, before)):
+                self._read_side_by_side(run, memory[begin:start], places, of)
+                run = []
+            if not run:
+                begin = start
+            run.append((entry, memory[start:end]))
+            before = place if self._is_plain(place) else None
+        if run:
+            self._read_side_by_side(run, memory[begin : begin + sum(len(part) for _, part in run)], places, of)
+
+    def _is_plain(self, place: Chunk | None) -> bool:
+        """Whether the bytes in the pack are those of the chunk."""
+        is_raw = place is not None and place.encoding is Encoding.RAW and place.stored_bytes == place.size_bytes
+        return is_raw and place is not None and place.data is None and self._vault is None
+
+    def _read_side_by_side(
+        self, run: Sequence[tuple[Entry, memoryview]], memory: memoryview, places: dict[bytes, Chunk], of: str
+    ) -> None:
+        """What fails is read again by itself, which tells what is the matter with it."""
+        first = places.get(run[0][0].digest)
+        is_read = False
+        if len(run) > 1 and first is not None:
+            try:
+                self._blobs.read_into(first.pack, first.offset, memory)
+                is_read = True
+            except (NotFound, Corrupted):
+                pass
+        for entry, part in run:
+            place = places.get(entry.digest)
+            is_sound = is_read and place is not None and place.size_bytes == len(part)
+            if not is_sound or blake3(part).digest() != entry.fast:
+                self._read_one(entry, part, place, of)
 
     def _runs(
         self, wanted: Sequence[tuple[Entry, Target]], places: Mapping[bytes, Chunk]
@@ -575,6 +649,11 @@ class ChunkReader:
             raise _damaged(entry, of, "its length is wrong")
         if plain is not target:
             target[:] = plain
+
+
+def _follows(place: Chunk | None, before: Chunk) -> bool:
+    """Whether one begins where the other ends."""
+    return place is not None and place.pack == before.pack and place.offset == before.offset + before.stored_bytes
 
 
 def neighbours(wanted: Iterable[_T], place_of: Callable[[_T], Chunk]) -> list[list[_T]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import socket
@@ -931,6 +932,32 @@ def test_memory_stays_bounded(source: Path, tmp_path: Path, kind: str) -> None:
         [sys.executable, "-c", textwrap.dedent(MEMORY), *paths], capture_output=True, text=True, check=True
     )
     saving, restoring = map(int, child.stdout.split())
+    print(saving, restoring)
     assert saving <= 32
     assert restoring <= 32
     assert filling._WORKERS <= 4
+
+
+def test_chunks_that_follow_each_other_are_read_at_once_and_each_is_verified(tmp_path: Path) -> None:
+    source, content = tmp_path / "source", os.urandom(40 * 65536 + 5000)
+    source.mkdir()
+    (source / "pages").write_bytes(content)
+    cuts = {"pages": [*range(65536, len(content), 65536), len(content)]}
+    with holdfast.open(tmp_path / "store") as store:
+        kept = store.save("job", "step", {"tree": holdfast.Tree(source, cuts=cuts)})
+    [pack] = (tmp_path / "store/packs").iterdir()
+    stored = pack.read_bytes()
+    places = [stored.index(content[start : start + 64]) for start in range(0, 40 * 65536, 65536)]
+    beside = [after - before == 65536 for before, after in itertools.pairwise(places)]
+    assert sum(beside) > len(beside) / 2
+    damaged = bytearray(stored)
+    damaged[places[21] + 70] ^= 1
+    for image in (bytes(damaged), stored[: places[-1]]):
+        pack.write_bytes(image)
+        with holdfast.open(tmp_path / "store") as store, pytest.raises(holdfast.Corrupted):
+            store.load(kept)["tree"].write_to(tmp_path / "out")  # type: ignore[index]
+        assert not (tmp_path / "out").exists()
+    pack.write_bytes(stored)
+    with holdfast.open(tmp_path / "store") as store:
+        store.load(kept)["tree"].write_to(tmp_path / "out")  # type: ignore[index]
+    assert (tmp_path / "out/pages").read_bytes() == content

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from holdfast.chunks import StoredStream
+from holdfast.chunks import StoredStream, allocate
 from holdfast.errors import CheckpointError, Validation, storage_error
 from holdfast.manifest import Entry
 
@@ -156,34 +156,27 @@ class Filling:
 
     def _write_chunks(self, stream: StoredStream, group: list[tuple[Entry, list[Part]]]) -> None:
         memory = self._buffer(sum(entry.size_bytes for entry, _ in group))
-        placed, offset = [], 0
-        for entry, _ in group:
-            placed.append((entry, memory[offset : offset + entry.size_bytes]))
-            offset += entry.size_bytes
-        if wanted := [(entry, chunk) for entry, chunk in placed if not entry.is_zero]:
-            stream.reader.read(wanted, of=stream.of)
-        for (entry, parts), (_, chunk) in zip(group, placed, strict=True):
-            self._write_chunk(entry, parts, chunk)
+        stream.reader.read_row([entry for entry, _ in group], memory, of=stream.of)
+        for part, is_zero in _joined(group):
+            self._write_part(part, memory[part.offset : part.offset + part.size_bytes], is_zero=is_zero)
 
-    def _write_chunk(self, entry: Entry, parts: list[Part], chunk: memoryview) -> None:
-        for part in parts:
-            data = chunk[part.offset : part.offset + part.size_bytes]
-            with self._naming(part.row):
-                large = self._large.get(part.row)
-                if large is None:
-                    with self._created(part.row) as fd:
-                        if entry.is_zero or part.row in self._table.sparse:
-                            os.ftruncate(fd, self._table.size[part.row])
-                        if not entry.is_zero:
-                            self._write(fd, part, data)
-                    continue
-                with large.lock:
-                    if not entry.is_zero:
-                        self._write(large.fd, part, data)
-                    large.left -= part.size_bytes
-                    if not large.left:
-                        self._finish(large.fd, part.row)
-                        os.close(self._large.pop(part.row).fd)
+    def _write_part(self, part: Part, data: memoryview, *, is_zero: bool) -> None:
+        with self._naming(part.row):
+            large = self._large.get(part.row)
+            if large is None:
+                with self._created(part.row) as fd:
+                    if is_zero or part.row in self._table.sparse:
+                        os.ftruncate(fd, self._table.size[part.row])
+                    if not is_zero:
+                        self._write(fd, part, data)
+                return
+            with large.lock:
+                if not is_zero:
+                    self._write(large.fd, part, data)
+                large.left -= part.size_bytes
+                if not large.left:
+                    self._finish(large.fd, part.row)
+                    os.close(self._large.pop(part.row).fd)
 
     def _write(self, fd: int, part: Part, data: memoryview) -> None:
         for offset, length in self._table.segments(part.row, part.start, part.size_bytes):
@@ -261,11 +254,11 @@ class Filling:
         return found.fd(self._table.parent[row])
 
     def _buffer(self, size: int) -> memoryview:
-        """Memory of this thread for one chunk."""
-        found: bytearray | None = getattr(self._local, "buffer", None)
+        """Memory of this thread for some chunks; so large that it begins on a page, for the disk to write into."""
+        found: memoryview | None = getattr(self._local, "buffer", None)
         if found is None or len(found) < size:
-            found = self._local.buffer = bytearray(max(size, 1 << 20))
-        return memoryview(found)[:size]
+            found = self._local.buffer = allocate(max(size, 2 << 20))
+        return found[:size]
 
     @contextmanager
     def _naming(self, row: int) -> Iterator[None]:
@@ -275,3 +268,28 @@ class Filling:
             if isinstance(error, CheckpointError):
                 raise
             raise storage_error("write", shown(self._table.path(row)), error) from error
+
+
+def _joined(group: list[tuple[Entry, list[Part]]]) -> Iterator[tuple[Part, bool]]:
+    """The parts of chunks that lie one behind the other, by their offset from the first chunk on; whether they are
+    zeros. What belongs together in a file is one part."""
+    last: Part | None = None
+    is_last_zero = False
+    begin = 0
+    for entry, parts in group:
+        for part in parts:
+            offset = begin + part.offset
+            if (
+                last is not None
+                and (last.row, is_last_zero) == (part.row, entry.is_zero)
+                and last.start + last.size_bytes == part.start
+                and last.offset + last.size_bytes == offset
+            ):
+                last = Part(last.row, last.start, last.offset, last.size_bytes + part.size_bytes)
+                continue
+            if last is not None:
+                yield last, is_last_zero
+            last, is_last_zero = Part(part.row, part.start, offset, part.size_bytes), entry.is_zero
+        begin += entry.size_bytes
+    if last is not None:
+        yield last, is_last_zero
