@@ -1,12 +1,16 @@
 """The runtime io.containerd.holdfast.v1 below containerd: containers that opt in go on, others notice nothing."""
 
+import fcntl
 import json
 import os
+import pty
 import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +117,7 @@ def test_who_did_not_opt_in(engine: Containerd) -> None:
         assert told[0] == "/tasks/create"
         seen[name].append(told)
     assert seen["ours"] == seen["plain"]
+    assert b"33 99" in seen["ours"]
     assert marks(engine) == []
 
 
@@ -128,7 +133,7 @@ def _life(engine: Containerd, name: str, shim: str) -> list[object]:
     echo = engine.ctr("task", "exec", "--exec-id", "echo", name, "/usr/bin/echo", "hello")
     bad = engine.ctr("task", "exec", "--exec-id", "bad", name, "/usr/bin/false", check=False)
     metrics = engine.ctr("task", "metrics", "--format", "json", name)
-    found: list[object] = [echo.stdout, bad.returncode, metrics.returncode, engine.status(name)]
+    found: list[object] = [echo.stdout, bad.returncode, metrics.returncode, engine.status(name), _resized(engine, name)]
     engine.ctr("task", "pause", name)
     found.append(engine.status(name))
     engine.ctr("task", "resume", name)
@@ -139,6 +144,19 @@ def _life(engine: Containerd, name: str, shim: str) -> list[object]:
     engine.ctr("container", "delete", name)
     found.append(engine.ctr("task", "list").stdout.count(name))
     return found
+
+
+def _resized(engine: Containerd, name: str) -> bytes:
+    """The size that a program in it finds its terminal to have: that of ours, once it was told."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
+    size = 'until [ "$(stty size)" != "0 0" ]; do sleep 0.01; done; stty size'
+    command = engine.command("task", "exec", "--tty", "--exec-id", "tty", name, "/usr/bin/sh", "-c", size)
+    subprocess.run(engine.lab.enter(command), stdin=theirs, stdout=theirs, stderr=theirs, check=True, timeout=30)
+    os.close(theirs)
+    said = os.read(ours, 1000).strip()
+    os.close(ours)
+    return said
 
 
 def test_restores_that_criu_refuses(engine: Containerd) -> None:
