@@ -143,6 +143,45 @@ def test_disk_full(lab: Lab, place: str) -> None:
     assert not lab.is_running("one")
 
 
+def test_disk_full_elsewhere(lab: Lab) -> None:
+    """No room for the copy of the files, for the images of a restore, or for its files: all is as it was before."""
+    bundle = lab.counter("one")
+    lab.wait_beyond("one", 0)
+    lab.runc("exec", "one", "sh", "-c", "head -c 16000000 /dev/urandom > /work/big")
+
+    def mount(place: Path, size: str) -> None:
+        place.mkdir(exist_ok=True)
+        lab.run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place)
+
+    def assert_full(*arguments: str | Path) -> None:
+        failed = lab.holdfast("container", *arguments, check=False)
+        assert failed.returncode in (1, 7)
+        assert "disk is full" in failed.stderr or "No space" in failed.stderr, failed.stderr
+
+    mount(lab.state, "12m")
+    assert_full("checkpoint", "one", "--root", lab.runtime_root, "--key", "k", "--leave-running")
+    lab.wait_beyond("one", lab.count("one"))
+    lab.run("umount", lab.state)
+    freeze(lab, "one")
+    reached = lab.count("one")
+    mount(lab.state, "1m")
+    assert_full("restore", "k")
+    lab.run("umount", lab.state)
+    copy = lab.copy_of(bundle, "two")
+    small = copy / "small"
+    mount(small, "8m")  # seen in the lab's mount namespace only
+    lab.run("mkdir", small / "upper", small / "work")
+    lab.run("umount", copy / "rootfs")
+    layers = f"lowerdir={bundle}/lower,upperdir={small}/upper,workdir={small}/work"
+    lab.run("mount", "-t", "overlay", "overlay", "-o", layers, copy / "rootfs")
+    assert_full("restore", "k", "--new-id", "two", "--bundle", copy)
+    assert lab.run("find", small / "upper", "-mindepth", "1").stdout == ""
+    assert lab.run("ls", "-A", small).stdout.split() == ["upper", "work"]
+    assert lab.count("one") == reached
+    thaw(lab, "k")
+    lab.wait_beyond("one", reached)
+
+
 def test_a_damaged_generation_gives_way_to_the_one_before(lab: Lab) -> None:
     lab.counter("one", ballast=32 << 20)
     lab.wait_beyond("one", 0)

@@ -142,8 +142,10 @@ def _dump(
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=inherited, pass_fds=attempt.held
             )
+            is_asked = False
             try:
                 if waiting.wait(process, deadline):
+                    is_asked = True
                     on_frozen()
                     waiting.let_go()
             finally:
@@ -153,6 +155,12 @@ def _dump(
         raise StepTimeout(f"{attempt.subject} was not dumped in time", hint="give it more time to stop")
     if code != 0 or not attempt_succeeded(attempt):
         raise failure("frozen", attempt)
+    if not is_asked and "--leave-running" not in command:
+        on_frozen()  # ended by a runtime that found another CRIU; its files stand still since then
+    elif not is_asked:
+        raise CriuFailed(
+            "the runtime dumped it without asking us", hint="does it use the criu on its PATH?", attempt=attempt.id
+        )
 
 
 @contextmanager

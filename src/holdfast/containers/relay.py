@@ -77,7 +77,7 @@ def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
     criu = os.posix_spawn(real, [real, "swrk", str(near)], os.environ)
     os.close(near)
     request = runtime.recv(MESSAGE_BYTES)
-    far.send(with_timeout(request, int(os.environ.get("HOLDFAST_FREEZE_TIMEOUT_S", "0"))))
+    far.send(with_our_options(request, int(os.environ.get("HOLDFAST_FREEZE_TIMEOUT_S", "0"))))
     is_decided = False
     while message := next_message(far, None if is_decided else holdfast, criu):
         if is_post_dump(message[0]):
@@ -152,8 +152,11 @@ def send(target: socket.socket, message: bytes, descriptors: list[int]) -> None:
         os.close(fd)
 
 
-def with_timeout(request: bytes, timeout_s: int) -> bytes:
-    """The request, in which CRIU gives up freezing after that long: criu_req {type, opts {…, timeout: timeout_s}}."""
+def with_our_options(request: bytes, timeout_s: int) -> bytes:
+    """The request, in which CRIU gives up freezing after that long, and asks at the seam: crun would not have it ask.
+
+    criu_req {type, opts {…, timeout: timeout_s, notify_scripts: true}}
+    """
     if not 0 < timeout_s < 128 or request[2:3] != b"\x12":
         return request
     size = shift = 0
@@ -164,7 +167,7 @@ def with_timeout(request: bytes, timeout_s: int) -> bytes:
         position, shift = position + 1, shift + 7
         if byte < 0x80:
             break
-    options = request[position : position + size] + bytes([0xE8, 0x02, timeout_s])
+    options = request[position : position + size] + bytes([0xE8, 0x02, timeout_s, 0x60, 1])
     length = bytes([len(options) & 0x7F | 0x80, len(options) >> 7 & 0x7F | 0x80, len(options) >> 14])
     return request[:3] + length + options + request[position + size :]
 

@@ -132,7 +132,7 @@ def runtime_version(program: str) -> str:
 
 def _roots(engine: str | None, root: str | None) -> list[tuple[str, str]]:
     if root is not None:
-        return [(engine or "runc", root)]
+        return [(engine or ("crun" if os.path.basename(root) == "crun" else "runc"), root)]
     wanted: Sequence[str] = (engine,) if engine else ("runc", "containerd", "docker", "crun")
     if engine is not None and engine not in ROOTS:
         raise Validation(f"{engine!r} is no runtime known here", hint=f"use one of {', '.join(ROOTS)}")
