@@ -33,8 +33,8 @@ if read -r stage moment victim 2>/dev/null < {folder}/fault; then
     fi
     [ "$moment" != after ] || {program} "$@"
     status=$?
+    echo "$stage $parent" > {folder}/done # before: whom the shim started itself dies with it
     [ $parent = 1 ] || kill -9 $parent
-    echo "$stage $parent" > {folder}/done
     case $moment in
       after) exit $status ;;
       long-before) sleep 1 ;;
