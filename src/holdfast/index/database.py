@@ -186,7 +186,7 @@ def _is_full(path: str) -> bool:
         disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
     except OSError:
         return False
-    return disk.f_bfree * disk.f_frsize < _SHARED_MEMORY_BYTES
+    return disk.f_bavail * disk.f_frsize < _SHARED_MEMORY_BYTES
 
 
 def _why_not_opened(path: str) -> int:
