@@ -281,3 +281,16 @@ def test_memory_serves_threads(tmp_path: Path) -> None:
     assert [c.seq for c in index.list("job")] == list(range(1, 161))
     assert index.integrity_problems() == []
     index.close()
+
+
+def test_scrubbing_waits_for_another_process_that_writes(index: SqliteIndex, path: str) -> None:
+    """Keys are changed beside writers."""
+    save(index)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    done = threading.Timer(0.05, lambda: other.execute("ROLLBACK"))
+    done.start()
+    index.scrub()
+    done.join()
+    other.close()
+    assert [c.seq for c in index.list("job")] == [1]

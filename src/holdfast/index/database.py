@@ -39,7 +39,7 @@ def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> 
         place, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
     )
     try:
-        connection.execute("PRAGMA journal_mode=WAL")
+        run_alone(connection, "PRAGMA journal_mode=WAL", busy_timeout_s)  # SQLite does not wait for who creates it too
         connection.execute("PRAGMA synchronous=FULL")
     except BaseException:
         connection.close()
@@ -47,8 +47,8 @@ def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> 
     return connection
 
 
-def begin_immediate(connection: sqlite3.Connection, wait_s: float) -> None:
-    """BEGIN IMMEDIATE, as soon as nobody else is writing, on a connection that does not wait by itself.
+def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
+    """What needs the write lock, as soon as nobody else has it, where SQLite does not wait by itself.
 
     SQLite would look again after 1, 2, 5, … 100 ms, while a commit takes one or two: of several processes that write
     all the time, whoever has lost a few times hardly gets a turn. So we look again sooner, and never more rarely.
@@ -56,7 +56,7 @@ def begin_immediate(connection: sqlite3.Connection, wait_s: float) -> None:
     until = 0.0
     while True:
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(sql)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise

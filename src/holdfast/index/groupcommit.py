@@ -20,6 +20,8 @@ from holdfast.ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoin
 
 T = TypeVar("T")
 
+REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before anything is changed
+
 
 class Waiting(Generic[T]):
     """One operation on its way through a commit."""
@@ -139,6 +141,6 @@ def one_by_one(index: Index, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outc
     for record, actor in saves:
         try:
             outcomes += index.commit((record,), actor=actor)
-        except (CheckpointError, ChunksGone, IdTaken, KeysChanged) as refusal:
+        except REFUSALS as refusal:
             outcomes.append(refusal)
     return outcomes

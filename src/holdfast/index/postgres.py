@@ -17,15 +17,12 @@ from typing import Any, Generic, TypeVar, cast
 
 import psycopg
 
-from holdfast.errors import CheckpointError, StorageError, Unavailable
+from holdfast.errors import StorageError, Unavailable
 from holdfast.model import Checkpoint, CheckpointStatus, Lease
 from holdfast.ports import (
     CheckpointIds,
     Checkpoints,
     Chunk,
-    ChunksGone,
-    IdTaken,
-    KeysChanged,
     NewCheckpoint,
     Outcomes,
     References,
@@ -33,7 +30,7 @@ from holdfast.ports import (
 from holdfast.postgresql import Connection, Server, typed
 
 from .connections import survive_forks
-from .groupcommit import GroupCommit, Waiting, one_by_one
+from .groupcommit import REFUSALS, GroupCommit, Waiting, one_by_one
 from .postgres_batch import Save, commit_together
 from .postgres_reads import PostgresReads
 from .postgres_writes import PostgresWrites
@@ -41,7 +38,6 @@ from .rows import Row
 
 T = TypeVar("T")
 
-REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before anything is changed
 _GATHER_S = 0.001  # for savers who will be back; a commit takes a few of these
 _LOST_ANSWERS = 3  # in a row, until a save gives up
 

@@ -16,18 +16,15 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.errors import CheckpointError, Corrupted, NoSpace, StorageError
+from holdfast.errors import Corrupted, NoSpace, StorageError
 from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
 from holdfast.ports import (
     CheckpointIds,
     Checkpoints,
     Chunk,
-    ChunksGone,
     EventChain,
     Events,
-    IdTaken,
     Jobs,
-    KeysChanged,
     NewCheckpoint,
     Outcomes,
     PackUse,
@@ -42,10 +39,11 @@ from .database import (
     migrate,
     overwrite_deleted,
     refuse_full_small_blocks,
+    run_alone,
     translated,
     typed,
 )
-from .groupcommit import GroupCommit, Waiting, one_by_one
+from .groupcommit import REFUSALS, GroupCommit, Waiting, one_by_one
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sweeping import audit, integrity_problems, sweep
 from .writes import BATCH, MAX_JOBS, Writes, find_chunks, missing
@@ -54,7 +52,6 @@ T = TypeVar("T")
 
 PAGE = 256  # rows a long walk reads at once
 _LOOK_EVERY_S = 0.1  # for events of other processes
-REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before anything is changed
 
 
 class SqliteIndex:
@@ -585,7 +582,7 @@ class SqliteIndex:
             return
         self._check_open()
         with self._writing, translated(self._name):
-            self._connection.execute("VACUUM")
+            run_alone(self._connection, "VACUUM", self._busy_timeout_s)
             self._move_log_on()
 
     def totals(self) -> Mapping[str, int]:

@@ -19,7 +19,7 @@ from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound, Validation
 from holdfast.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
 from holdfast.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 
-from .database import begin_immediate, is_encrypted, mark_encrypted, overwrite_deleted
+from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 
 BATCH = 500  # parameters in one statement
@@ -62,7 +62,7 @@ class Writes:
         self.forget()
 
     def begin(self) -> None:
-        begin_immediate(self._db, self._busy_timeout_s)
+        run_alone(self._db, "BEGIN IMMEDIATE", self._busy_timeout_s)
         # Changes when another connection, of whatever process, has committed; exact, because we hold the write lock.
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
         if version != self._data_version or len(self._jobs) > MAX_JOBS:
