@@ -54,20 +54,18 @@ class KnownChunks:
         doubtful = [name for name in reused if not self._is_trusted(self._packs_of.get(name), now_s)]
         by_pack: dict[str, list[Chunk]] = {}
         for chunk in self._index.locate(doubtful).values() if doubtful else ():
-            if chunk.pack:
+            if chunk.pack and not self._is_trusted(chunk.pack, now_s):
                 by_pack.setdefault(chunk.pack, []).append(chunk)
             if chunk.digest in self._packs_of:
                 self._packs_of[chunk.digest] = chunk.pack
         for pack, chunks in by_pack.items():
-            if self._is_trusted(pack, now_s):
-                continue
             last = max(chunk.offset + chunk.stored_bytes for chunk in chunks) - 1
             try:
                 self._blobs.read_into(pack, last, memoryview(bytearray(1)))
             except (NotFound, Corrupted):
                 self._index.mark_damaged(chunks, True)
                 raise ChunksGone([chunk.digest for chunk in chunks]) from None
-        self._saw(by_pack)
+        self._saw(by_pack)  # only what was looked at: trust is not renewed by being relied on
 
     def _is_trusted(self, pack: str | None, now_s: float) -> bool:
         return pack == "" or (pack is not None and now_s - self._seen_whole.get(pack, -_TRUSTED_S) < _TRUSTED_S)

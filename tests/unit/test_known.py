@@ -57,6 +57,23 @@ def test_a_pack_elsewhere_is_looked_at_once_in_a_while(
     assert all(chunk.is_damaged for chunk in index.locate(digests).values())  # the next save writes them again
 
 
+def test_trust_is_not_renewed_by_being_relied_on(
+    stored: tuple[Index, Looked, list[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever saves every few seconds would never look again."""
+    index, blobs, digests, pack = stored
+    chunks = KnownChunks(index, blobs)
+    now = time.monotonic()
+    monkeypatch.setattr(known, "time", SimpleNamespace(monotonic=lambda: now))
+    chunks.check_packs(digests)
+    assert blobs.remove(pack, lambda: True)
+    now += known._TRUSTED_S - 1
+    chunks.check_packs(digests)
+    now += 2
+    with pytest.raises(ChunksGone):
+        chunks.check_packs(digests)
+
+
 def test_what_this_process_wrote_is_not_asked_for(stored: tuple[Index, Looked, list[bytes], str]) -> None:
     index, blobs, digests, _ = stored
     chunks = KnownChunks(index, blobs)
