@@ -55,8 +55,8 @@ def mark_first(call: runc_arguments.Call) -> bool:
     wish = wish_of(_read_spec(json, f"{bundle}/config.json"), _own_name)
     if wish is None or wish.restore not in ("latest", "no"):
         return False
-    if wish.restore == "latest" and has_checkpoints(store_url(os.environ), f"container:{wish.key}") is not False:
-        return False
+    if has_checkpoints(store_url(os.environ), f"container:{wish.key}") is not False:
+        return False  # also of one that wants nothing back: it may hibernate
     environment = {name: value for name in PLACES if (value := os.environ.get(name))}
     facts = {"wish": wish.facts(), "restored": None, "bundle": bundle, "environment": environment}
     write_mark(mark_path(root, identity), _to_json(json, facts))

@@ -85,6 +85,8 @@ def test_all_others_are_left_to_runtime(bundle: Path, monkeypatch: pytest.Monkey
     with holdfast.open(bundle.parent / "store") as store:
         store.save("container:web", "one", {"a": 1})
     assert not is_first(bundle, "one")
+    write(bundle, [*KEPT, "HOLDFAST_RESTORE=no"])
+    assert not is_first(bundle, "one")  # it may hibernate
     monkeypatch.setenv("HOLDFAST_STORE", "postgresql://nowhere/none")
     assert not is_first(bundle, "one")
     assert not mark(bundle).exists()
