@@ -201,3 +201,24 @@ def test_traced_requests_get_their_spans(store: holdfast.CheckpointManager) -> N
         client.post(SAVE, json={"step": "s"})
     names = [span.name for span in exporter.get_finished_spans()]
     assert "POST /api/v1/jobs/{job}/checkpoints" in names, names
+
+
+def test_a_defect_is_answered_counted_and_found_by_its_id(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("/a/path")
+
+    for name in ("get", "save_each", "save_encoded"):
+        monkeypatch.setattr(holdfast.CheckpointManager, name, fail)
+    for query in ({}, LONG):
+        looked = client.get(f"{V1}/checkpoints/x", params=query)
+        saved = client.post(SAVE, json={"step": "s", "state": 1}, params=query)
+        for answer in (looked, saved):
+            assert (answer.status_code, answer.json()["code"]) == (500, "unexpected")
+            assert answer.json()["request_id"] == answer.headers["x-request-id"]
+            assert "/a/path" not in answer.text
+            assert "nosniff" in answer.headers["x-content-type-options"]
+    assert caplog.text.count("unexpected: ZeroDivisionError") == 4
+    numbers = client.get("/metrics").text
+    assert 'route="/api/v1/jobs/{job}/checkpoints",status="500"} 2.0' in numbers

@@ -110,3 +110,54 @@ def test_two_hosts_are_one_too_many(tmp_path: Path) -> None:
     with listening(app, http=BoundedHttp) as url, connection(("127.0.0.1", int(url.rpartition(":")[2]))) as caller:
         caller.sendall(b"GET /healthz HTTP/1.1\r\n" + HOST + b"Host: evil.example\r\n\r\n")
         assert answers(caller) == [400]
+
+
+def test_what_trails_a_body_is_no_header(address: tuple[str, int]) -> None:
+    """A proxy that takes headers off, or sets them, does not look there."""
+    body = b'{"step": "s", "state": 1}'
+    with connection(address) as caller:
+        for trailer in (b"Authorization: Bearer x", b"Host: evil.example", b"X-Forwarded-For: 192.0.2.1"):
+            caller.sendall(CHUNKED + b"%x\r\n%s\r\n0\r\n%s\r\n\r\n" % (len(body), body, trailer))
+            assert answers(caller) == [201]
+
+
+def test_a_body_is_never_taken_for_the_next_request(address: tuple[str, int]) -> None:
+    """Of a request that asks for another protocol the parser leaves out the body."""
+    inner = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
+    ask = b" /healthz HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: %s\r\n"
+    for protocol in (b"h2c", b"websocket"):
+        with connection(address) as caller:
+            caller.sendall(b"GET" + ask % protocol + b"Content-Length: 0\r\n\r\n")  # as some clients begin
+            assert answers(caller) == [200]
+            caller.sendall(b"POST" + ask % protocol + b"Content-Length: %d\r\n\r\n" % len(inner))
+            try:
+                caller.sendall(inner)
+                assert answers(caller, 2) == [400]
+            except OSError:
+                pass  # the connection was gone before the body came
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1:80@evil.example", b"127.0.0.1:80/x", b"evil.example:7420", b""])
+def test_a_host_is_a_name_and_a_port(address: tuple[str, int], host: bytes) -> None:
+    with connection(address) as caller:
+        caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert answers(caller) == [421]
+        for ours in (b"127.0.0.1", b"localhost:7420", b"[::1]", b"[::1]:7420"):
+            caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: " + ours + b"\r\n\r\n")
+            assert answers(caller) == [200]
+
+
+def test_who_goes_away_is_no_defect(address: tuple[str, int], caplog: pytest.LogCaptureFixture) -> None:
+    with connection(address) as caller:
+        caller.sendall(CHUNKED + b"5\r\n12")
+    count = b'status="499"'
+    with connection(address) as caller:
+        for _ in range(200):  # until it was noticed
+            caller.sendall(b"GET /metrics HTTP/1.1\r\n" + HOST + b"\r\n")
+            data = b""
+            while b"holdfast_llm_saved_dollars{" not in data:
+                data += caller.recv(1 << 16)
+            if count in data:
+                break
+        assert count in data
+    assert "unexpected" not in caplog.text

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("holdfast.access")
 
+CLIENT_LEFT = 499  # in log and numbers, of a caller who went away before the body was there
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 # No script, style or image from anywhere but here, nothing inline; no frame around it; no type guessed.
@@ -90,7 +92,7 @@ class Edge:
             request_id.reset(token)
 
     async def _run(self, scope: Scope, headers: dict[bytes, bytes], body: Receive, answer: _Answer) -> None:
-        from .problems import of_ours
+        from .problems import of_ours, of_surprise
 
         try:
             rest = await self.hot.answer(scope, headers, body, answer)
@@ -100,13 +102,20 @@ class Edge:
             if answer.status:
                 raise
             await of_ours(self.service, error)(scope, body, answer)
+        except ClientDisconnect:
+            answer.status = answer.status or CLIENT_LEFT
+        except Exception as error:
+            if answer.status:
+                raise
+            await of_surprise(error)(scope, body, answer)
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         from .problems import of_error, problem
 
         limits, refused = self.service.limits, self.service.metrics.refused
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        called = host if host.endswith("]") else host.rpartition(":")[0] or host
+        name, _, port = host.rpartition(":")
+        called = name if port.isdecimal() else host
         if self.hosts and called not in self.hosts:
             refused.labels("host").inc()
             return problem(421, "wrong_host", "this service is not called so", "start it with --allow-host NAME")

@@ -71,7 +71,6 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(CheckpointError, _of_ours)
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(HTTPException, _of_starlette)
-    app.add_exception_handler(Exception, _of_surprise)
 
 
 async def _of_ours(request: Request, error: Exception) -> Response:
@@ -139,7 +138,7 @@ def _methods(request: Request) -> list[str]:
     return sorted(found[min(found)]) if found else []
 
 
-async def _of_surprise(request: Request, error: Exception) -> Response:
+def of_surprise(error: Exception) -> Response:
     """A defect of ours: the log has the trace, the caller gets the ID to find it by."""
     _log.error("unexpected: %s", type(error).__name__, exc_info=error)
     return problem(500, "unexpected", "this should not have happened", "please report it with the request ID")

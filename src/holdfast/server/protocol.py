@@ -3,6 +3,9 @@
 The parser keeps a head until it is complete, however long that takes and however large it gets. Here a request that
 does not begin in time, or that sends much more than the body it brings, loses its connection. What is inside those
 bounds is judged by the edge (`limits`).
+
+Nothing here speaks another protocol. The parser leaves out the body of a request that asks for one, and takes it for
+the next request: whoever stands behind a proxy could hide one there.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     _waiting: asyncio.TimerHandle | None = None
     _is_new = False  # a request began in the piece that is being read
+    _is_in_head = True
+    _refusal = ""
     _around = 0
     _inside = 0
 
@@ -47,8 +52,25 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_new = True
+        self._is_new = self._is_in_head = True
         self._around = self._inside = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # what trails a body is no header: who it claims to be, no proxy has looked at
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        if self.parser.should_upgrade() and any(_brings_body(name, value) for name, value in self.headers):
+            self._refusal = "A request with a body cannot ask for another protocol."
+            raise ValueError(self._refusal)
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(self._refusal or msg)
+
+    def _should_upgrade(self) -> bool:
+        return False
 
     def on_body(self, body: bytes) -> None:
         self._inside += len(body)
@@ -60,3 +82,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _give_up(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+
+def _brings_body(name: bytes, value: bytes) -> bool:
+    return name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0") != b"")

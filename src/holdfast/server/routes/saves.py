@@ -47,7 +47,7 @@ async def save_checkpoint(
     idempotency_key: Annotated[
         str | None,
         Header(
-            min_length=1, max_length=MAX_KEY, description="The same again answers the first; with another body: 409."
+            min_length=1, max_length=MAX_KEY, description="The same again answers the first; with another state: 409."
         ),
     ] = None,
 ) -> Any:
