@@ -395,6 +395,15 @@ class CheckpointManager:
         wanted = parse_choice(CheckpointStatus, status)
         return self._store.index.update(parse_name("checkpoint ID", checkpoint_id), status=wanted, actor=self.actor)
 
+    def condemn(self, checkpoint_id: str) -> Checkpoint:
+        """Mark a checkpoint that a load found damaged, and its damaged chunks: the next save writes those again.
+
+        It reads all of it once. `verify` does so for a whole job, or everything.
+        """
+        from .verify import condemn
+
+        return condemn(self._store, parse_name("checkpoint ID", checkpoint_id), actor=self.actor)
+
     def copy(self, job: str, new_job: str) -> Checkpoints:
         """Copy a job's history to a new name, sharing every byte. Safe to repeat after an interruption."""
         parse_name("job", new_job)

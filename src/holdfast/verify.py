@@ -82,6 +82,30 @@ def verify(store: Store, *, job: str | None, deep: bool, actor: str, progress: P
     return VerifyReport(count, chunks, bytes_read, tuple(problems), tuple(corrupted), unused)
 
 
+def condemn(store: Store, checkpoint_id: str, *, actor: str) -> Checkpoint:
+    """Mark a checkpoint that turned out to be damaged, and its damaged chunks: no later save rests on them."""
+    marked = store.index.update(checkpoint_id, status=CheckpointStatus.CORRUPTED, actor=actor)
+    try:
+        names = store.chunks(store.index.read(checkpoint_id)[1])
+    except Corrupted:
+        return marked  # its manifest is, and names nothing
+    rows = [chunk for chunk in store.index.locate(sorted(set(names))).values() if chunk.pack and not chunk.is_damaged]
+    damaged = store.pool().map(lambda chunk: _is_damaged(store, chunk), rows)
+    store.index.mark_damaged([chunk for chunk, is_bad in zip(rows, damaged, strict=True) if is_bad], True)
+    return marked
+
+
+def _is_damaged(store: Store, chunk: Chunk) -> bool:
+    """Only what was read and is wrong: a store that cannot be reached proves nothing."""
+    try:
+        read_verified(store.blobs, chunk, store.vault)
+    except Corrupted:
+        return True
+    except CheckpointError:
+        return False
+    return False
+
+
 def _manifests(store: Store, job: str | None) -> Iterable[tuple[Checkpoint, bytes]]:
     if job is None or store.vault is not None:  # rows that do not open are told by `manifests` alone
         for _, checkpoint, packed in store.index.manifests(with_chunks=False):

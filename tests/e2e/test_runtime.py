@@ -175,8 +175,8 @@ def test_what_takes_too_long_is_given_up(engine: Engine) -> None:
 
 @criu
 def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
-    """fresh: it starts anew; fail: it does not start, and the log says why."""
-    engine.bundle("one", *KEPT)
+    """fresh: it starts anew; fail: it does not start, and the log says why. One that is damaged is marked."""
+    first = engine.bundle("one", *KEPT)
     engine.start("one")
     engine.lab.wait_beyond("one", 5)
     engine.call("kill", "one", "TERM")
@@ -192,6 +192,25 @@ def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
     (other / "config.json").write_text(json.dumps(spec))
     engine.start("two")
     engine.lab.wait_beyond("two", 0)
+    engine.call("kill", "two", "KILL")
+    engine.wait_stopped("two")
+    engine.call("delete", "two")
+
+    for pack in engine.lab.store.rglob("*.pack"):
+        damaged = bytearray(pack.read_bytes())
+        damaged[::512] = bytes(byte ^ 0xFF for byte in damaged[::512])
+        pack.write_bytes(damaged)
+    engine.bundle("three", *KEPT, lower=first / "lower")
+    engine.start("three")
+    assert "is damaged" in engine.logged()
+    engine.lab.wait_beyond("three", 0)
+    engine.call("kill", "three", "TERM")
+    engine.call("delete", "three")
+    reached = engine.lab.count("three")
+    with holdfast.open(engine.lab.store) as store:
+        assert [one.status for one in store.list("container:counter")] == ["corrupted", "created"]
+    engine.start("three")  # what is kept now rests on nothing that is damaged
+    engine.lab.wait_beyond("three", reached)
 
 
 @criu

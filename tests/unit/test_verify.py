@@ -88,6 +88,23 @@ def test_nothing_is_wrong_with_a_store_in_use(tmp_path: Path, deep: bool) -> Non
         assert all(c.status != "corrupted" for c in store.list("job"))
 
 
+def test_no_save_rests_on_what_was_condemned(tmp_path: Path) -> None:
+    state = {"blob": os.urandom(3_000_000)}
+    place = tmp_path / "store"
+    with holdfast.open(place) as store:
+        first = store.save("job", "first", state)
+    data = bytearray(only_pack(place).read_bytes())
+    data[4096 + 1000] ^= 1
+    only_pack(place).write_bytes(data)
+    with holdfast.open(place) as store:
+        with pytest.raises(holdfast.Corrupted):
+            store.load(first)
+        assert store.condemn(first).status == "corrupted"
+        second = store.save("other", "second", state)
+        assert 0 < store.get(second).stored_bytes < 3_000_000  # what is sound is used
+        assert store.load(second) == state
+
+
 def test_damage_never_looks_like_a_fresh_start(tmp_path: Path, state: dict[str, object]) -> None:
     with holdfast.open(tmp_path / "store") as store:
         older = store.save("job", "older", {"n": 1})

@@ -107,6 +107,10 @@ class RemoteManager(CheckpointManager):
         problems = tuple(Problem(**each) for each in told.pop("problems"))
         return VerifyReport(problems=problems, corrupted=tuple(told.pop("corrupted")), **told)
 
+    def condemn(self, checkpoint_id: str) -> Checkpoint:
+        # which of its chunks are, a verify of the service finds
+        return self.set_status(checkpoint_id, CheckpointStatus.CORRUPTED)
+
     def gc(self, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
         told = self._finish(self.client.start_gc(dry_run=dry_run), progress)
         return GcReport(damaged=tuple(told.pop("damaged")), **told)

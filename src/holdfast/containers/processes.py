@@ -20,7 +20,7 @@ from pathlib import Path
 from holdfast.errors import Conflict, Corrupted, NotFound, Validation, storage_error
 from holdfast.files import File
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint, CheckpointStatus
+from holdfast.model import Checkpoint
 
 from . import hosts, images, snapshot
 from .attempts import Attempt, attempt, only_one
@@ -190,7 +190,7 @@ def thaw_process(
         except Corrupted:
             if is_id:
                 raise
-            manager.set_status(checkpoint.id, CheckpointStatus.CORRUPTED)
+            manager.condemn(checkpoint.id)
 
 
 def _thaw(

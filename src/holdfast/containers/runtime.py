@@ -251,7 +251,7 @@ class Runtime:
 
     def _bring_back(self, manager: Any, wish: Any, claim: Any, bundle: Path, spec: dict[str, Any]) -> str | None:
         """The generation that the container goes on from; None when it is to start anew."""
-        from holdfast.errors import CheckpointError
+        from holdfast.errors import CheckpointError, Corrupted
 
         from . import snapshot
 
@@ -272,9 +272,14 @@ class Runtime:
                         self.guard = None
                     self._runc(*self.call.other("delete", "--force"))
                     self.log(f"holdfast: {checkpoint.id} could not be restored: {error}", level="warning")
+                    is_damaged = isinstance(error, Corrupted)
+                    if is_damaged:
+                        manager.condemn(checkpoint.id)
                     is_last = number == len(candidates) - 1 and attempt_number == wish.tries - 1
                     if wish.policy == "fail" and is_last:
                         raise
+                    if is_damaged:
+                        break  # it stays so
                 else:
                     return str(checkpoint.id)
         return None

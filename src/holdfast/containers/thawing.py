@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.errors import Conflict, Corrupted, NotFound, Validation
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint, CheckpointStatus, parse_name
+from holdfast.model import Checkpoint, parse_name
 
 from . import network, runc, snapshot
 from .attempts import Attempt, attempt, only_one
@@ -63,7 +63,7 @@ def thaw_container(
         except Corrupted as error:
             if is_id:
                 raise
-            manager.set_status(checkpoint.id, CheckpointStatus.CORRUPTED)
+            manager.condemn(checkpoint.id)
             warnings.warn(f"checkpoint {checkpoint.id} is damaged, the one before it is used: {error}", stacklevel=2)
 
 
