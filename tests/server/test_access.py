@@ -124,6 +124,14 @@ def test_matrix(world: Any, method: str, path: str, rule: Scope | None) -> None:
         assert status(texts[Scope.ADMIN, "own"][:-1] + "!") in refused
 
 
+def test_choosing_a_namespace_of_others_is_not_allowed(world: Any) -> None:
+    client, texts = world
+    headers = {"Authorization": f"Bearer {texts[Scope.READ, 'own']}"}
+    for space, status in (("own", 303), ("other", 403)):
+        answer = client.post("/namespace", data={"namespace": space}, headers=headers, follow_redirects=False)
+        assert answer.status_code == status
+
+
 def test_pages_show_only_the_namespaces_of_a_token(world: Any) -> None:
     client, texts = world
     own, other = ({"Authorization": f"Bearer {texts[Scope.WRITE, space]}"} for space in ("own", "other"))

@@ -242,12 +242,15 @@ def _traceback(store: CheckpointManager, checkpoint_id: str) -> str:
 
 def _grid(items: MapItems) -> Grid:
     per_cell = max(1, -(-items.done // _CELLS))
-    cells = []
+    cells: list[Cell] = []
+    seen = 0
     for record in items.records:
         count = record.metadata.get("items")
         done = count if isinstance(count, int) else 0
+        seen += done
         title = f"#{record.seq}: {done:,} items done"
-        cells += [Cell("done", title, record.id if n == 0 else None) for n in range(-(-done // per_cell))]
+        new = -(-seen // per_cell) - len(cells)  # a cell may stand for items of many records, and shows the first
+        cells += [Cell("done", title, record.id if n == 0 else None) for n in range(new)]
     failed = list(items.failed.values())
     cells += [Cell("failed", f"{each.key}: {each.error}"[:300], each.checkpoint, each.key) for each in failed[:_CELLS]]
     return Grid(items.path, items.done, len(failed), per_cell, cells, failed[:_FAILURES])

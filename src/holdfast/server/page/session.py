@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from holdfast.errors import CheckpointError
+from holdfast.errors import NotAllowed
 from holdfast.server.auth import find_token, forget_token, keep_token, public, service_of
 
 from .rendering import NAMESPACE, PageRoute, Reader, page, see
@@ -53,7 +53,7 @@ async def choose_namespace(
     request: Request, access: Reader, namespace: Annotated[str, Form(max_length=128)]
 ) -> Response:
     if namespace not in access.caller.namespaces:
-        raise CheckpointError(f"namespace {namespace} is not open to you", hint="ask for a token for it")
+        raise NotAllowed(f"namespace {namespace} is not open to you", hint="ask for a token for it")
     response = see(request, "/")
     root = request.scope.get("root_path", "")
     response.set_cookie(NAMESPACE, namespace, path=root or "/", httponly=True, samesite="strict")
