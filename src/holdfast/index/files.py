@@ -25,7 +25,7 @@ from holdfast.model import Checkpoint
 from holdfast.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, References
 
 from .database import connect, is_encrypted, mark_encrypted, migrate
-from .journal import Journal, sync_folder, write_file
+from .journal import MEND, Journal, sync_folder, write_file
 from .rows import CHECKPOINT, SEQ_BITS, checkpoint_of
 from .sqlite import SqliteIndex
 from .writes import Writes
@@ -102,9 +102,7 @@ class FilesIndex(SqliteIndex):
             for sql in transactions:
                 self._connection.executescript(f"BEGIN;\n{sql}COMMIT;")
         except (sqlite3.Error, ValueError) as error:
-            raise Corrupted(
-                f"{self._journal.path} holds what no index writes: {error}", hint="put a copy of it back"
-            ) from error
+            raise Corrupted(f"{self._journal.path} holds what no index writes: {error}", hint=MEND) from error
         finally:
             self._connection.set_authorizer(None)
         self._connection.execute("DELETE FROM temp.change")

@@ -25,7 +25,7 @@ FORMAT = 2
 _HEADER = re.compile(rb"-- Holdfast journal, format (\d{1,9})\n")
 _HEAD = re.compile(rb"-- (\d{1,12}) ([0-9a-f]{64})\n")
 _HEAD_BYTES = 96
-_MEND = "put a copy of it back, or make a new one: holdfast rebuild"
+MEND = "put a copy of it back, or make a new one: holdfast rebuild"
 
 
 class Journal:
@@ -81,12 +81,12 @@ class Journal:
                 break
             if hashlib.sha256(payload).hexdigest().encode() != head[2]:
                 if end < len(data):
-                    raise Corrupted(f"{self.path} is damaged at {self.position + at}", hint=_MEND)
+                    raise Corrupted(f"{self.path} is damaged at {self.position + at}", hint=MEND)
                 break
             try:
                 whole.append(payload.decode())
             except UnicodeDecodeError as error:
-                raise Corrupted(f"{self.path} is damaged at {self.position + at}: {error}", hint=_MEND) from error
+                raise Corrupted(f"{self.path} is damaged at {self.position + at}: {error}", hint=MEND) from error
             at = end
         self.position += at
         return is_other, whole
@@ -124,7 +124,7 @@ class Journal:
     def _begin(self, data: bytes) -> int:
         header = _HEADER.match(data)
         if header is None:
-            raise Corrupted(f"{self.path} is not a journal of Holdfast", hint=_MEND)
+            raise Corrupted(f"{self.path} is not a journal of Holdfast", hint=MEND)
         if int(header[1]) > FORMAT:
             raise UnsupportedFormat(
                 f"{self.path} has format {int(header[1])}, this Holdfast knows up to {FORMAT}",

@@ -12,7 +12,7 @@ CREATE FUNCTION holdfast.packed(number bigint) RETURNS bytea LANGUAGE sql IMMUTA
 $$;
 
 -- Saves of jobs that are there, all or none: the rows they got, or NULL if any of them must be looked at by itself; then
--- nothing was changed. What the database refuses (an ID or a key that is taken) fails all of them.
+-- nothing was saved. What the database refuses (an ID or a key that is taken) fails all of them.
 --
 -- The first statement waits for the lock that every writer of the namespace holds until it has committed. Each of those
 -- behind it sees what was committed by then, so that what they check stays true until this commits (I3, I5).
