@@ -8,6 +8,7 @@ and imported as a generation of the workload, once; from then on the newest gene
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -54,6 +55,10 @@ def _descend(home: str, parts: Sequence[str]) -> int:
     except FileNotFoundError:
         raise NotFound(f"there is no {home}{'/'.join(parts)}", hint="check the path") from None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Validation(
+                f"{home}{'/'.join(parts)} leads through a link", hint="name what is there itself"
+            ) from None
         raise storage_error("open", home + "/".join(parts), error) from error
     return fd
 

@@ -112,8 +112,8 @@ def find(address: str, name: PodName) -> list[Workload]:
     if not found:
         known = ", ".join(one.container.name for one in of_pod)
         raise Validation(
-            f"no container of {name.namespace}/{name.pod} opted in",
-            hint=f"name one: {name.namespace}/{name.pod}/CONTAINER, of {known}",
+            f"no container that {name.namespace}/{name.pod} has now opted in",
+            hint=f"holdfast pod list shows what sleeps; or name one: {name.namespace}/{name.pod}/CONTAINER, of {known}",
         )
     running = [one for one in found if one.container.state == "running" and not (one.facts or {}).get("ended")]
     if not running:
