@@ -97,7 +97,10 @@ def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) 
             begun = time.monotonic()
             if begun >= end:
                 return _outcome(one, "late")
-            reason = keepers.for_(one).stop(one, end - begun)
+            keeper = keepers.for_(one)
+            reason = keeper.stop(one, end - begun)
+            if reason and keeper.is_gone:  # killed, perhaps for want of memory: nobody has passed a signal on
+                reason = keepers.for_(one).stop(one, max(0.0, end - time.monotonic()))
             took = round(time.monotonic() - begun, 3)
             return _outcome(one, "signalled" if reason else "kept", took, reason)
 
@@ -161,6 +164,7 @@ class Keeper:
             try:
                 print(line, file=self.process.stdin)
             except BrokenPipeError:
+                self.is_gone = True
                 return self._reason()
         try:
             return answer.get(timeout=left_s + _LEFT_S)

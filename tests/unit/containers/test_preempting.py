@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.containers import preempting
 from holdfast.containers.early import mark_path, write_mark
 from holdfast.containers.keeping import Keeping
 from holdfast.containers.preempting import Candidate, Keepers, wait_for_notice
@@ -112,6 +113,26 @@ def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest
     keeping = Keeping()
     assert "runc state one: no such thing" in keeping.stop("/nowhere", "one", 5)
     keeping.close()
+
+
+def test_who_was_asked_to_stop_gets_its_signal_though_the_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runc = tmp_path / "runc"
+    runc.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/killed ] || {{ touch {tmp_path}/killed; kill -9 $PPID; }}\n"
+        f'echo "$@" >> {tmp_path}/called\nexit 1\n'
+    )
+    runc.chmod(0o755)
+    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
+    one = candidate("one", HOLDFAST_RUNC=str(runc), HOLDFAST_STORE=str(tmp_path / "store"))
+    monkeypatch.setattr(preempting, "candidates", lambda: [one])
+    (outcome,) = preempting.preempt(20)
+    assert (tmp_path / "killed").exists()
+    assert outcome.result == "signalled"
+    assert "has ended" not in outcome.reason
+    assert "--root /nowhere kill one TERM\n" in (tmp_path / "called").read_text()
 
 
 def test_two_in_one_network_are_not_frozen_at_once(tmp_path: Path) -> None:
