@@ -19,6 +19,8 @@ from .model import CheckpointId
 from .ports import ENVELOPE
 from .store import Store
 
+_PAGE = 1000  # events
+
 
 def open_files(path: Path, *, namespace: str, create: bool) -> Store:
     """The store of readable files in `path`, which is made if it does not exist or is empty."""
@@ -95,11 +97,18 @@ class KeptMemory(Store):
         return self._kept.new_id(step, created_us)
 
     def close(self) -> None:
-        """Bring the directory up to the memory. A process that is killed before keeps nothing."""
+        """Bring the directory up to the memory. A process that is killed before keeps nothing.
+
+        What was deleted here goes there too; what others saved there meanwhile is theirs (I3).
+        """
         if not self._is_kept:
             self._is_kept = True
             try:
-                Copying(self, self._kept, mirror=True, actor="holdfast").copy()
+                Copying(self, self._kept, actor="holdfast").copy()
+                deleting, position = Copying(self, self._kept, mirror=True, actor="holdfast"), 0
+                while events := self.index.events(position, _PAGE):
+                    deleting.replay([event for event in events if event.action == "delete"])
+                    position = events[-1].id
             finally:
                 self._kept.close()
             super().close()

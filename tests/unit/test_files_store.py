@@ -249,6 +249,20 @@ def test_memory_that_is_kept(tmp_path: Path) -> None:
         assert store.verify().is_ok
 
 
+def test_memory_that_is_kept_deletes_only_what_was_deleted_in_it(tmp_path: Path) -> None:
+    """What another process has saved in the directory meanwhile was acknowledged there (I1)."""
+    place = tmp_path / "kept"
+    with holdfast.open(place) as store:
+        first, second = store.save("job", "first", 1), store.save("job", "second", 2)
+    memory = holdfast.open(f"memory:{place}")
+    with holdfast.open(place) as store:
+        third = store.save("job", "third", 3)
+    memory.delete("job", first)
+    memory.close()
+    with holdfast.open(place) as store:
+        assert [c.id for c in store.list("job")] == [second, third]
+
+
 def test_memory_that_is_kept_is_not_shared_with_processes(place: Path) -> None:
     with (
         pytest.raises(Validation, match="cannot be shared with processes"),
