@@ -20,6 +20,7 @@ from holdfast.cli.app import cli
 from holdfast.client import AsyncClient, Client
 from holdfast.client.calls import Endpoint, Endpoints
 from holdfast.client.remote import RemoteManager
+from holdfast.model import Lease
 from holdfast.server import create_app
 from holdfast.workflow import Workflows
 from tests.server.conftest import listening
@@ -207,6 +208,44 @@ def test_both_clients_have_every_call(url: str) -> None:
         assert client.whoami()["scope"] == "admin"
         for name in names:
             assert callable(getattr(client, name))
+
+
+def test_every_operation_is_a_call(store: holdfast.CheckpointManager) -> None:
+    """But what only a browser needs, and bytes and streams, which are no documents."""
+    policy = holdfast.RetentionPolicy(keep_last=1)
+    values = {"str": "x", "bool": True, "Lease": Lease("j", 1, "", 1), "RetentionPolicy": policy}
+    described = []
+    for endpoint in vars(Endpoints).values():
+        if isinstance(endpoint, Endpoint):
+            wanted = inspect.signature(endpoint._describe).parameters.values()
+            needed = [each for each in wanted if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+            given = {each.name: values.get(each.annotation.removesuffix(" | None"), {}) for each in needed}
+            described.append(endpoint._describe(**given))
+    described.append(Endpoints.__dict__["retention"]._describe(policy, dry_run=False))
+    missing = set()
+    for path, operations in create_app(store).openapi()["paths"].items():
+        shape = re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
+        taken = {call.method for call in described if shape.fullmatch(call.path)}
+        missing |= {(method.upper(), path) for method in operations if method.upper() not in taken}
+    of_checkpoints = {("GET", f"/api/v1/checkpoints/{{checkpoint_id}}/{what}") for what in ("raw", "download")}
+    streams = {("GET", "/api/v1/events"), ("POST", "/api/v1/session"), ("DELETE", "/api/v1/session")}
+    assert {each for each in missing if each[1].startswith("/api/v1")} == of_checkpoints | streams
+
+
+def test_a_workflow_by_calls(url: str) -> None:
+    with Client(url) as client:
+        execution = client.start_execution("order-7", "orders")
+        client.add_step(execution, "pay", "agent", {"sum": 7}, approval_required=True)
+        assert [each["name"] for each in client.approvals().items] == ["pay"]
+        client.decide(execution, "pay", approved=True)
+        assert client.complete_step(execution, "pay", {"paid": True})
+        assert client.pause_execution(execution)
+        assert client.resume_execution(execution)
+        assert client.end_execution(execution)
+        assert client.executions("completed").items[0]["execution_id"] == execution
+        assert (client.tasks(), client.containers().items, client.llm_stats()["answers"]) == ([], [], 0)
+        with pytest.raises(holdfast.NotFound):
+            client.attempts("none")
 
 
 def test_a_token_in_the_address_or_the_environment(

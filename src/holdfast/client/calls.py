@@ -70,6 +70,9 @@ def _page(key: str, one: Callable[[Any], T]) -> Callable[[Any], Page[T]]:
     return lambda answer: Page([one(each) for each in answer[key]], answer["next_cursor"])
 
 
+_checkpoint_page = _page("checkpoints", checkpoint_from_json)
+
+
 def _same(answer: Any) -> Any:
     return answer
 
@@ -114,7 +117,7 @@ def _checkpoints(
         "limit": limit,
         "cursor": cursor,
     }
-    return Call("GET", _at("jobs", job, "checkpoints"), _page("checkpoints", checkpoint_from_json), params)
+    return Call("GET", _at("jobs", job, "checkpoints"), _checkpoint_page, params)
 
 
 def _json(value: object) -> str:
@@ -245,6 +248,11 @@ def _items(key: str, limit: int = 50, cursor: str | None = None) -> Call[Page[Do
     return Call("GET", _at("runs", key, "items"), _page("batches", _same), {"limit": limit, "cursor": cursor})
 
 
+def _attempts(key: str, limit: int = 50, cursor: str | None = None) -> Call[Page[Checkpoint]]:
+    """The failed attempts of a run's steps; the metadata of each tells the error."""
+    return Call("GET", _at("runs", key, "attempts"), _checkpoint_page, {"limit": limit, "cursor": cursor})
+
+
 def _cancel(key: str) -> Call[bool]:
     """End a run; False while its owner still works on a step."""
     return Call("POST", _at("runs", key, "cancel"), lambda answer: bool(answer["cancelled"]))
@@ -278,7 +286,54 @@ def _execution(execution_id: str) -> Call[Document]:
     return Call("GET", _at("executions", execution_id), _same)
 
 
+def _start_execution(correlation_id: str, workflow_name: str, initial_data: Document | None = None) -> Call[str]:
+    """Begin an execution; its ID."""
+    body = {"correlation_id": correlation_id, "workflow_name": workflow_name, "initial_data": initial_data or {}}
+    return Call("POST", _at("executions"), lambda answer: str(answer["execution_id"]), body=body)
+
+
+def _add_step(execution_id: str, name: str, agent_id: str, input_data: object = None, **more: object) -> Call[Document]:
+    """Begin a step of an execution; `more` is approval_required, expires_s, on_denied."""
+    body = {"checkpoint_name": name, "agent_id": agent_id, "input_data": input_data, **more}
+    return Call("POST", _at("executions", execution_id, "checkpoints"), _same, body=body)
+
+
+def _complete_step(execution_id: str, step: str, output: object = None, success: bool = True) -> Call[bool]:
+    """End a step, known by its name or ID; False when it had ended."""
+    body = {"checkpoint": step, "output_data": output, "success": success}
+    return Call("POST", _at("executions", execution_id, "complete"), _changed, body=body)
+
+
+def _pause_execution(execution_id: str) -> Call[bool]:
+    """Pause an execution; False when it was so already."""
+    return Call("POST", _at("executions", execution_id, "pause"), _changed)
+
+
+def _resume_execution(execution_id: str) -> Call[bool]:
+    """Go on with a paused execution; False when it was going on."""
+    return Call("POST", _at("executions", execution_id, "resume"), _changed)
+
+
+def _end_execution(execution_id: str, success: bool = True) -> Call[bool]:
+    """End an execution; False when it had ended."""
+    return Call("POST", _at("executions", execution_id, "end"), _changed, body={"success": success})
+
+
+def _changed(answer: Any) -> bool:
+    return bool(answer["changed"])
+
+
 # The store
+
+
+def _llm_stats(by: Sequence[str] = ("model",), run: str | None = None) -> Call[Document]:
+    """What calls of models cost and what the cache saved, by model, run or step."""
+    return Call("GET", _at("llm", "stats"), _same, {"by": list(by), "run": run})
+
+
+def _containers(limit: int = 50, cursor: str | None = None) -> Call[Page[Checkpoint]]:
+    """The newest checkpoint of each container."""
+    return Call("GET", _at("containers"), _checkpoint_page, {"limit": limit, "cursor": cursor})
 
 
 def _stats(job: str | None = None) -> Call[dict[str, int]]:
@@ -299,6 +354,11 @@ def _start_gc(*, dry_run: bool = False) -> Call[Document]:
 def _task(task_id: str) -> Call[Document]:
     """How far a task is."""
     return Call("GET", _at("tasks", task_id), _same)
+
+
+def _tasks() -> Call[list[Document]]:
+    """Background tasks, newest first."""
+    return Call("GET", _at("tasks"), lambda answer: list(answer["tasks"]))
 
 
 def _audit_log(limit: int = 50, cursor: str | int | None = None) -> Call[Page[Event]]:
@@ -365,16 +425,26 @@ class Endpoints:
     runs = Endpoint(_runs)
     run = Endpoint(_run)
     items = Endpoint(_items)
+    attempts = Endpoint(_attempts)
     cancel = Endpoint(_cancel)
     signal = Endpoint(_signal)
     approvals = Endpoint(_approvals)
     decide = Endpoint(_decide)
     executions = Endpoint(_executions)
     execution = Endpoint(_execution)
+    start_execution = Endpoint(_start_execution)
+    add_step = Endpoint(_add_step)
+    complete_step = Endpoint(_complete_step)
+    pause_execution = Endpoint(_pause_execution)
+    resume_execution = Endpoint(_resume_execution)
+    end_execution = Endpoint(_end_execution)
+    llm_stats = Endpoint(_llm_stats)
+    containers = Endpoint(_containers)
     stats = Endpoint(_stats)
     start_verify = Endpoint(_start_verify)
     start_gc = Endpoint(_start_gc)
     task = Endpoint(_task)
+    tasks = Endpoint(_tasks)
     audit_log = Endpoint(_audit_log)
     events = Endpoint(_events)
     verify_audit = Endpoint(_verify_audit)
