@@ -74,7 +74,8 @@ V2 = 'version = 2\n\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ru
 )
 def test_nothing_but_what_it_added_goes(tmp_path: Path, version: int, config: str, plugin: str) -> None:
     """Twice over: what is there already is not added again. With containerd 2, config.toml is not touched at all."""
-    run = pretended(tmp_path, version, config, HOLDFAST_STORE="postgresql://u:it's $HOME@db/x")
+    places = {"HOLDFAST_STORE": "postgresql://u:it's $HOME@db/x", "HOLDFAST_RESTORE_ROOTS": "/srv/dumps"}
+    run = pretended(tmp_path, version, config, **places)
     before = files_below(tmp_path)
     run("install")
     installed = files_below(tmp_path)
@@ -90,9 +91,12 @@ def test_nothing_but_what_it_added_goes(tmp_path: Path, version: int, config: st
     told = tmp_path / "etc/runc.env"
     assert told.stat().st_mode & 0o777 == 0o600
     shown = subprocess.run(
-        ["sh", "-c", f'. {told}; echo "$HOLDFAST_STORE"'], capture_output=True, text=True, check=True
+        ["sh", "-c", f'. {told}; echo "$HOLDFAST_STORE $HOLDFAST_RESTORE_ROOTS"'],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert shown.stdout == "postgresql://u:it's $HOME@db/x\n"
+    assert shown.stdout == "postgresql://u:it's $HOME@db/x /srv/dumps\n"
     run("uninstall")
     assert files_below(tmp_path) == before
     run("uninstall")
