@@ -113,17 +113,19 @@ class Store:
 
     def save(self, request: Request, encoded: codec.Encoded | PartedTree, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
+        return self._save(request, encoded, *self._identity(request), actor)
+
+    def _identity(self, request: Request) -> tuple[CheckpointId, int]:
+        """The ID and the time of a new checkpoint: given ones where it is an old one."""
         created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
-        checkpoint_id = request.checkpoint_id or self.new_id(request.step, created_us)
-        return self._save(request, encoded, checkpoint_id, created_us, actor)
+        return request.checkpoint_id or self.new_id(request.step, created_us), created_us
 
     def save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> Outcomes:
         """`save` of each, by its actor: its checkpoint, or what it raises. Small ones share one commit (I1)."""
         records: dict[int, NewCheckpoint] = {}
         for n, (request, encoded, _) in enumerate(saves):
             if _is_small(encoded):
-                created_us = time.time_ns() // 1000
-                records[n] = _small_record(request, encoded, self.new_id(request.step, created_us), created_us)
+                records[n] = _small_record(request, encoded, *self._identity(request))
         shared = self.index.commit_each([(record, saves[n][2]) for n, record in records.items()])
         committed = dict(zip(records, shared, strict=True))
         return [self._settle(save, records.get(n), committed.get(n)) for n, save in enumerate(saves)]

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, StorageError
+from holdfast.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, StorageError, Validation
 from holdfast.lease import started
 from holdfast.manager import CheckpointManager
 from holdfast.model import Lease
@@ -49,7 +49,7 @@ def take(
     """The first claim on `key` that is free. `only_first`: Conflict when the first one is not; `only_empty`: of those
     that nothing is kept under."""
     holder = _holder(root, identity)
-    ttl_s = float(os.environ.get("HOLDFAST_CLAIM_S") or CLAIM_S)
+    ttl_s = _claim_s()
     alive = {claim.job for claim in _alive_here(key, Path(root, identity))}
     for number in range(1, _MOST):
         job = snapshot.job_of("container", key if number == 1 else f"{key}@{number}")
@@ -66,6 +66,14 @@ def take(
         if only_first:
             raise Conflict(f"{key} is alive already, as {who}", hint="stop that one, or use policy fresh or retry")
     raise Conflict(f"{key} is alive {_MOST} times", hint="give different workloads different keys")
+
+
+def _claim_s() -> float:
+    text = os.environ.get("HOLDFAST_CLAIM_S") or str(CLAIM_S)
+    try:
+        return float(text)
+    except ValueError:
+        raise Validation(f"HOLDFAST_CLAIM_S={text} is no number", hint="use seconds, such as 300") from None
 
 
 def _take(manager: CheckpointManager, job: str, holder: str, ttl_s: float) -> Lease:

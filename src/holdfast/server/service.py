@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from holdfast.errors import CheckpointError, Validation
+from holdfast.errors import Validation
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint
 
@@ -68,7 +68,7 @@ class Service:
         for namespace, checkpoint_id in wanted:
             try:
                 found.append(self.manager(namespace).get(checkpoint_id))
-            except CheckpointError as error:
+            except Exception as error:  # noqa: BLE001 - of this look alone: those it came with are not to suffer
                 found.append(error)
         return found
 

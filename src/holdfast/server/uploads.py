@@ -18,7 +18,7 @@ from holdfast import codec
 from holdfast.browsing import children
 from holdfast.codec import BufferSummary
 from holdfast.codec.summaries import dtype_size, shape_of
-from holdfast.errors import CheckpointError, Corrupted, TooLarge, Validation
+from holdfast.errors import Corrupted, TooLarge, Validation
 from holdfast.files import FilesSummary
 from holdfast.jsonview import from_json
 from holdfast.model import Checkpoint, Lease
@@ -111,13 +111,13 @@ def save_each(saves: Sequence[PlainSave]) -> list[Checkpoint | BaseException]:
             asked = parse_request(save.job, wish.step, **options_of(wish, save.job), idempotency_key=save.key)
             whole = asked, codec.encode(wish.state), save.access.caller.actor
             ready.setdefault(save.access.namespace, []).append((n, whole))
-        except (CheckpointError, RequestValidationError) as error:
+        except Exception as error:  # noqa: BLE001 - of this save alone: those it came with are not to suffer
             outcomes[n] = error
     for namespace, those in ready.items():
         try:
             done = saves[0].access.service.manager(namespace).save_each([whole for _, whole in those])
             outcomes.update(zip((n for n, _ in those), done, strict=True))
-        except CheckpointError as error:
+        except Exception as error:  # noqa: BLE001 - of this namespace alone
             outcomes.update((n, error) for n, _ in those)
     return [outcomes[n] for n in range(len(saves))]
 
