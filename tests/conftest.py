@@ -22,6 +22,20 @@ from hypothesis import HealthCheck, Phase, settings
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
 
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Groups of tests that share a server stay in one process: xdist 3.8 names them where pytest 9.2 looks no more."""
+    if not getattr(config.option, "loadgroup", False):
+        return
+    from _pytest.nodes import coerce_node_id  # type: ignore[attr-defined]
+
+    for item in items:
+        groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
+        if groups and "@" not in item.nodeid.rpartition("]")[2]:
+            item._id = coerce_node_id(f"{item.nodeid}@{'_'.join(groups)}")
+
+
 # --- parts of the machine: each probe returns None, or the reason why the part is missing ---
 
 

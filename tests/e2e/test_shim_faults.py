@@ -63,9 +63,7 @@ FAULTS = [  # test_runtime_kills.py has more of holdfast-runc, without container
     Fault("holdfast-runc", "create", "restore", "after"),
     Fault("holdfast-runc", "stop", "checkpoint", "after"),
     Fault("shim", "create", "swrk", "long-before"),
-    Fault("shim", "stop", "swrk", "before"),
     Fault("containerd", "create", "restore", "after"),
-    Fault("containerd", "stop", "checkpoint", "before"),
 ]
 if ROUNDS > 2:
     PLACES = [("create", "restore"), ("create", "swrk"), ("create", "pause"), ("start", "resume"), ("kill", "kill"),
