@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Groups of tests that share a server stay in one process: xdist 3.8 names them where pytest 9.2 looks no more."""
     if not getattr(config.option, "loadgroup", False):
         return
-    from _pytest.nodes import coerce_node_id  # type: ignore[attr-defined]
+    from _pytest.nodeid import coerce_node_id
 
     for item in items:
         groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})

@@ -15,7 +15,7 @@ from tests.engine import IMAGE, Containerd, containerd
 from tests.lab import lab
 
 VERSION = "1.7"
-pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", f"containerd-{VERSION}")]
+pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", f"containerd-{VERSION}")]
 
 
 @pytest.fixture(scope="module", name="engine")

@@ -140,7 +140,7 @@ def test_a_configuration_that_imports_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "config.toml").read_text() == V2
 
 
-@pytest.mark.xdist_group("containers")
+@pytest.mark.xdist_group("engines")
 @pytest.mark.requires("criu", "containerd", "cc")
 def test_a_node(tmp_path: Path) -> None:
     """Install, run pods of the runtime class, refuse to go while they run, uninstall: the node is as it was."""

@@ -14,7 +14,7 @@ from tests.engine import COUNT, IMAGE, Containerd, containerd
 from tests.lab import lab
 from tests.servers.postgres import Cluster
 
-pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd", "cc")]
+pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd", "cc")]
 
 
 @pytest.fixture(scope="module", name="engine")

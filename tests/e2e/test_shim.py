@@ -21,7 +21,7 @@ from holdfast.model import Checkpoint
 from tests.engine import OURS, PLAIN, SHIM, Containerd, containerd
 from tests.lab import COUNTER, HOLDFAST, PYTHON, lab, wait_for
 
-pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd")]
+pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd")]
 ROUNDS = int(os.environ.get("HOLDFAST_ROUNDS") or 2)
 
 

@@ -11,7 +11,7 @@ from tests.e2e.test_pods import jobs
 from tests.engine import COUNT, IMAGE, Containerd, containerd
 from tests.lab import PYTHON, lab, wait_for
 
-pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd", "cc")]
+pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd", "cc")]
 TALKING = """
 import signal, sys
 signal.signal(15, lambda *_: sys.exit(7))

@@ -12,7 +12,7 @@ from tests.e2e.test_shim import ROUNDS, generations, kept_as, left_by, stop
 from tests.engine import SHIM, VERSION, Containerd, containerd, programs_of
 from tests.lab import lab, wait_for
 
-pytestmark = [pytest.mark.xdist_group("containers"), pytest.mark.requires("criu", "containerd")]
+pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd")]
 ANSWER_S = 20  # ten seconds are promised; machines that test are busy, and what hangs does so for a minute
 
 # Stands in the place of runc, or of CRIU. When the file beside it names the command of a call, it kills somebody before
