@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from .chunks import ChunkWriter
+from .chunk_writer import ChunkWriter
 from .errors import Conflict, Corrupted, NotFound
 from .model import Checkpoint, CheckpointStatus, Event, to_datetime
 from .ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint

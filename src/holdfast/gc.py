@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from .chunks import read_verified
+from .chunk_reader import read_verified
 from .errors import Corrupted, NoSpace, NotFound
 from .ports import UNREADABLE, Chunk, ChunksGone
 from .records import nobody, read_records

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from .chunks import ChunkReader
+from .chunk_reader import ChunkReader
 from .errors import Conflict, Validation
 from .model import CheckpointStatus
 from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint

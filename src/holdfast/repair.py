@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
-from .chunks import ChunkReader
+from .chunk_reader import ChunkReader
 from .embedded import INDEX, PACKS, Marker, locked, read_keyrings, read_marker, write_marker
 from .errors import CheckpointError, Conflict, Corrupted, NotFound, Validation
 from .index.salvage import Salvaged, put_jobs, salvage

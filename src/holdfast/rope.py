@@ -24,7 +24,7 @@ from functools import cached_property
 
 import ormsgpack
 
-from .chunks import ChunkWriter
+from .chunk_writer import ChunkWriter
 from .errors import Corrupted
 
 DIGEST_BYTES = 32

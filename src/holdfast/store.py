@@ -21,19 +21,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from . import codec
-from .chunks import (
-    CHUNK_BYTES,
-    INLINE_BYTES,
-    WORKERS,
-    ChunkReader,
-    ChunkWriter,
-    RecallingSource,
-    StoredStream,
-    Target,
-    allocate,
-    cut_by_content,
-    read_verified,
-)
+from .chunk_reader import ChunkReader, read_verified
+from .chunk_writer import ChunkWriter
+from .chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, RecallingSource, StoredStream, Target, allocate, cut_by_content
 from .errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
 from .known import KnownChunks
 from .manifest import (

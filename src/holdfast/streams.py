@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from . import codec
-from .chunks import CHUNK_BYTES, INLINE_BYTES, ChunkWriter, Deferred, DeviceMemory, Target, cut, cut_by_content
+from .chunk_writer import ChunkWriter
+from .chunks import CHUNK_BYTES, INLINE_BYTES, Deferred, DeviceMemory, Target, cut, cut_by_content
 from .manifest import Entry, Manifest, Span
 from .ports import Buffer
 

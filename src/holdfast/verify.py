@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from .chunks import read_verified
+from .chunk_reader import read_verified
 from .errors import CheckpointError, Corrupted, NotFound
 from .model import Checkpoint, CheckpointStatus
 from .ports import UNREADABLE, Chunk

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 import holdfast.blobs.pack_file
 import holdfast.blobs.packs
-import holdfast.chunks
+import holdfast.chunk_reader
 import holdfast.copying
 import holdfast.embedded
 import holdfast.following
@@ -94,7 +94,7 @@ def _unverified_chunks() -> Any:
         else:
             self._fill(entry, target, place, of)
 
-    return mock.patch.object(holdfast.chunks.ChunkReader, "_read_one", read)
+    return mock.patch.object(holdfast.chunk_reader.ChunkReader, "_read_one", read)
 
 
 def _unverified_manifest() -> Any:
@@ -108,7 +108,7 @@ def _reader_asks_once() -> Any:
         self._fill(entry, target, place, of)
         assert blake3(target).digest() == entry.fast
 
-    return mock.patch.object(holdfast.chunks.ChunkReader, "_read_one", read)
+    return mock.patch.object(holdfast.chunk_reader.ChunkReader, "_read_one", read)
 
 
 def _unsynced_compaction() -> Any:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.chunks import ChunkReader
+from holdfast.chunk_reader import ChunkReader
 from holdfast.diff import ArrayDelta, ChangeKind, Diff, TextDelta, diff_values
 from holdfast.diff import arrays as diff_arrays
 from holdfast.diff.states import StoredState

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import CheckpointManager, Corrupted
 from holdfast.blobs.memory import MemoryBlobs
-from holdfast.chunks import RUN_BYTES
+from holdfast.chunk_reader import RUN_BYTES
 from holdfast.store import Store
 
 
