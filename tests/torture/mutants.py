@@ -23,7 +23,7 @@ import holdfast.copying
 import holdfast.embedded
 import holdfast.following
 import holdfast.gc
-import holdfast.index.sqlite
+import holdfast.index.sqlite_file
 import holdfast.index.sweeping
 import holdfast.index.writes
 import holdfast.store
@@ -37,14 +37,14 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _unsynced_index() -> Any:
     """PRAGMA synchronous=OFF instead of FULL."""
-    real = holdfast.index.sqlite.connect
+    real = holdfast.index.sqlite_file.connect
 
     def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         connection = real(*args, **kwargs)
         connection.execute("PRAGMA synchronous=OFF")
         return connection
 
-    return mock.patch("holdfast.index.sqlite.connect", connect)
+    return mock.patch("holdfast.index.sqlite_file.connect", connect)
 
 
 class _OsWithoutFileSync:

@@ -1,0 +1,293 @@
+"""A SQLite file that is open: its connections, what a fork does to them, and transactions that callers share.
+
+What is done inside transactions is in `writes`. Readers have connections of their own, kept in a small pool, and never
+wait for writers (I6). With path None the database is in memory and one connection, under one lock, serves everybody.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from holdfast.errors import Corrupted, NoSpace, StorageError
+
+from .connections import FORK_WAIT_S, Pool, Reading, survive_forks
+from .database import (
+    connect,
+    is_encrypted,
+    migrate,
+    overwrite_deleted,
+    refuse_full_small_blocks,
+    run_alone,
+    translated,
+    typed,
+)
+from .groupcommit import REFUSALS, GroupCommit, Waiting
+from .writes import Writes
+
+T = TypeVar("T")
+
+
+class SqliteFile:
+    """One namespace of a file. The caller makes sure that creating the file is exclusive and durable."""
+
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        namespace: str = "default",
+        busy_timeout_s: float = 30.0,
+        create: bool = True,
+        store_id: str | None = None,  # given when an index is made anew for a store that has an ID
+    ) -> None:
+        self.namespace = namespace
+        self._path = path
+        self._name = path or "the index in memory"
+        self._busy_timeout_s = busy_timeout_s
+        self._is_closed = False
+        self._is_connected = True  # until a fork
+        self._was_full = False  # the disk, when last written to
+        with translated(self._name):
+            self._open(create, store_id)
+        survive_forks(self)
+
+    def _open(self, create: bool, store_id: str | None) -> None:
+        self._make_locks()
+        _refuse_after_fork(self._path)
+        if self._path is not None:
+            refuse_full_small_blocks(self._path)
+        self._connection = db = connect(self._path, self._busy_timeout_s, create=create)
+        try:
+            migrate(db, self._name, store_id)
+            if self._path is not None:
+                db.execute("PRAGMA busy_timeout=0")
+                self._move_log_on()
+                db.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
+                self._identity = _identity(self._path)
+            found = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
+            if found is None:
+                raise Corrupted(f"{self._name} has lost the ID of its store", hint="run holdfast check --repair")
+            self.store_id: str = found[0]
+            self._ns = self._namespace_no()
+            self.is_encrypted = is_encrypted(db)
+            if self.is_encrypted:
+                overwrite_deleted(db)
+        except BaseException:
+            db.close()
+            raise
+        self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
+
+    def _move_log_on(self) -> bool:
+        """Move what the WAL holds into the database proper; answers whether all of it went.
+
+        A crashed process may have left a commit in the WAL whose sync failed. Its pages look written but may not be
+        on disk, and a later sync of the same file would not cover them (I9): move them on, durably, before anything
+        is appended behind them. Others at work make this a no-op; then they are not crashed.
+        """
+        try:
+            return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL:
+                raise
+            # A store on a full disk must open, or nothing in it could be deleted; its log is read where it is.
+            return False
+
+    def _namespace_no(self) -> int:
+        look_up = "SELECT no FROM namespace WHERE name = ?"
+        found = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        if found is None:  # only then: opening a store that is full writes nothing
+            self._connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
+            found = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        return int(found[0])
+
+    def _make_locks(self) -> None:
+        self._memory_lock = threading.RLock()
+        self._writing = threading.Lock()  # held while a transaction of ours is open
+        self._pool = Pool(self._connect_again)
+        self._numbers: dict[str, int] = {}  # of jobs that were asked for
+        self._group = GroupCommit(self._run_batch)
+
+    def before_fork(self) -> None:
+        """Finish what is under way and close all connections (see `connections`)."""
+        if self._path is None:
+            self._memory_lock.acquire()  # the child gets a copy of its own
+            return
+        self._is_writing_stopped = self._writing.acquire(timeout=FORK_WAIT_S)
+        self._is_stopped = self._pool.pause(FORK_WAIT_S) and self._is_writing_stopped
+        if self._is_stopped:
+            self._connection.close()
+            self._is_connected = False
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child:
+            if self._path is not None and not self._is_stopped:
+                _forked_while_open.add(self._identity)
+            self._make_locks()  # those of the parent may be held by threads that do not exist here
+        elif self._path is None:
+            self._memory_lock.release()
+        else:
+            self._pool.resume()
+            if self._is_writing_stopped:
+                self._writing.release()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with translated(self._name):
+            self._pool.close()
+            with self._writing:
+                self._connection.close()
+
+    # Transactions
+
+    def _write(self, operation: Callable[[], T]) -> T:
+        self._check_open()
+        if self._path is None:
+            with self._memory_lock:
+                return self._group.run(operation)
+        return self._group.run(operation)
+
+    def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
+        """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
+        with self._writing:
+            if self._was_full:
+                self._shrink_log()
+            self._run_transaction(batch)
+            full = [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]
+            if full and self._shrink_log():
+                self._run_transaction(full)  # once more, in the space that the log has given back
+
+    def _shrink_log(self) -> bool:
+        """On a full disk: give back what the log takes. Tried before each write until it works: whatever somebody
+        frees would otherwise go into a longer log."""
+        try:
+            self._was_full = not (self._is_connected and self._move_log_on())
+        except sqlite3.Error:
+            self._was_full = True  # a write will tell what is wrong
+        return not self._was_full
+
+    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
+        for waiting in batch:
+            waiting.error = None
+        try:
+            self._check_open()
+            if not self._is_connected:
+                self._connection = self._connect_again()
+                self._is_connected = True
+                self._writes.use(self._connection)
+            if not self._run_together(batch):
+                self._run_apart(batch)
+            self._connection.execute("COMMIT")
+            self._check_identity()
+        except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
+            self._roll_back()
+            for waiting in batch:
+                waiting.error = typed(failure, self._name)
+        except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
+            self._roll_back()
+            for waiting in batch:
+                waiting.error = StorageError(f"{self._name}: the commit was interrupted", hint="save again")
+            raise
+
+    def _run_together(self, batch: Sequence[Waiting[Any]]) -> bool:
+        """The usual way: operations refuse before they change anything. False if one failed half-way."""
+        self._writes.begin()
+        for waiting in batch:
+            try:
+                waiting.result = waiting.operation()
+            except REFUSALS as refusal:
+                waiting.error = refusal
+            except Exception:  # noqa: BLE001 - met again, alone, in _run_apart
+                self._roll_back()
+                return False
+        return True
+
+    def _run_apart(self, batch: Sequence[Waiting[Any]]) -> None:
+        """Each in a savepoint, so that what one of them did half-way is undone and the others do not suffer."""
+        self._writes.begin()
+        for waiting in batch:
+            waiting.error = None
+            self._connection.execute("SAVEPOINT one")
+            try:
+                waiting.result = waiting.operation()
+            except Exception as error:
+                if not self._connection.in_transaction:
+                    raise  # a full disk or an I/O error ended the transaction, and the others with it
+                waiting.error = typed(error, self._name)
+                self._writes.undo("one")
+            self._connection.execute("RELEASE one")
+
+    def _roll_back(self) -> None:
+        self._writes.forget()  # also when SQLite has rolled back by itself, as it does on a full disk
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # SQLite has rolled back by itself; the first error is the one to report
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"{self._name} is closed", hint="open the store again")
+
+    def _check_identity(self) -> None:
+        if self._path is not None and _identity(self._path) != self._identity:
+            raise StorageError(
+                f"the store at {self._path} was moved, replaced or removed while it was open",
+                hint="nothing was saved at that place; close this store and open the right one",
+            )
+
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection for a `with` block. SQLite's errors leave it as ours."""
+        self._check_open()
+        return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
+
+    def _connect_again(self) -> sqlite3.Connection:
+        """Another connection to the file that was opened, which must still be the one at its path."""
+        assert self._path is not None
+        _refuse_after_fork(self._path)
+        self._check_identity()
+        connection = connect(self._path, self._busy_timeout_s, create=False)
+        if self.is_encrypted:
+            overwrite_deleted(connection)
+        return connection
+
+    def _one(self, sql: str, *parameters: object) -> Any:
+        with self._reading() as db:
+            return db.execute(sql, parameters).fetchone()
+
+    def _all(self, sql: str, *parameters: object) -> Sequence[Any]:
+        with self._reading() as db:
+            return db.execute(sql, parameters).fetchall()
+
+    def scrub(self) -> None:
+        """`secure_delete` leaves pieces of rows in pages whose cells were moved: every page is written anew."""
+        if self._path is None:
+            return
+        self._check_open()
+        with self._writing, translated(self._name):
+            run_alone(self._connection, "VACUUM", self._busy_timeout_s)
+            self._move_log_on()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+_forked_while_open: set[tuple[int, int] | None] = set()  # files this process, a child, can lock no more
+
+
+def _refuse_after_fork(path: str | None) -> None:
+    if path is not None and _forked_while_open and _identity(path) in _forked_while_open:
+        raise StorageError(
+            f"{path} was in use when this process was forked, and cannot be used in it",
+            hint="fork before long work on the store begins, or start processes with spawn",
+        )
