@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from holdfast.server.protocol import BoundedHttp
 from tests.server.conftest import listening
 
 HOST = b"Host: 127.0.0.1\r\n"
+JSON = {"Content-Type": "application/json"}
 CHUNKED = b"POST /api/v1/jobs/j/checkpoints HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 CHUNKED += b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -36,12 +40,21 @@ def connection(address: tuple[str, int]) -> Iterator[socket.socket]:
 def answers(caller: socket.socket, count: int = 1) -> list[int]:
     """The statuses of what comes back, until that many came or the connection ends."""
     data = b""
-    while data.count(b"HTTP/1.1 ") < count or not data.endswith((b"}", b"large.")):
+    while data.count(b"HTTP/1.1 ") < count or not data.endswith(b"}"):
         piece = caller.recv(1 << 16)
         if not piece:
             break
         data += piece
     return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+
+
+def whole_answer(caller: socket.socket) -> dict[str, Any]:
+    answer = HTTPResponse(caller)
+    answer.begin()
+    assert answer.getheader("content-type") == "application/problem+json"
+    told: dict[str, Any] = json.loads(answer.read())
+    assert (told["status"], told["request_id"]) == (answer.status, answer.getheader("x-request-id"))
+    return told
 
 
 @pytest.mark.parametrize(
@@ -85,8 +98,49 @@ def test_what_never_ends_loses_its_connection(address: tuple[str, int], start: b
 def test_what_is_no_request_is_refused(address: tuple[str, int], request_bytes: bytes) -> None:
     with connection(address) as caller:
         caller.sendall(request_bytes)
-        (status,) = answers(caller)
-        assert 400 <= status < 500
+        told = whole_answer(caller)
+    assert 400 <= told["status"] < 500
+    assert all(told[name] for name in ("code", "detail", "hint", "request_id"))
+
+
+def test_a_refusal_keeps_the_id_it_was_given_and_goes_into_the_log(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    with connection(address) as caller:
+        caller.sendall(b"GET /healthz HTTP/1.1\r\nX-Request-ID: mine-0001\r\nX: y\r\n\x00\r\n\r\n")
+        assert whole_answer(caller)["request_id"] == "mine-0001"
+    assert "refused: this is no request" in caplog.text
+
+
+@pytest.mark.parametrize("ending", [b"nonsense\r\n\r\n", b"GET /healthz HTTP/1.1\r\nX: "], ids=["refused", "too slow"])
+def test_what_was_asked_before_is_answered_and_nothing_else(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, ending: bytes
+) -> None:
+    """The stream would go on for ever; what comes behind its request neither disturbs it nor keeps the connection."""
+    has_ended = threading.Event()
+    real = BoundedHttp._end
+
+    def end(self: BoundedHttp, refusal: bytes = b"") -> None:
+        real(self, refusal)
+        has_ended.set()
+
+    monkeypatch.setattr(BoundedHttp, "_end", end)
+    with connection(address) as caller:
+        caller.sendall(b"GET /api/v1/events HTTP/1.1\r\n" + HOST + b"\r\n")
+        data = caller.recv(1 << 16)
+        with monkeypatch.context() as patch:
+            patch.setattr(BoundedHttp, "head_s", 0.05)
+            caller.sendall(ending)
+            assert has_ended.wait(20)
+        client = HTTPConnection(*address, timeout=30)
+        client.request("POST", "/api/v1/jobs/j/checkpoints", b'{"step": "s", "state": 1}', JSON)
+        assert client.getresponse().status == 201
+        client.close()
+        while b"event: save" not in data:
+            piece = caller.recv(1 << 16)
+            assert piece
+            data += piece
+    assert data.count(b"HTTP/1.1 ") == 1
 
 
 def test_what_is_inside_the_bounds_is_served(address: tuple[str, int]) -> None:
