@@ -330,6 +330,10 @@ def test_events_resume_where_they_broke(client: TestClient, store: holdfast.Chec
     rest = first(2, **{"Last-Event-ID": events[0]["id"]})
     assert [e["id"] for e in rest] == [e["id"] for e in events[1:]]
     assert client.get(f"{V1}/events", headers={"Last-Event-ID": "x"}).status_code == 422
+    newest = int(events[-1]["id"])
+    (void,) = first(1, **{"Last-Event-ID": str(newest + 7)})  # of a store that was there before this one
+    assert (void["event"], int(void["id"])) == ("reset", newest)
+    assert json.loads(void["data"])["detail"] == {"asked": newest + 7}
 
 
 def test_health_metrics_and_headers(client: TestClient, store: holdfast.CheckpointManager) -> None:

@@ -104,7 +104,9 @@
     });
   }
   function changed(message) {
-    if (changes.length < 2000) changes.push(JSON.parse(message.data));
+    const change = JSON.parse(message.data);
+    if (change.action === "reset") return location.reload();  // another store is there now
+    if (changes.length < 2000) changes.push(change);
     if (!due) due = setTimeout(refresh, Math.max(100, refreshedAt + 1000 - Date.now()));
   }
   document.addEventListener("visibilitychange", () => { if (!document.hidden && changes.length) refresh(); });
