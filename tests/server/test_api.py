@@ -336,6 +336,18 @@ def test_events_resume_where_they_broke(client: TestClient, store: holdfast.Chec
     assert json.loads(void["data"])["detail"] == {"asked": newest + 7}
 
 
+def test_an_address_that_nobody_has_is_a_page_for_who_reads_pages(store: holdfast.CheckpointManager) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    with client_of(create_app(store, root_path="/below")) as client:
+        shown = client.get("/nope", headers=browser)
+        assert (shown.status_code, shown.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert 'href="/below/"' in shown.text
+        assert shown.headers["x-request-id"] in shown.text
+        for path, headers in (("/nope", {}), ("/api/v1/nope", browser)):
+            told = client.get(path, headers=headers)
+            assert (told.status_code, told.json()["code"]) == (404, "not_found")
+
+
 def test_health_metrics_and_headers(client: TestClient, store: holdfast.CheckpointManager) -> None:
     save(client)
     assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}

@@ -90,12 +90,12 @@ def create_app(
         docs_url=None,  # these bring scripts from elsewhere
         redoc_url=None,
         openapi_url=None,  # a route of ours, with a rule
-        root_path=root_path,
         telemetry=telemetry,
         lifespan=life,
         redirect_slashes=False,  # an address that nobody has is a 404, whatever it ends with
         responses={"default": {"description": "What went wrong.", "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}},
     )
+    app.root_path = root_path  # the argument is deprecated: FastAPI would have the server say it, which may be any
     app.state.service = service
     add_handlers(app)
     for each in _ROUTES:

@@ -70,7 +70,7 @@ def without_paths(text: str) -> str:
 def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(CheckpointError, _of_ours)
     app.add_exception_handler(RequestValidationError, _of_validation)
-    app.add_exception_handler(HTTPException, _of_starlette)
+    app.add_exception_handler(HTTPException, of_starlette)
 
 
 async def _of_ours(request: Request, error: Exception) -> Response:
@@ -117,7 +117,7 @@ async def _of_validation(request: Request, error: Exception) -> Response:
     )
 
 
-async def _of_starlette(request: Request, error: Exception) -> Response:
+async def of_starlette(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "invalid" if error.status_code < 500 else "error")
     detail = "not found" if error.status_code == 404 else str(error.detail)

@@ -16,13 +16,16 @@ and without scripts at all, everything but unfolding and live updates still work
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from holdfast.errors import NotFound
+from holdfast.server.problems import of_starlette
+
 from . import checkpoints, comparing, jobs, retaining, running, session, storage
-from .rendering import STATIC
+from .rendering import STATIC, error_page
 
 
 class _Files(StaticFiles):
@@ -38,3 +41,12 @@ def add_page(app: FastAPI) -> None:
     for each in (jobs, checkpoints, comparing, retaining, running, storage, session):
         app.include_router(each.router)
     app.mount("/static", _Files(directory=STATIC), name="static")
+    app.add_exception_handler(404, _nowhere)
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    """An address that nobody has: who reads pages gets one, with the way back."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    if "text/html" not in request.headers.get("accept", "") or path.startswith("/api/"):
+        return await of_starlette(request, error)
+    return error_page(request, NotFound("there is no such page", hint="the address may be misspelt, or an old one"))
