@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,22 @@ def test_an_address_that_nobody_has_is_a_page_for_who_reads_pages(store: holdfas
         for path, headers in (("/nope", {}), ("/api/v1/nope", browser)):
             told = client.get(path, headers=headers)
             assert (told.status_code, told.json()["code"]) == (404, "not_found")
+
+
+def test_what_a_page_remembers_is_of_its_own_store() -> None:
+    with holdfast.open("memory:") as one, holdfast.open("memory:") as other:
+        workflows = Workflows(one)
+        workflows.create_checkpoint(workflows.start_workflow_execution("w", "w"), "s", "a", approval_required=True)
+        one.save("j", "s", np.random.default_rng(0).bytes(50_000))
+        other.save("j", "s", 1)
+        with client_of(create_app(one)) as client, client_of(create_app(other)) as stranger:
+            assert "1 waiting" in client.get("/storage").text
+            told = stranger.get("/storage").text
+    assert "1 waiting" not in told
+    added, stored = (re.search(f'data-label="{label}">([^<]+)<', told) for label in ("Added", "Stored"))
+    assert added
+    assert stored
+    assert added[1] == stored[1]
 
 
 def test_health_metrics_and_headers(client: TestClient, store: holdfast.CheckpointManager) -> None:

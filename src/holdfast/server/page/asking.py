@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 from holdfast.errors import NotFound
 from holdfast.manager import CheckpointManager
 from holdfast.pipeline.history import find_run, find_runs
 from holdfast.pipeline.waiting import decide, decision_of
+from holdfast.server.auth import Access
+from holdfast.server.service import Service
 from holdfast.workflow import Workflows
 
 MOST_JOBS = 2000  # that are looked at for the list
@@ -91,23 +94,22 @@ def settle(store: CheckpointManager, key: str, name: str, approved: bool, commen
         decide(store, key, name, approved, actor=store.actor, comment=comment)
 
 
-_counts: dict[tuple[str, str], tuple[float, int]] = {}
+_counts: WeakKeyDictionary[Service, dict[str, tuple[float, int]]] = WeakKeyDictionary()  # by namespace
 _lock = Lock()
 
 
-def pending_count(store: CheckpointManager) -> int:
+def pending_count(access: Access) -> int:
     """How many wait, for the menu: looked up every few seconds only, because every page shows it."""
-    key = (store.url, store.namespace)
     with _lock:
-        known = _counts.get(key)
+        known = _counts.setdefault(access.service, {}).get(access.namespace)
     if known is not None and time.monotonic() - known[0] < _COUNTED_S:
         return known[1]
-    count = len(asked(store))
+    count = len(asked(access.store))
     with _lock:
-        _counts[key] = time.monotonic(), count
+        _counts[access.service][access.namespace] = time.monotonic(), count
     return count
 
 
-def forget_count(store: CheckpointManager) -> None:
+def forget_count(access: Access) -> None:
     with _lock:
-        _counts.pop((store.url, store.namespace), None)
+        _counts.get(access.service, {}).pop(access.namespace, None)

@@ -112,7 +112,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "may_write": access is not None and access.caller.scope.includes(Scope.WRITE),
         "may_admin": access is not None and access.caller.scope.includes(Scope.ADMIN),
         "has_runner": access is not None and access.service.runner is not None,
-        "pending": pending_count(access.store) if access is not None and is_whole else 0,
+        "pending": pending_count(access) if access is not None and is_whole else 0,
         "notice": _notice(request) if is_whole else "",
         "seen": 0,  # the newest event that the page shows
     }

@@ -284,7 +284,7 @@ async def decide(
 ) -> Response:
     def work(store: CheckpointManager) -> None:
         settle(store, key, name, decision == "approve", comment)
-        forget_count(store)
+        forget_count(access)
 
     await access.ask(work)
     return see(request, "/approvals", f"{name} of {key} is {'approved' if decision == 'approve' else 'denied'}.")

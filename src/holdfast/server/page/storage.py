@@ -6,6 +6,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from threading import Lock
 from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -13,6 +14,8 @@ from starlette.responses import Response
 from holdfast.cli.text import count_of, exactly, size
 from holdfast.manager import CheckpointManager
 from holdfast.model import Job
+from holdfast.server.auth import Access
+from holdfast.server.service import Service
 from holdfast.server.tasks import Report
 
 from .charts import stacked_bars
@@ -28,7 +31,7 @@ _QUICK = 20_000  # checkpoints of a store whose garbage is counted without being
 
 _BARS = {"hour": "a minute", "day": "half an hour", "week": "four hours", "month": "a day", "year": "a week"}
 
-_growth: dict[tuple[str, str], Growth] = {}
+_growth: WeakKeyDictionary[Service, dict[str, Growth]] = WeakKeyDictionary()  # by namespace
 _lock = Lock()
 
 
@@ -39,7 +42,7 @@ async def storage(
     def facts(store: CheckpointManager) -> dict[str, Any]:
         numbers = store.stats()
         jobs = store.jobs(limit=MOST_JOBS)
-        grown = _growth_of(store).look(store, jobs, span)
+        grown = _growth_of(access).look(store, jobs, span)
         coloured = [name for name, count in grown.added.most_common(_COLOURS) if count]
         return {
             "numbers": _numbers(numbers),
@@ -59,9 +62,9 @@ async def storage(
     return await answer(request, access, "storage.html", facts)
 
 
-def _growth_of(store: CheckpointManager) -> Growth:
+def _growth_of(access: Access) -> Growth:
     with _lock:
-        return _growth.setdefault((store.url, store.namespace), Growth())
+        return _growth.setdefault(access.service, {}).setdefault(access.namespace, Growth())
 
 
 def _chart(grown: Grown, coloured: list[str]) -> Any:
