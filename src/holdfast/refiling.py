@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from . import codec
 from .blobs.packs import PackBlobs
 from .embedded import read_keyrings
-from .errors import Corrupted, NotFound, Validation
+from .errors import Corrupted, NotFound, Validation, storage_error
 from .index.files import DEFAULT, INSIDE, FilesIndex, make_folder
 from .index.journal import Journal, sync_folder, write_file
 from .manifest import Manifest, pack_manifest
@@ -195,9 +195,12 @@ def _put_aside(path: Path, new: Path, told: Told) -> tuple[int, bool]:
 def _put_in_place(inside: Path, new: Path) -> Path:
     """The moment of the change is a rename; the old journal has another name by then."""
     old, kept = inside / "journal", inside / new.name.replace("rebuilt", "journal.damaged")
-    if old.exists():
-        os.link(old, kept)
-    os.replace(new / INSIDE / "journal", old)
-    sync_folder(inside)
-    shutil.rmtree(new)
+    try:
+        if old.exists():
+            os.link(old, kept)
+        os.replace(new / INSIDE / "journal", old)
+        sync_folder(inside)
+        shutil.rmtree(new)
+    except OSError as error:
+        raise storage_error("put the new journal in place of", str(old), error) from error
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -75,6 +76,20 @@ def die_and_look(
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_anywhere(damaged: tuple[Path, dict[str, object]], tmp_path: Path, stage: str) -> None:
     die_and_look(damaged, tmp_path / "store", stage)
+
+
+def test_a_new_journal_that_cannot_take_its_place(damaged: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
+    """Where no file can have two names, for example: the old one is still there, and the next try finds all."""
+    place = tmp_path / "store"
+    shutil.copytree(damaged[0], place)
+    with (
+        mock.patch("holdfast.refiling.os.link", side_effect=PermissionError(errno.EPERM, "x")),
+        pytest.raises(holdfast.StorageError, match="cannot put the new journal in place of"),
+    ):
+        refile(place, actor="tests")
+    refile(place, actor="tests")
+    with holdfast.open(f"files:{place}") as store:
+        assert {c.id: store.load(c.id) for c in store.list("job")} == damaged[1]
 
 
 @pytest.mark.mutant

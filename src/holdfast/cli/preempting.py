@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @store_command(
     "preempt",
-    json_keys='{"notice": what said so, "containers": [{id, root, key, memory_bytes, result: kept|signalled|late, '
-    "seconds, reason}]}",
+    json_keys='{"notice": what said so, "containers": [{id, root, key, memory_bytes, result: '
+    "kept|signalled|ended|unfinished|late, seconds, reason}]}",
 )
 @click.option("--now", is_flag=True, help="Do not wait for a notice.")
 @click.option("--on-file", "files", multiple=True, metavar="PATH", help="A file that appears is the notice.")

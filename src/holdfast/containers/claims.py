@@ -50,11 +50,14 @@ def take(
     that nothing is kept under."""
     holder = _holder(root, identity)
     ttl_s = _claim_s()
-    alive = {claim.job for claim in _alive_here(key, Path(root, identity))}
+    taken = {claim.job for claim in _alive_here(key, Path(root, identity))}
+    if only_empty:  # one look at the numbers instead of a claim on each that turns out to be another's
+        numbered = manager.jobs(snapshot.job_of("container", f"{key}@"))
+        taken |= {job.name for job in numbered if job.checkpoints}
     for number in range(1, _MOST):
         job = snapshot.job_of("container", key if number == 1 else f"{key}@{number}")
         who = "another container on this machine"
-        if job not in alive:
+        if job not in taken:
             try:
                 claim = _take(manager, job, holder, ttl_s)
             except LeaseHeld as error:

@@ -86,7 +86,7 @@ def write_mark(path: str, text: str) -> None:
     """Write a mark whole, by rename: another call may read it at any moment."""
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True, mode=0o700)
-    new = f"{folder}/.{name}.{os.getpid()}"
+    new = f"{folder}/{name}~{os.getpid()}"  # no container's ID has such a character: nobody takes it for a mark
     with open(new, "w") as file:
         file.write(text)
     os.rename(new, path)

@@ -24,8 +24,7 @@ _WAIT_S = 5.0
 
 def note_of(mark: str) -> str:
     """Where the exit status of a container is noted, beside its mark."""
-    folder, name = os.path.split(mark)
-    return f"{folder}/.{name}.exit"
+    return f"{mark}~exit"  # see early.write_mark
 
 
 def watch(mark: str, pid: int) -> None:

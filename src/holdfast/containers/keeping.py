@@ -1,10 +1,10 @@
 """Stopping many containers of one engine in one process: one interpreter, one open store, several containers at once.
 
-    preempt ── a line {"number", "root", "id", "deadline_s"} ──▶ here ── a line {"number", "reason"} ──▶ preempt
+    preempt ── {"number", "root", "id", "deadline_s"} ──▶ here ── {"number", "result", "reason"} ──▶ preempt
 
-Each container is stopped as `holdfast-runc kill TERM` would stop it; "" for a reason says that it was kept. While one
-is stored, the next is dumped already. Containers that share a network are frozen one after the other, because CRIU
-locks a network as a whole. When no more lines come, those begun are finished.
+Each container is stopped as `holdfast-runc kill TERM` would stop it. While one is stored, the next is dumped already.
+Containers that share a network are frozen one after the other, because CRIU locks a network as a whole. When no more
+lines come, those begun are finished.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.errors import CheckpointError
 from holdfast.manager import CheckpointManager
 
 from . import marks, network, runc
-from .preempting import AT_ONCE
+from .preempting import AT_ONCE, Result
 from .runc_arguments import parse
 from .runtime import Runtime
 
@@ -40,22 +40,22 @@ class Keeping:
         self._manager: CheckpointManager | None = None
         self._networks: dict[str, threading.Lock] = {}
 
-    def stop(self, root: str, identity: str, deadline_s: float) -> str:
-        """Keep a container, or pass the signal on: why that, "" if it was kept."""
+    def stop(self, root: str, identity: str, deadline_s: float) -> tuple[Result, str]:
+        """Keep a container, or pass the signal on: what came of it, and why if it was not kept."""
         end = time.monotonic() + deadline_s
         runtime = Runtime(self._program, parse(["--root", root, "kill", identity, "TERM"]))
         marked = marks.read_mark(runtime.mark)
-        if marked.get("ended") or "wish" not in marked:
-            return "it has ended meanwhile"
+        if "wish" not in marked:
+            return "ended", "it is not there any more"
         try:
             runtime.manager = self._open()
             with self.alone_in_network(marked):
                 reason = runtime.keep(end - time.monotonic())
         except Exception as error:  # noqa: BLE001 - whatever it is, it was asked to stop, and must
             reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-        if reason:
-            reason = f"{reason} {runtime.signal().stderr}".strip()
-        return reason
+        if not reason:
+            return "kept", ""
+        return "signalled", f"{reason} {runtime.signal().stderr}".strip()
 
     def _open(self) -> CheckpointManager:
         with self._lock:
@@ -82,9 +82,9 @@ def main() -> None:
     writing = threading.Lock()
 
     def answer(number: int, root: str, identity: str, deadline_s: float) -> None:
-        reason = keeping.stop(root, identity, deadline_s)
+        result, reason = keeping.stop(root, identity, deadline_s)
         with writing:
-            sys.stdout.write(json.dumps({"number": number, "reason": reason}) + "\n")
+            sys.stdout.write(json.dumps({"number": number, "result": result, "reason": reason}) + "\n")
             sys.stdout.flush()
 
     try:

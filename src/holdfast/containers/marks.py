@@ -34,7 +34,7 @@ def mark_of(root: str, identity: str) -> Path:
 def marks() -> list[Path]:
     """All that is remembered on this machine, as `root/identity`."""
     home = Path(os.environ.get("HOLDFAST_RUNC_STATE") or early.STATE)
-    found = [path for path in home.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    found = [path for path in home.rglob("*") if path.is_file() and "~" not in path.name]
     return sorted(Path("/", path.relative_to(home)) for path in found)
 
 

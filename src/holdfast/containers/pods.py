@@ -25,6 +25,7 @@ from .owners import owner_of
 from .runtime import engine_of
 
 NODE = "/etc/holdfast/runc.env"
+_SETTINGS_S = 10.0  # a file of settings that takes longer to read is no file of settings
 
 # Opens the store that an engine with this environment keeps containers in.
 OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
@@ -209,6 +210,15 @@ def node_environment() -> dict[str, str]:
     if not os.access(NODE, os.R_OK):
         return {}
     script = f"set -a; . {NODE}; exec env -0"
-    told = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True, timeout=10).stdout
+    try:
+        told = subprocess.run(
+            ["/bin/sh", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_SETTINGS_S
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        reason = os.fsdecode(said).strip() or str(error)
+        raise Validation(
+            f"{NODE} cannot be read: {reason}", hint="its lines are NAME='value', as for a shell"
+        ) from error
     pairs = (entry.partition("=") for entry in os.fsdecode(told).split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs if name.startswith("HOLDFAST_") or name == "PATH"}

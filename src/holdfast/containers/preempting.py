@@ -45,15 +45,19 @@ class Candidate:
     environment: Mapping[str, str]
 
 
+Result = Literal["kept", "signalled", "ended", "unfinished", "late"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """kept: durable in the store, and ended. signalled: it could not be kept and got SIGTERM. late: not touched."""
+    """kept: durable in the store, and ended. signalled: it could not be kept and got SIGTERM. ended: by itself, before
+    its turn. unfinished: nobody knows, as who was to keep it did not answer; it may run on. late: not touched."""
 
     id: str
     root: str
     key: str
     memory_bytes: int
-    result: Literal["kept", "signalled", "late"]
+    result: Result
     seconds: float = 0.0
     reason: str = ""
 
@@ -98,11 +102,12 @@ def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) 
             if begun >= end:
                 return _outcome(one, "late")
             keeper = keepers.for_(one)
-            reason = keeper.stop(one, end - begun)
-            if reason and keeper.is_gone:  # killed, perhaps for want of memory: nobody has passed a signal on
-                reason = keepers.for_(one).stop(one, max(0.0, end - time.monotonic()))
-            took = round(time.monotonic() - begun, 3)
-            return _outcome(one, "signalled" if reason else "kept", took, reason)
+            result, reason = keeper.stop(one, end - begun)
+            if (
+                result == "unfinished" and keeper.is_gone
+            ):  # killed, perhaps for want of memory: nobody passed a signal on
+                result, reason = keepers.for_(one).stop(one, max(0.0, end - time.monotonic()))
+            return _outcome(one, result, round(time.monotonic() - begun, 3), reason)
 
         for outcome in pool.map(stop, candidates()):
             outcomes.append(outcome)
@@ -147,39 +152,39 @@ class Keeper:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
         )  # fmt: skip
         self._lock = threading.Lock()
-        self._asked: dict[int, SimpleQueue[str]] = {}
+        self._asked: dict[int, SimpleQueue[tuple[Result, str]]] = {}
         self.is_gone = False
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 
-    def stop(self, one: Candidate, left_s: float) -> str:
-        """Why it was not kept; "" if it was."""
-        answer: SimpleQueue[str] = SimpleQueue()
+    def stop(self, one: Candidate, left_s: float) -> tuple[Result, str]:
+        """What came of it, and why if it was not kept."""
+        answer: SimpleQueue[tuple[Result, str]] = SimpleQueue()
         with self._lock:
             number = len(self._asked)
             self._asked[number] = answer
             line = json.dumps({"number": number, "root": one.root, "id": one.id, "deadline_s": left_s})
             if self.is_gone:
-                return self._reason()
+                return "unfinished", self._reason()
             try:
                 print(line, file=self.process.stdin)
             except BrokenPipeError:
                 self.is_gone = True
-                return self._reason()
+                return "unfinished", self._reason()
         try:
             return answer.get(timeout=left_s + _LEFT_S)
         except Empty:
-            return f"it took longer than {left_s + _LEFT_S:.0f} s"
+            return "unfinished", f"it took longer than {left_s + _LEFT_S:.0f} s"
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             told = json.loads(line)
-            self._asked[told["number"]].put(told["reason"])
+            self._asked[told["number"]].put((told["result"], told["reason"]))
         with self._lock:
             self.is_gone = True
             for answer in self._asked.values():  # whoever was answered does not look any more
-                answer.put(self._reason())
+                answer.put(("unfinished", self._reason()))
 
     def _reason(self) -> str:
         self._said.seek(0)
@@ -202,9 +207,7 @@ class Keeper:
         self._said.close()
 
 
-def _outcome(
-    one: Candidate, result: Literal["kept", "signalled", "late"], seconds: float = 0.0, reason: str = ""
-) -> Outcome:
+def _outcome(one: Candidate, result: Result, seconds: float = 0.0, reason: str = "") -> Outcome:
     return Outcome(one.id, one.root, one.key, one.memory_bytes, result, seconds, reason)
 
 

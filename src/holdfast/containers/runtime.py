@@ -154,8 +154,11 @@ class Runtime:
         """Freeze it into the store, which ends it: why that could not be, "" if it could."""
         from holdfast.errors import CheckpointError
 
+        marked = self._recall()
+        if self._has_ended(marked):
+            return ""
         try:
-            self._freeze(self._recall(), leave_running=False, deadline_s=deadline_s)
+            self._freeze(marked, leave_running=False, deadline_s=deadline_s)
         except CheckpointError as error:
             return str(error)
         return ""

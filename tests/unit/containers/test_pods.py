@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.containers import claims, cri, grpc, hibernation, marks, pods
+from holdfast.containers import claims, cri, exits, grpc, hibernation, marks, pods
 from holdfast.containers.opting import Wish, has_made_up_name, key_of, wish_of
 from holdfast.containers.owners import owner_of
 from holdfast.containers.snapshot import find_for
@@ -180,6 +180,30 @@ def test_who_began_anew_adds_to_no_history(store: holdfast.CheckpointManager) ->
     assert claims.keep(store, wants_no_other, "/run/runc", "c")["wish"]["key"] == "k"
 
 
+def test_a_number_of_its_own_is_found_at_once(
+    store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many histories there are of a key, and whatever else begins as it does: not one claim for each."""
+    asked = []
+    take = store.take_lease
+    monkeypatch.setattr(store, "take_lease", lambda *given: asked.append(given[0]) or take(*given))
+    for name in ("k", *(f"k@{number}" for number in range(2, 30)), "k@31", "k-other", "k@other"):
+        store.save(f"container:{name}", name, {})
+    assert key(claims.take(store, "k", "/run/runc", "a", only_empty=True)) == "k@30"
+    assert asked == ["container:k", "container:k@30"]
+
+
+def test_marks_of_containers_whatever_they_are_called(store: holdfast.CheckpointManager) -> None:
+    """runc takes IDs of letters, digits and +,-._ ; what lies beside a mark for a moment is none."""
+    names = [".hidden", "a+b", "plain", "x.exit"]
+    for name in names:
+        claim = store.take_lease(f"container:{name}", "x", 60)
+        remember("/run/runc", name, claim)
+        Path(exits.note_of(str(marks.mark_of("/run/runc", name)))).touch()
+        marks.mark_of("/run/runc", name).with_name(f"{name}~{os.getpid()}").touch()  # by one that was killed
+    assert [mark.name for mark in marks.marks()] == names
+
+
 # --- sleeping, and where to begin ---
 
 
@@ -224,6 +248,20 @@ def test_where_a_container_begins(store: holdfast.CheckpointManager) -> None:
 def test_names_of_pods(name: str) -> None:
     with pytest.raises(holdfast.Validation, match="names no pod"):
         pods.PodName.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("HOLDFAST_STORE='x\n", "cannot be read"), ("exit 3\n", "exit status 3"), ("exec sleep 9\n", "timed out")],
+)
+def test_settings_of_a_node_that_no_shell_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    monkeypatch.setattr(pods, "NODE", str(tmp_path / "runc.env"))
+    monkeypatch.setattr(pods, "_SETTINGS_S", 0.3)
+    (tmp_path / "runc.env").write_text(text)
+    with pytest.raises(holdfast.Validation, match=why):
+        pods.node_environment()
 
 
 # --- the engine's socket ---

@@ -1,6 +1,7 @@
 """The notice that a machine must go, and the processes that stop its containers."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,8 +79,8 @@ def test_one_process_for_each_engine(tmp_path: Path) -> None:
         one, same, other = candidate("a", **marks), candidate("b", **marks), candidate("a", **marks, PATH="/bin")
         assert keepers.for_(one) is keepers.for_(same)
         assert keepers.for_(other) is not keepers.for_(one)
-        assert keepers.for_(one).stop(one, 5) == "it has ended meanwhile"  # it has no mark any more
-        assert keepers.for_(other).stop(other, 5) == "it has ended meanwhile"
+        for asked in (one, other):  # they have no mark any more
+            assert keepers.for_(asked).stop(asked, 5) == ("ended", "it is not there any more")
 
 
 def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -88,10 +89,10 @@ def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
         keeper = keepers.for_(one)
         keeper.process.kill()
         keeper.process.wait()
-        assert keeper.stop(one, 5) == "the process that keeps containers has ended: it was killed"
+        assert keeper.stop(one, 5) == ("unfinished", "the process that keeps containers has ended: it was killed")
         while not keeper.is_gone:
             pass
-        assert keepers.for_(one).stop(one, 5) == "it has ended meanwhile"  # the next one has another process
+        assert keepers.for_(one).stop(one, 5)[0] == "ended"  # the next one has another process
 
 
 def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,14 +105,15 @@ def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HOLDFAST_RUNC", str(runc))
     monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "file"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
-    reason = Keeping().stop("/nowhere", "one", 5)
+    result, reason = Keeping().stop("/nowhere", "one", 5)
+    assert result == "signalled"
     assert "is not a directory" in reason
     assert reason.endswith("no such thing")
     assert (tmp_path / "called").read_text() == "--root /nowhere kill one TERM\n"
     assert json.loads(Path(mark_path("/nowhere", "one")).read_text())["killed"] is True
     monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
     keeping = Keeping()
-    assert "runc state one: no such thing" in keeping.stop("/nowhere", "one", 5)
+    assert "runc state one: no such thing" in keeping.stop("/nowhere", "one", 5)[1]
     keeping.close()
 
 
@@ -133,6 +135,35 @@ def test_who_was_asked_to_stop_gets_its_signal_though_the_process_is_killed(
     assert outcome.result == "signalled"
     assert "has ended" not in outcome.reason
     assert "--root /nowhere kill one TERM\n" in (tmp_path / "called").read_text()
+
+
+def test_who_is_not_done_in_time_was_not_signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still be stored, or run on: nobody knows, and that is what is told."""
+    os.mkfifo(tmp_path / "held")
+    runc = tmp_path / "runc"
+    runc.write_text(f"#!/bin/sh\nread -r word <{tmp_path}/held\nexit 1\n")
+    runc.chmod(0o755)
+    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
+    one = candidate("one", HOLDFAST_RUNC=str(runc), HOLDFAST_STORE=str(tmp_path / "store"))
+    monkeypatch.setattr(preempting, "candidates", lambda: [one])
+    monkeypatch.setattr(preempting, "_LEFT_S", 0.0)
+    (outcome,) = preempting.preempt(0.2)
+    assert (outcome.result, outcome.reason) == ("unfinished", "it took longer than 0 s")
+    os.close(os.open(tmp_path / "held", os.O_RDWR))  # whoever reads there, if anybody got so far, goes on
+
+
+def test_what_another_call_has_kept_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process that was killed before it could say so: the runtime does not know the container any more."""
+    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/false")
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    for fact in ("ended", "ending"):
+        write_mark(mark_path("/nowhere", fact), json.dumps({"wish": {"key": "k"}, fact: 1.0}))
+        keeping = Keeping()
+        assert keeping.stop("/nowhere", fact, 5) == ("kept", "")
+        keeping.close()
 
 
 def test_two_in_one_network_are_not_frozen_at_once(tmp_path: Path) -> None:
