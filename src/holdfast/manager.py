@@ -27,6 +27,7 @@ from .model import (
     CheckpointStatus,
     Lease,
     parse_choice,
+    parse_limit,
     parse_name,
     parse_tags,
     to_datetime,
@@ -210,7 +211,7 @@ class CheckpointManager:
             level=None if level is None else parse_choice(CheckpointLevel, level),
             tags=parse_tags(tags) or None,
             metadata=_parse_filter(metadata),
-            limit=_parse_limit(limit),
+            limit=parse_limit(limit),
             before=self._seq_of(job_id, before),
             after=self._seq_of(job_id, after),
         )
@@ -226,7 +227,7 @@ class CheckpointManager:
         """Jobs by name; page with `after=` the last name."""
         if not isinstance(prefix, str) or not isinstance(after, str | None):
             raise Validation(f"prefix={prefix!r}, after={after!r}", hint="use the beginning of a job's name")
-        return self._store.index.jobs(prefix, _parse_limit(limit), after or "")
+        return self._store.index.jobs(prefix, parse_limit(limit), after or "")
 
     # Loading
 
@@ -667,7 +668,7 @@ class CheckpointManager:
         """
         if wait_s > 0:
             self._store.index.wait_for_event(after, wait_s)
-        return self._store.index.events(after, _parse_limit(limit) or 100, newest=newest, before=before)
+        return self._store.index.events(after, parse_limit(limit) or 100, newest=newest, before=before)
 
     def audit(self, until: int | None = None) -> EventChain:
         """The log of changes read from its beginning, each entry proved to follow from those before it."""
@@ -746,12 +747,6 @@ class CheckpointManager:
         if where is not None and type(where) is not int:
             raise Validation(f"{where!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
         return where
-
-
-def _parse_limit(limit: int | None) -> int | None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise Validation(f"limit={limit!r}", hint="use a whole number from 1 on, or none")
-    return limit
 
 
 def _parse_filter(metadata: Mapping[str, object] | None) -> Mapping[str, object] | None:

@@ -51,6 +51,12 @@ class RunStatus(StrEnum):
 _E = TypeVar("_E", bound=StrEnum)
 
 
+def parse_limit(limit: int | None) -> int | None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise Validation(f"limit={limit!r}", hint="use a whole number from 1 on, or none")
+    return limit
+
+
 def parse_decision(approved: object) -> bool:
     """Approved or denied: nothing else, because a decision is final and the text "no" would count as a yes."""
     if not isinstance(approved, bool):

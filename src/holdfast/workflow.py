@@ -18,12 +18,23 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
 from .errors import Conflict, LeaseHeld, NotFound, Validation
 from .manager import CheckpointManager
-from .model import Checkpoint, CheckpointLevel, Lease, parse_choice, parse_decision, parse_name, parse_step
+from .model import (
+    Checkpoint,
+    CheckpointLevel,
+    Job,
+    Lease,
+    parse_choice,
+    parse_decision,
+    parse_limit,
+    parse_name,
+    parse_step,
+)
 
 _PREFIX = "exec_"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
@@ -268,17 +279,20 @@ class Workflows:
             "pending_approvals": _count(checkpoints, approval_status=ApprovalStatus.PENDING),
         }
 
-    def list_executions(self, state_filter: ExecutionState | str | None = None) -> list[dict[str, Any]]:
-        """The status of all executions, or of those in a state."""
+    def list_executions(
+        self,
+        state_filter: ExecutionState | str | None = None,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        most_jobs: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """The status of all executions by ID, or of those in a state: the first `limit` behind the ID `after`.
+
+        With `most_jobs` no more jobs than that are looked at.
+        """
         wanted = None if state_filter is None else parse_choice(ExecutionState, state_filter)
-        found = []
-        for execution_id, newest in self._executions():
-            if wanted and newest.metadata.get("state") != wanted and not newest.metadata.get("expires"):
-                continue
-            status = self.get_execution_status(execution_id)
-            if wanted is None or status["state"] == wanted:
-                found.append(status)
-        return found
+        return list(islice(self._statuses(wanted, after, most_jobs), parse_limit(limit)))
 
     def get_checkpoint_history(self, execution_id: str) -> list[dict[str, Any]]:
         """Every change, oldest first: what, when, by whom, and the state it led to."""
@@ -356,14 +370,26 @@ class Workflows:
         }
         self._store.save(lease.job, change, state, level=CheckpointLevel.PIPELINE, metadata=metadata, lease=lease)
 
-    def _executions(self) -> Iterator[tuple[str, Checkpoint]]:
-        after = None
+    def _statuses(
+        self, wanted: ExecutionState | None, after: str | None, most_jobs: int | None
+    ) -> Iterator[dict[str, Any]]:
+        for execution_id, newest in self._executions(after, most_jobs):
+            if wanted and newest.metadata.get("state") != wanted and not newest.metadata.get("expires"):
+                continue
+            status = self.get_execution_status(execution_id)
+            if wanted is None or status["state"] == wanted:
+                yield status
+
+    def _executions(self, after: str | None = None, most_jobs: int | None = None) -> Iterator[tuple[str, Checkpoint]]:
+        for job in islice(self._jobs(after), most_jobs):
+            newest = self._store.list(job.name, limit=1)
+            if newest and newest[0].metadata.get("kind") == "execution":
+                yield job.name, newest[0]
+
+    def _jobs(self, after: str | None) -> Iterator[Job]:
         while page := self._store.jobs(_PREFIX, _PAGE, after):
             after = page[-1].name
-            for job in page:
-                newest = self._store.list(job.name, limit=1)
-                if newest and newest[0].metadata.get("kind") == "execution":
-                    yield job.name, newest[0]
+            yield from page
 
     def _tell(self, execution_id: str, checkpoint: Mapping[str, Any], *, asks: bool = False) -> None:
         """Callbacks come after the change is durable, and outside the lease: they may change the execution again."""

@@ -173,6 +173,24 @@ def test_what_is_unknown_or_nonsense(workflows: Workflows, store: CheckpointMana
     assert workflows.get_execution(execution)["checkpoints"] == []
 
 
+def test_executions_are_listed_page_by_page(workflows: Workflows, store: CheckpointManager) -> None:
+    ids = sorted(workflows.start_workflow_execution(f"c{n}", "w") for n in range(5))
+    workflows.complete_execution(ids[0])
+
+    def listed(state: str | None = None, **options: Any) -> list[str]:
+        return [e["execution_id"] for e in workflows.list_executions(state, **options)]
+
+    assert [listed(limit=2), listed(limit=2, after=ids[1]), listed(after=ids[3])] == [ids[:2], ids[2:4], ids[4:]]
+    assert listed("running", limit=2) == ids[1:3]
+    assert listed("running", most_jobs=2) == ids[1:2]
+    with pytest.raises(holdfast.Validation):
+        listed(limit=0)
+    words = ["runs", "executions", "--state", "running", "--limit", "2", "--after", ids[1], "--store", store.url]
+    shown = json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["executions"]
+    assert [e["execution_id"] for e in shown] == ids[2:4]
+    assert CliRunner().invoke(cli, words).stdout.splitlines()[1].split() == [ids[2], "running", "w", "0/0"]
+
+
 def test_cleanup_leaves_what_has_not_ended(workflows: Workflows) -> None:
     ended, running = (workflows.start_workflow_execution("c", "w") for _ in range(2))
     workflows.complete_execution(ended)

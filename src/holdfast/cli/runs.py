@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -214,9 +214,53 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     return (run.key, status, run.pipeline or "", f"{run.sessions}", age(run.updated_at), note)
 
 
+@store_command(
+    "executions",
+    json_keys='{"executions": [{execution_id, correlation_id, workflow_name, state, current_checkpoint, started_at, '
+    "completed_at, total_checkpoints, completed_checkpoints, failed_checkpoints, pending_approvals}]}",
+)
+@click.option("--state", type=click.Choice(["running", "paused", "completed", "failed"]), help="Only those in it.")
+@click.option("--limit", type=Number(1), help="At most this many.")
+@click.option("--after", metavar="EXECUTION", help="Go on behind this one (the last one of the page before).")
+def executions_command(session: Session, state: str | None, limit: int | None, after: str | None) -> None:
+    """List executions of workflows, whose steps are done elsewhere."""
+    from holdfast.workflow import Workflows
+
+    with session.open() as manager:
+        found = Workflows(manager).list_executions(state, limit=limit, after=after)
+    if session.as_json:
+        emit({"executions": found})
+    elif found:
+        columns = (
+            Column("EXECUTION", is_whole=True, look="name"),
+            Column("STATE"),
+            Column("WORKFLOW", drop=2),
+            Column("STEPS", align=">", drop=3),
+            Column("NOTE"),
+        )
+        print_table(columns, [_execution_row(each) for each in found])
+    else:
+        click.echo("no executions" + (f" are {state}" if state else " yet"), err=True)
+
+
+def _execution_row(status: Mapping[str, Any]) -> tuple[str, ...]:
+    asks = status["pending_approvals"]
+    note = f"waits for {count_of(asks, 'approval')}" if asks else status["current_checkpoint"] or ""
+    done = f"{status['completed_checkpoints']}/{status['total_checkpoints']}"
+    return status["execution_id"], status["state"], status["workflow_name"], done, note
+
+
 runs_command = click.Group(
     "runs",
-    commands=[list_command, show_command, resume_command, explain_command, cancel_command, signal_command],
+    commands=[
+        list_command,
+        show_command,
+        resume_command,
+        explain_command,
+        cancel_command,
+        signal_command,
+        executions_command,
+    ],
     callback=pass_on,
     params=shared_options(),
     help="List, show, explain, resume, signal and cancel runs of pipelines.",

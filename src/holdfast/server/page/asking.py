@@ -58,7 +58,7 @@ def asked(store: CheckpointManager, run: str | None = None) -> list[Asked]:
 
 def _of_workflows(store: CheckpointManager) -> Iterator[Asked]:
     workflows = Workflows(store)
-    for status in workflows.list_executions("paused")[:_MOST]:
+    for status in workflows.list_executions("paused", limit=_MOST, most_jobs=MOST_JOBS):
         execution = workflows.get_execution(status["execution_id"])
         for checkpoint in execution["checkpoints"]:
             if checkpoint["approval_status"] == "pending":

@@ -52,7 +52,7 @@ async def runs(request: Request, access: Reader, prefix: Annotated[str, Query(ma
     def facts(store: CheckpointManager) -> dict[str, Any]:
         found = list(find_runs(store, prefix, 200, most_jobs=MOST_JOBS))
         found.sort(key=lambda run: run.updated_at, reverse=True)
-        executions = [] if prefix else Workflows(store).list_executions()[:_EXECUTIONS]
+        executions = [] if prefix else Workflows(store).list_executions(limit=_EXECUTIONS, most_jobs=MOST_JOBS)
         return {"runs": found, "executions": executions, "prefix": prefix}
 
     return await answer(request, access, "runs.html", facts)
