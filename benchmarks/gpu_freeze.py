@@ -1,4 +1,4 @@
-"""Freezing jobs on a real GPU: `python -m benchmarks.gpu_freeze [rounds|memory|shared|killed …]`, as root, with CRIU.
+"""Freezing jobs on a real GPU, as root, with CRIU: `python -m benchmarks.gpu_freeze [PART …]`.
 
 Not part of CI: it needs an NVIDIA GPU with driver 570 or newer, PyTorch and about 40 GiB of memory.
 
@@ -7,6 +7,8 @@ Not part of CI: it needs an NVIDIA GPU with driver 570 or newer, PyTorch and abo
              the driver's own calls and a bare dump to tmpfs
     shared   two processes on one GPU, frozen as one job
     killed   the tool killed at each stage; the next call frees the job
+    container  1 GiB on the device of a container below runc: kept while it runs, frozen and restored by hand, then
+             stopped and created anew by holdfast-runc; its program compares host, device and file at each step
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,37 @@ while True:
     n += 1
     open(path, "w").write(str(n))
     time.sleep(0.05)
+"""
+
+
+# Without PyTorch: a container brings its own libraries, this one has those of the system.
+COUNT = """
+import ctypes, os, time
+cuda, size = ctypes.CDLL("libcuda.so.1"), 1 << 30
+def call(name, *arguments):
+    if error := getattr(cuda, name)(*arguments):
+        open("/work/broken", "a").write(f"{name}: {error}")
+        os._exit(1)
+context, there = ctypes.c_void_p(), ctypes.c_uint64()
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", ctypes.byref(there), ctypes.c_size_t(size))
+call("cuMemsetD32_v2", there, 0, ctypes.c_size_t(size // 4))
+n, cell = 0, ctypes.c_uint64()
+log = os.open("/work/log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+while True:
+    for at in (0, size - 8):
+        call("cuMemcpyDtoH_v2", ctypes.byref(cell), ctypes.c_uint64(there.value + at), ctypes.c_size_t(8))
+        if cell.value != n or os.fstat(log).st_size != 8 * n:
+            open("/work/broken", "a").write(f"step {n}: {cell.value} on the device, {os.fstat(log).st_size} bytes")
+            os._exit(1)
+    n += 1
+    cell.value = n
+    for at in (0, size - 8):
+        call("cuMemcpyHtoD_v2", ctypes.c_uint64(there.value + at), ctypes.byref(cell), ctypes.c_size_t(8))
+    os.write(log, b"%7d\\n" % n)
+    time.sleep(0.01)
 """
 
 
@@ -211,8 +245,88 @@ def killed(folder: Path) -> dict[str, Any]:
     return {"state after the kill, then freed": outcomes}
 
 
+def container(folder: Path) -> dict[str, Any]:
+    from holdfast.containers import runtime
+    from tests.lab import PYTHON, Lab, lab, wait_for
+
+    def steps(bundle: Path) -> int:
+        work = bundle / "upper/work"
+        assert not (work / "broken").exists(), (work / "broken").read_text()
+        return (work / "log").stat().st_size // 8 if (work / "log").exists() else 0
+
+    def goes_on(bundle: Path) -> int:
+        before = steps(bundle)
+        return wait_for(lambda: n if (n := steps(bundle)) > before else None, f"it stands still at {before}", 60)
+
+    def bundle_of(made: Lab, name: str, *environment: str) -> Path:
+        bundle = made.bundle(name, PYTHON, "-c", COUNT, network=None)
+        spec = json.loads((bundle / "config.json").read_text())
+        devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
+        numbers = [(path, os.stat(path).st_rdev) for path in devices]
+        spec["linux"]["devices"] = [
+            {"path": str(path), "type": "c", "major": os.major(n), "minor": os.minor(n), "fileMode": 0o666}
+            for path, n in numbers
+        ]
+        spec["linux"]["resources"] = {"devices": [{"allow": True, "access": "rwm"}]}
+        # What is mounted below /usr comes by itself: CRIU must be told of every mount that is not the container's own.
+        spec["mounts"][-1]["options"] = ["bind", "ro"]
+        below = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        spec["mounts"] += [
+            {"destination": path, "type": "bind", "source": path, "options": ["bind", "ro"]}
+            for path in below
+            if path.startswith("/usr/")
+        ]
+        spec["process"]["env"] += environment
+        (bundle / "config.json").write_text(json.dumps(spec))
+        return bundle
+
+    found: dict[str, Any] = {}
+    with lab(folder) as made:
+        bundle = bundle_of(made, "one")
+        made.start("one")
+        goes_on(bundle)
+        root = made.runtime_root
+        freeze = ("container", "checkpoint", "one", "--root", root, "--key", "k", "--gpu", "require")
+        told = made.answer(*freeze, "--leave-running")
+        found["kept while it runs, stood still for s"] = round(told["frozen_ms"] / 1000, 2)
+        goes_on(bundle)
+        made.answer(*freeze)
+        before = steps(bundle)
+        assert not made.is_running("one")
+        started = time.monotonic()
+        made.holdfast("container", "restore", "k")
+        found["restored after s"] = round(time.monotonic() - started, 2)
+        found["went on at, to"] = before, goes_on(bundle)
+        made.remove("one")
+
+        bundle = bundle_of(made, "two", "HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=two", "HOLDFAST_POLICY=fail")
+        front = Path(runtime.__file__).with_name("holdfast-runc")
+        environment = made.environment(HOLDFAST_PYTHON=sys.executable, HOLDFAST_RUNC_STATE=str(made.root / "marks"))
+
+        log = os.open(made.root / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+        def call(*words: str | Path) -> None:
+            said = subprocess.DEVNULL if words[0] == "create" else log  # the container's streams are those of create
+            streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+            command = made.enter([front, "--root", root, "--log", made.root / "runc.log", *words])
+            done = subprocess.run(command, env=environment, check=False, timeout=300, **streams)
+            assert done.returncode == 0, (made.root / "said").read_text() + (made.root / "runc.log").read_text()
+
+        reached = []
+        for _ in range(3):
+            call("create", "--bundle", bundle, "two")
+            call("start", "two")
+            reached.append(goes_on(bundle))
+            call("kill", "two", "TERM")
+            wait_for(lambda: None if made.is_running("two") else True, (made.root / "said").read_text(), 20)
+            call("delete", "--force", "two")
+        found["by holdfast-runc, steps reached in three lives"] = reached
+        assert reached == sorted(set(reached)), reached
+    return found
+
+
 def main() -> None:
-    chosen = sys.argv[1:] or ["rounds", "memory", "shared", "killed"]
+    chosen = sys.argv[1:] or ["rounds", "memory", "shared", "killed", "container"]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
         os.environ["HOLDFAST_STATE_DIR"] = f"{temporary}/state"
         os.environ["HOLDFAST_STORE"] = f"{tempfile.mkdtemp()}/store"
@@ -222,8 +336,8 @@ def main() -> None:
             started = time.monotonic()
             try:
                 found: object = globals()[name](folder)
-            except Exception as error:  # noqa: BLE001 - the others are run all the same
-                found = f"{type(error).__name__}: {error}"
+            except Exception:  # noqa: BLE001 - the others are run all the same
+                found = traceback.format_exc()[-1500:]
             print(json.dumps({name: found, "seconds": round(time.monotonic() - started, 1)}), flush=True)
 
 

@@ -241,6 +241,11 @@ mount-sharing
 = a mount shares its changes with mounts outside of the container
 > mount it private (rprivate), or give --enable-external-masters
 
+mount-file-system
+? FS mnt \.?(?P<what>\S+) dev \S+ root \S+ unsupported
+= {what} is a mount of a file system whose content CRIU cannot save, and came in with the mount above it
+> mount it by itself in the container's configuration (bind, and its parent bind instead of rbind)
+
 mount-root
 ? \b\d+:(?P<what>\S+) doesn't have a proper root mount
 = only a part of a file system is mounted at {what}, and the whole is not in the container
