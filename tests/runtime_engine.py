@@ -140,6 +140,8 @@ elif MUTANT == "ends unannounced":
     runtime.Runtime._has_ended = lambda self, marked: bool(marked.get("ended"))
 elif MUTANT == "runs unknown":
     guarding._SCRIPT = guarding._SCRIPT.replace("{delete}", ":")
+elif MUTANT == "two at once":
+    runtime.Runtime._alone = lambda *_: None
 elif MUTANT == "mark must be known to runc":
     runtime.Runtime._status = lambda self: "stopped"
 sys.exit(runtime.main(sys.argv[1:]))

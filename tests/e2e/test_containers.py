@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.containers import relay
-from tests.lab import C_COUNTER, HOLDFAST, PYTHON, SHELL_COUNTER, Lab, lab
+from tests.lab import C_COUNTER, HOLDFAST, PYTHON, SHELL_COUNTER, Lab, lab, wait_for
 
 pytestmark = [pytest.mark.requires("criu"), pytest.mark.xdist_group("containers")]
 
@@ -124,6 +125,41 @@ def test_the_kill_test_can_fail(lab: Lab, tmp_path: Path) -> None:
         pass
     with holdfast.open(lab.store) as store:
         assert store.list("container:k") == []
+
+
+FREEZING = """
+import sys
+from holdfast import CheckpointManager
+from holdfast.containers import freezing, runc
+
+name, root, is_mutant = sys.argv[1:]
+command = runc.Container.command
+if is_mutant:
+    runc.Container.command = lambda *words: [word for word in command(*words) if word != "--leave-running"]
+with CheckpointManager() as manager:
+    freezing.freeze_container(manager, runc.find_container(name, None, root), key="k")
+"""
+
+
+def test_a_runtime_that_calls_another_criu_ends_nothing(lab: Lab) -> None:
+    """It does not wait for us, so it must not be the one that ends the container: such a one was lost with its images
+    when the store failed afterwards. The mutant lets it."""
+    lab.counter("one")
+    lab.wait_beyond("one", 0)
+    runtime = lab.root / "bin/runc"
+    runtime.parent.mkdir()
+    runtime.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} exec {shutil.which("runc")} "$@"\n')
+    runtime.chmod(0o755)
+    front = f"{runtime.parent}:{os.environ['PATH']}"
+
+    def freeze_by_it(*mutant: str) -> subprocess.CompletedProcess[str]:
+        words = (sys.executable, "-c", FREEZING, "one", lab.runtime_root, "".join(mutant))
+        return lab.run(*words, env=lab.environment(PATH=front), check=False)
+
+    assert "called another CRIU" in freeze_by_it().stderr
+    lab.wait_beyond("one", lab.count("one"))
+    assert "called another CRIU" in freeze_by_it("mutant").stderr
+    wait_for(lambda: None if lab.is_running("one") else True, "this test cannot fail")
 
 
 @pytest.mark.parametrize("place", ["images", "store"])
@@ -424,9 +460,13 @@ def test_errors_and_preflight(lab: Lab, tmp_path: Path) -> None:
     assert "holdfast container logs" in failed.stderr
     assert lab.is_running("one")
     lab.holdfast("container", "logs", "latest")
-    for arguments, code in ((("checkpoint", "nobody"), 4), (("checkpoint", "../x"), 3), (("restore", "nobody"), 4)):
+    fleeting = ("checkpoint", "one", "--store", "memory:")  # it would be gone with its only checkpoint
+    for arguments, code in (
+        (("checkpoint", "nobody"), 4), (("checkpoint", "../x"), 3), (("restore", "nobody"), 4), (fleeting, 3),
+    ):  # fmt: skip
         assert lab.holdfast("container", *arguments, *root, check=False).returncode == code
     machine = tmp_path / "there.json"
-    machine.write_text(json.dumps({"host": {**lab.answer("container", "doctor")["host"], "arch": "vax"}}))
-    told = lab.holdfast("container", "preflight", "one", *root, "--target", machine, check=False)
-    assert "vax" in told.stdout
+    here = lab.answer("container", "doctor")["host"]
+    for arch, what in ((here["arch"], "nothing stands in the way"), ("vax", "vax, not")):
+        machine.write_text(json.dumps({"host": {**here, "arch": arch}}))
+        assert what in lab.holdfast("container", "preflight", "one", *root, "--target", machine, check=False).stdout

@@ -117,6 +117,8 @@ def test_what_is_refused(lab: Lab) -> None:
     for arguments, code in (
         (("checkpoint", "1", "--key", "a"), 3),
         (("checkpoint", "x", "--key", "a"), 3),
+        (("checkpoint", str(os.getpid()), "--key", "a", "--store", "memory:"), 3),
+        (("run", "--key", "a", "--store", "memory:", "--", "true"), 3),
         (("run", "--key", "nobody"), 4),
         (("run", "--key", "a", "--", "/no/such/program"), 3),
         (("run", "--key", "a", "--", "sh", "-c", "exit 7"), 7),

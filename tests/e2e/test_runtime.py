@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def _engine(tmp_path: Path) -> Iterator[Engine]:
         yield Engine(made)
 
 
+def created_twice(engine: Engine, name: str) -> None:
+    """Two creates of one ID at once: one of them makes the container, and the other does it no harm."""
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(lambda _: engine.create(name, check=False), range(2))) == [0, 1]
+
+
 @criu
 def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> None:
     first = engine.bundle("one", *KEPT, "NVIDIA_VISIBLE_DEVICES=all")  # it uses none of them
@@ -43,7 +50,7 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
     reached = engine.lab.count("one")
 
     engine.bundle("two", *KEPT, lower=first / "lower")
-    engine.create("two")
+    created_twice(engine, "two")
     assert engine.status("two") == "paused"  # it is there, and waits
     assert engine.lab.count("two") >= reached
     assert int((engine.lab.root / "two.pid").read_text()) > 0
@@ -149,6 +156,20 @@ def test_what_cannot_be_frozen_gets_the_signal(engine: Engine) -> None:
 
 
 @criu
+@pytest.mark.mutant
+def test_the_test_of_two_creates_can_fail(engine: Engine) -> None:
+    engine.bundle("one", *KEPT)
+    engine.start("one")
+    engine.lab.wait_beyond("one", 0)
+    engine.call("kill", "one", "TERM")
+    engine.call("delete", "one")
+    engine.die_at("", "two at once")
+    with pytest.raises(AssertionError):
+        created_twice(engine, "one")
+        assert engine.status("one") == "paused"
+
+
+@criu
 def test_what_takes_too_long_is_given_up(engine: Engine) -> None:
     """At the deadline CRIU stops in the middle of the dump; the container gets its signal, and is none the worse."""
     trap = "import signal; signal.signal(15, lambda *_: open('/work/told', 'a').write('x'))\n"
@@ -181,6 +202,10 @@ def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
     engine.lab.wait_beyond("one", 5)
     engine.call("kill", "one", "TERM")
     engine.call("delete", "one")
+    engine.lab.run("mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", engine.lab.state)
+    assert engine.create("one", check=False) == 1  # the generation is good, so it must not start anew
+    assert "No space left" in engine.logged()
+    engine.lab.run("umount", engine.lab.state)
     other = engine.bundle("two", *KEPT, "HOLDFAST_POLICY=fail")
     spec = json.loads((other / "config.json").read_text())
     spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "network"]

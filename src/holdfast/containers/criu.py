@@ -30,6 +30,12 @@ _FREEZE_TIMEOUTS_S = (1, 2, 10)
 _URGENT = -10  # nice
 _LEAST_ROOM_BYTES = 256 * 1024
 _SUCCESS = "Dumping finished successfully"
+# Outlives us: what was kept and has ended is forgotten by its runtime whoever is killed, and nothing else is.
+_ENDING = """
+{dump} || exit
+[ ! -e {word} ] || {forget}
+exit 0
+"""
 
 
 def criu_version(criu: str) -> str:
@@ -53,6 +59,7 @@ class Seam:
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "seam")
+        self.word = folder / "kept"
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listening.bind(self.path)
         self._listening.listen(1)
@@ -89,6 +96,7 @@ class Seam:
     def let_go(self) -> None:
         """The dump is as we want it: the processes end, or run on if they were to be left running."""
         if self._asking is not None:
+            self.word.touch()
             self._asking.send(relay.GO_ON)
 
     def close(self) -> None:
@@ -110,17 +118,24 @@ def seam(attempt: Attempt) -> Iterator[Seam]:
 
 
 def dump(
-    command: Sequence[str], *, attempt: Attempt, on_frozen: Callable[[], None], deadline: float | None = None
+    command: Sequence[str],
+    *,
+    attempt: Attempt,
+    on_frozen: Callable[[], None],
+    deadline: float | None = None,
+    forget: Sequence[str] = (),
 ) -> None:
     """Run a program that dumps with CRIU, and `on_frozen` at the seam; if that raises, nothing has happened.
 
     CriuFailed says why, in words, when it did not come to that; StepTimeout, when the images were not written by the
     deadline (of `time.monotonic`). `command` must put its log into the attempt's folder.
+    A runtime must be told to leave the container running, also when it is to end: `forget` is then the command that
+    removes it. It ends because the seam asks CRIU for that. So a runtime that calls another CRIU ends nothing.
     CRIU cannot stop a process that waits for its vfork: such a dump is tried again, because the moment passes.
     """
     for timeout_s in _FREEZE_TIMEOUTS_S:
         try:
-            _dump(command, attempt, on_frozen, timeout_s, deadline)
+            _dump(command, attempt, on_frozen, timeout_s, deadline, forget)
             return
         except CriuFailed:
             log = attempt.log()
@@ -132,12 +147,21 @@ def dump(
 
 
 def _dump(
-    command: Sequence[str], attempt: Attempt, on_frozen: Callable[[], None], timeout_s: int, deadline: float | None
+    command: Sequence[str],
+    attempt: Attempt,
+    on_frozen: Callable[[], None],
+    timeout_s: int,
+    deadline: float | None,
+    forget: Sequence[str],
 ) -> None:
     with seam(attempt) as waiting:
-        _write_fronts(attempt, waiting)
-        inherited = {**os.environ, "HOLDFAST_FREEZE_TIMEOUT_S": str(timeout_s)}
-        inherited["PATH"] = f"{attempt.bin}:{inherited.get('PATH', '')}:{USUAL_PATH}"
+        _write_fronts(attempt, waiting, timeout_s, ends=bool(forget))
+        inherited = {**os.environ, "PATH": f"{attempt.bin}:{os.environ.get('PATH', '')}:{USUAL_PATH}"}
+        if forget:
+            script = _ENDING.format(
+                dump=shlex.join(command), word=shlex.quote(str(waiting.word)), forget=shlex.join(forget)
+            )
+            command = ["/bin/sh", "-c", script]
         with (attempt.path / "runtime.log").open("wb") as said, urgent():
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=inherited, pass_fds=attempt.held
@@ -155,11 +179,11 @@ def _dump(
         raise StepTimeout(f"{attempt.subject} was not dumped in time", hint="give it more time to stop")
     if code != 0 or not attempt_succeeded(attempt):
         raise failure("frozen", attempt)
-    if not is_asked and "--leave-running" not in command:
-        on_frozen()  # ended by a runtime that found another CRIU; its files stand still since then
-    elif not is_asked:
+    if not is_asked:
         raise CriuFailed(
-            "the runtime dumped it without asking us", hint="does it use the criu on its PATH?", attempt=attempt.id
+            "the runtime called another CRIU than ours, which did not wait for us; nothing is kept, and it runs on",
+            hint="let the runtime take criu from its PATH: is it a script that sets one?",
+            attempt=attempt.id,
         )
 
 
@@ -207,14 +231,15 @@ def failure(what: str, attempt: Attempt) -> CheckpointError:
     )
 
 
-def _write_fronts(attempt: Attempt, waiting: Seam) -> None:
+def _write_fronts(attempt: Attempt, waiting: Seam, timeout_s: int, *, ends: bool) -> None:
     """The `criu` that the runtime finds first; and the same question as an action script, for CRIU without runtime."""
     attempt.bin.mkdir(mode=0o700, exist_ok=True)
-    ask = shlex.join([sys.executable, "-IS", os.path.abspath(relay.__file__)])
+    relayed = [sys.executable, "-IS", os.path.abspath(relay.__file__)]
+    asked = [find_program("criu"), waiting.path, str(timeout_s), "end" if ends else "leave"]
     fronts = {
-        "criu": f'exec {ask} {shlex.quote(find_program("criu"))} {shlex.quote(waiting.path)} "$@"\n',
+        "criu": f'exec {shlex.join([*relayed, *asked])} "$@"\n',
         "post-dump": f'[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0\n'
-        f"exec {ask} --ask {shlex.quote(waiting.path)}\n",
+        f"exec {shlex.join([*relayed, '--ask', waiting.path])}\n",
     }
     for name, text in fronts.items():
         path = attempt.bin / name

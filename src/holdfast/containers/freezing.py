@@ -116,6 +116,8 @@ def freeze_container(
     if container.status not in ("running", "paused"):
         raise Conflict(f"container {container.id} is {container.status}", hint="only a running one can be frozen")
     wanted = parse_options(options)
+    if not leave_running:
+        snapshot.refuse_memory(manager)
     job = snapshot.job_of("container", key or container.id)
     rootfs = find_rootfs(container.bundle, str(container.spec.get("root", {}).get("path", "rootfs")))
     net = network.mode_of(container.spec)
@@ -131,9 +133,10 @@ def freeze_container(
         work.images_for = images_for
         work.lease = lease
         command = container.command(
-            "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted,
-            *(["--leave-running"] if leave_running else []), container.id,
+            "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted, "--leave-running",
+            container.id,
         )  # fmt: skip
+        forget = () if leave_running else container.command("delete", "--force", container.id)
         pids = pids_below(container.pid)
         work.companions = companions
         is_dumped = False
@@ -142,7 +145,7 @@ def freeze_container(
                 started = time.monotonic()
                 try:
                     with work.phases.phase("dump"):
-                        dump(command, attempt=kept, on_frozen=work.on_frozen, deadline=deadline)
+                        dump(command, attempt=kept, on_frozen=work.on_frozen, deadline=deadline, forget=forget)
                     is_dumped = True
                 finally:
                     if not leave_running:

@@ -113,6 +113,12 @@ def _files(container: Container) -> Iterator[Finding]:
 
 def check_target(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether what is frozen on a machine with the facts `here` can be thawed on one with the facts `there`."""
+    found = list(_differences(here, there))
+    alike = f"{there.get('arch')}, kernel {there.get('kernel')}, CRIU {there.get('criu')}: nothing stands in the way"
+    yield from found or [Finding("target", "ok", alike)]
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:
     if here.get("arch") != there.get("arch"):
         yield Finding("target", "bad", f"{there.get('arch')}, not {here.get('arch')}", "use a machine of the same kind")
     missing = (set(here.get("cpu_features", ())) - set(there.get("cpu_features", ()))) & _CPU_FEATURES

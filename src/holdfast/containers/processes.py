@@ -60,6 +60,8 @@ def freeze_process(
     if not os.path.exists(f"/proc/{pid}"):
         raise NotFound(f"there is no process {pid} to freeze", hint="ps shows which there are")
     wanted = parse_options(options)
+    if not leave_running:
+        snapshot.refuse_memory(manager)
     job = snapshot.job_of("process", key)
     with ExitStack() as stack:
         stack.enter_context(only_one("process", str(pid)))

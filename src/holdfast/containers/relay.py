@@ -10,10 +10,13 @@ on. So whoever is killed, and whenever, there is a running container or a whole 
 A dump that Holdfast gives up earlier must be undone by CRIU itself: killed, it would leave its code in the processes.
 So it is told that it may write no more, which it takes for a full disk.
 
-Started as `python -IS relay.py CRIU SOCKET swrk FD` by the `criu` that a runtime finds first on its PATH: nothing but
-the standard library can be imported here, and little of it, because every dump waits for this to start (`socket` and
-`subprocess` take more time than all the rest). Requests other than a dump go straight to CRIU. Where there is no
-runtime, CRIU starts it as its action script: `relay.py --ask SOCKET`.
+Runtimes are told to leave what they dump running, and it is the relay that asks CRIU to end it: should a runtime call
+another CRIU, past the relay, nothing ends before it is kept.
+
+Started as `python -IS relay.py CRIU SOCKET TIMEOUT_S end|leave swrk FD` by the `criu` that a runtime finds first on its
+PATH: nothing but the standard library can be imported here, and little of it, because every dump waits for this to
+start (`socket` and `subprocess` take more time than all the rest). Requests other than a dump go straight to CRIU.
+Where there is no runtime, CRIU starts it as its action script: `relay.py --ask SOCKET`.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ _REFUSED = bytes([1 << 3, NOTIFY, 3 << 3, 0])  # criu_req {type: NOTIFY, notify_
 _OWN_DESCRIPTORS = 500  # ours are moved above this: the numbers below are the runtime's, which CRIU asks us for
 
 
-def main(real: str, seam: str, arguments: list[str]) -> int:
+def main(real: str, seam: str, timeout_s: int, ending: str, arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] != "swrk":
         os.execv(real, [real, *arguments])  # nosec B606
     runtime = socket.socket(fileno=int(arguments[1]))
@@ -43,7 +46,7 @@ def main(real: str, seam: str, arguments: list[str]) -> int:
         os.execv(real, [real, *arguments])  # nosec B606
     holdfast = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     holdfast.connect(seam)
-    return relay(real, runtime, holdfast)
+    return relay(real, runtime, holdfast, timeout_s, ends=ending == "end")
 
 
 def ask(seam: str) -> int:
@@ -56,7 +59,7 @@ def ask(seam: str) -> int:
     return 0 if may_go_on(holdfast) else 1
 
 
-def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
+def relay(real: str, runtime: socket.socket, holdfast: socket.socket, timeout_s: int, *, ends: bool) -> int:
     """Pass messages both ways until CRIU ends."""
     import fcntl
 
@@ -73,11 +76,11 @@ def relay(real: str, runtime: socket.socket, holdfast: socket.socket) -> int:
     ours.close()
     theirs.close()
     lend_directories(runtime)
+    request = with_our_options(runtime.recv(MESSAGE_BYTES), timeout_s, ends=ends)
     # Python ignores SIGXFSZ, and so must CRIU, whom it would end when it may write no more: it inherits that
     criu = os.posix_spawn(real, [real, "swrk", str(near)], os.environ)
     os.close(near)
-    request = runtime.recv(MESSAGE_BYTES)
-    far.send(with_our_options(request, int(os.environ.get("HOLDFAST_FREEZE_TIMEOUT_S", "0"))))
+    far.send(request)
     is_decided = False
     while message := next_message(far, None if is_decided else holdfast, criu):
         if is_post_dump(message[0]):
@@ -152,13 +155,14 @@ def send(target: socket.socket, message: bytes, descriptors: list[int]) -> None:
         os.close(fd)
 
 
-def with_our_options(request: bytes, timeout_s: int) -> bytes:
-    """The request, in which CRIU gives up freezing after that long, and asks at the seam: crun would not have it ask.
+def with_our_options(request: bytes, timeout_s: int, *, ends: bool) -> bytes:
+    """The request, in which CRIU gives up freezing after that long, asks at the seam (crun would not have it ask), and
+    ends what it dumped, if that is wanted. The last of two values counts:
 
-    criu_req {type, opts {…, timeout: timeout_s, notify_scripts: true}}
+    criu_req {type, opts {…, timeout: timeout_s, notify_scripts: true, leave_running: false}}
     """
     if not 0 < timeout_s < 128 or request[2:3] != b"\x12":
-        return request
+        raise ValueError("the runtime asks for a dump in a way that is not known here")  # and it runs on
     size = shift = 0
     position = 3
     while True:
@@ -167,7 +171,8 @@ def with_our_options(request: bytes, timeout_s: int) -> bytes:
         position, shift = position + 1, shift + 7
         if byte < 0x80:
             break
-    options = request[position : position + size] + bytes([0xE8, 0x02, timeout_s, 0x60, 1])
+    ours = bytes([0xE8, 0x02, timeout_s, 0x60, 1, *((0x18, 0) if ends else ())])
+    options = request[position : position + size] + ours
     length = bytes([len(options) & 0x7F | 0x80, len(options) >> 7 & 0x7F | 0x80, len(options) >> 14])
     return request[:3] + length + options + request[position + size :]
 
@@ -185,4 +190,4 @@ def number_field(message: bytes, wanted: int) -> int | None:
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
         sys.exit(ask(sys.argv[2]))
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .guarding import Guard
+    from .opting import Wish
 
 ORPHAN_S = 10.0  # what a killed call of ours had started is waited for so long
 CRASH_S = 10.0  # one that ends this soon after it was brought back, by itself, is not brought back from there again
@@ -84,7 +85,27 @@ class Runtime:
         bundle = Path(self.call.get("bundle") or ".").absolute()
         spec = runc.read_spec(bundle)
         wish = wish_of(spec, owner_of_container)
-        if wish is None or (os.path.lexists(f"{self.root}/{self.id}") and self._status()):
+        if wish is None:
+            return None
+        with ExitStack() as stack:
+            lock = self._alone(stack)
+            status = self._create(wish, bundle, spec)
+            if status is None and lock is not None:
+                os.set_inheritable(os.dup(lock), True)  # the real runc holds it until it has made the container
+            return status
+
+    def _alone(self, stack: ExitStack) -> int | None:
+        """One create of an ID at a time: a second one would exchange the files of what the first has brought back."""
+        from holdfast.errors import StorageError
+
+        from .attempts import only_one
+
+        with suppress(StorageError):  # no room for it: then nothing can be brought back either
+            return stack.enter_context(only_one("create", self.root, self.id, wait_s=ORPHAN_S))
+        return None
+
+    def _create(self, wish: Wish, bundle: Path, spec: dict[str, Any]) -> int | None:
+        if os.path.lexists(f"{self.root}/{self.id}") and self._status():
             return None  # taken: runc refuses it, and whose it is must not suffer
         environment = {name: value for name in marks.PLACES if (value := os.environ.get(name))}
         with self._store() as manager:
@@ -254,7 +275,7 @@ class Runtime:
 
     def _bring_back(self, manager: Any, wish: Any, claim: Any, bundle: Path, spec: dict[str, Any]) -> str | None:
         """The generation that the container goes on from; None when it is to start anew."""
-        from holdfast.errors import CheckpointError, Corrupted
+        from holdfast.errors import CheckpointError, Corrupted, StorageError
 
         from . import snapshot
 
@@ -278,8 +299,10 @@ class Runtime:
                     is_damaged = isinstance(error, Corrupted)
                     if is_damaged:
                         manager.condemn(checkpoint.id)
-                    is_last = number == len(candidates) - 1 and attempt_number == wish.tries - 1
-                    if wish.policy == "fail" and is_last:
+                    is_last = attempt_number == wish.tries - 1
+                    if is_last and isinstance(error, StorageError):
+                        raise  # nothing speaks against the generation: an older one, or none, would undo its work
+                    if is_last and wish.policy == "fail" and number == len(candidates) - 1:
                         raise
                     if is_damaged:
                         break  # it stays so

@@ -127,6 +127,12 @@ def job_of(kind: str, key: str) -> str:
     return parse_name("key", f"{kind}:{parse_name('key', key)}")
 
 
+def refuse_memory(manager: CheckpointManager) -> None:
+    """Validation if the store is in memory: what ends would be gone with this program."""
+    if manager.url.startswith("memory:"):
+        raise Validation(f"the store {manager.url} ends with this command", hint="give --store a directory or a server")
+
+
 def load(manager: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, Snapshot]:
     """A checkpoint's snapshot: nothing of its trees is read yet; what is read later is verified (I2)."""
     checkpoint = manager.get(checkpoint_id)
