@@ -163,7 +163,7 @@ class Books:
         if (meter := _meter.get()) is not None:
             meter.bill, meter.model = meter.bill.add(charge), charge.model
         if place is not None:
-            place.run.charge(place.path, charge)
+            place.run.account.charge(place.path, charge)
         if not charge.is_saved:
             self._save((run, step, charge.model), Bill().add(charge))
             return

@@ -175,7 +175,7 @@ class Calls:
             found = self._imported(work)
         if found is None:
             return None
-        self._run.count_reused(show(work.place.path))
+        self._run.account.reused(show(work.place.path))
         self._run.watcher.step(work.place.path, "reused")
         return found[1]
 
@@ -257,14 +257,14 @@ class Calls:
                 "version": f"{self._run.version}/{work.options.version}",
                 "inputs": {name: digest.hex()[:16] for name, digest in work.inputs.items()},
             }
-            if bill := self._run.bill(work.place.path):
+            if bill := self._run.account.bill(work.place.path):
                 metadata["llm"] = bill.to_json()
             try:
                 self._run.save(work.place.path, {"result": result}, work.place.level, metadata, work.key)
             except UnsupportedType as error:
                 _name_result(error, f"the result of {work.title}")
-        self._run.count(path)
-        self._run.watcher.step(work.place.path, "ran", seconds, money=self._run.money(work.place.path))
+        self._run.account.ran(path)
+        self._run.watcher.step(work.place.path, "ran", seconds, money=self._run.account.money(work.place.path))
 
 
 def _shared_step(function: Callable[..., Any], options: Options, inputs: Mapping[str, bytes]) -> Shared:

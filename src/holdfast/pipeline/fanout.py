@@ -206,7 +206,10 @@ class Map:
         workers.close()
         self._read_results()
         self._show(is_over=True)
-        self._run.count_items(show(self._spec.path), self._executed, self._reused)
+        if self._executed:
+            self._run.account.ran(show(self._spec.path), self._executed)
+        elif self._reused:
+            self._run.account.reused(show(self._spec.path))
         if self._failures > self._allowed():
             self._raise_failure()
         return self._answer()
@@ -243,7 +246,7 @@ class Map:
     def _show(self, *, is_over: bool = False) -> None:
         tally = self._tally
         tally.done, tally.reused, tally.failed = self._executed, self._reused, self._failures
-        tally.money = self._run.money(self._spec.path)
+        tally.money = self._run.account.money(self._spec.path)
         self._run.watcher.items(self._spec.path, tally, is_over=is_over)
 
     def _next_chunk(self, source: Iterator[Item]) -> list[Item]:

@@ -11,7 +11,6 @@ import inspect
 import os
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from holdfast.model import CheckpointLevel, Lease, RunStatus, parse_step
 from holdfast.opening import reachable
 
 from . import waiting
+from .account import Account
 from .attempt import Isolation
 from .calls import Calls, one_line, traceback_of
 from .inbox import CANCEL, Inbox, parse_run_key
@@ -44,11 +44,8 @@ from .step import PLAIN, UNSET, Place, parse_options, parse_version, place_in
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from holdfast.llm.bills import Bill, Charge
-
 INBOX_EVERY_S = 1.0
 PROGRESS_EVERY_S = 10.0
-MAX_LISTED = 10_000  # steps named in the record of a session
 
 
 class Run:
@@ -79,17 +76,11 @@ class Run:
         self._wants_signals = signals
         self.watcher = watcher(progress)
         self.isolation = Isolation()
-        self._lock = threading.Lock()
         self.calls = Calls(self)
-        self._ran: list[str] = []
-        self._reused: list[str] = []
-        self._executed = 0
+        self.account = Account()
         self._inbox_at = 0.0
         self.is_imported = False  # some of its steps were done by an older system
-        self._waiting: dict[Path, dict[str, str]] = {}
-        self._progress: dict[str, int | None] | None = None
         self._progress_at = 0.0
-        self._bills: dict[Path, Bill] = {}  # () is that of the whole session
         self._stack: ExitStack | None = None
         self.token = os.urandom(16).hex()  # by which workers in this process find it
         self.store: CheckpointManager
@@ -172,21 +163,16 @@ class Run:
         self, status: RunStatus, *, error: BaseException | None = None, command: Mapping[str, object] | None = None
     ) -> None:
         """The run's status as a checkpoint; at the end of a session with what it did."""
-        state: dict[str, object] = {"ran": self._ran[:MAX_LISTED], "reused": self._reused[:MAX_LISTED]}
+        state = self.account.names()
         metadata: dict[str, object] = {
             "session": self.session,
             "version": self.version,
             "pipeline": self.pipeline,
             "inbox": self._inbox.seen,
-            "ran": self._executed,
-            "reused": len(self._reused),
-            "waiting": list(self._waiting.values()),
-            "progress": self._progress,
             "owner": this_process(),
             "token": self._lease.token,
+            **self.account.facts(),
         }
-        if bill := self._bills.get(()):
-            metadata["llm"] = bill.to_json()
         if self.is_imported:
             metadata["imported"] = True
         if command is not None:
@@ -279,13 +265,13 @@ class Run:
         if place.level not in (CheckpointLevel.PIPELINE, CheckpointLevel.STAGE):
             raise Validation(f"stage {name!r} is inside step {show(place.path)}", hint="steps inside a step need none")
         path = (*place.path, parse_step(name))
-        executed, began = self._executed, time.monotonic()
+        executed, began = self.account.executed, time.monotonic()
         self.watcher.stage(path)
         with Place(self, path, CheckpointLevel.STAGE).entered():
             yield
-        if self._executed > executed:
+        if (steps := self.account.executed - executed) > 0:
             metadata = {"kind": "stage", "session": self.session, "seconds": round(time.monotonic() - began, 3)}
-            self.save(path, {"steps": self._executed - executed}, CheckpointLevel.STAGE, metadata)
+            self.save(path, {"steps": steps}, CheckpointLevel.STAGE, metadata)
 
     def map(
         self,
@@ -376,25 +362,23 @@ class Run:
     @contextmanager
     def seen_waiting(self, path: Path, what: str, prompt: str = "") -> Iterator[None]:
         """While this lasts, the run says for what it waits."""
-        about = {"for": what, "name": show(path), "prompt": prompt}
-        with self._lock:
-            self._waiting[path] = about
+        self.account.waits(path, what, prompt)
         self._record(RunStatus.PAUSED)
         try:
             yield
         except Paused:
             raise  # it still waits
         except BaseException:
-            self._waiting.pop(path, None)
+            self.account.waits_no_more(path)
             raise
-        self._waiting.pop(path, None)
+        self.account.waits_no_more(path)
         self._record(RunStatus.RUNNING)
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Say how far the run is: `holdfast runs show` tells it, as of the newest record of the run."""
         if isinstance(done, bool) or not isinstance(done, int) or done < 0 or (total is not None and total < done):
             raise Validation(f"progress {done!r} of {total!r} makes no sense", hint="use whole numbers, done ≤ total")
-        self._progress = {"done": done, "total": total}
+        self.account.progress = {"done": done, "total": total}
         if time.monotonic() >= self._progress_at:
             self._progress_at = time.monotonic() + PROGRESS_EVERY_S
             self._record(RunStatus.RUNNING)
@@ -438,45 +422,16 @@ class Run:
             with place.entered():
                 yield
         finally:
-            self._bills.pop(place.path, None)  # it is in that of the map
-
-    def charge(self, path: Path, charge: Charge) -> None:
-        """Count a call of a model for the step that made it, and for all that this is part of."""
-        from holdfast.llm.bills import Bill
-
-        with self._lock:
-            for length in range(len(path) + 1):
-                self._bills[path[:length]] = self._bills.get(path[:length], Bill()).add(charge)
-
-    def bill(self, path: Path) -> Bill | None:
-        return self._bills.get(path)
-
-    def money(self, path: Path = ()) -> str:
-        """What calls of models cost in this session, as text; "" when there were none."""
-        return str(self._bills.get(path, ""))
+            self.account.close_bill(place.path)
 
     def _settle(self) -> None:
         """At the end: what was answered from the store is written down, and shown."""
-        if () not in self._bills:
+        if self.account.bill() is None:
             return
         from holdfast.llm.cache import Cache
 
         Cache.of(self.store).close()
-        self.watcher.money(self.money())
-
-    def count_items(self, path: str, executed: int, reused: int) -> None:
-        with self._lock:
-            self._executed += executed
-            if executed and len(self._ran) < MAX_LISTED:
-                self._ran.append(path)
-            elif reused and not executed:
-                self._reused.append(path)
-
-    def count(self, path: str) -> None:
-        with self._lock:
-            self._executed += 1
-            if len(self._ran) < MAX_LISTED:
-                self._ran.append(path)
+        self.watcher.money(self.account.money())
 
     def pause(self, reason: str) -> NoReturn:
         raise Paused(reason)
@@ -484,9 +439,6 @@ class Run:
     def rest(self, seconds: float) -> None:
         """Wait before the next attempt, or until the run is asked to stop."""
         self._signals.wait(seconds)
-
-    def count_reused(self, path: str) -> None:
-        self._reused.append(path)
 
     def check_entered(self) -> None:
         if self._stack is None:
