@@ -3,13 +3,19 @@
 A channel that holds a list is a run of its items; a long value is cut. What was saved last is remembered, encoded and
 as a copy nobody else has, so that the next save encodes only the items that are new or were changed in place, and the
 next load of the same digest decodes nothing. Comparing is strict: 1, 1.0 and True differ.
+
+Many items that are new at once become blocks: a chunk for each item would cost more than it shares. A block that is
+no longer whole, because an item of it was changed or went, is laid item by item from then on. So what stays in a list
+is stored at most twice: in a block, and by itself.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 from holdfast import codec
@@ -22,6 +28,9 @@ LARGE_BYTES = 8192  # up to here pieces as a row of the index holds them; beyond
 LARGE_PIECE_BYTES = 16384
 WHOLE_BYTES = 2048  # less is not worth being shared: chunks of it would take as much again
 STREAM_BYTES = 1 << 20  # values beyond are for the store's own streams
+MANY_BYTES = 32768  # of new items in a row, from which on they are joined into blocks
+BLOCK_BYTES = 16384  # a block ends with the next item that says so, or at three times that
+_ENDS = 0x07  # one item in eight says so
 
 _CONTAINERS = (dict, list)
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -31,21 +40,57 @@ class NeedsStreams(Exception):
     """The state holds arrays, files or other large values, which are better kept as the store does it."""
 
 
+class Block:
+    """New items in a row, stored as one piece."""
+
+    __slots__ = ("count", "piece")
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.count = len(items)
+        self.piece = Piece(b"".join([item.data for item in items]))
+        for place, item in enumerate(items):
+            item.block, item.place = self, place
+
+    def is_at(self, items: Sequence[Item], start: int) -> bool:
+        """Whether all of the block is there, from `start` on."""
+        found = items[start : start + self.count]
+        return len(found) == self.count and all(i.block is self and i.place == n for n, i in enumerate(found))
+
+
 class Item:
-    """One item of a list: encoded, cut, and a copy to compare with and to hand out copies of."""
+    """One item of a list: encoded, and a copy to compare with and to hand out copies of; cut when it is laid alone."""
 
-    __slots__ = ("_alone", "_copy", "_lead", "data", "segments")
+    __slots__ = ("_alone", "_copy", "_lead", "_piece_bytes", "_segments", "block", "data", "place")
 
-    def __init__(self, value: object, piece_bytes: int) -> None:
-        self.data = encode(value)
-        self.segments = cut(self.data, value, piece_bytes)
+    def __init__(self, value: object, data: bytes, piece_bytes: int) -> None:
+        """`data`: the value, encoded."""
+        self.data = data
+        self.block: Block | None = None
+        self.place = 0  # in the block
+        self._piece_bytes = piece_bytes
+        self._segments: Sequence[bytes | Piece] | None = None
         self._lead: Piece | None = None
         self._alone: tuple[list[Piece], bytes] | None = None
-        self._copy = decode(self.data) if _is_copyable(value) else _NO_COPY
+        self._copy = value if type(value) in _ATOMS else _NOT_YET if _is_copyable(value) else _NO_COPY
+
+    @property
+    def copy(self) -> Any:
+        if self._copy is _NOT_YET:
+            self._copy = decode(self.data)
+        return self._copy
 
     def is_of(self, value: object) -> bool:
         """Whether `value` would be encoded as this item was."""
-        return self._copy is not _NO_COPY and _same(self._copy, value)
+        if self._copy is value:  # nobody else has what could be changed
+            return True
+        return self.copy is not _NO_COPY and _same(self.copy, value)
+
+    @property
+    def segments(self) -> Sequence[bytes | Piece]:
+        if self._segments is None:
+            value = decode(self.data) if self._copy is _NO_COPY else self.copy
+            self._segments = cut(self.data, value, self._piece_bytes)
+        return self._segments
 
     def lead(self, data: bytes) -> Piece:
         """What stands between the last long text before this item and its own first one."""
@@ -63,10 +108,11 @@ class Item:
 
     def value(self) -> object:
         """The value, shared with nobody."""
-        return decode(self.data) if self._copy is _NO_COPY else _copy(self._copy)
+        return decode(self.data) if self._copy is _NO_COPY else _copy(self.copy)
 
 
 _NO_COPY = object()
+_NOT_YET = object()
 
 
 class Channel:
@@ -104,13 +150,7 @@ class Channel:
             small = _extend(run, b"", self._segments)
             first = b""
         else:
-            first, small = _array(len(self.items)), b""
-            for item in self.items:
-                if small or not run:
-                    small = _extend(run, small, item.segments, item)
-                else:
-                    pieces, small = item.alone
-                    run += pieces
+            first, small = _array(len(self.items)), _lay_items(run, self.items)
         if run and len(run[0].data) < SMALL_BYTES:  # what stands before the first long text stays in the manifest
             first += run.pop(0).data
         made = Run(run, self._earlier) if run else None
@@ -133,15 +173,85 @@ def _extend(run: list[Piece], small: bytes, segments: Sequence[bytes | Piece], i
     return small
 
 
-def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None) -> Channel:
-    """Lay a value out, with what it has in common with an earlier one at the same place."""
+def _lay_items(run: list[Piece], items: Sequence[Item]) -> bytes:
+    """Append items to a run, each by itself or a whole block of them; answers what is left over at the end."""
+    small = b""
+    at = 0
+    while at < len(items):
+        item = items[at]
+        if item.block is not None and item.place == 0 and item.block.is_at(items, at):
+            if small:
+                run.append(item.lead(small))
+            run.append(item.block.piece)
+            small = b""
+            at += item.block.count
+        else:
+            if small or not run:
+                small = _extend(run, small, item.segments, item)
+            else:
+                pieces, small = item.alone
+                run += pieces
+            at += 1
+    return small
+
+
+def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None, *, joins: bool) -> Channel:
+    """Lay a value out, with what it has in common with an earlier one at the same place.
+
+    With `joins`, many new items in a row become blocks. What may be stored already must not: a block is found again
+    only by whoever knows it.
+    """
     if type(value) is not list:
         data = encode(value)
         return Channel(None, data, cut(data, value, piece_bytes))
     known = earlier.items if earlier is not None and earlier.items is not None else ()
-    same = [old if old.is_of(new) else Item(new, piece_bytes) for old, new in zip(known, value, strict=False)]
-    run = earlier.parts[1] if earlier is not None and earlier.items is not None else None
-    return Channel([*same, *(Item(new, piece_bytes) for new in value[len(same) :])], earlier=run)
+    same = [old if old.is_of(new) else None for old, new in zip(known, value, strict=False)]
+    # What was moved, as all is when the first items are dropped, is found by its bytes.
+    moved = {old.data: old for old, found in zip_longest(known, same) if found is None}
+    items: list[Item] = []
+    new: list[list[Item]] = [[]]  # in a row each
+    for one, item in zip_longest(value, same):
+        if item is None:
+            data = encode(one)
+            item = moved.get(data)
+            if item is None:
+                items.append(Item(one, data, piece_bytes))
+                new[-1].append(items[-1])
+                continue
+        items.append(item)
+        if new[-1]:
+            new.append([])
+    for some in new if joins else ():
+        _join(some)
+    return Channel(items, earlier=earlier.parts[1] if known and earlier is not None else None)
+
+
+def _join(items: Sequence[Item]) -> None:
+    """Make blocks of new items in a row, if there are many."""
+    if sum([len(item.data) for item in items]) < MANY_BYTES:
+        return
+    for some in _blocks(items):
+        if len(some) > 1:
+            Block(some)
+
+
+def _blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Where an item says so a block ends, whatever stands before it: the same items elsewhere make the same blocks."""
+    block: list[Item] = []
+    size = 0
+    for item in items:
+        is_large = len(item.data) > LARGE_BYTES  # its own pieces will do
+        if is_large or size + len(item.data) > 3 * BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+        if is_large:
+            continue
+        block.append(item)
+        size += len(item.data)
+        if size >= BLOCK_BYTES and not zlib.crc32(item.data[-64:]) & _ENDS:
+            yield block
+            block, size = [], 0
+    yield block
 
 
 def lay_tree(

@@ -163,11 +163,12 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         values = checkpoint["channel_values"]
         before = self._memory.laid((job, parent))
         piece_bytes = self.manager._store.index.row_bytes
+        joins = before is not None or parent is None  # else who was here before us may have stored the same by items
         try:
             laid = encode(head)
             channels = {
                 name: _unchanged(before, checkpoint, name, new_versions)
-                or lay_channel(value, piece_bytes, before.channels.get(name) if before else None)
+                or lay_channel(value, piece_bytes, before.channels.get(name) if before else None, joins=joins)
                 for name, value in values.items()
             }
             saved = self._commit(request, lay_tree(laid, channels, _TREE, whole_bytes=WHOLE_BYTES), thread)
@@ -213,7 +214,9 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         )
         try:
             piece_bytes = self.manager._store.index.row_bytes
-            laid: dict[str, Channel] = {name: lay_channel(value, piece_bytes) for name, value in values.items()}
+            laid: dict[str, Channel] = {
+                name: lay_channel(value, piece_bytes, joins=True) for name, value in values.items()
+            }
             self._commit(request, lay_tree(encode(task), laid, _WRITES), thread)
         except (NeedsStreams, UnsupportedType):
             self._commit(request, codec.encode({_WRITES[0]: task, _WRITES[1]: values}), thread)

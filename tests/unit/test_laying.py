@@ -1,0 +1,211 @@
+"""How lists of a thread are laid out: exact after any edit, in blocks where much is new, stored at most twice."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langgraph")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
+
+import holdfast
+from holdfast.integrations.langgraph import HoldfastSaver
+from holdfast.integrations.langgraph.laying import Item, encode, lay_channel
+from holdfast.rope import Run
+
+CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+KIB = 1024
+
+
+def put(saver: HoldfastSaver, parent: Any, items: list[Any]) -> Any:
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = {"items": items}
+    checkpoint["channel_versions"] = {"items": checkpoint["id"]}  # a new one each time
+    return saver.put(parent, checkpoint, {"source": "loop", "step": 1}, {"items": checkpoint["id"]})
+
+
+def text(rnd: random.Random, size: int) -> str:
+    return rnd.randbytes((size + 1) // 2).hex()[:size]
+
+
+def some_item(rnd: random.Random) -> Any:
+    size = rnd.choice([1, 30, 300, 800, 2000, 9000] if rnd.random() < 0.1 else [300, 800])
+    made = text(rnd, size)
+    return rnd.choice([made, made, HumanMessage(made, id="1"), {"t": made, "n": 1}, (made, 2.0), made.encode(), size])
+
+
+def edited(items: list[Any], rnd: random.Random) -> list[Any]:
+    """The list with a change such as graphs make."""
+    items = list(items)
+    at = rnd.randrange(len(items) + 1)
+    match rnd.choice(["few", "few", "many", "all", "change", "change", "in place", "insert", "drop", "window", "swap"]):
+        case "few":
+            items += [some_item(rnd) for _ in range(rnd.randint(1, 3))]
+        case "many":
+            items[at:at] = [some_item(rnd) for _ in range(150)]
+        case "all":
+            items = [some_item(rnd) for _ in items]
+        case "change" if at < len(items):
+            items[at] = some_item(rnd)
+        case "in place":
+            for item in rnd.sample(items, min(10, len(items))):
+                if isinstance(item, HumanMessage):
+                    item.content += "!"
+                elif isinstance(item, dict):
+                    item["n"] = True  # equal to 1, and not the same
+        case "insert":
+            items.insert(at, some_item(rnd))
+        case "drop":
+            del items[at : at + rnd.choice([1, 1, 20])]
+        case "window":
+            items = [*items[2:], some_item(rnd), some_item(rnd)]
+        case "swap" if at + 1 < len(items):
+            items[at], items[at + 1] = items[at + 1], items[at]
+    return items
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1 << 32))
+def test_any_edits_and_restarts_give_back_what_was_put(seed: int) -> None:
+    rnd = random.Random(seed)
+    with holdfast.open("memory:") as store, holdfast.open("memory:") as other:
+        saver, head, items = HoldfastSaver(store), CONFIG, [some_item(rnd) for _ in range(rnd.choice([0, 5, 200]))]
+        put_so_far: list[tuple[Any, bytes]] = []
+        for _ in range(8):
+            if rnd.random() < 0.2:
+                saver = HoldfastSaver(store)  # which remembers nothing
+            elif put_so_far and rnd.random() < 0.2:
+                head = rnd.choice(put_so_far)[0]  # a branch
+            head = put(saver, head, items)
+            put_so_far.append((head, encode(items)))
+            items = edited(items, rnd)
+        gone = put_so_far.pop(rnd.randrange(len(put_so_far)))[0]["configurable"]["checkpoint_id"]
+        store.delete("thread:t", next(found.id for found in store.list("thread:t") if found.id.startswith(gone)))
+        store.gc()
+        assert store.verify().problems == ()
+        store.copy_to(other)
+        for config, expected in put_so_far:
+            for fresh in HoldfastSaver(store), HoldfastSaver(other):
+                found = fresh.get_tuple(config)
+                assert found is not None
+                assert encode(found.checkpoint["channel_values"]["items"]) == expected
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1 << 32))
+def test_nothing_is_stored_more_than_twice(seed: int) -> None:
+    """In a block and by itself; on top come the digests above, for a few levels at each save."""
+    rnd = random.Random(seed)
+    with holdfast.open("memory:") as store:
+        saver, head, items = HoldfastSaver(store), CONFIG, [text(rnd, 700) for _ in range(150)]
+        new, stored = 0, 0
+        known: set[str] = set()
+        for _ in range(12):
+            head = put(saver, head, items)
+            stored += store.list("thread:t")[-1].stored_bytes
+            new += sum(len(item) for item in set(items) - known)
+            known |= set(items)
+            for _ in range(rnd.randint(1, 3)):
+                at = rnd.randrange(len(items))
+                items[at : at + rnd.choice([0, 1, 1, 60])] = [text(rnd, 700) for _ in range(rnd.choice([0, 1, 1, 60]))]
+                items = items[rnd.choice([0, 0, 2]) :] or ["x" * 700]
+        assert stored < 2 * 0.6 * new + 12 * 6 * KIB, "hex digits shrink to 0.55 of their length"
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with holdfast.open(tmp_path / "store") as manager:
+        yield manager
+
+
+def chunks(store: holdfast.CheckpointManager) -> int:
+    return store.stats()["chunks"]
+
+
+def test_much_that_is_new_takes_few_chunks(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    saver = HoldfastSaver(store)
+    head = put(saver, CONFIG, [text(rnd, 2000) for _ in range(500)])
+    assert chunks(store) < 80
+    before = chunks(store)
+    put(saver, head, [text(rnd, 2000) for _ in range(500)])
+    assert chunks(store) - before < 80, "all of it changed at once"
+
+
+def test_a_changed_item_cuts_its_block_up_once(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(200)]
+    head = put(saver, CONFIG, items)
+    added = []
+    for at in (50, 51, 52):
+        items[at] = text(rnd, 500)
+        head = put(saver, head, items)
+        added.append(store.list("thread:t")[-1].stored_bytes)
+    assert added[0] < 48 * KIB
+    assert max(added[1:]) < 6 * KIB
+
+
+def test_a_window_that_moves_stores_what_comes_in(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(200)]
+    head = put(saver, CONFIG, items)
+    added = []
+    for _ in range(30):
+        items = [*items[1:], text(rnd, 500)]
+        head = put(saver, head, items)
+        added.append(store.list("thread:t")[-1].stored_bytes)
+    assert sum(added) / len(added) < 6 * KIB
+
+
+def test_the_same_items_elsewhere_are_the_same_blocks(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    items = [text(rnd, 500) for _ in range(1000)]
+    put(HoldfastSaver(store), CONFIG, items)
+    saver = HoldfastSaver(store)
+    other: Any = {"configurable": {"thread_id": "other", "checkpoint_ns": ""}}
+    put(saver, other, [text(rnd, 500), *items])
+    assert store.list("thread:other")[-1].stored_bytes < 64 * KIB, "blocks end where the items say"
+
+
+def test_writes_share_their_blocks_with_the_channel(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(300)]
+    head = put(saver, CONFIG, ["first"])
+    saver.put_writes(head, [("items", items)], "task")
+    put(saver, head, ["first", *items])
+    assert store.list("thread:t")[-1].stored_bytes < 4 * KIB
+
+
+def test_who_remembers_nothing_meets_what_was_laid_by_items(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    items = [text(rnd, 500) for _ in range(200)]
+    head = put(HoldfastSaver(store), CONFIG, items)
+    added = []
+    for _ in range(3):
+        items.append(text(rnd, 500))
+        head = put(HoldfastSaver(store), head, items)
+        added.append(store.list("thread:t")[-1].stored_bytes)
+    assert added[0] < 120 * KIB, "all of it once more, by items"
+    assert max(added[1:]) < 6 * KIB
+
+
+def test_a_block_needs_all_its_items_in_order() -> None:
+    items = [f"{n:03}" + "x" * 997 for n in range(100)]
+    laid = lay_channel(items, 896, joins=True)
+
+    def pieces(of: list[Item]) -> int:
+        run = type(laid)(of).parts[1]
+        assert isinstance(run, Run)
+        assert b"".join(piece.data for piece in run.pieces) in b"".join(item.data for item in of)
+        return len(run.pieces)
+
+    assert laid.items is not None
+    assert pieces(list(laid.items)) < 10
+    assert pieces([laid.items[1], laid.items[0], *laid.items[2:]]) > 30
+    assert pieces([*laid.items[1:]]) > 30
+    assert pieces([*laid.items[:1], *laid.items]) < 14
