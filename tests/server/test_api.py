@@ -439,3 +439,16 @@ def test_limits_of_size(store: holdfast.CheckpointManager) -> None:
         assert client.post(url, content=pieces(), headers=unsized).status_code == 413
         assert client.get(f"{V1}/jobs", headers={"X-Much": "x" * 5_000}).status_code == 431
     assert store.list("j") == []
+
+
+def test_a_page_without_its_script_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from holdfast.server.page import rendering
+
+    monkeypatch.setattr(rendering, "STATIC", tmp_path)
+    rendering._mark.cache_clear()
+    try:
+        shown = client.get("/", headers={"Accept": "text/html"}).text
+    finally:
+        rendering._mark.cache_clear()
+    assert "./dev assets" in shown
+    assert "htmx.min.js" not in shown

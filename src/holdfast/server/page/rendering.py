@@ -32,6 +32,7 @@ STATIC = Path(__file__).with_name("static")
 NAMESPACE = "holdfast_namespace"  # a cookie: which of several namespaces the page shows
 NOTICE = "holdfast_notice"  # a cookie: what was just done, shown once
 
+_SCRIPT = "vendor/htmx.min.js"
 _NAVIGATION = (
     ("/", "Jobs"),
     ("/runs", "Runs"),
@@ -100,6 +101,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
     is_whole = "hx-request" not in request.headers
     shared: dict[str, Any] = {
         "root": root,
+        "script": _SCRIPT if _mark(_SCRIPT) else None,
         "static": lambda path: f"{root}/static/{path}?{_mark(path)}",
         "here": _section(request.scope["path"].removeprefix(root)),
         "here_url": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
@@ -171,9 +173,9 @@ def _templates() -> Environment:
 
 @cache
 def _mark(path: str) -> str:
-    """What makes the address of a file new when the file is: browsers may keep it for good."""
+    """What makes the address of a file new when the file is: browsers may keep it for good. "" if it is missing."""
     file = STATIC / path
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "missing"
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
 
 
 def pretty(value: object) -> str:
