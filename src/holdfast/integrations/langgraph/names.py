@@ -3,6 +3,7 @@
     thread "a b", root        job  thread:a+20b
     thread "a b", "agent:1"   job  thread:a+20b@agent:1
     checkpoint "1f…"          ID   1f…@<8 hex of the job>      the same LangGraph ID may exist in several threads
+    memories ("users", "é")   job  memory:users@+C3+A9
 
 A byte outside the grammar is written as + and two hex digits. What gets too long keeps its beginning, and ends in ++
 and a hash; the original then stands in the metadata of each checkpoint.
@@ -17,6 +18,7 @@ from holdfast.errors import Validation
 from holdfast.model import CheckpointId, is_utf8
 
 PREFIX = "thread:"
+MEMORY = "memory:"
 _MOST = 128
 _MOST_THREAD = 72
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
@@ -53,11 +55,26 @@ def id_of(job: str, checkpoint_id: str) -> CheckpointId:
     return CheckpointId(f"{plain}@{_hash(job, 8)}")
 
 
+def memory_job(namespace: tuple[str, ...]) -> str:
+    parts = [_escape(part) for part in namespace]
+    return MEMORY + _shorten("@".join(parts), _MOST - len(MEMORY), "\0".join(namespace))
+
+
+def memory_prefix(namespace: tuple[str, ...]) -> str:
+    """What the job of every namespace that begins with this one begins with; those of others may, too."""
+    return memory_job(namespace).partition("++")[0]
+
+
 def _part(text: str, most: int) -> str:
-    encoded = _UNSAFE.sub(lambda found: "".join(f"+{byte:02X}" for byte in found[0].encode()), text)
-    if len(encoded) <= most:
-        return encoded
-    return encoded[: most - 26].rstrip("+") + "++" + _hash(text, 24)
+    return _shorten(_escape(text), most, text)
+
+
+def _escape(text: str) -> str:
+    return _UNSAFE.sub(lambda found: "".join(f"+{byte:02X}" for byte in found[0].encode()), text)
+
+
+def _shorten(encoded: str, most: int, text: str) -> str:
+    return encoded if len(encoded) <= most else encoded[: most - 26].rstrip("+") + "++" + _hash(text, 24)
 
 
 def _decode(encoded: str) -> str:
