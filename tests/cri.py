@@ -9,6 +9,8 @@ from holdfast.errors import Conflict
 
 # network: the pod's, or that of the node; processes: those of each container
 _OWN_NETWORK, _HOST_NETWORK = encode([(1, 0), (2, 1)]), encode([(1, 2), (2, 1)])
+_HOST_PID = encode([(1, 0), (2, 2)])
+_USR = ("/usr", "/usr", True)
 
 
 class Failed(Exception):
@@ -16,8 +18,9 @@ class Failed(Exception):
 
 
 class Cri:
-    def __init__(self, address: Path, image: str) -> None:
+    def __init__(self, address: Path, image: str, *, answer_s: float = 60) -> None:
         self._address = address
+        self._answer_s = answer_s
         self._image = image
         self._configs: dict[str, tuple[bytes, bytes]] = {}
 
@@ -30,16 +33,18 @@ class Cri:
         *,
         labels: Mapping[str, str] = {},
         host_network: bool = True,
+        host_pid: bool = False,
+        privileged: bool = False,
         handler: str = "holdfast",
         logs: Path | None = None,
     ) -> str:
         """A pod of that runtime handler, with the labels that a kubelet gives it besides its own; `logs`: where."""
-        network = _HOST_NETWORK if host_network else _OWN_NETWORK
+        network = _HOST_PID if host_pid else _HOST_NETWORK if host_network else _OWN_NETWORK
         metadata = encode([(1, name), (2, f"uid-{name}"), (3, "default")])
         notes = [(7, encode([(1, key), (2, value)])) for key, value in annotations.items()]
         named = {"io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default", **labels}
         marks = [(6, encode([(1, key), (2, value)])) for key, value in named.items()]
-        linux = encode([(2, encode([(1, network)]))])
+        linux = encode([(2, encode([(1, network), (6, int(privileged))]))])
         config = encode([(1, metadata), *([(3, str(logs))] if logs else []), *marks, *notes, (8, linux)])
         pod = self.call("RunPodSandbox", encode([(1, config), (2, handler)])).text(1)
         self._configs[pod] = config, network
@@ -55,19 +60,22 @@ class Cri:
         *,
         attempt: int = 0,
         log: str = "",
+        image: str = "",
+        mounts: Sequence[tuple[str, str, bool]] = (_USR,),
+        privileged: bool = False,
     ) -> str:
-        """A running container of a pod."""
+        """A running container of a pod. `mounts`: of the node, where, and whether that is only for reading."""
         fields: list[tuple[int, int | bytes | str]] = [
             (1, encode([(1, name), (2, attempt)])),
-            (2, encode([(1, self._image)])),
+            (2, encode([(1, image or self._image)])),
         ]
         fields += [(3, word) for word in command]
         fields += [(6, encode([(1, key), (2, value)])) for key, value in environment.items()]
-        fields.append((7, encode([(1, "/usr"), (2, "/usr"), (3, 1)])))
+        fields += [(7, encode([(1, there), (2, source), (3, int(ro))])) for source, there, ro in mounts]
         fields += [(10, encode([(1, key), (2, value)])) for key, value in annotations.items()]
         fields += [(11, log)] if log else []
         config, network = self._configs[pod]
-        fields.append((15, encode([(2, encode([(3, network)]))])))
+        fields.append((15, encode([(2, encode([(2, int(privileged)), (3, network)]))])))
         request = encode([(1, pod), (2, encode(fields)), (3, config)])
         container = self.call("CreateContainer", request).text(1)
         self.call("StartContainer", encode([(1, container)]))
@@ -77,6 +85,11 @@ class Cri:
         """What a program in it says, to stdout and to stderr, and its exit status."""
         done = self.call("ExecSync", encode([(1, container), *((2, word) for word in command), (3, 20)]))
         return done.bytes(1), done.bytes(2), done.number(3)
+
+    def state(self, container: str) -> tuple[str, int]:
+        """created, running, exited or unknown; and its exit status."""
+        told = self.call("ContainerStatus", encode([(1, container)])).message(1)
+        return ("created", "running", "exited", "unknown")[told.number(3)], told.number(7)
 
     def stop(self, container: str, grace_s: int = 20) -> None:
         self.call("StopContainer", encode([(1, container), (2, grace_s)]))
@@ -88,6 +101,7 @@ class Cri:
 
     def call(self, method: str, request: bytes) -> Message:
         try:
-            return grpc.call(str(self._address), f"/runtime.v1.RuntimeService/{method}", request)
+            path = f"/runtime.v1.RuntimeService/{method}"
+            return grpc.call(str(self._address), path, request, timeout_s=self._answer_s)
         except Conflict as error:
             raise Failed(method) from error

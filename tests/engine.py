@@ -246,7 +246,7 @@ def _image(pause: bytes) -> bytes:
     folders: dict[str, bytes | None] = dict.fromkeys(("proc", "dev", "sys", "run", "usr", "work", "tmp", "etc"))
     layer = _tar({**folders, "pause": pause}, links=True)
     digest = _digest(layer)
-    paths = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": ["/pause"]}
+    paths = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"], "Entrypoint": ["/pause"]}
     layers = {"type": "layers", "diff_ids": [digest]}
     config = json.dumps({"architecture": "amd64", "os": "linux", "config": paths, "rootfs": layers}).encode()
     manifest = json.dumps({

@@ -1,23 +1,26 @@
 """What `deploy/kubernetes` puts on a node, and takes away again."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import holdfast
 from holdfast.containers import runtime
-from tests.cri import Cri, Failed
-from tests.engine import COUNT, IMAGE, Containerd
-from tests.lab import lab
+from tests.cri import Failed
+from tests.engine import COUNT
+from tests.node import Node, node
 
 DEPLOY = Path(__file__).parents[2] / "deploy/kubernetes"
 INSTALLER = DEPLOY / "holdfast-node"
+PLAIN_PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 Installer = Callable[..., subprocess.CompletedProcess[str]]
 
 # A containerd that says what it is, and what it makes of its configuration: version 1 reads one file, 2 conf.d too.
@@ -41,8 +44,10 @@ def installer(home: Path, containerd: str, **more: str) -> Installer:
     }  # fmt: skip
     environment = {**os.environ, **{name: str(place) for name, place in places.items()}, **more}
 
-    def run(command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([INSTALLER, command], env=environment, capture_output=True, text=True, check=False)
+    def run(command: str, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [INSTALLER, command], env={**environment, **more}, capture_output=True, text=True, check=False
+        )
         assert not check or done.returncode == 0, done.stderr
         return done
 
@@ -74,7 +79,7 @@ V2 = 'version = 2\n\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ru
 )
 def test_nothing_but_what_it_added_goes(tmp_path: Path, version: int, config: str, plugin: str) -> None:
     """Twice over: what is there already is not added again. With containerd 2, config.toml is not touched at all."""
-    places = {"HOLDFAST_STORE": "postgresql://u:it's $HOME@db/x", "HOLDFAST_RESTORE_ROOTS": "/srv/dumps"}
+    places = {"HOLDFAST_STORE": "postgresql://u:it's $HOME@db/x", "AWS_SECRET_ACCESS_KEY": "a b"}
     run = pretended(tmp_path, version, config, **places)
     before = files_below(tmp_path)
     run("install")
@@ -91,15 +96,81 @@ def test_nothing_but_what_it_added_goes(tmp_path: Path, version: int, config: st
     told = tmp_path / "etc/runc.env"
     assert told.stat().st_mode & 0o777 == 0o600
     shown = subprocess.run(
-        ["sh", "-c", f'. {told}; echo "$HOLDFAST_STORE $HOLDFAST_RESTORE_ROOTS"'],
+        ["sh", "-c", f'. {told}; echo "$HOLDFAST_STORE $AWS_SECRET_ACCESS_KEY"'],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert shown.stdout == "postgresql://u:it's $HOME@db/x /srv/dumps\n"
+    assert shown.stdout == "postgresql://u:it's $HOME@db/x a b\n"
     run("uninstall")
     assert files_below(tmp_path) == before
     run("uninstall")
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    """What it leads to is changed, and keeps its owner and its mode; a folder that was there stays, empty as it was."""
+    for version in (1, 2):
+        home = tmp_path / str(version)
+        (home / "conf.d").mkdir(parents=True)
+        run = pretended(home, version, V2)
+        (home / "config.toml").rename(home / "real")
+        (home / "real").chmod(0o640)
+        (home / "config.toml").symlink_to(home / "real")
+        run("install")
+        assert "runtimes.holdfast]" in (home / ("config.toml" if version == 1 else "conf.d/holdfast.toml")).read_text()
+        assert (home / "config.toml").readlink() == home / "real"
+        assert (home / "real").stat().st_mode & 0o777 == 0o640
+        run("uninstall")
+        assert (home / "config.toml").readlink() == home / "real"
+        assert (home / "real").read_text() == V2
+        assert list((home / "conf.d").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_what_cannot_be_made_is_not_written(tmp_path: Path, command: str) -> None:
+    """A program that fails half-way must not cost a node its configuration."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "awk").write_text("#!/bin/sh\nhead -n1\nexit 2\n")
+    (broken / "awk").chmod(0o755)
+    run = pretended(tmp_path, 1, V2)
+    if command == "uninstall":
+        run("install")
+    before = (tmp_path / "config.toml").read_text()
+    refused = run(command, check=False, PATH=f"{broken}:{os.environ['PATH']}")
+    assert refused.returncode == 1
+    assert "stays as it is" in refused.stderr
+    assert (tmp_path / "config.toml").read_text() == before
+    assert list(tmp_path.glob("*.holdfast-*")) == []
+    run(command)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    ("safeguard", "instead", "test", "more"),
+    [
+        ("found=$(readlink -f", "found=$(echo", "test_a_link_stays_a_link", {}),
+        ('cp -a "$file" "$new"', ":", "test_a_link_stays_a_link", {}),
+        (
+            '"$@" >"$new" ||',
+            '"$@" >"$new" || true ||',
+            "test_what_cannot_be_made_is_not_written",
+            {"command": "install"},
+        ),
+    ],
+)
+def test_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safeguard: str, instead: str, test: str, more: dict[str, str]
+) -> None:
+    text = INSTALLER.read_text()
+    assert text.count(safeguard) == 1
+    mutant = tmp_path / "holdfast-node"
+    mutant.write_text(text.replace(safeguard, instead))
+    mutant.chmod(0o755)
+    monkeypatch.setattr(sys.modules[__name__], "INSTALLER", mutant)
+    (tmp_path / "node").mkdir()
+    with pytest.raises((AssertionError, OSError)):
+        globals()[test](tmp_path / "node", **more)
 
 
 def test_what_is_the_administrators_stays(tmp_path: Path) -> None:
@@ -141,47 +212,68 @@ def test_a_configuration_that_imports_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("engines")
-@pytest.mark.requires("criu", "containerd", "cc")
+@pytest.mark.requires("criu", "containerd", "cc", "cni")
 def test_a_node(tmp_path: Path) -> None:
-    """Install, run pods of the runtime class, refuse to go while they run, uninstall: the node is as it was."""
-    with lab(tmp_path) as made:
-        engine = Containerd(made, pods=True, PATH=os.environ["PATH"])
-        del engine.environment["HOLDFAST_PYTHON"]
-        config = engine.home / "config.toml"
-        plain = config.read_text().partition('[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.holdfast]')[0]
-        config.write_text(plain)
-        home = engine.home
-        run = installer(home, "containerd", HOLDFAST_STORE=str(made.store))
-        run("install")
-        engine.start()
-        try:
-            engine.load_image()
-            _use(engine, run)
-            run("uninstall")
-            assert config.read_text() == plain
-            assert not (home / "opt/holdfast").exists()
-            assert not (home / "etc").exists()
-            engine.stop()
-            engine.start()
-            with pytest.raises(Failed, match="RunPodSandbox"):
-                Cri(engine.home / "socket", IMAGE).run_pod("late")
-        finally:
-            engine.stop()
+    """The DaemonSets run as pods of a node of its own, with a payload of this checkout: see `lived`."""
+    payload = tmp_path / "payload/bin"
+    payload.mkdir(parents=True)
+    shutil.copy(Path(runtime.__file__).with_name("holdfast-runc"), payload)
+    programs = {"python3": sys.executable, "holdfast": f"{sys.executable} -m holdfast", "criu": shutil.which("criu")}
+    for name, program in programs.items():
+        (payload / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+        (payload / name).chmod(0o755)
+    with node(tmp_path, DEPLOY.parents[1], Path(sys.base_prefix)) as made:
+        shutil.copy(INSTALLER, made.below("/usr/local/sbin"))
+        programs_of_it = ("/usr", "/etc/alternatives")  # of the image, if it were one
+        mounts = [(path, path, True) for path in programs_of_it]
+        lived(made, mounts=[*mounts, (str(payload.parent), "/opt/holdfast", True)])
 
 
-def _use(engine: Containerd, run: Installer) -> None:
-    cri = Cri(engine.home / "socket", IMAGE)
-    first = cri.run_pod("web-0")
-    counter = cri.start(first, "main", COUNT, {"HOLDFAST_CHECKPOINT": "1"})
-    engine.wait_beyond(counter, 5)
-    assert "still run here" in run("uninstall", check=False).stderr
-    cri.stop(counter)
-    reached = engine.count(counter)
-    cri.remove_pod(first)
-    again = cri.run_pod("web-0")
-    counter = cri.start(again, "main", COUNT, {"HOLDFAST_CHECKPOINT": "1"})
-    engine.wait_beyond(counter, reached)
-    cri.remove_pod(again)
+def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: str = "") -> None:
+    """Install, run pods of the runtime class, refuse to go while they run, uninstall: the node is as it was.
+
+    Its config.toml is a link that leads elsewhere, and no world may read it: both stay so.
+    """
+    store = made.lab.root / "kept"
+    before = made.files()
+    (daemons,), (undo,) = documents("daemonset.yaml"), documents("uninstall", "daemonset.yaml")
+    first, (guard,) = made.run_daemons(daemons, {"HOLDFAST_STORE": str(store)}, mounts, image)
+    installed = made.files()
+    changed = {path for path, one in before.items() if installed[path] != one}
+    added = {"/".join(path.split("/")[:3]) for path in installed.keys() - before.keys()}
+    drop_ins = {"/etc/containerd"} if made.version == "2" else set()
+    assert added == {"/etc/holdfast", "/opt/holdfast"} | drop_ins
+    assert changed == (set() if drop_ins else {"config"})
+    assert installed["config"][:2] == before["config"][:2]
+    assert made.restarts() == 1
+
+    web = made.cri.run_pod("web-0")
+    counter = made.cri.start(web, "main", COUNT, {"HOLDFAST_CHECKPOINT": "1"})
+    made.wait_beyond(counter, 5)
+    command = ("/opt/holdfast/bin/holdfast", "pod", "checkpoint", "default/web-0", "--json")
+    told = json.loads(made.lab.run(*command, "--address", made.home / "socket", env=PLAIN_PATH).stdout)
+    assert [one["key"] for one in told["containers"]] == ["default+web-0+main"]
+    assert made.cri.state(guard) == ("running", 0)
+    made.cri.remove_pod(first)
+    with pytest.raises(AssertionError, match="still run here"):
+        made.run_daemons(undo, {}, mounts, image)
+    assert made.files() == installed
+    made.cri.stop(counter)
+    reached = made.count(counter)
+    made.cri.remove_pod(web)
+    again = made.cri.run_pod("web-0")
+    counter = made.cri.start(again, "main", COUNT, {"HOLDFAST_CHECKPOINT": "1", "HOLDFAST_POLICY": "fail"})
+    made.wait_beyond(counter, reached)
+    made.cri.remove_pod(again)
+
+    last, _ = made.run_daemons(undo, {}, mounts, image)
+    assert made.files() == before
+    assert made.restarts() == 2
+    made.cri.remove_pod(last)
+    with pytest.raises(Failed, match="RunPodSandbox"):
+        made.cri.run_pod("late")
+    with holdfast.open(store) as kept:
+        assert [job.checkpoints for job in kept.jobs("container:")] == [2]
 
 
 # --- the manifests ---
@@ -218,6 +310,9 @@ def test_manifests_fit_together() -> None:
         for container in pod["initContainers"] + pod["containers"]:
             assert container["image"] == "holdfast-node"
             assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes
+    assert [one["rules"] for one in documents("rbac.yaml") if "rules" in one] == [
+        [{"apiGroups": [""], "resources": ["nodes/checkpoint"], "verbs": ["create"]}]  # what a kubelet asks about
+    ]
     for example in ("deployment.yaml", "job.yaml"):
         (workload,) = documents("examples", example)
         pod = workload["spec"]["template"]["spec"]

@@ -11,9 +11,11 @@ import holdfast
 from holdfast.containers.wire import encode
 from tests.cri import Cri, Failed
 from tests.engine import COUNT, IMAGE, Containerd, containerd
-from tests.lab import lab
+from tests.lab import COUNTER, PYTHON, lab
 from tests.servers.postgres import Cluster
 
+KEPT = {"HOLDFAST_CHECKPOINT": "1"}
+ANSWER_S = 20  # as in test_shim_faults
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd", "cc")]
 
 
@@ -55,14 +57,55 @@ def test_a_pod_goes_on_in_another(engine: Containerd, cri: Cri) -> None:
     assert engine.shims() == []
 
 
-def test_a_pod_that_cannot_go_on(engine: Containerd, cri: Cri) -> None:
-    """StartContainer answers that it failed; the pod can be stopped and removed, and nothing is left."""
-    pod = cri.run_pod("lost")
-    with pytest.raises(Failed, match="StartContainer"):
-        cri.start(pod, "counter", COUNT, {"HOLDFAST_RESTORE": "nothing-of-that-name", "HOLDFAST_WORKLOAD": "lost"})
+@pytest.mark.requires("cni")
+def test_pods_that_cannot_go_on(engine: Containerd) -> None:
+    """A file that it has open is another one by now, or nothing has the name that it asks for. By its policy it begins
+    anew, or StartContainer answers that it failed; every call is answered, the pod's network is not left locked, and
+    the pod can be stopped and removed."""
+    cri = Cri(engine.home / "socket", IMAGE, answer_s=ANSWER_S)
+    shared = engine.lab.root / "shared"
+    shared.mkdir()
+    held = shared / "held"
+    held.write_bytes(bytes(100))
+    program = (PYTHON, "-c", "held = open('/shared/held', 'r+')\n" + COUNTER, "0.002", "0")
+    mounts = [("/usr", "/usr", True), (str(shared), "/shared", False)]
+    pod = cri.run_pod("held", host_network=False)
+    namespace = f"--net=/proc/{engine.pid(pod)}/ns/net"
+
+    def start(attempt: int, **wishes: str) -> str:
+        return cri.start(pod, "main", program, {**KEPT, **wishes}, attempt=attempt, mounts=mounts)
+
+    first = start(0)
+    engine.wait_beyond(first, 50)
+    cri.stop(first)
+    reached = engine.count(first)
+    held.write_bytes(bytes(99))
+    for attempt, (policy, tries) in enumerate([("fresh", 1), ("retry:2", 2), ("fail", 1)], start=1):
+        before = failed_restores(engine)
+        if policy == "fail":
+            with pytest.raises(Failed, match="StartContainer"):
+                start(attempt, HOLDFAST_POLICY=policy)
+            assert "shared/held is not what it was" in engine.log.read_text()
+        else:
+            anew = start(attempt, HOLDFAST_POLICY=policy)
+            assert engine.wait_beyond(anew, 0) < reached
+            cri.stop(anew, grace_s=0)  # killed, so that nothing newer is kept
+        assert failed_restores(engine) - before == tries
+        for tool in ("iptables", "ip6tables"):
+            assert "CRIU" not in engine.lab.run("nsenter", namespace, tool, "-S").stdout
+    with pytest.raises(Failed, match="StartContainer"):  # a mistake to be told, whatever the policy
+        start(4, HOLDFAST_RESTORE="nothing-of-that-name")
     assert "nothing-of-that-name" in engine.log.read_text()
+    held.write_bytes(bytes(100))
+    again = start(5, HOLDFAST_POLICY="fail")
+    engine.wait_beyond(again, reached)
     cri.remove_pod(pod)
     assert engine.shims() == []
+
+
+def failed_restores(engine: Containerd) -> int:
+    attempts = [json.loads(path.read_text()) for path in engine.lab.state.glob("attempts/*/attempt.json")]
+    return sum((one["action"], one["result"]) == ("restore", "failed") for one in attempts)
 
 
 @pytest.mark.requires("cni")
@@ -88,7 +131,6 @@ def test_a_pod_with_a_network_of_its_own(engine: Containerd, cri: Cri) -> None:
 # --- what a controller recreates ---
 
 DEPLOYMENT = {"app": "train", "pod-template-hash": "7d9c6bf5c4"}
-KEPT = {"HOLDFAST_CHECKPOINT": "1"}
 
 
 def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:

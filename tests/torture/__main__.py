@@ -28,6 +28,7 @@ NAMES = (
     "copies",
     "containers",
     "shim",
+    "node",
     "s3_faults",
     "database_crashes",
     "partitions",

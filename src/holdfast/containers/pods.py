@@ -25,6 +25,7 @@ from .owners import owner_of
 from .runtime import engine_of
 
 NODE = "/etc/holdfast/runc.env"
+_OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
 _SETTINGS_S = 10.0  # a file of settings that takes longer to read is no file of settings
 
 # Opens the store that an engine with this environment keeps containers in.
@@ -209,10 +210,11 @@ def node_environment() -> dict[str, str]:
     """What /etc/holdfast/runc.env says, read as holdfast-runc reads it."""
     if not os.access(NODE, os.R_OK):
         return {}
-    script = f"set -a; . {NODE}; exec env -0"
+    command = ["/bin/sh", "-c", f"set -a; . {NODE}; exec env -0"]
+    ours = {"PATH": os.environ.get("PATH", "")}
     try:
         told = subprocess.run(
-            ["/bin/sh", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_SETTINGS_S
+            command, env=ours, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_SETTINGS_S
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
@@ -221,4 +223,4 @@ def node_environment() -> dict[str, str]:
             f"{NODE} cannot be read: {reason}", hint="its lines are NAME='value', as for a shell"
         ) from error
     pairs = (entry.partition("=") for entry in os.fsdecode(told).split("\0") if "=" in entry)
-    return {name: value for name, _, value in pairs if name.startswith("HOLDFAST_") or name == "PATH"}
+    return {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
