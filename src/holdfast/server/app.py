@@ -22,7 +22,7 @@ from .auth import rule_of
 from .hot import Hot
 from .limits import LOOPBACK_NAMES, Edge, Limits
 from .page import add_page
-from .problems import MEDIA_TYPE, add_handlers
+from .problems import add_handlers
 from .routes import (
     checkpoints,
     containers,
@@ -93,21 +93,17 @@ def create_app(
         telemetry=telemetry,
         lifespan=life,
         redirect_slashes=False,  # an address that nobody has is a 404, whatever it ends with
-        responses={"default": {"description": "What went wrong.", "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}},
     )
     app.root_path = root_path  # the argument is deprecated: FastAPI would have the server say it, which may be any
     app.state.service = service
     add_handlers(app)
     for each in _ROUTES:
-        app.include_router(each.router)
+        app.router.routes.extend(each.router.routes)  # as they are: including them builds each a second time
     add_page(app)
     check_rules(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(_edge, service=service, hosts=allow_hosts, hot=Hot(app, service))
     return app
-
-
-_PROBLEM = {"$ref": "#/components/schemas/Problem"}
 
 
 def _edge(app: ASGIApp, service: Service, hosts: Collection[str], hot: Hot) -> Edge:

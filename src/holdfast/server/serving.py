@@ -68,6 +68,7 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=settings.drain_s,
         lifespan="on",
         http=BoundedHttp,
+        ws="none",
     )
     logs.configure(settings.log_level)
     if settings.workers == 1:

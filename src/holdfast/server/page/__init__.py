@@ -39,7 +39,7 @@ class _Files(StaticFiles):
 
 def add_page(app: FastAPI) -> None:
     for each in (jobs, checkpoints, comparing, retaining, running, storage, session):
-        app.include_router(each.router)
+        app.router.routes.extend(each.router.routes)
     app.mount("/static", _Files(directory=STATIC), name="static")
     app.add_exception_handler(404, _nowhere)
 

@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import holdfast
@@ -27,6 +26,9 @@ from holdfast.server.tokens import Scope
 
 from .asking import pending_count
 from .graph import draw
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 STATIC = Path(__file__).with_name("static")
 NAMESPACE = "holdfast_namespace"  # a cookie: which of several namespaces the page shows
@@ -163,6 +165,8 @@ def _notice(request: Request) -> str:
 
 @cache
 def _templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # a service that nobody looks at starts without it
+
     made = Environment(
         loader=PackageLoader("holdfast.server.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

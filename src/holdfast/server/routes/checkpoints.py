@@ -16,10 +16,10 @@ from holdfast.model import Checkpoint, Lease
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Reads, Writes
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 from holdfast.server.routes.jobs import PageSize
 
-router = APIRouter(prefix=API, tags=["checkpoints"])
+router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS)
 
 Cursor = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="next_cursor of the page before.")]
 

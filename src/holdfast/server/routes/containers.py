@@ -12,11 +12,11 @@ from holdfast.manager import CheckpointManager
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Reads
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 from holdfast.server.routes.jobs import PageSize
 from holdfast.server.routes.runs import NameCursor, page_of
 
-router = APIRouter(prefix=API, tags=["containers"])
+router = APIRouter(prefix=API, tags=["containers"], responses=PROBLEMS)
 
 _PREFIX = "container:"
 

@@ -13,9 +13,9 @@ from holdfast.errors import Unavailable, Validation
 from holdfast.model import Event
 from holdfast.server import schemas
 from holdfast.server.auth import Access, Reads
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["events"])
+router = APIRouter(prefix=API, tags=["events"], responses=PROBLEMS)
 
 _LOOK_S = 0.5  # after so long a stream looks whether the service stops
 

@@ -14,12 +14,12 @@ from holdfast.pipeline.waiting import decide
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Access, Reads, Writes
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 from holdfast.server.routes.jobs import PageSize
 from holdfast.server.routes.runs import NameCursor, Prefix, page_of
 from holdfast.workflow import Workflows
 
-router = APIRouter(prefix=API, tags=["executions"])
+router = APIRouter(prefix=API, tags=["executions"], responses=PROBLEMS)
 
 Execution = schemas.Name
 

@@ -11,8 +11,9 @@ from holdfast.errors import Unavailable
 from holdfast.server import schemas
 from holdfast.server.auth import Reads, public, service_of
 from holdfast.server.metrics import CONTENT_TYPE
+from holdfast.server.routes import PROBLEMS
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], responses=PROBLEMS)
 
 
 @router.get("/healthz", response_model=schemas.Health)

@@ -10,9 +10,9 @@ from holdfast.asjson import job_json
 from holdfast.errors import NotFound
 from holdfast.server import schemas
 from holdfast.server.auth import Reads
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["jobs"])
+router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS)
 
 PageSize = Annotated[int, Query(ge=1, le=1000, description="At most so many on a page.")]
 

@@ -12,9 +12,9 @@ from holdfast.manager import CheckpointManager
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Reads
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["llm"])
+router = APIRouter(prefix=API, tags=["llm"], responses=PROBLEMS)
 
 
 @router.get("/llm/stats", response_model=schemas.LlmStats)

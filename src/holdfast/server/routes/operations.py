@@ -26,12 +26,12 @@ from holdfast.server.auth import (
     refuse_other_sites,
     service_of,
 )
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 from holdfast.server.routes.checkpoints import Cursor
 from holdfast.server.routes.jobs import PageSize
 from holdfast.server.tasks import Report
 
-router = APIRouter(prefix=API, tags=["operations"])
+router = APIRouter(prefix=API, tags=["operations"], responses=PROBLEMS)
 
 
 @router.get("/stats", response_model=schemas.Stats)

@@ -14,9 +14,9 @@ from holdfast.retention import RetentionPolicy
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Reads, Writes
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["retention"])
+router = APIRouter(prefix=API, tags=["retention"], responses=PROBLEMS)
 
 
 @router.post("/retention/plan", response_model=schemas.Plan)

@@ -17,11 +17,11 @@ from holdfast.pipeline.waiting import send
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Reads, Writes
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 from holdfast.server.routes.checkpoints import Cursor
 from holdfast.server.routes.jobs import PageSize
 
-router = APIRouter(prefix=API, tags=["runs"])
+router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS)
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from holdfast.manager import CheckpointManager
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Writes
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 from holdfast.server.uploads import Upload, options_of, receive
 
-router = APIRouter(prefix=API, tags=["checkpoints"])
+router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS)
 
 MAX_KEY = 256
 _SAVE = {"$ref": "#/components/schemas/Save"}

@@ -21,11 +21,11 @@ from holdfast.npy import npy_header
 from holdfast.server import schemas
 from holdfast.server.answers import JsonAnswer
 from holdfast.server.auth import Access, Reads, Writes
-from holdfast.server.routes import API
+from holdfast.server.routes import API, PROBLEMS
 from holdfast.server.runner import resume
 from holdfast.wire import MEDIA_TYPE, size_of_frame, write_frame
 
-router = APIRouter(prefix=API, tags=["states"])
+router = APIRouter(prefix=API, tags=["states"], responses=PROBLEMS)
 
 PathInside = Annotated[str, Query(max_length=4096, description="A part of the state, '/'-joined.", examples=["a/b"])]
 _IN_PARTS = "ask for a part with path=, or download it"
