@@ -698,16 +698,23 @@ class CheckpointManager:
         return AsyncView(self)
 
     def close(self) -> None:
-        """Finish background saves and let go of the store. Raises what a save_async failed with unseen."""
+        """Finish background saves and let go of the store. Raises what a save_async failed with unseen.
+
+        A store that cannot be let go of (`memory:dir`, whose disk is full) stays open, and may be closed again.
+        """
         if self._closed.is_set():
             return
         try:
-            for callback in self._closers:
-                callback()
+            while self._closers:
+                self._closers.pop(0)()
             self._background.close()
         finally:
             self._closed.set()
-            self._store.close()
+            try:
+                self._store.close()
+            except BaseException:
+                self._closed.clear()
+                raise
 
     def __enter__(self) -> Self:
         return self

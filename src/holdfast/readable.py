@@ -10,7 +10,7 @@ from .blobs.memory import MemoryBlobs
 from .blobs.packs import PackBlobs
 from .copying import Copying
 from .embedded import refuse_network
-from .errors import Corrupted, NotAStore, NotFound
+from .errors import Corrupted, NoSpace, NotAStore, NotFound
 from .index.files import INSIDE, FilesIndex, make_folder
 from .index.sqlite import SqliteIndex
 from .jsonview import to_json_view
@@ -99,16 +99,21 @@ class KeptMemory(Store):
     def close(self) -> None:
         """Bring the directory up to the memory. A process that is killed before keeps nothing.
 
-        What was deleted here goes there too; what others saved there meanwhile is theirs (I3).
+        What was deleted here goes there too; what others saved there meanwhile is theirs (I3). If it fails, both stay
+        open, and the next call goes on with it.
         """
-        if not self._is_kept:
-            self._is_kept = True
-            try:
-                Copying(self, self._kept, actor="holdfast").copy()
-                deleting, position = Copying(self, self._kept, mirror=True, actor="holdfast"), 0
-                while events := self.index.events(position, _PAGE):
-                    deleting.replay([event for event in events if event.action == "delete"])
-                    position = events[-1].id
-            finally:
-                self._kept.close()
-            super().close()
+        if self._is_kept:
+            return
+        try:
+            Copying(self, self._kept, actor="holdfast").copy()
+            deleting, position = Copying(self, self._kept, mirror=True, actor="holdfast"), 0
+            while events := self.index.events(position, _PAGE):
+                deleting.replay([event for event in events if event.action == "delete"])
+                position = events[-1].id
+        except NoSpace as error:
+            raise NoSpace(
+                error.message, hint="memory still has it all: make room, then close the store again"
+            ) from error
+        self._is_kept = True
+        self._kept.close()
+        super().close()

@@ -22,20 +22,46 @@ def test_full_of_bytes(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     assert numbers["deleted"] > 0
 
 
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
+        while ballast.write(bytes(4096)):
+            pass
+
+
 @pytest.mark.requires("tmpfs")
 def test_opening_without_a_free_block(tmp_path: Path) -> None:
     """Where not even the memory that processes share fits, it is the disk that is full, not a device that fails."""
     with tmpfs(tmp_path / "disk", "size=1m") as disk:
         with holdfast.open(disk / "store") as store:
             saved = store.save("job", "step", {"n": 1})
-        with (disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
-            while ballast.write(bytes(4096)):
-                pass
+        fill(disk / "ballast")
         with pytest.raises(holdfast.NoSpace, match=r"index\.sqlite"):
             holdfast.open(disk / "store")
         (disk / "ballast").unlink()
         with holdfast.open(disk / "store") as store:
             assert store.load(saved) == {"n": 1}
+
+
+@pytest.mark.requires("tmpfs")
+def test_memory_that_cannot_be_kept_is_closed_again_when_there_is_room(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", "size=4m") as disk:
+        memory = holdfast.open(f"memory:{disk / 'kept'}")
+        saved = memory.save("job", "large", random.Random(1).randbytes(1_000_000))
+        gone = memory.save("job", "gone", 1)
+        memory.delete("job", gone)
+        fill(disk / "ballast")
+        with pytest.raises(holdfast.NoSpace, match="close the store again"):
+            memory.close()
+        assert memory.load(saved) == random.Random(1).randbytes(1_000_000)
+        late = memory.save("job", "late", 2)
+        (disk / "ballast").unlink()
+        memory.close()
+        memory.close()
+        with pytest.raises(holdfast.CheckpointError, match="closed"):
+            memory.jobs()
+        with holdfast.open(disk / "kept") as store:
+            assert [c.id for c in store.list("job")] == [saved, late]
+            assert store.verify().is_ok
 
 
 @pytest.mark.requires("tmpfs")
