@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,19 @@ def test_scrubbing_waits_for_another_process_that_writes(index: SqliteIndex, pat
     done.join()
     other.close()
     assert [c.seq for c in index.list("job")] == [1]
+
+
+def test_gc_takes_its_turn_among_writers_as_they_do(
+    index: SqliteIndex, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks again sooner than SQLite would: beside busy writers that hardly ever found the moment."""
+    save(index)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def wait(seconds: float) -> None:
+            assert seconds <= 0.001
+            other.execute("ROLLBACK")
+
+        monkeypatch.setattr("holdfast.index.database.time.sleep", wait)
+        assert index.sweep(references) == (0, 0)

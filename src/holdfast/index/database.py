@@ -68,6 +68,16 @@ def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
             return
 
 
+def begin_alone(connection: sqlite3.Connection) -> None:
+    """Begin a transaction that writes, on a connection that for anything else waits as SQLite does."""
+    wait_ms = connection.execute("PRAGMA busy_timeout").fetchone()[0]
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        run_alone(connection, "BEGIN IMMEDIATE", wait_ms / 1000)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={wait_ms}")
+
+
 def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> None:
     """Bring the schema to the newest version, in one transaction; refuse a newer one and foreign databases (I8)."""
     steps = migrations()
@@ -81,7 +91,7 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
         connection.execute("ROLLBACK")
     if is_newest:
         return
-    connection.execute("BEGIN IMMEDIATE")
+    begin_alone(connection)
     try:
         have = _version(connection, path)  # another process may have been faster
         if have > (known := max(newest, ENCRYPTED_FORMAT_VERSION)):

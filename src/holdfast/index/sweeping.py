@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from holdfast.model import Checkpoint
 from holdfast.ports import EventChain, References
 
+from .database import begin_alone
 from .rows import SEQ_BITS
 from .writes import chain_of
 
@@ -66,7 +67,7 @@ def sweep(
 
 @contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
+    begin_alone(db)
     try:
         yield
         db.execute("COMMIT")
