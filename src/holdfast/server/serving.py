@@ -67,6 +67,7 @@ def serve(settings: Settings) -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=settings.drain_s,
         lifespan="on",
+        timeout_worker_healthcheck=60,  # a worker that is still starting, on a busy machine, is not a dead one
         http=BoundedHttp,
         ws="none",
     )
