@@ -9,10 +9,12 @@ that is new, encrypted, of another format, damaged or elsewhere is left to whoev
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sqlite3 import Connection
+    from types import ModuleType
 
 FORMAT = 1  # as in ports: that of plain stores
 APPLICATION_ID = 0x486F6C64  # as in index.database
@@ -34,8 +36,7 @@ def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | No
         return None
     if not os.path.lexists(path):
         return False
-    import _sqlite3  # what `sqlite3` is made of, without the rest of it
-
+    _sqlite3 = sqlite()
     try:
         with open(f"{path}/{MARKER}", "rb") as file:
             lines = file.read(1024).decode().split("\n")
@@ -52,6 +53,27 @@ def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | No
         return None
     finally:
         index.close()
+
+
+def sqlite() -> ModuleType:
+    """What `sqlite3` is made of, without the rest of it.
+
+    It wants `functools.lru_cache` for its statements, and that module takes longer to import than everything else
+    together: in its place it is given the part in C, which is all that it uses.
+    """
+    if "functools" not in sys.modules:
+        from _functools import _lru_cache_wrapper as cached  # type: ignore[import-not-found]
+
+        stand_in = type(sys)("functools")
+        vars(stand_in)["lru_cache"] = lambda size: lambda call: cached(call, size, False, tuple)
+        sys.modules["functools"] = stand_in
+        try:
+            import _sqlite3
+        finally:
+            del sys.modules["functools"]
+    else:
+        import _sqlite3
+    return _sqlite3
 
 
 def _ask(index: Connection, store_id: str, job: str, namespace: str) -> bool | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.containers.early import AHEAD
 from holdfast.model import Checkpoint
 from tests.engine import OURS, PLAIN, SHIM, Containerd, containerd
 from tests.lab import COUNTER, HOLDFAST, PYTHON, lab, wait_for
@@ -63,6 +64,8 @@ def stop(engine: Containerd, name: str) -> int:
 
 def test_stopped_in_one_container_and_going_on_in_another(engine: Containerd) -> None:
     engine.run("first", *kept_as("moving"))
+    bundle = engine.home / "state/io.containerd.runtime.v2.task" / engine.namespace / "first"
+    assert (bundle / AHEAD).read_text() == ""  # its shim had looked ahead, and create used that
     engine.wait_beyond("first", 5)
     # containerd pauses, asks for the checkpoint and takes the files itself: nothing may move in between
     engine.ctr("task", "pause", "first")
