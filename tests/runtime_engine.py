@@ -136,6 +136,8 @@ elif STAGE == "deleted":
     Path.unlink = unlink
 if MUTANT == "nothing put right":
     attempts._is_put_right = lambda killed: True
+elif MUTANT == "images stay":
+    attempts.put_right = lambda: None
 elif MUTANT == "ends unannounced":
     runtime.Runtime._has_ended = lambda self, marked: bool(marked.get("ended"))
 elif MUTANT == "runs unknown":

@@ -98,6 +98,16 @@ def killed_in_kill(engine: Engine, workload: Workload, stages: tuple[str, ...], 
         engine.lab.wait_beyond("one", reached)
 
 
+def killed_and_removed(engine: Engine, mutant: str = "") -> None:
+    """Nothing but its removal follows: what it was about to keep goes then."""
+    engine.die_at("frozen", mutant)
+    assert engine.call("kill", "one", "TERM", check=False).returncode == -9
+    engine.die_at("", mutant)
+    engine.call("kill", "one", "KILL")
+    engine.call("delete", "--force", "one")
+    assert [path for path in engine.lab.state.glob("attempts/*/*") if path.is_dir()] == []
+
+
 def killed_in_delete(engine: Engine, workload: Workload, mutant: str = "") -> None:
     for stage in DELETING:
         engine.call("kill", "one", "KILL")
@@ -119,11 +129,12 @@ def test_killed_in_kill_and_delete(engine: Engine) -> None:
     workload = Workload(engine)
     killed_in_kill(engine, workload, ENDING)
     killed_in_delete(engine, workload)
+    killed_and_removed(engine)
 
 
 @pytest.mark.mutant
 @pytest.mark.parametrize(
-    "mutant", ["nothing put right", "ends unannounced", "mark must be known to runc", "runs unknown"]
+    "mutant", ["nothing put right", "ends unannounced", "mark must be known to runc", "runs unknown", "images stay"]
 )
 def test_these_tests_can_fail(engine: Engine, mutant: str) -> None:
     workload = Workload(engine)
@@ -132,6 +143,8 @@ def test_these_tests_can_fail(engine: Engine, mutant: str) -> None:
             killed_in_create(engine, workload, ("unmounted",), mutant)
         elif mutant == "runs unknown":
             killed_in_create(engine, workload, ("paused",), mutant)
+        elif mutant == "images stay":
+            killed_and_removed(engine, mutant)
         elif mutant == "ends unannounced":
             killed_in_kill(engine, workload, ("answered",), mutant)
         else:

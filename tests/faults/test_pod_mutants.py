@@ -48,6 +48,7 @@ def _any_namespace(_: object) -> Callable[..., Any]:
         (claims, "keep", _unfenced, tests.test_who_lost_its_claim_is_kept_by_itself),
         (claims, "_is_gone", _never, tests.test_who_is_gone_holds_nothing),
         (claims, "_alive_here", _nobody, tests.test_who_lives_here_loses_nothing),
+        (claims, "_is_leaving", _never, tests.test_who_is_frozen_elsewhere_is_waited_for),
         (hibernation, "asleep", _awake, tests.test_what_sleeps_is_refused_until_it_is_woken),
         (tests, "find_for", _any_namespace, tests.test_where_a_container_begins),
     ],

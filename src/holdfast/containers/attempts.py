@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,12 +54,8 @@ class Attempt:
 
     @property
     def bin(self) -> Path:
+        """Programs that a runtime finds first, and the socket where they ask before CRIU lets go (see relay)."""
         return self.path / "bin"
-
-    @property
-    def seam(self) -> Path:
-        """Where CRIU asks before it lets go (see relay): not below `path`, because names of sockets must be short."""
-        return _seam(self.id)
 
     def log(self) -> str:
         """The last log with something in it; "" if there is none."""
@@ -189,25 +184,15 @@ def _is_put_right(killed: Attempt) -> bool:
 
 
 def _forget(path: Path) -> None:
-    for passing in (*(path / name for name in _PASSING), _seam(path.name)):
-        shutil.rmtree(passing, ignore_errors=True)
-
-
-def _seam(identity: str) -> Path:
-    return Path("/run" if os.access("/run", os.W_OK) else tempfile.gettempdir(), f"holdfast-{identity}")
+    for name in _PASSING:
+        shutil.rmtree(path / name, ignore_errors=True)
 
 
 @contextmanager
 def only_one(*subject: str, wait_s: float = 0.0) -> Iterator[int]:
     """Keep others from freezing or thawing the same thing at the same time: Conflict for the second one, if it may not
     wait, or not so long. Answers the descriptor of the lock."""
-    folder = state_directory() / "locks"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        name = sha256("\0".join(subject).encode()).hexdigest()[:32]
-        fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise storage_error("write", str(folder), error) from error
+    fd = _open_lock(subject)
     deadline = time.monotonic() + wait_s
     while not _is_locked(fd):
         if time.monotonic() >= deadline:
@@ -218,6 +203,25 @@ def only_one(*subject: str, wait_s: float = 0.0) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def is_busy(*subject: str) -> bool:
+    """Whether somebody freezes or thaws it just now, or what a killed one had started still does."""
+    fd = _open_lock(subject)
+    try:
+        return not _is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _open_lock(subject: tuple[str, ...]) -> int:
+    folder = state_directory() / "locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = sha256("\0".join(subject).encode()).hexdigest()[:32]
+        return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise storage_error("write", str(folder), error) from error
 
 
 def _is_locked(fd: int) -> bool:

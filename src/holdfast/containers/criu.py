@@ -58,10 +58,9 @@ class Seam:
     """Where CRIU waits, with everything frozen and the images written, for Holdfast's word (see relay)."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = str(folder / "seam")
         self.word = folder / "kept"
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listening.bind(self.path)
+        relay.at(str(folder), self._listening.bind)
         self._listening.listen(1)
         self._asking: socket.socket | None = None
         self.is_late = False
@@ -108,13 +107,13 @@ class Seam:
 
 @contextmanager
 def seam(attempt: Attempt) -> Iterator[Seam]:
-    attempt.seam.mkdir(mode=0o700)
-    made = Seam(attempt.seam)
+    attempt.bin.mkdir(mode=0o700)
+    made = Seam(attempt.bin)
     try:
         yield made
     finally:
         made.close()
-        shutil.rmtree(attempt.seam, ignore_errors=True)
+        shutil.rmtree(attempt.bin, ignore_errors=True)
 
 
 def dump(
@@ -155,7 +154,7 @@ def _dump(
     forget: Sequence[str],
 ) -> None:
     with seam(attempt) as waiting:
-        _write_fronts(attempt, waiting, timeout_s, ends=bool(forget))
+        _write_fronts(attempt, timeout_s, ends=bool(forget))
         inherited = {**os.environ, "PATH": f"{attempt.bin}:{os.environ.get('PATH', '')}:{USUAL_PATH}"}
         if forget:
             script = _ENDING.format(
@@ -231,15 +230,14 @@ def failure(what: str, attempt: Attempt) -> CheckpointError:
     )
 
 
-def _write_fronts(attempt: Attempt, waiting: Seam, timeout_s: int, *, ends: bool) -> None:
+def _write_fronts(attempt: Attempt, timeout_s: int, *, ends: bool) -> None:
     """The `criu` that the runtime finds first; and the same question as an action script, for CRIU without runtime."""
-    attempt.bin.mkdir(mode=0o700, exist_ok=True)
     relayed = [sys.executable, "-IS", os.path.abspath(relay.__file__)]
-    asked = [find_program("criu"), waiting.path, str(timeout_s), "end" if ends else "leave"]
+    asked = [find_program("criu"), str(attempt.bin), str(timeout_s), "end" if ends else "leave"]
     fronts = {
         "criu": f'exec {shlex.join([*relayed, *asked])} "$@"\n',
         "post-dump": f'[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0\n'
-        f"exec {shlex.join([*relayed, '--ask', waiting.path])}\n",
+        f"exec {shlex.join([*relayed, '--ask', str(attempt.bin)])}\n",
     }
     for name, text in fronts.items():
         path = attempt.bin / name

@@ -13,10 +13,10 @@ So it is told that it may write no more, which it takes for a full disk.
 Runtimes are told to leave what they dump running, and it is the relay that asks CRIU to end it: should a runtime call
 another CRIU, past the relay, nothing ends before it is kept.
 
-Started as `python -IS relay.py CRIU SOCKET TIMEOUT_S end|leave swrk FD` by the `criu` that a runtime finds first on its
+Started as `python -IS relay.py CRIU FOLDER TIMEOUT_S end|leave swrk FD` by the `criu` that a runtime finds first on its
 PATH: nothing but the standard library can be imported here, and little of it, because every dump waits for this to
 start (`socket` and `subprocess` take more time than all the rest). Requests other than a dump go straight to CRIU.
-Where there is no runtime, CRIU starts it as its action script: `relay.py --ask SOCKET`.
+Where there is no runtime, CRIU starts it as its action script: `relay.py --ask FOLDER`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ import array
 import os
 import stat
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MESSAGE_BYTES = 1 << 20
 DUMP = 1
@@ -45,7 +49,7 @@ def main(real: str, seam: str, timeout_s: int, ending: str, arguments: list[str]
         os.set_inheritable(runtime.fileno(), True)
         os.execv(real, [real, *arguments])  # nosec B606
     holdfast = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    holdfast.connect(seam)
+    at(seam, holdfast.connect)
     return relay(real, runtime, holdfast, timeout_s, ends=ending == "end")
 
 
@@ -53,10 +57,19 @@ def ask(seam: str) -> int:
     """An action script's exit status: 0 if Holdfast says yes."""
     holdfast = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        holdfast.connect(seam)
+        at(seam, holdfast.connect)
     except OSError:
         return 1
     return 0 if may_go_on(holdfast) else 1
+
+
+def at(folder: str, bind_or_connect: Callable[[str], None]) -> None:
+    """The socket in that folder, by a short name: that of a socket must be, and that of a folder need not."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        bind_or_connect(f"/proc/self/fd/{fd}/seam")
+    finally:
+        os.close(fd)
 
 
 def relay(real: str, runtime: socket.socket, holdfast: socket.socket, timeout_s: int, *, ends: bool) -> int:

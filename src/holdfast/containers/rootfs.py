@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,18 @@ def copy_away(source: Path, target: Path) -> None:
     if done.returncode:
         number = 28 if "No space left" in done.stderr else 5
         raise storage_error("copy", f"{source} ({done.stderr.strip()[-300:]})", OSError(number, os.strerror(number)))
+
+
+def seeing(rootfs: Rootfs, command: Sequence[str]) -> list[str]:
+    """A command that sees the container's files as they are mounted now, whoever unmounts them meanwhile.
+
+    An engine does, when the call that has started it is killed. Then it would make its mount points in the bare folder
+    of the bundle, which could not be removed any more.
+    """
+    if rootfs.kind != "overlay":
+        return list(command)
+    own = [find_program("unshare"), "--mount", "--propagation=unchanged", "sh", "-c"]
+    return [*own, 'mount --make-private "$0" && exec "$@"', str(rootfs.point), *command]
 
 
 @contextmanager

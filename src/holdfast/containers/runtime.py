@@ -214,6 +214,12 @@ class Runtime:
         return 0 if self._has_ended(self._recall()) else None
 
     def delete(self) -> int | None:
+        from .criu import urgent
+
+        with urgent():  # containerd gives up removing what a dead shim left after five seconds
+            return self._delete()
+
+    def _delete(self) -> int:
         from holdfast.errors import Conflict
 
         from .attempts import only_one
@@ -223,15 +229,13 @@ class Runtime:
         marked = self._recall()
         if self._has_ended(marked) or not self._status():  # or somebody was killed before it could forget it
             self._runc(*self.call.other("delete", "--force"))
-            self._give_back(marked)
-            self._forget()
+            self._forget(marked)
             return 0
         if not marked.get("killed") and not self._is_running():
             self._has_died(marked)
         done = self._runc(*self.call.argv)
         if done.returncode == 0:
-            self._give_back(marked)
-            self._forget()
+            self._forget(marked)
         sys.stderr.write(done.stderr)
         return done.returncode
 
@@ -245,14 +249,23 @@ class Runtime:
                 for one in snapshot.generations(manager, "container", marked["wish"]["key"]):
                     if not one.is_pinned:
                         manager.delete(one.job, one.id)
+        elif self._has_lost_its_shim():
+            return  # and maybe its files too: nobody knows what it died of
         elif marked.get("restored") and time.time() - float(marked.get("started") or time.time()) < CRASH_S:
             with self._store() as manager:
                 if manager.exists(marked["restored"]):
                     manager.tag(marked["restored"], crashed="after-restore")
 
-    def _forget(self) -> None:
-        from . import exits
+    def _has_lost_its_shim(self) -> bool:
+        """containerd forces a removal only then."""
+        return self.call.is_set("force") and engine_of(self.root) != "runc"
 
+    def _forget(self, marked: dict[str, Any]) -> None:
+        from . import exits
+        from .attempts import put_right
+
+        self._give_back(marked)
+        put_right()  # what a killed call left
         exits.forget(str(self.mark))
         self.mark.unlink(missing_ok=True)
 
@@ -262,7 +275,8 @@ class Runtime:
         """Claim the workload, whose key may become one that is this container's alone; Conflict if it sleeps."""
         from . import claims, hibernation
 
-        claim = claims.take(manager, wish.key, self.root, self.id, only_first=wish.policy == "fail")
+        is_only = wish.policy == "fail"
+        claim = claims.take(manager, wish.key, self.root, self.id, only_first=is_only, wait_s=claims.LEAVING_S)
         if (key := claims.key_of(claim)) != wish.key:
             self.log(f"holdfast: {wish.key} is alive elsewhere: this one is {key}", level="warning")
             wish.key = key
@@ -327,7 +341,7 @@ class Runtime:
         from . import network, snapshot
         from .attempts import attempt, only_one
         from .companions import companions_for
-        from .rootfs import find_rootfs
+        from .rootfs import find_rootfs, seeing
         from .thawing import files_of, run_restore, unpack_images
 
         checkpoint, kept = snapshot.load(manager, checkpoint_id)
@@ -344,7 +358,7 @@ class Runtime:
             stack.enter_context(files_of(kept, rootfs, work))
             options = [str(one) for one in kept.criu.get("options", ())]
             command = [self.real, *self.call.to_restore(str(work.images), str(work.path), options)]
-            run_restore(command, work, net, self._run_guarded)
+            run_restore(command, work, net, lambda words, held: self._run_guarded(seeing(rootfs, words), held))
             self._accompany(companions)
             paused = self._runc(*self.call.other("pause"))
             if paused.returncode:
@@ -388,24 +402,27 @@ class Runtime:
             if marked != before:
                 self.log(f"holdfast: this is kept as {marked['wish']['key']}", level="info")
             marked.pop("ending", None)  # of a call that was killed
+            key = marked["wish"]["key"]
             self._remember(**marked, **({} if leave_running else {"ending": time.time()}))
-            try:
-                freeze_container(
-                    manager,
-                    container,
-                    key=marked["wish"]["key"],
-                    lease=claims.claim_of(marked),
-                    leave_running=leave_running,
-                    options=options,
-                    deadline_s=deadline_s,
-                    companions=companions_for(container.spec),
-                    images_for=(lambda work: give_images(work.images, Path(image_path))) if image_path else None,
-                )
-            except BaseException:
-                self._remember(**marked)
-                raise
+            with nullcontext() if leave_running else claims.leaving(manager, key):
+                try:
+                    freeze_container(
+                        manager,
+                        container,
+                        key=key,
+                        lease=claims.claim_of(marked),
+                        leave_running=leave_running,
+                        options=options,
+                        deadline_s=deadline_s,
+                        companions=companions_for(container.spec),
+                        images_for=(lambda work: give_images(work.images, Path(image_path))) if image_path else None,
+                    )
+                except BaseException:
+                    self._remember(**marked)
+                    raise
+                if not leave_running:
+                    claims.give_back(manager, marked)
             if not leave_running:
-                claims.give_back(manager, marked)
                 marked.pop("claim")  # so that `delete` need not open the store
                 self._remember(**marked, ended=time.time())
 

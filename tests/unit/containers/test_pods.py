@@ -3,14 +3,16 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from holdfast.containers import claims, cri, exits, grpc, hibernation, marks, pods
+from holdfast.containers import attempts, claims, cri, exits, grpc, hibernation, marks, pods
 from holdfast.containers.opting import Wish, has_made_up_name, key_of, wish_of
 from holdfast.containers.owners import owner_of
 from holdfast.containers.snapshot import find_for
@@ -79,9 +81,9 @@ def key(claim: Lease) -> str:
     return claims.key_of(claim)
 
 
-def remember(root: str, identity: str, claim: Lease, **environment: str) -> None:
+def remember(root: str, identity: str, claim: Lease, more: Mapping[str, object] = {}, **environment: str) -> None:
     facts = {"wish": {"key": key(claim), "restore": "latest"}, "claim": asdict(claim), "environment": environment}
-    marks.write_mark(marks.mark_of(root, identity), facts)
+    marks.write_mark(marks.mark_of(root, identity), {**facts, **more})
 
 
 def elsewhere(store: holdfast.CheckpointManager, job: str, ttl_s: float = 60) -> Lease:
@@ -125,6 +127,60 @@ def test_who_lives_here_loses_nothing(
     remember("/run/runc", "a", claim)
     threading.Event().wait(0.15)
     assert key(claims.take(store, "k", "/run/runc", "b")) == "k@2"
+
+
+class Waiting:
+    """The time of `take`, in which what it waits for happens as soon as it waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
+        self.monotonic = time.monotonic
+        self._happens = happens
+        monkeypatch.setattr(claims, "time", self)
+
+    def sleep(self, _: float) -> None:
+        self._happens()
+
+
+def test_who_is_frozen_elsewhere_is_waited_for(
+    store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod is evicted, and the one in its place is faster on another node than the freeze: it goes on from that."""
+    claim = elsewhere(store, "container:k")
+    with ExitStack() as freezing:
+        freezing.enter_context(claims.leaving(store, "k"))
+        with pytest.raises(holdfast.Conflict, match="still being frozen"):
+            claims.take(store, "k", "/run/runc", "b", wait_s=0.001)
+
+        def ends() -> None:
+            store.break_lease(claim)
+            freezing.close()
+
+        Waiting(monkeypatch, ends)
+        assert key(claims.take(store, "k", "/run/runc", "b", wait_s=30)) == "k"
+
+
+@pytest.mark.parametrize("why", ["frozen by what a killed call had started", "its shim is gone", ""])
+def test_who_is_on_its_way_out_here_is_waited_for(
+    why: str, store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runtime = tmp_path / "runc"
+    runtime.write_text(f'#!/bin/sh\necho \'{{"status": "running", "pid": {os.getpid()}}}\'\n')
+    runtime.chmod(0o755)
+    monkeypatch.setenv("HOLDFAST_RUNC", str(runtime))
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    root = "/run/containerd/runc/x" if "shim" in why else "/run/runc"
+    claim = claims.take(store, "k", root, "a")
+    remember(root, "a", claim, {"ending": 1.0} if "frozen" in why else {})
+    with ExitStack() as freezing:
+        freezing.enter_context(attempts.only_one(root, "a"))
+
+        def ends() -> None:
+            store.break_lease(claim)
+            runtime.write_text("#!/bin/sh\nexit 1\n")
+            freezing.close()
+
+        Waiting(monkeypatch, ends)
+        assert key(claims.take(store, "k", root, "b", wait_s=30)) == ("k" if why else "k@2")
 
 
 def test_the_guard_renews_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
