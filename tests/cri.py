@@ -63,8 +63,10 @@ class Cri:
         image: str = "",
         mounts: Sequence[tuple[str, str, bool]] = (_USR,),
         privileged: bool = False,
+        stdin: bool = False,
     ) -> str:
-        """A running container of a pod. `mounts`: of the node, where, and whether that is only for reading."""
+        """A running container of a pod. `mounts`: of the node, where, and whether that is only for reading.
+        `stdin`: it listens to who attaches."""
         fields: list[tuple[int, int | bytes | str]] = [
             (1, encode([(1, name), (2, attempt)])),
             (2, encode([(1, image or self._image)])),
@@ -74,6 +76,7 @@ class Cri:
         fields += [(7, encode([(1, there), (2, source), (3, int(ro))])) for source, there, ro in mounts]
         fields += [(10, encode([(1, key), (2, value)])) for key, value in annotations.items()]
         fields += [(11, log)] if log else []
+        fields += [(12, 1)] if stdin else []
         config, network = self._configs[pod]
         fields.append((15, encode([(2, encode([(2, int(privileged)), (3, network)]))])))
         request = encode([(1, pod), (2, encode(fields)), (3, config)])
@@ -90,6 +93,15 @@ class Cri:
         """created, running, exited or unknown; and its exit status."""
         told = self.call("ContainerStatus", encode([(1, container)])).message(1)
         return ("created", "running", "exited", "unknown")[told.number(3)], told.number(7)
+
+    def exec_url(self, container: str, *command: str) -> str:
+        """Where a program in it is spoken with, all streams of it."""
+        words = [(2, word) for word in command]
+        return self.call("Exec", encode([(1, container), *words, (4, 1), (5, 1), (6, 1)])).text(1)
+
+    def attach_url(self, container: str) -> str:
+        """Where the container itself is."""
+        return self.call("Attach", encode([(1, container), (2, 1), (4, 1), (5, 1)])).text(1)
 
     def stop(self, container: str, grace_s: int = 20) -> None:
         self.call("StopContainer", encode([(1, container), (2, grace_s)]))

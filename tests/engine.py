@@ -159,13 +159,19 @@ class Containerd:
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """`ctr run --detach`, with these in its environment."""
-        options = [word for wish in wishes for word in ("--env", wish)]
-        options += [word for note in annotations for word in ("--annotation", note)]
+        options = [word for note in annotations for word in ("--annotation", note)]
+        words = self.to_run(name, "--null-io", *options, *more, wishes=wishes, shim=shim, program=program)
+        return self.ctr(*words, check=check, timeout_s=30)
+
+    @staticmethod
+    def to_run(
+        name: str, *options: str, wishes: Sequence[str], shim: str = OURS, program: Sequence[str] = COUNT
+    ) -> list[str]:
+        """What `ctr` is told for that."""
+        environment = [word for wish in wishes for word in ("--env", wish)]
         mount = "type=bind,src=/usr,dst=/usr,options=rbind:ro"
         place = ("--runtime", shim, "--snapshotter", "overlayfs", "--mount", mount)
-        return self.ctr(
-            "run", "--detach", "--null-io", *place, *options, *more, IMAGE, name, *program, check=check, timeout_s=30
-        )
+        return ["run", "--detach", *place, *environment, *options, IMAGE, name, *program]
 
     def status(self, name: str) -> str:
         for line in self.ctr("task", "list").stdout.splitlines():

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -11,7 +12,9 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -162,6 +165,60 @@ def _resized(engine: Containerd, name: str) -> bytes:
     return said
 
 
+@pytest.mark.parametrize("has_terminal", [True, False] if ROUNDS > 2 else [True])
+def test_attach(engine: Containerd, has_terminal: bool) -> None:
+    """What is said to it reaches it, and it answers: as with containerd's own shim, also when it was brought back."""
+    options = ("--tty",) if has_terminal else ()
+
+    def run(name: str, *wishes: str, shim: str = OURS) -> None:
+        program = (PYTHON, "-c", "n = 0\nwhile True:\n    n += 1\n    print(n, input(), flush=True)")
+        with _terminal() as (_, theirs):
+            words = engine.to_run(name, *options, wishes=wishes, shim=shim, program=program)
+            subprocess.run(
+                engine.lab.enter(engine.command(*words)), stdin=theirs, stdout=theirs, check=True, timeout=30
+            )
+
+    run("plain", shim=PLAIN)
+    plain = [_attached(engine, "plain", b"hello"), _attached(engine, "plain", b"again")]
+    engine.remove("plain")
+    run("talking", *kept_as("talking"))
+    ours = [_attached(engine, "talking", b"hello")]
+    stop(engine, "talking")
+    engine.remove("talking")
+    run("talking-on", *kept_as("talking"))
+    ours.append(_attached(engine, "talking-on", b"again"))
+    engine.remove("talking-on")
+    assert ours == plain
+    assert b"2 again" in ours[1]
+
+
+def _attached(engine: Containerd, name: str, line: bytes) -> bytes:
+    """Everything up to the answer, and the end of its line."""
+    with _terminal() as (ours, theirs):
+        command = engine.lab.enter(engine.command("task", "attach", name))
+        attached = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+        os.write(ours, line + b"\n")
+        heard = b""
+        while not re.search(rb"\d %b\s*\n" % line, heard):
+            assert select.select([ours], [], [], 30)[0], heard
+            heard += os.read(ours, 1000)
+        attached.kill()
+        attached.wait()
+    return heard
+
+
+@contextmanager
+def _terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of one that does nothing by itself."""
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    try:
+        yield ours, theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
 def test_a_restore_that_criu_refuses(engine: Containerd) -> None:
     """A file that it has open is another one by now: the reason is in ctr's answer, and nothing is left of the
     container. The other policies: test_pods."""
@@ -194,17 +251,25 @@ def test_the_shim_is_killed(engine: Containerd) -> None:
     engine.run("orphan", *kept_as("orphan"))
     engine.wait_beyond("orphan", 5)
     engine.ctr("task", "checkpoint", "orphan")
-    pid = engine.pid("orphan")
-    for shim in engine.shims():
-        os.kill(shim, signal.SIGKILL)
-    wait_for(lambda: True if not Path(f"/proc/{pid}").exists() else None, "its container is still there")
-    wait_for(lambda: True if engine.status("orphan") == "" else None, "containerd did not notice")
-    engine.ctr("container", "delete", "orphan")
-    wait_for(lambda: None if engine.shims() else True, "what removes the dead one does not end")
-    assert marks(engine) == []
+    _kill_shim(engine, "orphan")
     engine.run("heir", *kept_as("orphan"))
     assert engine.count("heir") > 5  # as soon as it is there
-    engine.remove("heir")
+    _kill_shim(engine, "heir", and_then=[engine.pid("heir")])
+    assert [one.tags for one in generations(engine, "orphan")] == [{}]  # what it died of is not known
+
+
+def _kill_shim(engine: Containerd, name: str, and_then: Sequence[int] = ()) -> None:
+    """And these processes too, before containerd can know."""
+    pid = engine.pid(name)
+    os.kill(engine.daemon_pid, signal.SIGSTOP)
+    for process in (*engine.shims(), *and_then):
+        os.kill(process, signal.SIGKILL)
+    os.kill(engine.daemon_pid, signal.SIGCONT)
+    wait_for(lambda: True if not Path(f"/proc/{pid}").exists() else None, "its container is still there")
+    wait_for(lambda: True if marks(engine) == [] else None, "containerd did not notice")
+    assert engine.status(name) == ""
+    engine.ctr("container", "delete", name)
+    wait_for(lambda: None if engine.shims() else True, "what removes the dead one does not end")
 
 
 def test_containerd_is_killed(engine: Containerd) -> None:
@@ -291,16 +356,17 @@ def _address(bundle: Path) -> Path:
 
 
 def left_by(engine: Containerd) -> dict[str, object]:
-    """What a container could leave: processes, mounts, runc's state, marks, images, CRIU's chains of iptables."""
+    """What a container could leave: processes, mounts, bundles, runc's state, marks, images, CRIU's chains."""
+    bundles = engine.home / "state/io.containerd.runtime.v2.task" / engine.namespace
     place = Path("/run/containerd/runc") / engine.namespace
     return {
         "processes": engine.shims(),
         "mounts": engine.lab.run("cat", "/proc/self/mounts").stdout,
+        "bundles": sorted(os.listdir(bundles)) if bundles.exists() else [],
         "runc": sorted(os.listdir(place)) if place.exists() else [],
         "marks": marks(engine),
         "chains": engine.lab.run("iptables", "-S").stdout + engine.lab.run("ip6tables", "-S").stdout,
-        "images": sorted(path for name in ("images", "rootfs") for path in engine.lab.state.glob(f"attempts/*/{name}")),
-        "seams": [one for one in engine.lab.state.glob("attempts/*") if Path("/run", f"holdfast-{one.name}").exists()],
+        "images": sorted(path for path in engine.lab.state.glob("attempts/*/*") if path.is_dir()),
     }
 
 
