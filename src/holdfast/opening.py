@@ -208,12 +208,14 @@ def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
     blobs = _open_blobs(server, where)
     server.migrate(create=create)
     index = PostgresIndex(server, namespace=namespace)
-    if where is not None and where.startswith("file:"):
-        try:
+    try:
+        if where is not None and where.startswith("file:"):
             refuse_missing_packs(where, index, blobs)
-        except BaseException:
-            index.close()
-            raise
+        elif where is not None:
+            blobs = _own(blobs, index)
+    except BaseException:
+        index.close()
+        raise
     # Where the bytes are rows too, rows of the index are as good, and need no sync of their own.
     return Store(index, blobs, inline_bytes=_IN_DATABASE_BYTES if where is None else INLINE_BYTES)
 
@@ -226,6 +228,35 @@ def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:
             f"blobs={where} holds none of the {len(used):,} packs of this store",
             hint="open it on the machine that has them, or put them back; for many machines use blobs=s3://bucket/prefix",
         )
+
+
+def _own(blobs: Blobs, index: Index) -> Blobs:
+    """The packs of an object store, which must be those of this index and of no other."""
+    from .blobs.objects import ObjectBlobs
+    from .blobs.retrying import RetryingBlobs
+
+    assert isinstance(blobs, ObjectBlobs)  # nosec B101 # of every URL but file:
+    blobs.claim(index.store_id, lambda: bool(index.packs()))
+    return RetryingBlobs(blobs)
+
+
+def take_over(url: str) -> None:
+    """Before an index is rebuilt from an object store: the packs there are those of the database given from now on."""
+    where = blobs_of(url) if is_postgresql(url) else None
+    if where is None or where.startswith("file:"):
+        return
+    server = open_server(url)
+    from .index.postgres import PostgresIndex
+
+    blobs = _open_blobs(server, where)
+    server.migrate()
+    with closing(PostgresIndex(server, namespace="default")) as index:
+        from .backoff import Backoff
+        from .blobs.objects import ObjectBlobs
+        from .blobs.owner import take_over
+
+        assert isinstance(blobs, ObjectBlobs)  # nosec B101 # of every URL but file:
+        Backoff().run(lambda: take_over(blobs, index.store_id))
 
 
 def blobs_of(url: str) -> str | None:
@@ -289,10 +320,9 @@ def _open_blobs(server: Server, url: str | None) -> Blobs:
         )
     with needing("obstore", extra="object"):
         from .blobs.objects import connect
-    from .blobs.retrying import RetryingBlobs
 
     try:
-        return RetryingBlobs(connect(url))
+        return connect(url)
     except Validation as error:
         raise Validation(error.message, hint=_OBJECT_STORES[parts.scheme]) from error
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.errors import NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
+from holdfast.errors import NotAStore, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
 from holdfast.testing.blobs_suite import never, pattern, put, read
 
 obstore = pytest.importorskip("obstore")
@@ -16,8 +16,9 @@ obstore = pytest.importorskip("obstore")
 from obstore.store import MemoryStore  # noqa: E402
 
 from holdfast.backoff import Backoff  # noqa: E402
-from holdfast.blobs import objects  # noqa: E402
+from holdfast.blobs import objects, owner  # noqa: E402
 from holdfast.blobs.objects import PACK_BYTES, ObjectBlobs  # noqa: E402
+from holdfast.blobs.owner import take_over  # noqa: E402
 from holdfast.blobs.retrying import RetryingBlobs  # noqa: E402
 
 
@@ -44,6 +45,52 @@ def test_a_large_save_is_cut_into_packs_of_one_put_each(blobs: ObjectBlobs) -> N
     assert len(sizes) == 3
     assert max(sizes.values()) <= PACK_BYTES
     assert [read(blobs, place, 3_000_000) for place in places] == datas
+
+
+def test_a_prefix_is_one_stores(store: MemoryStore) -> None:
+    """To gc of another one its packs would be garbage (I3)."""
+    put(first := ObjectBlobs(store, "p"), b"one")  # from before prefixes had owners
+    with pytest.raises(NotAStore, match="this database, which is new"):
+        ObjectBlobs(store, "p").claim("b" * 32, lambda: False)
+    first.claim("a" * 32, lambda: True)
+    first.claim("a" * 32, lambda: True)
+    with pytest.raises(NotAStore, match=r"another store.*prefix of its own"):
+        ObjectBlobs(store, "p").claim("b" * 32, lambda: True)
+    ObjectBlobs(store, "q").claim("b" * 32, lambda: False)
+    take_over(first, "b" * 32)
+    ObjectBlobs(store, "p").claim("b" * 32, lambda: False)
+
+
+def test_of_two_stores_that_want_a_prefix_one_gets_it(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = owner._create
+
+    def create(blobs: ObjectBlobs, store_id: str) -> str | None:
+        real(ObjectBlobs(store, blobs.root), "a" * 32)  # between our look and our put
+        return real(blobs, store_id)
+
+    monkeypatch.setattr(owner, "_create", create)
+    ObjectBlobs(store, "p").claim("a" * 32, lambda: False)  # a process of the same store, or an answer that was lost
+    with pytest.raises(NotAStore):
+        ObjectBlobs(store, "q").claim("b" * 32, lambda: False)
+
+
+def test_nothing_is_written_or_removed_before_the_owner_is_known(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ObjectBlobs(store, "p").claim("a" * 32, lambda: False)
+    (pack,) = {place[0] for place in put(ObjectBlobs(store, "p"), b"one")}
+
+    def away(blobs: ObjectBlobs) -> str | None:
+        raise Unavailable("no network")
+
+    second = ObjectBlobs(store, "p")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "_read", away)
+        second.claim("b" * 32, lambda: False)  # what is in the index can be looked at
+    for act in (lambda: second.writer(1), second.seal, lambda: second.remove(pack, lambda: True)):
+        with pytest.raises(NotAStore):
+            act()
+    assert [name for name, _ in second.packs()] == [pack]
 
 
 def test_what_is_larger_than_a_pack_is_a_pack(blobs: ObjectBlobs) -> None:

@@ -127,7 +127,10 @@ def test_a_lost_database(postgres: Cluster, s3: str, run: Run) -> None:
         third = manager.save("a", "three", {"w": noise(1, 3), "x": noise(3)})
         pack = next(name for name, size in manager._store.blobs.packs() if size > 2 << 20)
         assert manager._store.blobs.remove(pack, lambda: True)
-    done = answer(run("rebuild", "--store", postgres.empty_database() + bucket, "--json", code=6))
+    empty = postgres.empty_database() + bucket
+    with pytest.raises(holdfast.StorageError, match="another store"):  # its gc would remove them all
+        holdfast.open(empty)
+    done = answer(run("rebuild", "--store", empty, "--json", code=6))
     assert (done["added"], done["corrupted"]) == (2, [third])
 
 

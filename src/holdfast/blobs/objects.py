@@ -2,6 +2,7 @@
 
     <prefix>/packs/<32 hex>      a pack: written by one put that creates it, never changed
     <prefix>/writers/<16 hex>    "a writer is at work": the first half of the names of its packs
+    <prefix>/store               the ID of the store whose packs these are (see `owner`)
     <prefix>/clock               rewritten to learn what time it is for the store
 
 A pack is at most one put of 16 MiB, several under way at once: as fast as a multipart upload, and a crash leaves no
@@ -38,6 +39,7 @@ from obstore.store import from_url
 from holdfast.errors import Corrupted, NotFound, ReadOnly, StorageError, Unavailable, Validation
 from holdfast.ports import Buffer
 
+from .owner import claim
 from .pack_file import check_header, header
 
 if TYPE_CHECKING:
@@ -68,14 +70,25 @@ class ObjectBlobs:
         self._registered: dict[str, float] = {}  # writers of ours, and when we last said so (monotonic)
         self._dropped: deque[str] = deque()  # of those, forgotten before their commit
         self._clock: tuple[float, float] | None = None  # (monotonic, the store's) at one moment
+        self._claim: Callable[[], None] | None = None  # to be made before anything is written or removed
+
+    def claim(self, store_id: str, names_packs: Callable[[], bool]) -> None:
+        """Refuse a prefix of another store; `names_packs` says whether the index of this one knows any packs at all."""
+        self._claim = partial(claim, self, store_id, names_packs)
+        try:
+            self._check_owner()
+        except Unavailable:
+            pass  # what is in the index can be looked at meanwhile
 
     def writer(self, size_hint: int) -> ObjectWriter:
         self._check_process()
+        self._check_owner()
         self._forget_dropped()
         return ObjectWriter(self)
 
     def seal(self) -> None:
         """Every writer has packs of its own. gc calls this first: forget writers that died long ago."""
+        self._check_owner()
         with self.translated("list", "writers"):
             found = [meta for page in list_objects(self.store, self.root + "writers/") for meta in page]
         now_s = self._now_s()
@@ -114,6 +127,7 @@ class ObjectBlobs:
     def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
         """True means that the store was told to delete it: of several removers, more than one may hear that."""
         path = self._path(pack)
+        self._check_owner()
         self._forget_dropped()
         if self._size(path) is None or self._is_writing(pack[:_ID]) or not is_garbage():
             return False
@@ -195,6 +209,11 @@ class ObjectBlobs:
             self._delete(self._path(pack))
 
     # Inside
+
+    def _check_owner(self) -> None:
+        if self._claim is not None:
+            self._claim()
+            self._claim = None
 
     def _forget_dropped(self) -> None:
         while self._dropped:

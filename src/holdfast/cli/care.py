@@ -67,8 +67,11 @@ def rebuild_command(session: Session) -> None:
     Whatever the index has stays as it is. States up to 64 KiB are in the index alone and do not come back, nor do
     tags and pins that were set later; something deleted since the backup may. Stop savers first.
     """
+    from holdfast.opening import take_over
+
     session = session.at_rest()
     mended = None if is_url(session.url) else _repair(session)
+    take_over(session.url)
     with session.open(create=is_url(session.url)) as manager, progress("reading packs", unit="packs") as report:
         found = manager.rebuild(progress=report)
     if session.as_json:
