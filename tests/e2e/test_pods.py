@@ -219,8 +219,8 @@ def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:
 
 @pytest.mark.requires("postgres")
 def test_another_node(engine: Containerd, tmp_path: Path, postgres: Cluster) -> None:
-    """Two engines with nothing in common but the store. What was kept on one goes on below the other; and what the
-    kubelet of one wrote as an archive, a pod of the other names as its beginning."""
+    """Two engines with nothing in common but the store. What was kept on one goes on below the other; and an archive
+    as CRI-O writes it for a kubelet, of a container that did not opt in, is what a pod names as its beginning."""
     store = postgres.empty_database()
     with lab(tmp_path) as made, containerd(made, pods=True, HOLDFAST_STORE=store) as there:
         engine.restart(HOLDFAST_STORE=store)
@@ -237,16 +237,44 @@ def test_another_node(engine: Containerd, tmp_path: Path, postgres: Cluster) -> 
         there.wait_beyond(counter, reached)
         beyond.remove_pod(second)
 
-        archive = tmp_path / "checkpoint-train-7d9c6bf5c4-x2k8q_default-main-2026-11-16T01:00:00Z.tar"
-        key = "default+deployment:train+main"
+        third = here.run_pod("plain", handler="runc")
+        counter = here.start(third, "main", COUNT)
+        engine.wait_beyond(counter, 5)
+        archive = kubelet_archive(engine, counter, tmp_path)
+        reached = engine.count(counter)
+        here.remove_pod(third)
         environment = made.environment(HOLDFAST_STORE=store)
-        made.holdfast("container", "export", key, archive, "--format", "containerd", env=environment)
         made.holdfast("container", "import", archive, "--key", "default+brought", env=environment)
-        third = beyond.run_pod("debug")
-        counter = beyond.start(third, "main", COUNT, {"HOLDFAST_RESTORE": "brought", "HOLDFAST_POLICY": "fail"})
+        fourth = beyond.run_pod("debug")
+        counter = beyond.start(fourth, "main", COUNT, {"HOLDFAST_RESTORE": "brought", "HOLDFAST_POLICY": "fail"})
         there.wait_beyond(counter, reached)
-        beyond.remove_pod(third)
+        beyond.remove_pod(fourth)
         assert there.shims() == []
+
+
+def kubelet_archive(engine: Containerd, container: str, folder: Path) -> Path:
+    """Freeze a container with runc alone, which ends it, and pack it in the layout of CRI-O."""
+    files = folder / "files"
+    files.mkdir()
+    place = ("--root", Path("/run/containerd/runc") / engine.namespace)
+    paths = ("--image-path", files / "checkpoint", "--work-path", files)
+    spec = engine.home / "state/io.containerd.runtime.v2.task" / engine.namespace / container / "config.json"
+    told = json.loads(spec.read_text())
+    told["annotations"]["io.container.manager"] = "cri-o"
+    upper = engine.upper(container)
+    engine.lab.run("runc", *place, "checkpoint", *paths, container)
+    engine.lab.run("tar", "-C", upper, "-cf", files / "rootfs-diff.tar", "--xattrs", ".")
+    documents = {
+        "spec.dump": told,
+        "config.dump": {"id": container, "name": "main", "rootfsImageName": IMAGE, "runtime": "runc"},
+        "bind.mounts": [],
+        "deleted.files": [],
+    }
+    for name, document in documents.items():
+        (files / name).write_text(json.dumps(document))
+    archive = folder / "checkpoint-plain_default-main-2026-11-16T01:00:00Z.tar"
+    engine.lab.run("tar", "-C", files, "-cf", archive, ".")
+    return archive
 
 
 def test_an_archive_of_the_kubelet(engine: Containerd, cri: Cri, tmp_path: Path) -> None:

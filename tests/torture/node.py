@@ -26,16 +26,18 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
     for program in ("podman", "debootstrap"):
         if shutil.which(program) is None:
             raise RuntimeError(f"no {program} on this machine (apt-get install podman debootstrap)")
-    size = build(folder)
-    (folder / "test").mkdir()
-    with node(folder / "test") as made:
-        made.ctr("image", "import", folder / "image.tar", timeout_s=600)
+    home = folder / "node"  # which the node sees
+    home.mkdir()
+    archive = home / "image.tar"
+    build(folder, archive)
+    with node(home) as made:
+        made.ctr("image", "import", archive, timeout_s=600)
         lived(made, image=IMAGE)
-    return {"images": 1, "mebibytes": size >> 20, "nodes": 1}
+    return {"images": 1, "mebibytes": archive.stat().st_size >> 20, "nodes": 1}
 
 
-def build(folder: Path, debian: str = "13-slim") -> int:
-    """`image.tar` in that folder; how large it is."""
+def build(folder: Path, archive: Path, debian: str = "13-slim") -> None:
+    """Make the image in that folder, and pack it."""
     base = folder / "base"
     subprocess.run(["debootstrap", "--variant=minbase", _SUITES[debian], base, _MIRROR], check=True, stdout=2)
     podman = ["podman", "--root", folder / "images", "--runroot", folder / "run", "--cgroup-manager=cgroupfs"]
@@ -47,5 +49,4 @@ def build(folder: Path, debian: str = "13-slim") -> int:
     command = [*podman, "build", "--pull=never", "--network=host", *(trust if authorities else ())]
     command += ["--build-arg", f"DEBIAN={debian}", "--file", DEPLOY / "Containerfile", "--tag", IMAGE, "."]
     subprocess.run(command, cwd=DEPLOY.parents[1], check=True, stdout=2)
-    subprocess.run([*podman, "save", "--output", folder / "image.tar", IMAGE], check=True, stdout=2)
-    return (folder / "image.tar").stat().st_size
+    subprocess.run([*podman, "save", "--output", archive, IMAGE], check=True, stdout=2)
