@@ -253,6 +253,8 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     command = ("/opt/holdfast/bin/holdfast", "pod", "checkpoint", "default/web-0", "--json")
     told = json.loads(made.lab.run(*command, "--address", made.home / "socket", env=PLAIN_PATH).stdout)
     assert [one["key"] for one in told["containers"]] == ["default+web-0+main"]
+    kept = json.loads(made.lab.run("/opt/holdfast/bin/holdfast", "container", "list", "--json", env=PLAIN_PATH).stdout)
+    assert [one["job"] for one in kept["checkpoints"]] == ["container:default+web-0+main"]
     assert made.cri.state(guard) == ("running", 0)
     made.cri.remove_pod(first)
     with pytest.raises(AssertionError, match="still run here"):

@@ -43,8 +43,11 @@ def _remember(store: str | None, namespace: str | None, store_key: str | None, a
     """Freeze a running container, its processes and its files of one moment, and bring it back, here or elsewhere.
 
     Needs root, runc (alone or below containerd, Docker or podman) and CRIU: holdfast container doctor tells what is
-    missing.
+    missing. Where /etc/holdfast/runc.env says where this machine's engines keep containers, that store is the default.
     """
+    from holdfast.containers import settings
+
+    settings.adopt_store()
     pass_on(store, namespace, store_key, as_json)
 
 

@@ -25,15 +25,12 @@ class Stores(ExitStack):
 
     def __init__(self, session: Session) -> None:
         super().__init__()
-        from holdfast.containers.pods import node_environment
+        from holdfast.containers import settings
 
         self._session = session
         session.export_key()
-        self._node = node_environment()
+        self._node = settings.adopt()
         self._open: dict[str, CheckpointManager] = {}
-        for name, value in self._node.items():  # what a node says, and a shell does not contradict, holds here too
-            os.environ.setdefault(name, value)
-        os.environ["PATH"] = f"{os.environ['PATH']}:{self._node.get('PATH', '')}"
 
     def of(self, environment: Mapping[str, str]) -> CheckpointManager:
         from holdfast.containers.marks import store_of

@@ -6,8 +6,6 @@ engine keeps it, under its key and its claim. Another one can be kept too, by na
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,10 +21,6 @@ from . import claims, cri, hibernation, marks, opting, runc
 from .freezing import Companion, Frozen, freeze_container
 from .owners import owner_of
 from .runtime import engine_of
-
-NODE = "/etc/holdfast/runc.env"
-_OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
-_SETTINGS_S = 10.0  # a file of settings that takes longer to read is no file of settings
 
 # Opens the store that an engine with this environment keeps containers in.
 OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
@@ -204,23 +198,3 @@ def wake(manager: CheckpointManager, name: str) -> list[Checkpoint]:
     if not found:
         raise NotFound(f"nothing sleeps by the name {name}", hint="holdfast pod list shows what does")
     return [manager.tag(one.id, **{hibernation.ASLEEP: None}) for one in found]
-
-
-def node_environment() -> dict[str, str]:
-    """What /etc/holdfast/runc.env says, read as holdfast-runc reads it."""
-    if not os.access(NODE, os.R_OK):
-        return {}
-    command = ["/bin/sh", "-c", f"set -a; . {NODE}; exec env -0"]
-    ours = {"PATH": os.environ.get("PATH", "")}
-    try:
-        told = subprocess.run(
-            command, env=ours, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_SETTINGS_S
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or b""
-        reason = os.fsdecode(said).strip() or str(error)
-        raise Validation(
-            f"{NODE} cannot be read: {reason}", hint="its lines are NAME='value', as for a shell"
-        ) from error
-    pairs = (entry.partition("=") for entry in os.fsdecode(told).split("\0") if "=" in entry)
-    return {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}

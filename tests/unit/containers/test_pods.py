@@ -306,20 +306,6 @@ def test_names_of_pods(name: str) -> None:
         pods.PodName.parse(name)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [("HOLDFAST_STORE='x\n", "cannot be read"), ("exit 3\n", "exit status 3"), ("exec sleep 9\n", "timed out")],
-)
-def test_settings_of_a_node_that_no_shell_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
-) -> None:
-    monkeypatch.setattr(pods, "NODE", str(tmp_path / "runc.env"))
-    monkeypatch.setattr(pods, "_SETTINGS_S", 0.3)
-    (tmp_path / "runc.env").write_text(text)
-    with pytest.raises(holdfast.Validation, match=why):
-        pods.node_environment()
-
-
 # --- the engine's socket ---
 
 
