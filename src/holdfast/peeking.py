@@ -1,4 +1,4 @@
-"""Whether a job has checkpoints, asked of a store in a directory without opening it.
+"""Whether a job has checkpoints, or is about to, asked of a store in a directory without opening it.
 
 Opening a store makes it ready for everything: it reads much code, moves the log on, may sync. A container that is being
 created waits for one answer only, mostly no. So this is imported before anything else of Holdfast, and imports nothing
@@ -29,7 +29,8 @@ _LOCAL = frozenset(
 
 
 def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | None:
-    """None: only opening the store can tell, or can tell what is the matter with it."""
+    """Also when somebody holds the right to write the first one (I5). None: only opening the store can tell, or can
+    tell what is the matter with it."""
     path = url.removeprefix("file:")
     is_locked = os.environ.get("HOLDFAST_KEY") or os.environ.get("HOLDFAST_KEY_FILE")
     if is_locked or not path.startswith("/") or _NOT_FOR_URI & set(path):
@@ -86,7 +87,8 @@ def _ask(index: Connection, store_id: str, job: str, namespace: str) -> bool | N
     if told != (APPLICATION_ID, FORMAT, (store_id,)):
         return None
     found = index.execute(
-        "SELECT 1 FROM job WHERE name = ? AND checkpoints > 0 AND ns_no = (SELECT no FROM namespace WHERE name = ?)",
+        "SELECT 1 FROM job WHERE name = ? AND ns_no = (SELECT no FROM namespace WHERE name = ?)"
+        " AND (checkpoints > 0 OR EXISTS (SELECT 1 FROM lease WHERE job_no = job.no AND is_live))",
         (job, namespace),
     ).fetchone()
     return found is not None

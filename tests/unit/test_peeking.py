@@ -43,6 +43,10 @@ def test_what_is_kept_and_what_is_not(store: str) -> None:
         assert has_checkpoints(store, "container:new") is True
         manager.delete("container:new", kept)
         assert has_checkpoints(store, "container:new") is False
+        first = manager.take_lease("container:first", "who is being frozen", 60)
+        assert has_checkpoints(store, "container:first") is True
+        manager.break_lease(first)
+        assert has_checkpoints(store, "container:first") is False
         assert manager.list("container:web")
 
 
