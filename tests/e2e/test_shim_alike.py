@@ -86,7 +86,7 @@ def streamed(engine: Containerd, *asked: tuple[str, str, str]) -> list[dict[str,
     return answers
 
 
-@pytest.mark.skipif(ROUNDS == 2, reason="one of the long tests: ./dev torture shim")
+@pytest.mark.skipif(ROUNDS == 1, reason="one of the long tests: ./dev torture shim")
 def test_attached_to_one_that_was_brought_back(engine: Containerd) -> None:
     cri = Cri(engine.home / "socket", IMAGE)
     for number, line in enumerate(("hello", "again"), 1):

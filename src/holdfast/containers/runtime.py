@@ -216,49 +216,73 @@ class Runtime:
     def delete(self) -> int | None:
         from .criu import urgent
 
-        with urgent():  # containerd gives up removing what a dead shim left after five seconds
-            return self._delete()
+        with urgent():  # see _remove
+            self._wait_for_orphans()
+            return self._remove() if self._has_lost_its_shim() else self._delete()
 
-    def _delete(self) -> int:
+    def _wait_for_orphans(self) -> None:
+        """What a killed call had started: a restore whose processes are killed half-way hangs."""
         from holdfast.errors import Conflict
 
         from .attempts import only_one
 
         with suppress(Conflict), only_one(self.root, self.id, wait_s=ORPHAN_S):
-            pass  # what a killed call had started has ended: a restore whose processes are killed half-way hangs
+            pass
+
+    def _delete(self) -> int:
         marked = self._recall()
         if self._has_ended(marked) or not self._status():  # or somebody was killed before it could forget it
             self._runc(*self.call.other("delete", "--force"))
             self._forget(marked)
             return 0
-        if not marked.get("killed") and not self._is_running():
-            self._has_died(marked)
+        if not marked.get("killed") and not self._is_running() and not self._has_succeeded(marked):
+            self._has_crashed(marked)
         done = self._runc(*self.call.argv)
         if done.returncode == 0:
             self._forget(marked)
         sys.stderr.write(done.stderr)
         return done.returncode
 
-    def _has_died(self, marked: dict[str, Any]) -> None:
-        """By itself: a success may end its history, and a crash right after it was brought back speaks against that."""
-        from . import exits, snapshot
-
-        status = exits.status_of(str(self.mark)) if _is_forgotten_after_success(marked) else None
-        if status == 0:
-            with self._store() as manager:
-                for one in snapshot.generations(manager, "container", marked["wish"]["key"]):
-                    if not one.is_pinned:
-                        manager.delete(one.job, one.id)
-        elif self._has_lost_its_shim():
-            return  # and maybe its files too: nobody knows what it died of
-        elif marked.get("restored") and time.time() - float(marked.get("started") or time.time()) < CRASH_S:
-            with self._store() as manager:
-                if manager.exists(marked["restored"]):
-                    manager.tag(marked["restored"], crashed="after-restore")
-
     def _has_lost_its_shim(self) -> bool:
         """containerd forces a removal only then."""
         return self.call.is_set("force") and engine_of(self.root) != "runc"
+
+    def _remove(self) -> int:
+        """What a dead shim left. containerd gives that five seconds, mounts and bundle included, which it leaves lying
+        about else: what can wait is done by a process of its own. It is not known what the container died of."""
+        marked = self._recall()
+        done = self._runc(*self.call.argv)
+        sys.stderr.write(done.stderr)
+        if done.returncode == 0 and os.fork() == 0:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(null, stream)
+            try:
+                self._has_succeeded(marked)
+                self._forget(marked)
+            finally:
+                os._exit(0)
+        return done.returncode
+
+    def _has_succeeded(self, marked: dict[str, Any]) -> bool:
+        """Whether it ended by itself with status 0, and asked for its history to end with that: then it has."""
+        from . import exits, snapshot
+
+        if not _is_forgotten_after_success(marked) or exits.status_of(str(self.mark)) != 0:
+            return False
+        with self._store() as manager:
+            for one in snapshot.generations(manager, "container", marked["wish"]["key"]):
+                if not one.is_pinned:
+                    manager.delete(one.job, one.id)
+        return True
+
+    def _has_crashed(self, marked: dict[str, Any]) -> None:
+        """Right after it was brought back: that speaks against its generation."""
+        if marked.get("restored") and time.time() - float(marked.get("started") or time.time()) < CRASH_S:
+            with self._store() as manager:
+                if manager.exists(marked["restored"]):
+                    manager.tag(marked["restored"], crashed="after-restore")
 
     def _forget(self, marked: dict[str, Any]) -> None:
         from . import exits
