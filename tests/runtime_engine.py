@@ -77,7 +77,7 @@ class Engine:
 
 
 # Where a call can be killed. Each is a place in our code at which the process kills itself.
-CREATING = ("unpacked", "unmounted", "exchanged", "mounted", "restoring", "restored", "paused")
+CREATING = ("written", "unmounted", "exchanged", "mounted", "restoring", "restored", "paused")
 ENDING = ("dumping", "frozen", "storing", "stored", "answered", "unmarked")
 DELETING = ("deleting", "deleted")
 DYING = """
@@ -105,7 +105,7 @@ def remember_and_die(remember):
         remember(self, **facts)
     return remembered
 
-if STAGE == "unpacked":
+if STAGE == "written":
     rootfs._unmounted = die
 elif STAGE == "unmounted":
     rootfs._exchange = die

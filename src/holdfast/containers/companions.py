@@ -1,11 +1,79 @@
-"""Who has a part in freezing and thawing a container besides CRIU: see freezing.Companion."""
+"""Who has a part in freezing and thawing besides CRIU, and how long each part takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from .freezing import Companion
+Report = Callable[[str], None]
+
+
+class Companion(Protocol):
+    """Somebody with a part in the same moment, such as the memory of a GPU. Errors end the attempt."""
+
+    def before_dump(self, pids: Sequence[int], phases: Phases) -> None:
+        """The processes still run. If this fails, it has undone what it did."""
+        ...
+
+    def after_dump(self, pids: Sequence[int], phases: Phases, *, is_running: bool) -> None:
+        """The dump is over, or was given up. What still runs must be able to go on."""
+        ...
+
+    def facts(self) -> Mapping[str, object]:
+        """What the checkpoint's metadata says of its part."""
+        ...
+
+    def before_restore(self, metadata: Mapping[str, object]) -> None:
+        """Refuse what cannot come back here, before anything is touched."""
+        ...
+
+    def after_restore(self, pids: Sequence[int], phases: Phases) -> None:
+        """The processes are there again."""
+        ...
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of each phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    report: Report | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self.report is not None:
+            self.report(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+    def milliseconds(self) -> dict[str, float]:
+        return {name: round(seconds * 1000, 1) for name, seconds in self.seconds.items()}
+
+
+@contextmanager
+def accompanied(
+    companions: Sequence[Companion], pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]
+) -> Iterator[None]:
+    """Companions before and after a dump: those that were told of its beginning are told of its end."""
+    with ExitStack() as undo:
+        for companion in companions:
+            companion.before_dump(pids, phases)
+            undo.callback(_tell, companion, pids, phases, is_running)
+        yield
+
+
+def _tell(companion: Companion, pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]) -> None:
+    companion.after_dump(pids, phases, is_running=is_running())
+
+
+def facts_of(companions: Sequence[Companion]) -> dict[str, object]:
+    return {name: fact for companion in companions for name, fact in companion.facts().items()}
 
 
 def companions_for(spec: Mapping[str, Any]) -> list[Companion]:

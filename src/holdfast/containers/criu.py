@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.errors import CheckpointError, Corrupted, CriuFailed, NoSpace, StepTimeout
+from holdfast.errors import CheckpointError, CriuFailed, NoSpace, StepTimeout
 
 from . import relay
 from .attempts import Attempt
 from .criu_log import explain
-from .pages import cuts
 from .programs import USUAL_PATH, find_program
 
 _FREEZE_TIMEOUTS_S = (1, 2, 10)
@@ -44,14 +43,6 @@ def criu_version(criu: str) -> str:
         if line.startswith("Version: "):
             return line.removeprefix("Version: ").strip()
     return ""
-
-
-def validate_images(directory: Path) -> None:
-    """Corrupted unless these are the images of a whole dump: looked at before they reach CRIU, and after it."""
-    for name in ("inventory.img", "pstree.img"):
-        if not (directory / name).is_file() or not (directory / name).stat().st_size:
-            raise Corrupted(f"the images lack {name}", hint="use another checkpoint: holdfast container list")
-    cuts(directory)
 
 
 class Seam:

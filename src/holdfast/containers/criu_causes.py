@@ -28,6 +28,11 @@ needs-capability
 = CRIU has not the rights that it needs
 > run it as root, with CAP_SYS_ADMIN, CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE
 
+limits-of-others
+? Can't get rlimit \d+: Operation not permitted
+= its processes belong to another user, and root may not read their limits here: CAP_SYS_RESOURCE is missing
+> run Holdfast, or the engine that calls it, with all capabilities of root; where that cannot be, let it run as root
+
 no-such-process
 ? (?:Can't open (?P<what>\d+)/\S+ on procfs|No process root set): No such (?:file|process)
 = process {what} ended while it was being dumped

@@ -41,7 +41,7 @@ def findings() -> Iterator[Finding]:
     yield from _kernel()
     yield from _capabilities()
     yield _state()
-    from .gpu import findings as of_gpus  # it tells its findings with the class below
+    from .gpu_findings import findings as of_gpus  # it tells its findings with the class below
 
     yield from of_gpus()
 

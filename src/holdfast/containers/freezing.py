@@ -9,11 +9,10 @@ Whatever fails, and whenever this program is killed, the container runs on or it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from holdfast.errors import Conflict, Validation
 from holdfast.manager import CheckpointManager
@@ -21,61 +20,16 @@ from holdfast.model import Checkpoint, Lease
 
 from . import hosts, network, snapshot
 from .attempts import Attempt, attempt, only_one
-from .criu import dump, validate_images
+from .companions import Companion, Phases, Report, accompanied, facts_of
+from .criu import dump
 from .opting import pod_of
+from .pages import validate_images
 from .pids import is_alive, pids_below
 from .rootfs import Rootfs, copy_away, find_rootfs
 from .runc import Container, runtime_version
 
 # What a dump may be told, and a restore must be told again.
 OPTIONS = ("--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks")
-
-Report = Callable[[str], None]
-
-
-class Companion(Protocol):
-    """Somebody with a part in the same moment, such as the memory of a GPU. Errors end the attempt."""
-
-    def before_dump(self, pids: Sequence[int], phases: Phases) -> None:
-        """The processes still run. If this fails, it has undone what it did."""
-        ...
-
-    def after_dump(self, pids: Sequence[int], phases: Phases, *, is_running: bool) -> None:
-        """The dump is over, or was given up. What still runs must be able to go on."""
-        ...
-
-    def facts(self) -> Mapping[str, object]:
-        """What the checkpoint's metadata says of its part."""
-        ...
-
-    def before_restore(self, metadata: Mapping[str, object]) -> None:
-        """Refuse what cannot come back here, before anything is touched."""
-        ...
-
-    def after_restore(self, pids: Sequence[int], phases: Phases) -> None:
-        """The processes are there again."""
-        ...
-
-
-@dataclass(slots=True)
-class Phases:
-    """Seconds of each phase."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    report: Report | None = None
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        if self.report is not None:
-            self.report(name)
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
-
-    def milliseconds(self) -> dict[str, float]:
-        return {name: round(seconds * 1000, 1) for name, seconds in self.seconds.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +109,6 @@ def freeze_container(
             if leave_running and is_dumped:  # also when a companion could not go on: this brings it back
                 work.store()
         return work.result()
-
-
-@contextmanager
-def accompanied(
-    companions: Sequence[Companion], pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]
-) -> Iterator[None]:
-    """Companions before and after a dump: those that were told of its beginning are told of its end."""
-    with ExitStack() as undo:
-        for companion in companions:
-            companion.before_dump(pids, phases)
-            undo.callback(_tell, companion, pids, phases, is_running)
-        yield
-
-
-def _tell(companion: Companion, pids: Sequence[int], phases: Phases, is_running: Callable[[], bool]) -> None:
-    companion.after_dump(pids, phases, is_running=is_running())
-
-
-def facts_of(companions: Sequence[Companion]) -> dict[str, object]:
-    return {name: fact for companion in companions for name, fact in companion.facts().items()}
 
 
 def pause_ms(attempt: Attempt, phases: Phases) -> float | None:

@@ -23,8 +23,8 @@ from . import archive as formats
 from . import images, network, snapshot
 from .archive import Archive
 from .compression import Plain
-from .criu import validate_images
 from .extracting import Extraction
+from .pages import validate_images
 from .placed import copy_files, digest_of
 from .tar import Limits, TarReader
 from .unpacking import private_directory

@@ -33,6 +33,14 @@ def cuts(directory: Path) -> dict[str, list[int]]:
     return found
 
 
+def validate_images(directory: Path) -> None:
+    """Corrupted unless these are the images of a whole dump: looked at before they reach CRIU, and after it."""
+    for name in ("inventory.img", "pstree.img"):
+        if not (directory / name).is_file() or not (directory / name).stat().st_size:
+            raise Corrupted(f"the images lack {name}", hint="use another checkpoint: holdfast container list")
+    cuts(directory)
+
+
 def _borders(memory: Pagemap) -> list[int]:
     borders: list[int] = []
     last = -1  # the window that the last chunk belongs to

@@ -18,7 +18,8 @@ from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint
 
 from . import claims, cri, hibernation, marks, opting, runc
-from .freezing import Companion, Frozen, freeze_container
+from .companions import Companion
+from .freezing import Frozen, freeze_container
 from .owners import owner_of
 from .runtime import engine_of
 

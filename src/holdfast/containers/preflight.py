@@ -12,7 +12,7 @@ from typing import Any
 from . import network
 from .cuda import uses_cuda
 from .doctor import Finding
-from .gpu import findings as gpu_findings
+from .gpu_findings import findings as gpu_findings
 from .pids import pids_below
 from .rootfs import find_rootfs
 from .runc import Container

@@ -24,18 +24,10 @@ from holdfast.model import Checkpoint
 
 from . import hosts, images, snapshot
 from .attempts import Attempt, attempt, only_one
-from .criu import dump, failure, validate_images
-from .freezing import (
-    Companion,
-    Frozen,
-    Phases,
-    Report,
-    accompanied,
-    facts_of,
-    parse_options,
-    pause_ms,
-    process_totals,
-)
+from .companions import Companion, Phases, Report, accompanied, facts_of
+from .criu import dump, failure
+from .freezing import Frozen, parse_options, pause_ms, process_totals
+from .pages import validate_images
 from .pids import is_alive, pids_below
 from .programs import find_program
 from .thawing import Thawed, unpack_images

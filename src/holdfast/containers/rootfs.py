@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,8 +94,8 @@ def seeing(rootfs: Rootfs, command: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], None]) -> Iterator[None]:
-    """The container's files are those of `tree` within; if that fails, they are again what they were.
+def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], None]) -> Iterator[Callable[[], None]]:
+    """Gives what makes the container's files those of `tree`; if anything fails within, they are what they were.
 
     A live overlay's upper directory must not change: it is unmounted, changed and mounted again with the same options.
     The new files are complete beside the old ones before one rename exchanges both. `note` is given, before anything
@@ -104,22 +104,38 @@ def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], Non
     new = rootfs.changes.parent / f".holdfast-{os.urandom(6).hex()}"
     facts = {name: str(getattr(rootfs, name)) for name in ("kind", "point", "changes", "mount_options")}
     facts |= {"new": str(new), "inode": str(rootfs.changes.stat().st_ino)}
+    is_exchanged = False
 
-    def exchange() -> None:
+    @contextmanager
+    def away() -> Iterator[None]:
         note({**facts, "is_mounted": False})
         with _unmounted(rootfs):
-            _exchange(new, rootfs.changes)
+            yield
         note({**facts, "is_mounted": True})
 
     note({**facts, "is_mounted": True})
     try:
         tree.write_to(new, exact=True, durable=False)
-        exchange()
-        try:
-            yield
-        except BaseException:
-            exchange()
-            raise
+        with ExitStack() as unmounted:
+            unmounted.enter_context(away())
+
+            def put_in_place() -> None:
+                nonlocal is_exchanged
+                _exchange(new, rootfs.changes)
+                try:
+                    unmounted.close()
+                except BaseException:
+                    _exchange(new, rootfs.changes)
+                    raise
+                is_exchanged = True
+
+            try:
+                yield put_in_place
+            except BaseException:
+                if is_exchanged:
+                    with away():
+                        _exchange(new, rootfs.changes)
+                raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

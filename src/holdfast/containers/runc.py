@@ -83,10 +83,6 @@ def look_up(identity: str, engine: str, root: str, program: str | None = None) -
     )
 
 
-def exists(program: str, root: str, identity: str) -> bool:
-    return os.path.exists(os.path.join(root, identity)) or run(program, root, "state", identity).returncode == 0
-
-
 def ask(program: str, root: str, *arguments: str) -> dict[str, Any]:
     """What a command of the runtime answers in JSON; NotFound when it does not know the container."""
     done = run(program, root, *arguments)

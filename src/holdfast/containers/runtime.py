@@ -377,9 +377,10 @@ class Runtime:
         with ExitStack() as stack:
             lock = stack.enter_context(only_one(self.root, self.id, wait_s=ORPHAN_S))
             work = stack.enter_context(attempt("restore", self.id, lock))
-            unpack_images(kept, work)
             rootfs = find_rootfs(bundle, str(spec.get("root", {}).get("path", "rootfs")))
-            stack.enter_context(files_of(kept, rootfs, work))
+            put_in_place = stack.enter_context(files_of(kept, rootfs, work))
+            unpack_images(kept, work)
+            put_in_place()
             options = [str(one) for one in kept.criu.get("options", ())]
             command = [self.real, *self.call.to_restore(str(work.images), str(work.path), options)]
             run_restore(command, work, net, lambda words, held: self._run_guarded(seeing(rootfs, words), held))
@@ -399,7 +400,7 @@ class Runtime:
         if not companions:
             return
         from . import runc
-        from .freezing import Phases
+        from .companions import Phases
         from .pids import pids_below
 
         pid = runc.look_up(self.id, engine_of(self.root), self.root, self.real).pid

@@ -22,7 +22,7 @@ from holdfast.errors import CheckpointError, NotFound, Validation
 from holdfast.manager import CheckpointManager
 
 from . import snapshot
-from .freezing import Companion, Report
+from .companions import Companion, Report
 from .processes import choose_high_pid, freeze_process, thaw_process
 
 PAUSED = 75  # exit status: stopped by a signal, and kept

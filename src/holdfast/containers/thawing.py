@@ -1,12 +1,15 @@
 """Thawing: bringing a container back from a checkpoint, here or on another machine.
 
-    load and verify → files in place → restore → running        fails: files as before, network unlocked
+    files beside → root unmounted → load and verify → files in place → restore → running
 
-Nothing is touched before every byte of the images has been read and verified.
+Whatever fails, the files are as before and the network is unlocked. Nothing is changed before every byte has been read
+and verified. The root is unmounted first, because that waits until all that was written to its disk is durable: the
+images, which nobody needs again, would be waited for too.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +24,8 @@ from holdfast.model import Checkpoint, parse_name
 
 from . import network, runc, snapshot
 from .attempts import Attempt, attempt, only_one
-from .criu import failure, validate_images
-from .freezing import Companion, Phases, Report
+from .companions import Companion, Phases, Report
+from .pages import validate_images
 from .pids import pids_below
 from .programs import find_program
 from .rootfs import Rootfs, find_rootfs, replaced
@@ -89,27 +92,29 @@ def _thaw(
     home = Path(bundle or kept.bundle).absolute()
     with ExitStack() as stack:
         lock = stack.enter_context(only_one(place, identity))
-        if runc.exists(program, place, identity):
+        if os.path.lexists(f"{place}/{identity}"):  # where the runtime keeps what it knows
             raise Conflict(f"container {identity} exists already", hint="delete it first, or give --new-id")
         spec = bundle_spec(home, kept)
         net = network.mode_of(spec)
         network.refuse_mismatch(kept.network, net)
         work = stack.enter_context(attempt("restore", identity, lock))
-        with phases.phase("load"):
-            unpack_images(kept, work)
         rootfs = find_rootfs(home, str(spec.get("root", {}).get("path", "rootfs")))
         with phases.phase("files"):
-            stack.enter_context(files_of(kept, rootfs, work))
+            put_in_place = stack.enter_context(files_of(kept, rootfs, work))
+        with phases.phase("load"):
+            unpack_images(kept, work)
+        with phases.phase("files"):
+            put_in_place()
         with phases.phase("restore"):
             command = [program, "--root", place, "restore", "--detach", "--image-path", str(work.images),
-                       "--work-path", str(work.path), "--bundle", str(home),
+                       "--work-path", str(work.path), "--bundle", str(home), "--pid-file", str(work.path / "pid"),
                        *kept.criu.get("options", ()), *runtime_options, identity]  # fmt: skip
             run_restore(command, work, net)
         stack.push(_end_if_failed(program, place, identity))
-        found = runc.look_up(identity, str(kept.runtime.get("name")), place)
+        pid = int((work.path / "pid").read_text())
         for companion in companions:
-            companion.after_restore(pids_below(found.pid), phases)
-    return Thawed(identity, found.pid, checkpoint, phases.milliseconds())
+            companion.after_restore(pids_below(pid), phases)
+    return Thawed(identity, pid, checkpoint, phases.milliseconds())
 
 
 def _end_if_failed(program: str, root: str, identity: str) -> Callable[..., None]:
@@ -129,10 +134,10 @@ def unpack_images(kept: snapshot.Snapshot, work: Attempt) -> None:
     validate_images(work.images)
 
 
-def files_of(kept: snapshot.Snapshot, rootfs: Rootfs, work: Attempt) -> AbstractContextManager[None]:
-    """The container's files as they were, while it is restored and afterwards; as before if that fails."""
+def files_of(kept: snapshot.Snapshot, rootfs: Rootfs, work: Attempt) -> AbstractContextManager[Callable[[], None]]:
+    """What puts the container's files in their place, for good; they are as before if anything fails within."""
     if kept.rootfs is None:
-        return nullcontext()
+        return nullcontext(lambda: None)
     if kept.rootfs_kind != rootfs.kind:
         raise Conflict(
             f"the checkpoint keeps the files of a root of kind {kept.rootfs_kind}, {rootfs.point} is of kind "
@@ -153,6 +158,8 @@ def run_restore(command: Sequence[str], work: Attempt, net: Mapping[str, str], r
     command = [command[0], f"--log={work.path / 'runtime.log'}", *command[1:]]
     with network.namespace_of(None, net) as namespace:
         if (run or _run)(command, work.held):
+            from .criu import failure
+
             network.remove_lock(namespace)
             raise failure("restored", work)
 
