@@ -6,8 +6,8 @@ import random
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
@@ -16,9 +16,14 @@ import holdfast
 from holdfast.errors import CheckpointError
 
 pytest.importorskip("cryptography")
-from holdfast.crypto import Keyring
+from tests.torture.ledger import Violation
+from tests.torture.rekey import kill_rekeys
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Cluster
 
 KEY = bytes(range(32))
+SEED = 5  # two changes of keys that rewrite, the first of them of both keys, and die while they do
 
 CHILD = """
 import os, signal, sys
@@ -77,15 +82,18 @@ def test_killed_anywhere_nothing_is_lost_and_it_goes_on(tmp_path: Path, point: s
         assert store.verify().is_ok
 
 
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres")
+def test_killed_at_random_writes_to_a_database(postgres: Cluster) -> None:
+    """The short form of `./dev torture rekey`."""
+    numbers = kill_rekeys(postgres.empty_database(), rounds=2, seed=SEED)
+    assert numbers["kills"] == 2
+
+
+@pytest.mark.mutant
 def test_an_old_key_that_is_dropped_too_early_would_show(tmp_path: Path) -> None:
-    """The mutant: the keyring loses the old key although rows still need it."""
-    with holdfast.open(tmp_path / "s", key=KEY) as store:
-        states = fill(store)
-        dropped = mock.patch.object(Keyring, "with_new_key", lambda self: replace(self, secrets=(bytes(32),)))
-        with dropped:
-            store.rekey(rewrite=True)
-        with pytest.raises(CheckpointError):
-            assert {i: store.load(i) for i in states} == states
+    with pytest.raises(Violation):
+        kill_rekeys(str(tmp_path / "s"), rounds=1, seed=SEED, mutant="old data key forgotten at once")
 
 
 def race(place: Path) -> dict[str, object]:

@@ -26,6 +26,7 @@ NAMES = (
     "agents",
     "training",
     "copies",
+    "rekey",
     "containers",
     "shim",
     "node",

@@ -138,6 +138,14 @@ def _place_noted_first() -> Any:
     return mock.patch.object(holdfast.following.Following, "_round", round_)
 
 
+def _old_key_forgotten() -> Any:
+    """Although rows are still under it."""
+    from holdfast.crypto import Keyring
+
+    real = Keyring.with_new_key
+    return mock.patch.object(Keyring, "with_new_key", lambda self: real(self).with_current_only())
+
+
 def _packs(name: str, value: Any) -> Patch:
     return lambda: mock.patch(f"holdfast.blobs.{name}", value)
 
@@ -175,6 +183,7 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     "lease token not checked": (
         lambda: mock.patch.object(holdfast.index.writes.Writes, "_check_lease", return_value=False),
     ),
+    "old data key forgotten at once": (_old_key_forgotten,),
     "lease token not checked by PostgreSQL": (
         lambda: mock.patch("holdfast.index.postgres_writes._check_lease", return_value=False),
     ),
