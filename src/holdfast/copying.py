@@ -9,19 +9,17 @@ Nothing is merged: an ID or a number that means something else in the target is 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
 
 from .chunk_writer import ChunkWriter
 from .errors import Conflict, Corrupted, NotFound
-from .model import Checkpoint, CheckpointStatus, Event, to_datetime
+from .model import Checkpoint, CheckpointStatus, Event, to_us
 from .ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint
+from .records import record_of
 from .store import Store
 
 Progress = Callable[[int, int], None]
@@ -125,7 +123,7 @@ class Copying:
                 self._update(checkpoint, twin)
                 self._count(present=1)
                 self._advance(checkpoint.stored_bytes)
-            elif self.since_us is not None and _us(checkpoint) < self.since_us:
+            elif self.since_us is not None and to_us(checkpoint.created_at) < self.since_us:
                 self._advance(checkpoint.stored_bytes)
             elif checkpoint.seq in numbers:
                 raise Conflict(
@@ -167,26 +165,11 @@ class Copying:
 
     def _record(self, checkpoint: Checkpoint, key: tuple[str, bytes] | None) -> tuple[NewCheckpoint, list[bytes]]:
         checkpoint, packed = self.source.index.read(checkpoint.id)
-        digest = hashlib.sha256(packed).digest()
         if not self.source.is_intact(checkpoint, packed):
             raise Corrupted(f"the manifest of checkpoint {checkpoint.id} does not match its digest")
         is_archived = checkpoint.status is CheckpointStatus.ARCHIVED
-        record = NewCheckpoint(
-            id=checkpoint.id,
-            job=checkpoint.job,
-            step=checkpoint.step,
-            level=checkpoint.level,
-            created_us=_us(checkpoint),
-            size_bytes=checkpoint.size_bytes,
-            stored_bytes=len(packed),
-            digest=digest,
-            codec=checkpoint.codec,
-            schema_version=checkpoint.schema_version,
-            manifest=packed,
-            parent=checkpoint.parent,
-            tags=checkpoint.tags,
-            is_pinned=checkpoint.is_pinned,
-            metadata_json=json.dumps(dict(checkpoint.metadata)),
+        record = replace(
+            record_of(checkpoint, packed),
             idempotency_key=key[0] if key else None,
             request_digest=key[1] if key else b"",
             seq=checkpoint.seq,
@@ -360,7 +343,7 @@ class Copying:
             try:
                 twin = self.target.index.get(checkpoint_id)
             except NotFound:
-                if self.since_us is None or _us(checkpoint) >= self.since_us:
+                if self.since_us is None or to_us(checkpoint.created_at) >= self.since_us:
                     new.append(checkpoint)
             else:
                 self._check_same(checkpoint, twin)
@@ -416,7 +399,3 @@ def _differs(checkpoint_id: str, job: str) -> Conflict:
         f"checkpoint {checkpoint_id} of job {job} is another one in the target",
         hint="the stores have nothing to do with each other: copy into another store or namespace",
     )
-
-
-def _us(checkpoint: Checkpoint) -> int:
-    return (checkpoint.created_at - to_datetime(0)) // timedelta(microseconds=1)

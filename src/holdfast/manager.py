@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +30,7 @@ from .model import (
     parse_limit,
     parse_name,
     parse_tags,
-    to_datetime,
+    to_us,
 )
 from .opening import Lock, find_keys, find_lock, keep_keyring, open_found, open_store
 from .ports import Checkpoints, EventChain, Events, Jobs, NewCheckpoint
@@ -472,7 +472,7 @@ class CheckpointManager:
             self._store,
             target._store,
             job=None if job is None else parse_name("job", job),
-            since_us=None if since is None else (since - to_datetime(0)) // timedelta(microseconds=1),
+            since_us=None if since is None else to_us(since),
             mirror=mirror,
             actor=self.actor,
         )

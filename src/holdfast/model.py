@@ -215,6 +215,11 @@ class Event:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def to_us(moment: datetime) -> int:
+    """Integer microseconds since the epoch, exactly."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 def to_datetime(microseconds: int) -> datetime:
     """UTC datetime of integer microseconds since the epoch, the form the indexes keep."""
     return _EPOCH + timedelta(microseconds=microseconds)

@@ -7,13 +7,14 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import ormsgpack
 
 from . import codec
 from .errors import Corrupted
-from .model import Checkpoint, CheckpointId, CheckpointLevel, new_checkpoint_id
+from .model import Checkpoint, CheckpointId, CheckpointLevel, new_checkpoint_id, to_us
 from .ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint
 from .request import Request
 
@@ -71,18 +72,28 @@ def copy_record(
     new_id: Callable[[str, int], CheckpointId] = new_checkpoint_id,
 ) -> NewCheckpoint:
     """The record of a checkpoint with the same state under `job`; it shares all chunks with `source`."""
-    created_us = round(source.created_at.timestamp() * 1_000_000)
-    digest = hashlib.sha256(packed).digest()
-    shared = sorted(set(references))
-    return NewCheckpoint(
-        id=new_id(source.step, created_us),
+    same, shared = record_of(source, packed), sorted(set(references))
+    return replace(
+        same,
+        id=new_id(same.step, same.created_us),
         job=job,
+        has_chunks=bool(shared),
+        reused_chunks=shared,
+        request_digest=same.digest,
+    )
+
+
+def record_of(source: Checkpoint, packed: bytes) -> NewCheckpoint:
+    """The record of a checkpoint that exists, but for its number, its status, its idempotency key and its chunks."""
+    return NewCheckpoint(
+        id=source.id,
+        job=source.job,
         step=source.step,
         level=source.level,
-        created_us=created_us,
+        created_us=to_us(source.created_at),
         size_bytes=source.size_bytes,
         stored_bytes=len(packed),
-        digest=digest,
+        digest=hashlib.sha256(packed).digest(),
         codec=source.codec,
         schema_version=source.schema_version,
         manifest=packed,
@@ -90,9 +101,6 @@ def copy_record(
         tags=source.tags,
         is_pinned=source.is_pinned,
         metadata_json=json.dumps(dict(source.metadata)),
-        has_chunks=bool(shared),
-        reused_chunks=shared,
-        request_digest=digest,
     )
 
 

@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -31,7 +31,7 @@ from .errors import Corrupted, NotFound, Validation, storage_error
 from .index.files import DEFAULT, INSIDE, FilesIndex, make_folder
 from .index.journal import Journal, sync_folder, write_file
 from .manifest import Manifest, pack_manifest
-from .model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_datetime
+from .model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_us
 from .ports import NewCheckpoint
 from .readable import view
 from .rebuild import rebuild
@@ -121,7 +121,7 @@ def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
         step=str(shown["step"]),
         level=CheckpointLevel(shown["level"]),
         parent=None if shown["parent"] is None else CheckpointId(str(shown["parent"])),
-        created_us=(created - to_datetime(0)) // timedelta(microseconds=1),
+        created_us=to_us(created),
         status=CheckpointStatus(shown["status"]),
         size_bytes=int(shown["size_bytes"]),
         stored_bytes=len(manifest),

@@ -17,17 +17,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from .crypto import Keyring, MasterKey, key_id_of, open_keyring, seal_keyring
 from .errors import Conflict, Corrupted, Validation
 from .index.encrypted import EncryptedIndex
-from .model import Checkpoint
+from .model import Checkpoint, to_us
 from .ports import ChunksGone, KeysChanged, NewCheckpoint
 from .store import Store
 
 _MAX_ATTEMPTS = 8
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def _record(checkpoint: Checkpoint, packed: bytes) -> NewCheckpoint:
         job=checkpoint.job,
         step=checkpoint.step,
         level=checkpoint.level,
-        created_us=(checkpoint.created_at - _EPOCH) // timedelta(microseconds=1),
+        created_us=to_us(checkpoint.created_at),
         size_bytes=checkpoint.size_bytes,
         stored_bytes=len(packed),
         digest=b"",

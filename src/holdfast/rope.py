@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import ormsgpack
 
@@ -32,6 +33,8 @@ MAX_HEIGHT = 16
 _LEAST, _MOST = 3, 8  # digests in a group
 _FEW = 64  # pieces, which are looked through faster than a table of all is made
 _ENDS = 0x01  # one digest in two ends its group, once that is long enough: measured to store least
+
+T = TypeVar("T")
 
 Read = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain bytes by digest
 
@@ -148,11 +151,11 @@ def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, byt
     known: dict[int, int] = {}
     if earlier is not None:
         shift = len(digests) - len(earlier.digests)
-        same = _common(digests, earlier.digests)
+        same = common_length(digests, earlier.digests)
         kept = bisect_right(earlier.ends, same)
         ends, nodes = earlier.ends[:kept], earlier.nodes[:kept]
         start = ends[-1] if ends else 0
-        behind = _common(digests[same:][::-1], earlier.digests[same:][::-1])
+        behind = common_length(digests[same:][::-1], earlier.digests[same:][::-1])
         settled = len(digests) - behind
         known = {end + shift: number for number, end in enumerate(earlier.ends[kept:], kept)}
     first = start
@@ -172,8 +175,8 @@ def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, byt
     return _Level(digests, ends, nodes, slice(same, settled))
 
 
-def _common(a: list[bytes], b: list[bytes]) -> int:
-    """How many digests both begin with."""
+def common_length(a: Sequence[T], b: Sequence[T]) -> int:
+    """How many items two sequences have in common at their beginning; by halves, because they may be long."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -17,7 +17,7 @@ from holdfast import codec
 from holdfast.errors import CheckpointError, Corrupted, NotFound, StorageError, Validation
 from holdfast.importers.common import clean, name_of, step_of
 from holdfast.manager import CheckpointManager
-from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel
+from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
 from holdfast.process import CheckpointableProcess, ResumableProcess, checkpoint_on_interval
 from holdfast.request import parse_request
 
@@ -79,7 +79,7 @@ class CheckpointStorage:
                 "description": clean(about.description),
             },
         )
-        created_us = round(checkpoint.created_at.timestamp() * 1_000_000)
+        created_us = to_us(checkpoint.created_at)
         named = replace(request, checkpoint_id=CheckpointId(name_of(checkpoint.checkpoint_id)), created_us=created_us)
         self.store._commit(named, codec.encode(checkpoint.data))
         return f"{self.store.place}#{named.checkpoint_id}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+
+from holdfast.rope import common_length
 
 from .changes import TextDelta
 from .values import SHOWN_CHARACTERS, clip
@@ -40,18 +41,6 @@ def text_delta(old: str, new: str) -> TextDelta:
                 lines += ["+" + line for line in b[j1:j2]]
     left_out += max(len(lines) - _SHOWN_LINES, 0)
     return TextDelta(tuple(clip(line) for line in lines[:_SHOWN_LINES]), left_out)
-
-
-def common_length(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many items two sequences have in common at their beginning; by halves, because texts may be long."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _line_delta(old: str, new: str) -> TextDelta:

@@ -21,13 +21,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import ormsgpack
 
 from holdfast.crypto import Vault
 from holdfast.errors import CheckpointError, Corrupted, LeaseHeld, Validation
-from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease
+from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, to_us
 from holdfast.ports import (
     UNREADABLE,
     CheckpointIds,
@@ -49,7 +48,6 @@ from .filtering import check_filter, matches
 from .groupcommit import one_by_one
 
 _PAGE = 256
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
 _HIDDEN_STEP = "~"
 # Events the index writes by itself: what is in them is no secret, or a token already.
@@ -164,7 +162,7 @@ class EncryptedIndex:
     def _prove(self, found: Checkpoint) -> Checkpoint:
         """A checkpoint as it was saved, or Corrupted."""
         job = self._show("job", found.job)
-        created_us = (found.created_at - _EPOCH) // timedelta(microseconds=1)
+        created_us = to_us(found.created_at)
         step, metadata_json = self._open_row(
             found.id, job, found.step, found.level, found.parent, created_us,
             found.size_bytes, found.codec, found.schema_version, json.dumps(dict(found.metadata)),

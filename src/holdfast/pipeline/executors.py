@@ -82,7 +82,7 @@ class Remote(Workers):
         except Exception as error:
             if (why := self._remote.death(error)) is None:
                 raise
-            what = f"item {items[0].label} of map {self._what}" if len(items) == 1 else f"map {self._what}"
+            what = _naming(items, self._what)
             raise WorkerLost(WorkerDied(f"{what}: {why}", hint="signal 9 often means that memory ran out")) from error
 
 
@@ -139,7 +139,7 @@ class Processes(Workers):
     def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
         from pebble import ProcessExpired
 
-        what = f"item {items[0].label} of map {self._what}" if len(items) == 1 else f"map {self._what}"
+        what = _naming(items, self._what)
         try:
             return future.result()
         except ProcessExpired as error:
@@ -179,3 +179,8 @@ def _refuse_memory(spec: Spec) -> None:
             f"map {show(spec.path)}: a store in memory cannot be shared with processes",
             hint='use executor="thread", or a store in a directory',
         )
+
+
+def _naming(items: list[Item], path: str) -> str:
+    """The item of a map that something is wrong with; the map, where it may be any of several."""
+    return f"item {items[0].label} of map {path}" if len(items) == 1 else f"map {path}"

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from holdfast.cli.text import size
-from holdfast.errors import NotFound
 from holdfast.manager import CheckpointManager
 from holdfast.model import Checkpoint, Job, parse_name
 from holdfast.pipeline.owner import newest_status
@@ -20,7 +19,7 @@ from holdfast.retention import RetentionPolicy
 
 from .charts import sparkline, timeline
 from .graph import MAX_LANES, Row, lanes_of, lay_out
-from .rendering import PageRoute, Reader, Writer, answer, see
+from .rendering import PageRoute, Reader, Writer, answer, find_job, see
 from .retaining import policy_in_words
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -166,13 +165,6 @@ def _part(
         f"{base}?{urlencode({**below, 'part': 'rows'})}" if older else None,
         f"{base}?{urlencode(below)}" if older else None,
     )
-
-
-def find_job(store: CheckpointManager, name: str) -> Job:
-    found = store.jobs(parse_name("job", name), 1)
-    if not found or found[0].name != name:
-        raise NotFound(f"there is no job {name}", hint="it may have been misspelt; the list of jobs shows all")
-    return found[0]
 
 
 @router.get("/jobs/{job}/cleanup")

@@ -17,8 +17,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import holdfast
 from holdfast.cli.text import age, count_of, exactly, size
-from holdfast.errors import CheckpointError, StorageError, Unauthorized, Validation
+from holdfast.errors import CheckpointError, NotFound, StorageError, Unauthorized, Validation
 from holdfast.manager import CheckpointManager
+from holdfast.model import Job, parse_name
 from holdfast.server.auth import COOKIE, Access, Needs, identify, service_of
 from holdfast.server.logs import request_id
 from holdfast.server.problems import without_paths
@@ -184,3 +185,10 @@ def _mark(path: str) -> str:
 
 def pretty(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def find_job(store: CheckpointManager, name: str) -> Job:
+    found = store.jobs(parse_name("job", name), 1)
+    if not found or found[0].name != name:
+        raise NotFound(f"there is no job {name}", hint="it may have been misspelt; the list of jobs shows all")
+    return found[0]

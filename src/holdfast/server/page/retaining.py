@@ -11,12 +11,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from holdfast.errors import NotFound, Validation
+from holdfast.errors import Validation
 from holdfast.manager import CheckpointManager
-from holdfast.model import CheckpointLevel, parse_name
+from holdfast.model import CheckpointLevel
 from holdfast.retention import Plan, RetentionPolicy
 
-from .rendering import PageRoute, Reader, Writer, answer, see
+from .rendering import PageRoute, Reader, Writer, answer, find_job, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -36,9 +36,7 @@ async def retention(request: Request, access: Reader, job: str, part: Part = "")
     tried = _given(request.query_params)
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        found = next((each for each in store.jobs(parse_name("job", job), 1) if each.name == job), None)
-        if found is None:
-            raise NotFound(f"there is no job {job}", hint="the list of jobs shows all")
+        found = find_job(store, job)
         rules = tried or rules_of(found.retention)
         return {
             "job": job,
