@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ mount -t proc proc proc
 pivot_root . old
 umount -l /old
 rmdir /old
-mkdir /etc/containerd
+mkdir /etc/containerd /run/containerd
+ln -s {socket} /run/containerd/containerd.sock
 ln -s {config} /etc/containerd/config.toml
 echo ready
 while :; do
@@ -143,7 +145,8 @@ class Node(Containerd):
 
         for one in spec["initContainers"]:
             identity = start(one)
-            state, status = wait_for(lambda identity=identity: self._ended(identity), f"{one['name']} does not end")
+            ended = partial(self._ended, identity)
+            state, status = wait_for(ended, f"{one['name']} does not end", timeout_s=90)
             if status:
                 self.cri.remove_pod(pod)
             assert (state, status) == ("exited", 0), (self.home / f"{one['name']}.log").read_text()

@@ -251,7 +251,7 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     counter = made.cri.start(web, "main", COUNT, {"HOLDFAST_CHECKPOINT": "1"})
     made.wait_beyond(counter, 5)
     command = ("/opt/holdfast/bin/holdfast", "pod", "checkpoint", "default/web-0", "--json")
-    told = json.loads(made.lab.run(*command, "--address", made.home / "socket", env=PLAIN_PATH).stdout)
+    told = json.loads(made.lab.run(*command, env=PLAIN_PATH).stdout)
     assert [one["key"] for one in told["containers"]] == ["default+web-0+main"]
     kept = json.loads(made.lab.run("/opt/holdfast/bin/holdfast", "container", "list", "--json", env=PLAIN_PATH).stdout)
     assert [one["job"] for one in kept["checkpoints"]] == ["container:default+web-0+main"]
