@@ -20,6 +20,8 @@ from .model import (
 
 MAX_METADATA_BYTES = 64 * 1024
 
+_to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -82,7 +84,7 @@ def _is_short_text(value: object, most: int) -> bool:
 
 def _metadata_json(metadata: Mapping[str, object]) -> str:
     try:
-        text = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = _to_json(dict(metadata))
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise Validation(f"metadata is not plain JSON: {error}", hint="put it into the state instead") from error

@@ -209,3 +209,22 @@ def test_a_block_needs_all_its_items_in_order() -> None:
     assert pieces([laid.items[1], laid.items[0], *laid.items[2:]]) > 30
     assert pieces([*laid.items[1:]]) > 30
     assert pieces([*laid.items[:1], *laid.items]) < 14
+
+
+def test_a_list_like_an_earlier_one_is_laid_as_by_itself() -> None:
+    """What is taken over from an earlier list makes no difference."""
+    rnd = random.Random(1)
+    items = [some_item(rnd) for _ in range(300)]
+    laid = lay_channel(items, 896, joins=True)
+    for _ in range(40):
+        items = edited(items, rnd)
+        laid = lay_channel(items, 896, laid, joins=True)
+        assert laid.items is not None
+        alone = type(laid)(laid.items)
+        first, run, rest = laid.parts
+        again, other, end = alone.parts
+        assert (first, rest) == (again, end)
+        assert run is not None
+        assert other is not None
+        assert [piece.digest for piece in run.pieces] == [piece.digest for piece in other.pieces]
+        assert run.tops == other.tops

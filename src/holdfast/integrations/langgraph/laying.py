@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 from holdfast import codec
@@ -81,9 +83,12 @@ class Item:
 
     def is_of(self, value: object) -> bool:
         """Whether `value` would be encoded as this item was."""
-        if self._copy is value:  # nobody else has what could be changed
+        copy = self._copy
+        if copy is value:  # nobody else has what could be changed
             return True
-        return self.copy is not _NO_COPY and _same(self.copy, value)
+        if copy is _NOT_YET:
+            copy = self.copy
+        return copy is not _NO_COPY and _same(copy, value)
 
     @property
     def segments(self) -> Sequence[bytes | Piece]:
@@ -123,13 +128,19 @@ class Channel:
         items: Sequence[Item] | None,
         data: bytes = b"",
         segments: Sequence[bytes | Piece] = (),
-        earlier: Run | None = None,
+        *,
+        earlier: Channel | None = None,
+        same: int = 0,
     ) -> None:
-        """`earlier`: the run of a value like this one, if there is one."""
+        """`earlier`: a list that begins with the same items, `same` of them."""
         self.items = items
-        self._earlier = earlier
         self._data = data
         self._segments = segments
+        self._earlier = earlier if earlier is not None and earlier._run is not None else None
+        self._same = same
+        self._run: Run | None = None
+        self._pieces: Sequence[Piece] = ()
+        self._marks: Sequence[tuple[int, int, bytes]] = ()  # items laid, pieces they took, what is left over then
 
     def value(self) -> object:
         return decode(self._data) if self.items is None else [item.value() for item in self.items]
@@ -145,17 +156,47 @@ class Channel:
     @cached_property
     def parts(self) -> tuple[bytes, Run | None, bytes]:
         """The value as bytes, a run where it is long enough for one, and bytes again."""
-        run: list[Piece] = []
+        pieces: list[Piece] = []
         if self.items is None:
-            small = _extend(run, b"", self._segments)
-            first = b""
+            first, small = b"", _extend(pieces, b"", self._segments)
         else:
-            first, small = _array(len(self.items)), _lay_items(run, self.items)
-        if run and len(run[0].data) < SMALL_BYTES:  # what stands before the first long text stays in the manifest
-            first += run.pop(0).data
-        made = Run(run, self._earlier) if run else None
+            pieces, small = self._lay(self.items)
+            first = _array(len(self.items))
+        if pieces and len(pieces[0].data) < SMALL_BYTES:  # what stands before the first long text stays in the manifest
+            first, pieces = first + pieces[0].data, pieces[1:]
+        if pieces:
+            self._run = Run(pieces, self._earlier._run if self._earlier is not None else None)
         self._earlier = None  # it, and what came before it, may go
-        return first, made, small
+        return first, self._run, small
+
+    def _lay(self, items: Sequence[Item]) -> tuple[list[Piece], bytes]:
+        """The pieces of a list, each item by itself or a whole block of them, and what is left over at the end."""
+        pieces: list[Piece] = []
+        marks: list[tuple[int, int, bytes]] = []
+        at, small = 0, b""
+        if self._earlier is not None:
+            known = self._earlier._marks
+            marks = [*known[: bisect_right(known, self._same, key=itemgetter(0))]]
+            at, count, small = marks[-1] if marks else (0, 0, b"")
+            pieces = [*self._earlier._pieces[:count]]
+        while at < len(items):
+            item = items[at]
+            if item.block is not None and item.place == 0 and item.block.is_at(items, at):
+                if small:
+                    pieces.append(item.lead(small))
+                pieces.append(item.block.piece)
+                small = b""
+                at += item.block.count
+            else:
+                if small or not pieces:
+                    small = _extend(pieces, small, item.segments, item)
+                else:
+                    more, small = item.alone
+                    pieces += more
+                at += 1
+            marks.append((at, len(pieces), small))
+        self._pieces, self._marks = pieces, marks
+        return pieces, small
 
 
 def _extend(run: list[Piece], small: bytes, segments: Sequence[bytes | Piece], item: Item | None = None) -> bytes:
@@ -170,28 +211,6 @@ def _extend(run: list[Piece], small: bytes, segments: Sequence[bytes | Piece], i
             run.append(Piece(small) if item is None else item.lead(small))
             small = b""
         run.append(segment)
-    return small
-
-
-def _lay_items(run: list[Piece], items: Sequence[Item]) -> bytes:
-    """Append items to a run, each by itself or a whole block of them; answers what is left over at the end."""
-    small = b""
-    at = 0
-    while at < len(items):
-        item = items[at]
-        if item.block is not None and item.place == 0 and item.block.is_at(items, at):
-            if small:
-                run.append(item.lead(small))
-            run.append(item.block.piece)
-            small = b""
-            at += item.block.count
-        else:
-            if small or not run:
-                small = _extend(run, small, item.segments, item)
-            else:
-                pieces, small = item.alone
-                run += pieces
-            at += 1
     return small
 
 
@@ -223,7 +242,7 @@ def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None, *,
             new.append([])
     for some in new if joins else ():
         _join(some)
-    return Channel(items, earlier=earlier.parts[1] if known and earlier is not None else None)
+    return Channel(items, earlier=earlier, same=same.index(None) if None in same else len(same))
 
 
 def _join(items: Sequence[Item]) -> None:
@@ -259,12 +278,12 @@ def lay_tree(
 ) -> PartedTree | codec.Encoded:
     """{names[0]: head, names[1]: {channel: value}} as a tree in parts; in one piece up to `whole_bytes` of values."""
     parts: list[bytes | Run] = []
-    plain = _map(2) + encode(names[0]) + head + encode(names[1]) + _map(len(channels))
+    plain = _map(2) + _name(names[0]) + head + _name(names[1]) + _map(len(channels))
     if whole_bytes and sum([channel.size_bytes for channel in channels.values()]) <= whole_bytes:
-        return codec.Encoded(plain + b"".join([encode(name) + one.whole() for name, one in channels.items()]), [])
+        return codec.Encoded(plain + b"".join([_name(name) + one.whole() for name, one in channels.items()]), [])
     for name, channel in channels.items():
         first, run, rest = channel.parts
-        plain += encode(name) + first
+        plain += _name(name) + first
         if run is not None:
             parts += [plain, run]
             plain = b""
@@ -315,6 +334,9 @@ def encode(value: object) -> bytes:
     if encoded.buffers or len(encoded.tree) > STREAM_BYTES:
         raise NeedsStreams
     return encoded.tree[3:]
+
+
+_name = lru_cache(maxsize=1024)(encode)  # of a channel: the same few each time
 
 
 def decode(data: bytes) -> Any:

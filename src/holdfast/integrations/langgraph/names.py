@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 from holdfast.errors import Validation
 from holdfast.model import CheckpointId, is_utf8
@@ -65,6 +66,7 @@ def memory_prefix(namespace: tuple[str, ...]) -> str:
     return memory_job(namespace).partition("++")[0]
 
 
+@lru_cache(maxsize=1024)
 def _part(text: str, most: int) -> str:
     return _shorten(_escape(text), most, text)
 
@@ -82,5 +84,6 @@ def _decode(encoded: str) -> str:
     return data.encode("latin-1").decode()
 
 
+@lru_cache(maxsize=1024)
 def _hash(text: str, digits: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
