@@ -126,6 +126,23 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         assert list((home / "conf.d").iterdir()) == []
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_node_without_configuration(tmp_path: Path, version: int) -> None:
+    """containerd runs with its defaults, and its folder in /etc is not there: what was made goes again."""
+    run = pretended(tmp_path, version, V2)
+    (tmp_path / "config.toml").unlink()
+    place = tmp_path / "new"
+    (tmp_path / "containerd").write_text(_ANSWERS.format(version=version, home=place))
+    before = files_below(tmp_path)
+    run("install", CONFIG=str(place / "config.toml"))
+    made = files_below(place)
+    assert any(b"runtimes.holdfast]" in text for text in made.values())
+    run("install", CONFIG=str(place / "config.toml"))
+    assert files_below(place) == made
+    run("uninstall", CONFIG=str(place / "config.toml"))
+    assert files_below(tmp_path) == before
+
+
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 def test_what_cannot_be_made_is_not_written(tmp_path: Path, command: str) -> None:
     """A program that fails half-way must not cost a node its configuration."""
