@@ -12,6 +12,7 @@ are the same in every store and under every key.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4096  # of packs: a chunk that begins on one can be mapped, and read around the page cache
 BUNDLE_BYTES = 1 << 20  # small chunks are written together
 _TRY_BYTES = 256  # less does not shrink by itself
+_DOUBT_BYTES = 16 * 1024  # from here on a sample costs much less than trying
 _BEGIN_OF_ZEROS = bytes(64)  # asked first: pieces cut by content have all sizes, and hashing zeros for each costs
 _PENDING = Entry(0, ZERO, ZERO)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
@@ -179,19 +181,27 @@ class ChunkWriter:
         if not fresh:
             return
         shrinks = _shrinks(max(fresh.values(), key=len))
+        is_shrinking = True
         together: list[_Stored] = []
         for digest, piece in fresh.items():
-            self._place(digest, piece, together, try_zstd=shrinks and len(piece) >= _TRY_BYTES)
+            try_zstd = shrinks and len(piece) >= _TRY_BYTES
+            if not is_shrinking and len(piece) >= _DOUBT_BYTES:  # as the one before: samples tell, for less
+                try_zstd = try_zstd and _samples_shrink(piece, len(piece) // 16)
+            is_shrinking = self._place(digest, piece, together, try_zstd=try_zstd)
         if together:
             self._write_together(together)
 
-    def _place(self, digest: bytes, piece: memoryview, together: list[_Stored], *, try_zstd: bool) -> None:
-        """Write a chunk, or let it wait: `together` holds those of this worker that are stored as they are."""
+    def _place(self, digest: bytes, piece: memoryview, together: list[_Stored], *, try_zstd: bool) -> bool:
+        """Write a chunk, or let it wait: `together` holds those of this worker that are stored as they are.
+
+        Answers whether it shrank.
+        """
         encoding, stored = Encoding.RAW, piece
+        is_smaller = False
         if try_zstd:
             squeezed = _compressor().compress(piece)
             if len(squeezed) < 0.9 * len(piece):
-                encoding, stored = Encoding.ZSTD, memoryview(squeezed)
+                encoding, stored, is_smaller = Encoding.ZSTD, memoryview(squeezed), True
         if self.key is not None:
             encoding = Encoding.SEALED_ZSTD if encoding is Encoding.ZSTD else Encoding.SEALED
             stored = _seal(self.key, digest, stored)
@@ -204,6 +214,7 @@ class ChunkWriter:
             if sum(len(one) for *_, one in together) >= BUNDLE_BYTES // 2:
                 self._write_together(together)
                 together.clear()
+        return is_smaller
 
     def _put_by(self, digest: bytes, size: int, encoding: Encoding, stored: memoryview) -> None:
         """A small chunk waits for others, of any worker, to be written with."""
@@ -221,9 +232,11 @@ class ChunkWriter:
         if len(chunks) == 1:
             pack, offset = self._open_writer().append(chunks[0][3])
         else:
-            gaps = (end - start - len(one[3]) for start, end, one in zip([0, *ends], ends, chunks, strict=False))
-            padded = [part for one, gap in zip(chunks, gaps, strict=True) for part in (one[3], bytes(gap))]
-            pack, offset = self._open_writer().append(b"".join(padded))
+            joined = _joining_memory()[: ends[-1]]
+            for (*_, stored), start, end in zip(chunks, [0, *ends], ends, strict=False):
+                joined[start : start + len(stored)] = stored
+                joined[start + len(stored) : end] = bytes(end - start - len(stored))
+            pack, offset = self._open_writer().append(joined)
         for (digest, size, encoding, stored), start in zip(chunks, [0, *ends], strict=False):
             self._placed.append(Chunk(digest, size, len(stored), encoding, pack, offset + start))
 
@@ -296,10 +309,24 @@ def _compressor() -> zstandard.ZstdCompressor:
     return found
 
 
+def _joining_memory() -> memoryview:
+    """Memory of this thread for what is written at once, page-aligned, so that the disk may take it from there."""
+    found: memoryview | None = getattr(_local, "joining", None)
+    if found is None:
+        region = mmap.mmap(-1, BUNDLE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        found = _local.joining = memoryview(region)
+    return found
+
+
 def _shrinks(piece: memoryview) -> bool:
     """Whether three samples of 16 KiB shrink by more than a tenth; small pieces are simply tried."""
     size = len(piece)
     if size <= INLINE_BYTES:
         return size >= _TRY_BYTES
-    sample = b"".join(piece[at : at + 16384] for at in (size // 6, size // 2, size - size // 6))
+    return _samples_shrink(piece, 16384)
+
+
+def _samples_shrink(piece: memoryview, each_bytes: int) -> bool:
+    size = len(piece)
+    sample = b"".join(piece[at : at + each_bytes] for at in (size // 6, size // 2, size - size // 6))
     return len(_compressor().compress(sample)) < 0.85 * len(sample)  # random float32 gives 0.9 and costs as much

@@ -961,3 +961,17 @@ def test_chunks_that_follow_each_other_are_read_at_once_and_each_is_verified(tmp
     with holdfast.open(tmp_path / "store") as store:
         store.load(kept)["tree"].write_to(tmp_path / "out")  # type: ignore[index]
     assert (tmp_path / "out/pages").read_bytes() == content
+
+
+def test_what_shrinks_is_found_among_what_does_not(tmp_path: Path) -> None:
+    """Chunks of memory: a few that do not shrink are no reason to store the others as they are."""
+    noise, words = [os.urandom(65536) for _ in range(24)], [f"{n:08}".encode() * 8192 for n in range(24)]
+    content = b"".join(noise[:12] + words[:12] + [one for pair in zip(noise[12:], words[12:]) for one in pair])  # noqa: B905
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/pages").write_bytes(content)
+    cuts = {"pages": list(range(65536, len(content) + 1, 65536))}
+    with holdfast.open(tmp_path / "store") as store:
+        kept = store.save("job", "step", {"tree": holdfast.Tree(tmp_path / "source", cuts=cuts)})
+        assert store.get(kept).stored_bytes < 0.52 * len(content)
+        store.load(kept)["tree"].write_to(tmp_path / "back")
+    assert (tmp_path / "back/pages").read_bytes() == content

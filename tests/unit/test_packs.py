@@ -325,6 +325,19 @@ def test_large_reads_go_around_the_page_cache(blobs: PackBlobs) -> None:
         os.close(fd)
 
 
+@pytest.mark.parametrize(("start", "size"), [(0, 3 << 20), (BLOCK_BYTES, BLOCK_BYTES), (0, 5000), (7, BLOCK_BYTES)])
+def test_writes_from_memory_that_is_used_again(blobs: PackBlobs, start: int, size: int) -> None:
+    """On a page or not, what was appended is what it was then."""
+    memory = memoryview(mmap.mmap(-1, 1 << 22))
+    memory[start : start + size] = pattern(size)
+    writer = blobs.writer(size)
+    place = writer.append(memory[start : start + size])
+    memory[start : start + size] = bytes(size)
+    writer.commit()
+    writer.release()
+    assert read(blobs, place, size) == pattern(size)
+
+
 @pytest.mark.parametrize("size", [DIRECT_READ_BYTES, DIRECT_READ_BYTES + 1, 2_500_000])
 def test_reads_into_aligned_memory(blobs: PackBlobs, size: int) -> None:
     (place, _) = put(blobs, pattern(size), b"next")

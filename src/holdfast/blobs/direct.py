@@ -143,6 +143,9 @@ class Output:
                 pwrite_all(self.fd, data, offset)
                 self._push_out(offset, len(data))
             return
+        if isinstance(data.obj, mmap.mmap) and len(data) % BLOCK_BYTES == address_of(data) % BLOCK_BYTES == 0:
+            pwrite_all(self.fd, data, offset)  # from where it is; arrays may lie in memory that a disk cannot read
+            return
         buffer = _buffers.view
         for start in range(0, len(data), BUFFER_BYTES):
             part = data[start : start + BUFFER_BYTES]

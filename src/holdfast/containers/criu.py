@@ -26,7 +26,7 @@ from .criu_log import explain
 from .programs import USUAL_PATH, find_program
 
 _FREEZE_TIMEOUTS_S = (1, 2, 10)
-_URGENT = -10  # nice
+URGENT = -10  # nice
 _LEAST_ROOM_BYTES = 256 * 1024
 _SUCCESS = "Dumping finished successfully"
 # Outlives us: what was kept and has ended is forgotten by its runtime whoever is killed, and nothing else is.
@@ -185,7 +185,7 @@ def urgent() -> Iterator[None]:
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, min(before, _URGENT))
+        os.setpriority(os.PRIO_PROCESS, 0, min(before, URGENT))
     try:
         yield
     finally:

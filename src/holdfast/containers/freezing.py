@@ -158,8 +158,7 @@ class _Freeze:
 
     def store(self) -> None:
         with self.phases.phase("store"):
-            validate_images(self.attempt.images)
-            taken = self._snapshot()
+            taken = self._snapshot(validate_images(self.attempt.images))
             metadata = {
                 "kind": "container",
                 "id": self.container.id,
@@ -181,7 +180,7 @@ class _Freeze:
             )
             self.checkpoint = self.manager.get(identity)
 
-    def _snapshot(self) -> snapshot.Snapshot:
+    def _snapshot(self, borders: Mapping[str, list[int]]) -> snapshot.Snapshot:
         tree = None if self.files is None else snapshot.rootfs_tree(self.files)
         self.sockets = [] if tree is None else [path for path, what in tree.skipped if what == "a socket"]
         host = self.facts["host"]
@@ -189,7 +188,7 @@ class _Freeze:
         return snapshot.Snapshot(
             kind="container",
             id=self.container.id,
-            images=snapshot.images_tree(self.attempt.images),
+            images=snapshot.images_tree(self.attempt.images, borders),
             runtime={
                 "name": self.container.engine,
                 "version": str(self.facts["runtime"]),

@@ -82,11 +82,11 @@ def import_images(
     _refuse_others()
     with private_directory(work) as home:
         copy_files(path, home / "images", Limits())
-        validate_images(home / "images")
+        borders = validate_images(home / "images")
         taken = snapshot.Snapshot(
             kind="container",
             id=key,
-            images=snapshot.images_tree(home / "images"),
+            images=snapshot.images_tree(home / "images", borders),
             runtime={"name": "runc", "version": "", "root": ""},
             spec=dict(spec),
             descriptors=snapshot.read_descriptors(home / "images"),

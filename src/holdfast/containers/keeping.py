@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from holdfast.errors import CheckpointError
 from holdfast.manager import CheckpointManager
 
 from . import marks, network, runc
+from .criu import URGENT
 from .preempting import AT_ONCE, Result
 from .runc_arguments import parse
 from .runtime import Runtime
@@ -77,7 +78,19 @@ class Keeping:
             self._manager.close()
 
 
+def come_first() -> None:
+    """The machine is to go, and what is being kept stands still: nothing on it is more urgent.
+
+    Where Linux weighs sessions against each other (autogroup, see sched(7)), a nice value counts only within one, so
+    that of `criu.urgent` is not enough. This session is ours alone: `preempting` starts it.
+    """
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):  # there is no such thing, or it may not be changed
+            Path("/proc/self/autogroup").write_text(str(URGENT))
+
+
 def main() -> None:
+    come_first()
     keeping = Keeping()
     writing = threading.Lock()
 

@@ -33,12 +33,15 @@ def cuts(directory: Path) -> dict[str, list[int]]:
     return found
 
 
-def validate_images(directory: Path) -> None:
-    """Corrupted unless these are the images of a whole dump: looked at before they reach CRIU, and after it."""
+def validate_images(directory: Path) -> dict[str, list[int]]:
+    """Corrupted unless these are the images of a whole dump: looked at before they reach CRIU, and after it.
+
+    Answers where their pages are to be cut.
+    """
     for name in ("inventory.img", "pstree.img"):
         if not (directory / name).is_file() or not (directory / name).stat().st_size:
             raise Corrupted(f"the images lack {name}", hint="use another checkpoint: holdfast container list")
-    cuts(directory)
+    return cuts(directory)
 
 
 def _borders(memory: Pagemap) -> list[int]:

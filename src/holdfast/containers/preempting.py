@@ -62,22 +62,28 @@ class Outcome:
     reason: str = ""
 
 
-def candidates() -> list[Candidate]:
-    """Those that run now, the smallest first."""
+def candidates(on_found: Callable[[Candidate], object] = lambda _: None) -> list[Candidate]:
+    """Those that run now, the smallest first. `on_found` is told of each as soon as it is known."""
     program = os.environ.get("HOLDFAST_RUNC") or find_program("runc")
-    found = []
-    for mark in marks.marks():
+
+    def look(mark: Path) -> Candidate | None:
         root, identity = str(mark.parent), mark.name
         state = runc.run(program, root, "state", identity)
         if state.returncode:
-            continue
+            return None
         told = json.loads(state.stdout)
         facts = marks.read_mark(marks.mark_of(root, identity))
-        if told.get("status") in ("running", "paused") and not facts.get("ended") and facts.get("wish"):
-            size = memory_bytes(int(told["pid"]))
-            environment = {str(name): str(value) for name, value in facts.get("environment", {}).items()}
-            found.append(Candidate(identity, root, str(facts["wish"]["key"]), size, environment))
-    return sorted(found, key=lambda one: (one.memory_bytes, one.root, one.id))
+        if told.get("status") not in ("running", "paused") or facts.get("ended") or not facts.get("wish"):
+            return None
+        size = memory_bytes(int(told["pid"]))
+        environment = {str(name): str(value) for name, value in facts.get("environment", {}).items()}
+        found = Candidate(identity, root, str(facts["wish"]["key"]), size, environment)
+        on_found(found)
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = filter(None, pool.map(look, marks.marks()))
+        return sorted(running, key=lambda one: (one.memory_bytes, one.root, one.id))
 
 
 def memory_bytes(pid: int) -> int:
@@ -109,7 +115,8 @@ def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) 
                 result, reason = keepers.for_(one).stop(one, max(0.0, end - time.monotonic()))
             return _outcome(one, result, round(time.monotonic() - begun, 3), reason)
 
-        for outcome in pool.map(stop, candidates()):
+        # A keeper takes a while to start: it does so while the others are still looked for.
+        for outcome in pool.map(stop, candidates(keepers.for_ if deadline_s > 0 else lambda _: None)):
             outcomes.append(outcome)
             if report is not None:
                 report(outcome)

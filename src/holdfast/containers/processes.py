@@ -110,12 +110,12 @@ class _Freeze:
 
     def store(self) -> None:
         with self.phases.phase("store"):
-            validate_images(self.attempt.images)
+            borders = validate_images(self.attempt.images)
             processes = snapshot.read_processes(self.attempt.images)
             taken = snapshot.Snapshot(
                 kind="process",
                 id=str(self.pid),
-                images=snapshot.images_tree(self.attempt.images),
+                images=snapshot.images_tree(self.attempt.images, borders),
                 runtime={"name": "criu", "version": str(self.host["criu"]), "root": ""},
                 descriptors=tuple(self.descriptors),
                 network={"mode": "host", "path": ""},

@@ -203,4 +203,4 @@ def number_field(message: bytes, wanted: int) -> int | None:
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
         sys.exit(ask(sys.argv[2]))
-    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]))
+    os._exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]))

@@ -79,9 +79,10 @@ class Snapshot:
 _FIELDS = tuple(item.name for item in fields(Snapshot))
 
 
-def images_tree(directory: Path) -> Tree:
-    """CRIU's images as a tree whose pages are cut by address, so that unchanged memory is stored once."""
-    return Tree(directory, exclude=("*.log", "stats-*", "*.pid"), cuts=cuts(directory), allow_changing=False)
+def images_tree(directory: Path, borders: Mapping[str, list[int]] | None = None) -> Tree:
+    """CRIU's images as a tree whose pages are cut by address (`cuts`), so that unchanged memory is stored once."""
+    borders = cuts(directory) if borders is None else borders
+    return Tree(directory, exclude=("*.log", "stats-*", "*.pid"), cuts=borders, allow_changing=False)
 
 
 def rootfs_tree(directory: Path) -> Tree:

@@ -24,9 +24,10 @@ def varint(data: memoryview, position: int) -> tuple[int, int]:
     """A whole number of at most 64 bits at `position`, and where it ends."""
     value = shift = 0
     while shift < 70:
-        if position >= len(data):
-            raise NotAMessage("a number is cut off")
-        byte = data[position]
+        try:
+            byte = data[position]
+        except IndexError:
+            raise NotAMessage("a number is cut off") from None
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -37,9 +38,13 @@ def varint(data: memoryview, position: int) -> tuple[int, int]:
 
 def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
     """(number, value) of each field, in order."""
-    position = 0
-    while position < len(data):
-        key, position = varint(data, position)
+    position, end = 0, len(data)
+    while position < end:
+        key = data[position]  # most are of one byte, and there are many
+        if key < 0x80:
+            position += 1
+        else:
+            key, position = varint(data, position)
         number, kind = key >> 3, key & 7
         if not 0 < number < 1 << 29:
             raise NotAMessage(f"a field numbered {number}")
@@ -52,7 +57,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
             length, position = varint(data, position)
         if length is None:
             raise NotAMessage(f"a field of kind {kind}")
-        if length > len(data) - position:
+        if length > end - position:
             raise NotAMessage("a field is cut off")
         piece = data[position : position + length]
         position += length
@@ -69,7 +74,10 @@ class Message:
         for count, (number, value) in enumerate(fields(memoryview(data))):
             if count >= MAX_FIELDS:
                 raise NotAMessage("too many fields")
-            self._values.setdefault(number, []).append(value)
+            if number in self._values:
+                self._values[number].append(value)
+            else:
+                self._values[number] = [value]
 
     def __contains__(self, number: int) -> bool:
         return number in self._values

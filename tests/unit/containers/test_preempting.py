@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.containers import preempting
+from holdfast.containers.criu import URGENT
 from holdfast.containers.early import mark_path, write_mark
 from holdfast.containers.keeping import Keeping
 from holdfast.containers.preempting import Candidate, Keepers, wait_for_notice
@@ -81,6 +82,9 @@ def test_one_process_for_each_engine(tmp_path: Path) -> None:
         assert keepers.for_(other) is not keepers.for_(one)
         for asked in (one, other):  # they have no mark any more
             assert keepers.for_(asked).stop(asked, 5) == ("ended", "it is not there any more")
+        own = Path(f"/proc/{keepers.for_(one).process.pid}/autogroup")
+        if own.exists() and os.geteuid() == 0:  # of kernels that weigh sessions
+            assert own.read_text().endswith(f"nice {URGENT}\n")
 
 
 def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -129,7 +133,7 @@ def test_who_was_asked_to_stop_gets_its_signal_though_the_process_is_killed(
     monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
     one = candidate("one", HOLDFAST_RUNC=str(runc), HOLDFAST_STORE=str(tmp_path / "store"))
-    monkeypatch.setattr(preempting, "candidates", lambda: [one])
+    monkeypatch.setattr(preempting, "candidates", lambda _: [one])
     (outcome,) = preempting.preempt(20)
     assert (tmp_path / "killed").exists()
     assert outcome.result == "signalled"
@@ -146,7 +150,7 @@ def test_who_is_not_done_in_time_was_not_signalled(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
     one = candidate("one", HOLDFAST_RUNC=str(runc), HOLDFAST_STORE=str(tmp_path / "store"))
-    monkeypatch.setattr(preempting, "candidates", lambda: [one])
+    monkeypatch.setattr(preempting, "candidates", lambda _: [one])
     monkeypatch.setattr(preempting, "_LEFT_S", 0.0)
     (outcome,) = preempting.preempt(0.2)
     assert (outcome.result, outcome.reason) == ("unfinished", "it took longer than 0 s")
