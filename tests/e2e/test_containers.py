@@ -48,7 +48,7 @@ def test_rounds(lab: Lab, language: str) -> None:
         compiler = ["gcc", "-static", "-xc", "-", "-o", bundle / "lower/counter"]
         subprocess.run(compiler, input=C_COUNTER, text=True, check=True)
         lab.start("one")
-    for leave_running in (False, True, False) if language == "python" else (False,):
+    for leave_running in (True, False) if language == "python" else (False,):
         before = lab.wait_beyond("one", lab.count("one"))
         freeze(lab, "one", *(["--leave-running"] if leave_running else []))
         if leave_running:
@@ -179,8 +179,33 @@ def test_disk_full(lab: Lab, place: str) -> None:
     assert not lab.is_running("one")
 
 
+# A root that cannot be mounted again when its files have changed places. The mutant leaves them so: the old are lost.
+UNMOUNTABLE = """
+import sys
+from holdfast import CheckpointManager
+from holdfast.containers import rootfs, thawing
+from holdfast.errors import Conflict
+
+tool, exchange, exchanged = rootfs._mount_tool, rootfs._exchange, []
+
+def refuse(command, *rest):
+    if command == "mount":
+        raise Conflict("that is not to be")
+    tool(command, *rest)
+
+def once(*paths):
+    if not (exchanged and sys.argv[1]):
+        exchanged.append(exchange(*paths))
+
+rootfs._mount_tool, rootfs._exchange = refuse, once
+with CheckpointManager() as manager:
+    thawing.thaw_container(manager, "k")
+"""
+
+
 def test_disk_full_elsewhere(lab: Lab) -> None:
-    """No room for the copy of the files, for the images of a restore, or for its files: all is as it was before."""
+    """No room for the copy of the files, for the images of a restore, or for its files: all is as it was before. So it
+    is when the root cannot be mounted again."""
     bundle = lab.counter("one")
     lab.wait_beyond("one", 0)
     lab.runc("exec", "one", "sh", "-c", "head -c 16000000 /dev/urandom > /work/big")
@@ -203,6 +228,12 @@ def test_disk_full_elsewhere(lab: Lab) -> None:
     mount(lab.state, "1m")
     assert_full("restore", "k")
     lab.run("umount", lab.state)
+    (bundle / "upper/since").touch()
+    for mutant, stays in (("", True), ("mutant", False)):
+        assert "is not to be" in lab.python(UNMOUNTABLE, mutant, check=False).stderr
+        assert (bundle / "upper/since").exists() is stays
+        layers = f"lowerdir={bundle}/lower,upperdir={bundle}/upper,workdir={bundle}/work"
+        lab.run("mount", "-t", "overlay", "overlay", "-o", layers, bundle / "rootfs")
     copy = lab.copy_of(bundle, "two")
     small = copy / "small"
     mount(small, "8m")  # seen in the lab's mount namespace only
@@ -258,12 +289,12 @@ def test_only_what_changed_is_stored(lab: Lab) -> None:
     lab.counter("one", ballast=24 << 20, pause_s=0.05)
     lab.wait_beyond("one", 0)
     sizes = []
-    for _ in range(3):
+    for _ in range(2):
         identity = freeze(lab, "one", "--leave-running")
         with holdfast.open(lab.store) as store:
             sizes.append(store.get(identity).stored_bytes)
     assert sizes[0] > 24 << 20
-    assert max(sizes[1:]) <= sizes[0] / 20
+    assert sizes[1] <= sizes[0] / 20
 
 
 FILES = """

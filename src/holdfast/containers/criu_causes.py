@@ -35,6 +35,7 @@ limits-of-others
 
 no-such-process
 ? (?:Can't open (?P<what>\d+)/\S+ on procfs|No process root set): No such (?:file|process)
+? Unable to detach from (?P<what>\d+): No such process
 = process {what} ended while it was being dumped
 > see why it ended; a container that is going down cannot be checkpointed
 
