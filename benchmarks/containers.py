@@ -12,7 +12,7 @@ from pathlib import Path
 import holdfast
 from holdfast.containers import runtime
 
-from .harness import Bench, Missing, Row, interleave, log, mib, milliseconds, seconds
+from .harness import Bench, Missing, Row, interleave, log, mib, milliseconds, seconds, timed
 
 GENERATIONS = 10
 # Counts, changes a hundredth of its memory all the time, and writes down how long it stood still.
@@ -117,11 +117,9 @@ def restore(bench: Bench) -> list[Row]:
         one.bare("--leave-running")
         lab.run("tar", "-C", upper, "--xattrs", "--acls", "-cpf", tar, ".")
 
-        def timed(action: Callable[[], object]) -> float:
+        def measured(action: Callable[[], object]) -> float:
             lab.remove("one")
-            started = time.perf_counter()
-            action()
-            return time.perf_counter() - started
+            return timed(action, memory=2 * ballast)
 
         def bare() -> None:
             lab.run("tar", "-C", upper, "--xattrs", "--acls", "-xpf", tar)
@@ -134,8 +132,8 @@ def restore(bench: Bench) -> list[Row]:
         def ours() -> None:
             lab.holdfast("container", "restore", "k", env=installed)
 
-        timed(ours)
-        sides = {"holdfast": lambda: timed(ours), "runc": lambda: timed(bare)}
+        measured(ours)
+        sides = {"holdfast": lambda: measured(ours), "runc": lambda: measured(bare)}
         found = interleave(bench.rounds, sides)
     work = f"back again, {ballast // 1_000_000} MB"
     return [Row(work, found["holdfast"], "tar + runc restore", found["runc"], 1.3, "share", seconds)]
