@@ -249,7 +249,8 @@ class Runtime:
 
     def _remove(self) -> int:
         """What a dead shim left. containerd gives that five seconds, mounts and bundle included, which it leaves lying
-        about else: what can wait is done by a process of its own. It is not known what the container died of."""
+        about else: what can wait is done by a process of its own, and if that fails, by who comes next. It is not known
+        what the container died of."""
         marked = self._recall()
         done = self._runc(*self.call.argv)
         sys.stderr.write(done.stderr)
@@ -428,8 +429,8 @@ class Runtime:
                 self.log(f"holdfast: this is kept as {marked['wish']['key']}", level="info")
             marked.pop("ending", None)  # of a call that was killed
             key = marked["wish"]["key"]
-            self._remember(**marked, **({} if leave_running else {"ending": time.time()}))
             with nullcontext() if leave_running else claims.leaving(manager, key):
+                self._remember(**marked, **({} if leave_running else {"ending": time.time()}))
                 try:
                     freeze_container(
                         manager,
