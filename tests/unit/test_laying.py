@@ -181,6 +181,35 @@ def test_writes_share_their_blocks_with_the_channel(store: holdfast.CheckpointMa
     assert store.list("thread:t")[-1].stored_bytes < 4 * KIB
 
 
+def test_a_list_that_is_written_whole_each_time_stores_what_is_new(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(200)]
+    head = put(saver, CONFIG, items)
+    added = []
+    for step in range(5):
+        items = [*items, text(rnd, 500)]
+        saver.put_writes(head, [("items", items)], f"task {step}")
+        head = put(saver, head, items)
+        added.append(sum(saved.stored_bytes for saved in store.list("thread:t")[-2:]))
+    assert max(added) < 8 * KIB
+
+
+def test_the_input_of_a_graph_is_in_the_blocks_of_its_channels(store: holdfast.CheckpointManager) -> None:
+    rnd = random.Random(1)
+    items = [text(rnd, 500) for _ in range(300)]
+    given = {"question": text(rnd, 3000), "items": items, "numbers": list(range(40)), "last": text(rnd, 20000)}
+    saver = HoldfastSaver(store)
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = {"__start__": given}
+    head = saver.put(CONFIG, checkpoint, {"source": "input", "step": -1}, {"__start__": 1})
+    assert chunks(store) < 60
+    put(saver, head, items)
+    assert store.list("thread:t")[-1].stored_bytes < 4 * KIB
+    found = HoldfastSaver(store).get_tuple(head)
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {"__start__": given}
+
+
 def test_who_remembers_nothing_meets_what_was_laid_by_items(store: holdfast.CheckpointManager) -> None:
     rnd = random.Random(1)
     items = [text(rnd, 500) for _ in range(200)]

@@ -2,7 +2,7 @@
 
 A channel that holds a list is a run of its items; a long value is cut. What was saved last is remembered, encoded and
 as a copy nobody else has, so that the next save encodes only the items that are new or were changed in place, and the
-next load of the same digest decodes nothing. Comparing is strict: 1, 1.0 and True differ.
+next load of the same digest decodes nothing.
 
 Many items that are new at once become blocks: a chunk for each item would cost more than it shares. A block that is
 no longer whole, because an item of it was changed or went, is laid item by item from then on. So what stays in a list
@@ -24,6 +24,7 @@ from holdfast import codec
 from holdfast.rope import PartedTree, Piece, Run
 
 from . import types
+from .copies import ATOMS, copied, is_copyable, is_same
 
 SMALL_BYTES = 256  # less stays in the manifest
 LARGE_BYTES = 8192  # up to here pieces as a row of the index holds them; beyond, fewer rows, and pages fill anyway
@@ -33,9 +34,6 @@ STREAM_BYTES = 1 << 20  # values beyond are for the store's own streams
 MANY_BYTES = 32768  # of new items in a row, from which on they are joined into blocks
 BLOCK_BYTES = 16384  # a block ends with the next item that says so, or at three times that
 _ENDS = 0x07  # one item in eight says so
-
-_CONTAINERS = (dict, list)
-_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class NeedsStreams(Exception):
@@ -73,7 +71,7 @@ class Item:
         self._segments: Sequence[bytes | Piece] | None = None
         self._lead: Piece | None = None
         self._alone: tuple[list[Piece], bytes] | None = None
-        self._copy = value if type(value) in _ATOMS else _NOT_YET if _is_copyable(value) else _NO_COPY
+        self._copy = value if type(value) in ATOMS else _NOT_YET if is_copyable(value) else _NO_COPY
 
     @property
     def copy(self) -> Any:
@@ -88,7 +86,7 @@ class Item:
             return True
         if copy is _NOT_YET:
             copy = self.copy
-        return copy is not _NO_COPY and _same(copy, value)
+        return copy is not _NO_COPY and is_same(copy, value)
 
     @property
     def segments(self) -> Sequence[bytes | Piece]:
@@ -113,7 +111,7 @@ class Item:
 
     def value(self) -> object:
         """The value, shared with nobody."""
-        return decode(self.data) if self._copy is _NO_COPY else _copy(self.copy)
+        return decode(self.data) if self._copy is _NO_COPY else copied(self.copy)
 
 
 _NO_COPY = object()
@@ -222,7 +220,8 @@ def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None, *,
     """
     if type(value) is not list:
         data = encode(value)
-        return Channel(None, data, cut(data, value, piece_bytes))
+        is_new = joins and earlier is None and type(value) is dict and len(data) >= MANY_BYTES
+        return Channel(None, data, (_cut_lists if is_new else cut)(data, value, piece_bytes))
     known = earlier.items if earlier is not None and earlier.items is not None else ()
     same = [old if old.is_of(new) else None for old, new in zip(known, value, strict=False)]
     # What was moved, as all is when the first items are dropped, is found by its bytes.
@@ -307,6 +306,20 @@ def cut(data: bytes, value: object, piece_bytes: int) -> list[bytes | Piece]:
     return [*segments, *(_pieces(rest, piece_bytes) if len(rest) >= SMALL_BYTES else [rest])]
 
 
+def _cut_lists(data: bytes, value: dict[Any, Any], piece_bytes: int) -> list[bytes | Piece]:
+    """As `cut`, with lists in the same blocks as in the channels they are for: the input of a graph is such a value."""
+    segments: list[bytes | Piece] = []
+    start = 0
+    for one in value.values():
+        items = lay_channel(one, piece_bytes, joins=True).items if type(one) is list else None
+        for block in [item.block for item in items or () if item.block is not None and item.place == 0]:
+            begin = data.find(block.piece.data, start)
+            if begin >= 0:
+                segments += [*cut(data[start:begin], value, piece_bytes), block.piece]
+                start = begin + len(block.piece.data)
+    return [*segments, *cut(data[start:], value, piece_bytes)]
+
+
 def _pieces(data: bytes, piece_bytes: int) -> list[Piece]:
     size = piece_bytes if len(data) <= LARGE_BYTES else LARGE_PIECE_BYTES
     return [Piece(data[start : start + size]) for start in range(0, len(data), size)]
@@ -353,73 +366,3 @@ def _map(size: int) -> bytes:
 
 def _array(size: int) -> bytes:
     return bytes([0x90 | size]) if size < 16 else struct.pack(">BI", 0xDD, size)
-
-
-# --- copies ---
-
-
-def _is_copyable(value: Any) -> bool:
-    kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if kind is dict:
-        return all(type(key) is str for key in value) and all(map(_is_copyable, value.values()))
-    if kind is list or kind is tuple:
-        return all(map(_is_copyable, value))
-    if kind in types.message_classes:
-        return _is_copyable(value.__dict__) and _is_copyable(value.__pydantic_extra__)
-    return False
-
-
-def _copy(value: Any) -> Any:
-    kind = type(value)
-    if kind in _ATOMS:
-        return value
-    if kind is dict:
-        return {key: item if type(item) in _ATOMS else _copy(item) for key, item in value.items()} if value else {}
-    if kind is list:
-        return [_copy(item) for item in value] if value else []
-    if kind is tuple:
-        return tuple(_copy(item) for item in value)
-    extra = value.__pydantic_extra__
-    was_set = set(value.__pydantic_fields_set__)
-    return types.made(kind, _copy(value.__dict__), was_set, None if extra is None else _copy(extra))
-
-
-def _same(ours: Any, other: Any) -> bool:
-    """Equal in type and value, all the way down."""
-    kind = type(ours)
-    if kind is not type(other):
-        return False
-    if kind in _ATOMS:
-        return bool(ours == other) and (kind is not float or repr(ours) == repr(other))
-    if kind is dict:
-        if len(ours) != len(other):
-            return False
-        for (key, item), (other_key, other_item) in zip(ours.items(), other.items(), strict=True):
-            if key != other_key or type(other_key) is not str:
-                return False
-            if item is not other_item and not _same(item, other_item):
-                return False
-        return True
-    if kind is list or kind is tuple:
-        return len(ours) == len(other) and all(map(_same, ours, other))
-    return (
-        _same_fields(ours.__dict__, other.__dict__)
-        and ours.__pydantic_fields_set__ == other.__pydantic_fields_set__
-        and _same(ours.__pydantic_extra__ or None, other.__pydantic_extra__ or None)
-        and other.__pydantic_private__ is None
-    )
-
-
-def _same_fields(ours: dict[str, Any], other: dict[str, Any]) -> bool:
-    """As `_same`, for fields, whose order means nothing."""
-    if len(ours) != len(other):
-        return False
-    for name, value in ours.items():
-        found = other.get(name, _NO_COPY)
-        if value is found or (type(value) in _CONTAINERS and type(value) is type(found) and not value and not found):
-            continue  # nearly always: the same text, or nothing in either
-        if not _same(value, found):
-            return False
-    return True

@@ -214,8 +214,11 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
         )
         try:
             piece_bytes = self.manager._store.index.row_bytes
+            before = self._memory.laid((job, checkpoint_id))
+            known = before.channels if before else {}
             laid: dict[str, Channel] = {
-                name: lay_channel(value, piece_bytes, joins=True) for name, value in values.items()
+                name: lay_channel(value, piece_bytes, known.get(channel), joins=before is not None)
+                for (name, value), (channel, _) in zip(values.items(), writes, strict=True)
             }
             self._commit(request, lay_tree(encode(task), laid, _WRITES), thread)
         except (NeedsStreams, UnsupportedType):
