@@ -111,7 +111,9 @@ class Item:
 
     def value(self) -> object:
         """The value, shared with nobody."""
-        return decode(self.data) if self._copy is _NO_COPY else copied(self.copy)
+        if self._copy is _NO_COPY:
+            return decode(self.data)
+        return copied(self.copy if self._copy is _NOT_YET else self._copy)
 
 
 _NO_COPY = object()
