@@ -90,8 +90,8 @@ class ChunkWriter:
         self._in_flight: list[Future[None]] = []
         self._streams = 0
 
-    def add(self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int) -> list[Entry]:
-        """Write one stream; its entries are complete after `finish`."""
+    def add(self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int, at_once: int = WORKERS) -> list[Entry]:
+        """Write one stream, by at most so many workers; its entries are complete after `finish`."""
         earlier = self._previous[self._streams] if self._streams < len(self._previous) else ()
         self._streams += 1
         entries: list[Entry] = []
@@ -111,12 +111,12 @@ class ChunkWriter:
             if size_bytes <= CHUNK_BYTES:
                 self._work(entries, task, earlier)
             elif task_bytes >= TASK_BYTES:
-                self._submit(entries, task, earlier)
+                self._submit(entries, task, earlier, at_once)
             else:
                 continue
             task, task_bytes = [], 0
         if task:
-            self._submit(entries, task, earlier)
+            self._submit(entries, task, earlier, at_once)
         return entries
 
     def _reuse(self, old: Entry) -> bool:
@@ -133,8 +133,8 @@ class ChunkWriter:
         """What the index calls the chunk with this content."""
         return digest if self.key is None else self.key.chunk_id(digest)
 
-    def _submit(self, entries: list[Entry], task: _Task, earlier: Sequence[Entry]) -> None:
-        while len(self._in_flight) > WORKERS:  # bounds what sources with pieces of their own keep in memory
+    def _submit(self, entries: list[Entry], task: _Task, earlier: Sequence[Entry], at_once: int) -> None:
+        while len(self._in_flight) > at_once:  # bounds what sources with pieces of their own keep in memory
             self._in_flight.pop(0).result()
         self._in_flight.append(self._pool().submit(self._work, entries, task, earlier))
 

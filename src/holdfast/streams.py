@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from . import codec
 from .chunk_writer import ChunkWriter
-from .chunks import CHUNK_BYTES, INLINE_BYTES, Deferred, DeviceMemory, Target, cut, cut_by_content
+from .chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Deferred, DeviceMemory, Target, cut, cut_by_content
 from .manifest import Entry, Manifest, Span
 from .ports import Buffer
 
 SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
+_SOURCE_WORKERS = 4  # for files, which each of them reads into memory of its own
 TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
 
 
@@ -35,7 +36,7 @@ def add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
             pieces = buffer.pieces()
         is_memory = isinstance(buffer, memoryview | DeviceMemory)
         spans[n] = Span(len(streams), 0, size, is_lazy=not is_memory)
-        streams.append(writer.add(pieces, size_bytes=size))
+        streams.append(writer.add(pieces, size_bytes=size, at_once=WORKERS if is_memory else _SOURCE_WORKERS))
     if small:
         offset = 0
         for n, view in small:
