@@ -235,8 +235,8 @@ class Runtime:
             self._runc(*self.call.other("delete", "--force"))
             self._forget(marked)
             return 0
-        if not marked.get("killed") and not self._is_running() and not self._has_succeeded(marked):
-            self._has_crashed(marked)
+        if not marked.get("killed") and not self._is_running() and not self._end_after_success(marked):
+            self._blame_generation(marked)
         done = self._runc(*self.call.argv)
         if done.returncode == 0:
             self._forget(marked)
@@ -260,14 +260,14 @@ class Runtime:
             for stream in range(3):
                 os.dup2(null, stream)
             try:
-                self._has_succeeded(marked)
+                self._end_after_success(marked)
                 self._forget(marked)
             finally:
                 os._exit(0)
         return done.returncode
 
-    def _has_succeeded(self, marked: dict[str, Any]) -> bool:
-        """Whether it ended by itself with status 0, and asked for its history to end with that: then it has."""
+    def _end_after_success(self, marked: dict[str, Any]) -> bool:
+        """End its history, if it asked for that and ended by itself with status 0; answers whether it did."""
         from . import exits, snapshot
 
         if not _is_forgotten_after_success(marked) or exits.status_of(str(self.mark)) != 0:
@@ -278,8 +278,8 @@ class Runtime:
                     manager.delete(one.job, one.id)
         return True
 
-    def _has_crashed(self, marked: dict[str, Any]) -> None:
-        """Right after it was brought back: that speaks against its generation."""
+    def _blame_generation(self, marked: dict[str, Any]) -> None:
+        """If it died right after it was brought back, that speaks against its generation."""
         if marked.get("restored") and time.time() - float(marked.get("started") or time.time()) < CRASH_S:
             with self._store() as manager:
                 if manager.exists(marked["restored"]):
