@@ -118,7 +118,7 @@ def test_a_run_shows_steps_items_and_failures(page: Page) -> None:
     assert page.locator(".cell.done").count() == 56
     page.locator("details:has-text('tile 5 has no data') summary").first.click()
     assert "ValueError" in page.inner_text(".grid ~ details pre")
-    page.locator(".cell.failed").nth(1).click()
+    page.locator(".cell.failed[href$='item=22']").click()
     assert "Item 22" in page.inner_text("h1")
     assert "tile 22 has no data" in page.inner_text("pre")
 

@@ -164,9 +164,14 @@ def test_the_test_of_two_creates_can_fail(engine: Engine) -> None:
     engine.call("kill", "one", "TERM")
     engine.call("delete", "one")
     engine.die_at("", "two at once")
-    with pytest.raises(AssertionError):
-        created_twice(engine, "one")
-        assert engine.status("one") == "paused"
+    for _ in range(5):  # the two may happen to miss each other
+        try:
+            created_twice(engine, "one")
+            assert engine.status("one") == "paused"
+        except AssertionError:
+            return
+        engine.call("delete", "--force", "one")
+    pytest.fail("five times nothing came of it")
 
 
 @criu

@@ -109,7 +109,8 @@ class Kept:
         present = dict(blobs.packs())
         for pack, places in self.places.items():
             for offset, size, seed in places:
-                assert read(blobs, (pack, offset), size) == content(size, seed), f"{pack} at {offset} changed"
+                is_same = read(blobs, (pack, offset), size) == content(size, seed)
+                assert is_same, f"{pack} at {offset} changed"  # apart: pytest would compare them line by line
         assert not self.removed & present.keys(), "a removed pack is back"
         for pack in present.keys() - self.places.keys():
             list(blobs.scan(pack, b"magic"))
