@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blake3 import blake3
 
-from .chunks import WORKERS, Target
+from .chunks import WORKERS, Staged
 from .errors import Corrupted, NotFound
 from .manifest import ZERO, Entry, decompress
 from .ports import Blobs, Buffer, Chunk, Encoding
@@ -59,7 +59,7 @@ class ChunkReader:
         moved = self.find([digest]).get(digest)
         return None if moved == place else moved
 
-    def read(self, wanted: Sequence[tuple[Entry, Target]], *, of: str) -> None:
+    def read(self, wanted: Sequence[tuple[Entry, memoryview | Staged]], *, of: str) -> None:
         """Fill each target with the chunk of its entry, in parallel, every one verified (I2)."""
         places = self.find({e.digest for e, _ in wanted if not e.is_zero})
         if len(wanted) <= 2:
@@ -127,11 +127,11 @@ class ChunkReader:
                 self._read_one(entry, part, place, of)
 
     def _runs(
-        self, wanted: Sequence[tuple[Entry, Target]], places: Mapping[bytes, Chunk]
-    ) -> tuple[list[list[tuple[Entry, Target]]], list[tuple[Entry, Target]]]:
+        self, wanted: Sequence[tuple[Entry, memoryview | Staged]], places: Mapping[bytes, Chunk]
+    ) -> tuple[list[list[tuple[Entry, memoryview | Staged]]], list[tuple[Entry, memoryview | Staged]]]:
         """Neighbours in packs that are not files here, and all others."""
-        elsewhere: list[tuple[Entry, Target]] = []
-        alone: list[tuple[Entry, Target]] = []
+        elsewhere: list[tuple[Entry, memoryview | Staged]] = []
+        alone: list[tuple[Entry, memoryview | Staged]] = []
         for one in wanted:
             place = places.get(one[0].digest)
             (elsewhere if place is not None and self._is_elsewhere(place) else alone).append(one)
@@ -141,7 +141,7 @@ class ChunkReader:
     def _is_elsewhere(self, place: Chunk) -> bool:
         return place.data is None and self._blobs.file_of(place.pack) is None
 
-    def _read_run(self, run: Sequence[tuple[Entry, Target]], places: dict[bytes, Chunk], of: str) -> None:
+    def _read_run(self, run: Sequence[tuple[Entry, memoryview | Staged]], places: dict[bytes, Chunk], of: str) -> None:
         """Neighbours, read at once. What fails is read again by itself, which tells what is the matter with it."""
         try:
             stored = read_neighbours(self._blobs, [places[entry.digest] for entry, _ in run])
@@ -221,7 +221,9 @@ class ChunkReader:
             task.result()
         return region.seal()
 
-    def _read_some(self, task: Sequence[tuple[Entry, Target]], places: dict[bytes, Chunk], of: str) -> None:
+    def _read_some(
+        self, task: Sequence[tuple[Entry, memoryview | Staged]], places: dict[bytes, Chunk], of: str
+    ) -> None:
         for entry, target in task:
             place = places.get(entry.digest)
             if isinstance(target, memoryview):

@@ -32,8 +32,20 @@ class Deferred:
     known: Entry | None = None
 
 
+class Staged(Protocol):
+    """Where a chunk goes that is read and verified elsewhere first."""
+
+    def staging(self) -> memoryview:
+        """Memory of this thread, as large as this, to read into before `take`; used again by the next call."""
+        ...
+
+    def take(self, data: memoryview) -> None:
+        """Copy `data` there."""
+        ...
+
+
 @runtime_checkable
-class DeviceMemory(Protocol):
+class DeviceMemory(Staged, Protocol):
     """Bytes of an accelerator, which the processor reaches only by copying."""
 
     @property
@@ -43,14 +55,6 @@ class DeviceMemory(Protocol):
 
     def pieces(self) -> Iterator[Deferred]:
         """Chunk by chunk; what one of them reads is good until the same thread reads again."""
-        ...
-
-    def staging(self) -> memoryview:
-        """Memory of this thread, as large as this, to read into before `take`; used again by the next call."""
-        ...
-
-    def take(self, data: memoryview) -> None:
-        """Copy `data` there."""
         ...
 
     def copy_to(self, target: memoryview) -> None:

@@ -23,7 +23,17 @@ from typing import TYPE_CHECKING
 from . import codec
 from .chunk_reader import ChunkReader, read_verified
 from .chunk_writer import ChunkWriter
-from .chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, RecallingSource, StoredStream, Target, allocate, cut_by_content
+from .chunks import (
+    CHUNK_BYTES,
+    INLINE_BYTES,
+    WORKERS,
+    RecallingSource,
+    Staged,
+    StoredStream,
+    Target,
+    allocate,
+    cut_by_content,
+)
 from .errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
 from .known import KnownChunks
 from .manifest import (
@@ -40,7 +50,7 @@ from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, KeysChanged, NewChe
 from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
-from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, add_streams, entries_at, part_of, place, size_of
+from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, SharedChunk, add_streams, entries_at, part_of, place, size_of
 
 if TYPE_CHECKING:
     from .crypto import DataKey, Vault
@@ -458,8 +468,8 @@ class Store:
         Small buffers share chunks: who asks for one buffer after the other gives a dictionary for `recent` ones.
         """
         ready: dict[int, Target | StoredStream] = {}
-        wanted: list[tuple[Entry, Target]] = []
-        shared = {} if recent is None else recent  # chunks that hold several buffers: (stream, offset)
+        wanted: list[tuple[Entry, memoryview | Staged]] = []
+        shared: dict[tuple[int, int], SharedChunk] = {}  # (stream, offset)
         copies: list[tuple[Target, memoryview]] = []
         starts: dict[int, list[int]] = {}
         for n in ordinals:
@@ -477,15 +487,20 @@ class Store:
                 starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
             for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
                 inside = at - span.offset  # where the chunk begins, seen from the buffer
-                if inside >= 0 and inside + entry.size_bytes <= span.size_bytes:
-                    wanted.append((entry, part_of(target, inside, inside + entry.size_bytes)))
-                    continue
-                scratch = shared.get((span.stream, at))
-                if scratch is None:
-                    scratch = shared[span.stream, at] = allocate(entry.size_bytes)
-                    wanted.append((entry, scratch))
                 start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
-                copies.append((part_of(target, start, stop), scratch[start - inside : stop - inside]))
+                part = part_of(target, start, stop)
+                if stop - start == entry.size_bytes:
+                    wanted.append((entry, part))
+                elif recent is None:
+                    if (chunk := shared.get((span.stream, at))) is None:
+                        chunk = shared[span.stream, at] = SharedChunk(entry.size_bytes)
+                        wanted.append((entry, chunk))
+                    chunk.add(start - inside, part)
+                else:
+                    if (scratch := recent.get((span.stream, at))) is None:
+                        scratch = recent[span.stream, at] = allocate(entry.size_bytes)
+                        wanted.append((entry, scratch))
+                    copies.append((part, scratch[start - inside : stop - inside]))
         if wanted:
             self.reader.read(wanted, of=checkpoint.id)
         for into, source in copies:

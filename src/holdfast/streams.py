@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,8 @@ from .ports import Buffer
 SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
 _SOURCE_WORKERS = 4  # for files, which each of them reads into memory of its own
 TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
+
+_local = threading.local()
 
 
 def size_of(buffer: codec.Source) -> int:
@@ -75,6 +78,37 @@ def place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memor
 
 def part_of(target: Target, start: int, stop: int) -> Target:
     return target[start:stop] if isinstance(target, memoryview) else target.part(start, stop)
+
+
+class SharedChunk:
+    """A chunk that several buffers lie in: read into memory of the thread that reads it, then copied to each of them.
+
+    They get nothing before it is verified (I2), and it is not held any longer: a state of ten thousand arrays takes
+    hardly more memory to load than the arrays do.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._parts: list[tuple[int, Target]] = []
+
+    def add(self, offset: int, part: Target) -> None:
+        """Fill `part` with what is at `offset` of the chunk."""
+        self._parts.append((offset, part))
+
+    def staging(self) -> memoryview:
+        memory: bytearray | None = getattr(_local, "memory", None)
+        if memory is None or len(memory) < self._size_bytes:
+            memory = bytearray(self._size_bytes)
+            if self._size_bytes <= CHUNK_BYTES:
+                _local.memory = memory
+        return memoryview(memory)[: self._size_bytes]
+
+    def take(self, data: memoryview) -> None:
+        for offset, part in self._parts:
+            if isinstance(part, memoryview):
+                part[:] = data[offset : offset + len(part)]
+            else:
+                part.take(data[offset : offset + part.size_bytes])
 
 
 def entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable[tuple[Entry, int]]:
