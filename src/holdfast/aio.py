@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .model import Lease
+from .model import Checkpoint, Lease
 
 if TYPE_CHECKING:
     from .manager import CheckpointManager
+    from .policies import RetentionPolicy
+    from .review import Verdict
+
+_AT_ONCE = 500  # items of an iterator, in one turn of a worker thread
+_T = TypeVar("_T")
 
 
 class AsyncView:
-    """Every method of a manager as a coroutine that runs in a worker thread; `async with view.lease(job)`."""
+    """Every method of a manager as a coroutine that runs in a worker thread; `async with view.lease(job)`,
+    `async for checkpoint in view.walk(job)`."""
 
     def __init__(self, manager: CheckpointManager) -> None:
         self._manager = manager
@@ -28,6 +35,12 @@ class AsyncView:
         finally:
             await asyncio.to_thread(holding.__exit__, None, None, None)
 
+    def walk(self, job_id: str, **wanted: Any) -> AsyncIterator[Checkpoint]:
+        return _async(self._manager.walk(job_id, **wanted))
+
+    def review(self, policy: RetentionPolicy, **wanted: Any) -> AsyncIterator[Verdict]:
+        return _async(self._manager.review(policy, **wanted))
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._manager, name)
 
@@ -35,3 +48,9 @@ class AsyncView:
             return await asyncio.to_thread(method, *args, **kwargs)
 
         return call
+
+
+async def _async(items: Iterator[_T]) -> AsyncIterator[_T]:
+    while some := await asyncio.to_thread(lambda: list(islice(items, _AT_ONCE))):
+        for item in some:
+            yield item

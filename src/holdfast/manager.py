@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from . import codec, lease
@@ -38,6 +39,7 @@ from .records import copy_record
 from .request import Request, parse_request
 from .retention import Plan, RetentionPolicy
 from .staging import BackgroundSaves, PendingSave
+from .upkeep import Upkeep
 
 if TYPE_CHECKING:
     from .aio import AsyncView
@@ -46,9 +48,11 @@ if TYPE_CHECKING:
     from .gc import GcReport
     from .rebuild import RebuildReport
     from .rekey import RekeyReport
+    from .review import Verdict
     from .store import Store
     from .verify import VerifyReport
 
+_PAGE = 1000  # checkpoints read at once
 _SERVICES = ("http://", "https://")
 Progress = Callable[[int, int], None]  # (done, total), in the unit the operation names
 
@@ -98,8 +102,7 @@ class CheckpointManager:
         self._background = BackgroundSaves()
         self._watchers: list[Callable[[str, Checkpoint], None]] = []
         self._closers: list[Callable[[], None]] = []
-        self._policies: dict[str, RetentionPolicy | None] = {}
-        self._retaining: dict[str, tuple[int, int]] = {}  # saves of a job so far, and at which to plan again
+        self._upkeep = Upkeep()
         self._closed = threading.Event()
         _open_managers.add(self)
 
@@ -184,7 +187,7 @@ class CheckpointManager:
         for watcher in self._watchers:
             watcher("save", checkpoint)
         try:
-            self._retain(checkpoint.job)
+            self._retain(checkpoint)
         except CheckpointError as error:  # the save is done; the next one tries again
             warnings.warn(f"retention of job {checkpoint.job} failed after a save: {error}", stacklevel=4)
 
@@ -215,6 +218,26 @@ class CheckpointManager:
             before=self._seq_of(job_id, before),
             after=self._seq_of(job_id, after),
         )
+
+    def walk(
+        self,
+        job_id: str,
+        *,
+        level: CheckpointLevel | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        before: str | int | None = None,
+        after: str | int | None = None,
+    ) -> Iterator[Checkpoint]:
+        """`list` one by one, oldest first, in memory that does not grow with the history.
+
+        It is read in pages: what is saved meanwhile comes too, what is deleted before its page is read does not.
+        """
+        first, last = self._seq_of(job_id, after) or 0, self._seq_of(job_id, before)
+        wanted: dict[str, Any] = {"level": level, "tags": tags, "metadata": metadata, "before": last}
+        while page := self.list(job_id, **wanted, after=first, limit=_PAGE):
+            yield from page
+            first = page[-1].seq
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """The checkpoint without its state; NotFound if there is none."""
@@ -487,8 +510,8 @@ class CheckpointManager:
         """Delete all but the newest `keep_last` checkpoints of a job; pinned ones stay. Returns how many went."""
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
             raise Validation(f"keep_last={keep_last!r}", hint="use a whole number from 1 on")
-        plan = self.apply(RetentionPolicy(keep_last=keep_last), job=job_id, dry_run=False)
-        return len(plan.delete)
+        policy = RetentionPolicy(keep_last=keep_last)
+        return sum(not verdict.reasons for verdict in self.review(policy, job=job_id, dry_run=False))
 
     def apply(
         self,
@@ -498,37 +521,45 @@ class CheckpointManager:
         dry_run: bool = True,
         progress: Progress | None = None,
     ) -> Plan:
-        """What `policy` would delete, in one job or in all; with dry_run=False, done."""
+        """What `policy` would delete, in one job or in all; with dry_run=False, done.
+
+        The answer holds every checkpoint that was looked at; for long histories see `review`.
+        """
         from .retention import execute, plan
 
         _check_policy(policy)
         made = plan(self._store.index, policy, job=None if job is None else parse_name("job", job))
         return made if dry_run else execute(self._store.index, made, actor=self.actor, progress=progress)
 
+    def review(self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True) -> Iterator[Verdict]:
+        """Each checkpoint of a job, or of all, with the reasons `policy` has to keep it; none: it goes. Newest first.
+
+        With dry_run=False it is gone when it is told, and what is not asked for stays. Memory does not grow with
+        the history.
+        """
+        from .review import carry_out, review
+
+        _check_policy(policy)
+        name = None if job is None else parse_name("job", job)
+        if dry_run:
+            return review(self._store.index, policy, name)
+        return chain.from_iterable(carry_out(self._store.index, policy, name, actor=self.actor))
+
     def set_retention(self, job_id: str, policy: RetentionPolicy | None) -> None:
-        """Apply `policy` to a job by itself, after its saves; None ends that."""
+        """Apply `policy` to a job by itself, after its saves; None ends that.
+
+        A save does a bounded part of it (I6): a long history shrinks with the saves that follow; `cleanup` does it
+        at once.
+        """
         if policy is not None:
             _check_policy(policy)
         text = None if policy is None else policy.to_json()
         self._store.index.set_retention(parse_name("job", job_id), text, actor=self.actor)
-        self._policies[job_id] = policy
-        self._retaining.pop(job_id, None)
+        self._upkeep.set_policy(job_id, policy)
 
-    def _retain(self, job: str) -> None:
-        """Apply the job's own policy, as last read: at every 16th save, because another process may have set it.
-
-        Planning looks at all that is kept, so it waits until a tenth of that has come on top: the cost of a save
-        stays the same (I6).
-        """
-        count, due = self._retaining.get(job, (0, 0))
-        if count % 16 == 0:
-            found = self._store.index.job(job)
-            self._policies[job] = RetentionPolicy.from_json(found.retention) if found and found.retention else None
-        policy = self._policies.get(job)
-        if policy is not None and count >= due:
-            plan = self.apply(policy, job=job, dry_run=False)
-            due = count + max(1, len(plan.keep) // 10)
-        self._retaining[job] = count + 1, due
+    def _retain(self, saved: Checkpoint) -> None:
+        """Do a bounded part of what the job's own policy asks for (I6)."""
+        self._upkeep.after_save(self._store.index, saved, actor=self.actor)
 
     # Caring for the store
 
@@ -708,6 +739,7 @@ class CheckpointManager:
             while self._closers:
                 self._closers.pop(0)()
             self._background.close()
+            self._finish_upkeep()
         finally:
             self._closed.set()
             try:
@@ -715,6 +747,12 @@ class CheckpointManager:
             except BaseException:
                 self._closed.clear()
                 raise
+
+    def _finish_upkeep(self) -> None:
+        try:
+            self._upkeep.finish()
+        except CheckpointError as error:  # every save is done; another one tries again
+            warnings.warn(f"retention failed: {error}", stacklevel=3)
 
     def __enter__(self) -> Self:
         return self
@@ -733,6 +771,7 @@ class CheckpointManager:
     def _after_fork(self) -> None:
         """In a forked child: threads and locks of the parent are of no use here. The adapters see to themselves."""
         self._background = BackgroundSaves()
+        self._upkeep.after_fork()
         self._store.after_fork()
 
     def _check_open(self) -> None:

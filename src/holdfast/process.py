@@ -309,11 +309,11 @@ class CheckpointableProcess(ResumableProcess):
         return saved
 
     def get_checkpoint_info(self) -> dict[str, object]:
-        history = self.store.list(self._process_id)
+        newest = self.store.list(self._process_id, limit=1)
         return {
             "process_id": self._process_id,
-            "checkpoints": len(history),
-            "newest": history[-1].id if history else None,
+            "checkpoints": self.store.stats(self._process_id)["checkpoints"] if newest else 0,
+            "newest": newest[-1].id if newest else None,
             "items_since": self._items_since,
             "seconds_since": time.monotonic() - self._saved_at,
             **self.get_progress(),
@@ -321,8 +321,10 @@ class CheckpointableProcess(ResumableProcess):
 
     def cleanup_checkpoints(self) -> int:
         """Delete what the policy does not keep; answers how many."""
-        policies = self._policy.retention()
-        return sum(len(self.store.apply(policy, job=self._process_id, dry_run=False).delete) for policy in policies)
+        reviews = (
+            self.store.review(policy, job=self._process_id, dry_run=False) for policy in self._policy.retention()
+        )
+        return sum(not verdict.reasons for verdicts in reviews for verdict in verdicts)
 
     def _begin_interval(self) -> None:
         self._items_since = 0

@@ -305,7 +305,7 @@ class Workflows:
                 "state": c.metadata.get("state"),
                 "actor": c.metadata.get("actor"),
             }
-            for c in self._store.list(execution_id)
+            for c in self._store.walk(execution_id)
         ]
 
     def cleanup_old_executions(self, max_age_days: float = 30) -> int:
@@ -316,7 +316,7 @@ class Workflows:
         removed = 0
         for execution_id, newest in self._executions():
             if newest.metadata.get("state") in ("completed", "failed") and newest.created_at < limit:
-                for checkpoint in self._store.list(execution_id):
+                for checkpoint in self._store.walk(execution_id):
                     self._store.delete(execution_id, checkpoint.id)
                 removed += 1
         return removed

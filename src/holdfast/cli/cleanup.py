@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import json
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from holdfast.asjson import plan_json
+from holdfast.asjson import checkpoint_json
 
 from .naming import JobName, require_job
 from .pairs import parse_pairs
-from .progress import progress
-from .session import Number, Session, emit, store_command
+from .progress import Report, progress
+from .session import Number, Session, emit, emit_lists, store_command
 from .tables import Column, print_table
 from .text import age, count_of, size, style
 
 if TYPE_CHECKING:
-    from holdfast.retention import Plan, RetentionPolicy
+    from holdfast.manager import CheckpointManager
+    from holdfast.retention import RetentionPolicy
+    from holdfast.review import Verdict
 
 _COUNT = Number(1)
 _SHOWN = 40  # rows of a plan on screen; --json has all
@@ -76,16 +83,15 @@ def cleanup_command(
         policy = _policy(rules, stored)
         if job is not None and is_set:
             manager.set_retention(job, policy)
-        plan = manager.apply(policy, job=job)
-        if not session.as_json:
-            _print_plan(plan)
-        if is_applied and plan.delete:
+        if session.as_json:
+            _emit(manager, policy, job, is_applied)
+            return
+        outcome = Outcome(manager.review(policy, job=job))
+        _print_plan(outcome, job)
+        if is_applied and outcome.going:
             with progress("deleting", unit="checkpoints") as report:
-                plan = manager.apply(policy, job=job, dry_run=False, progress=report)
-    if session.as_json:
-        emit(plan_json(plan, is_applied=is_applied))
-        return
-    _print_outcome(plan, is_applied)
+                outcome = Outcome(manager.review(policy, job=job, dry_run=False), report, outcome.going)
+    _print_outcome(outcome, is_applied)
     if is_set:
         click.echo(f"the policy is stored: it is applied after each save of {style(job or '', 'id')}")
 
@@ -116,14 +122,79 @@ def _levels(option: str, texts: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def _print_plan(plan: Plan) -> None:
+class Outcome:
+    """What a review says in total, and the newest part of it."""
+
+    def __init__(self, verdicts: Iterable[Verdict], report: Report | None = None, expected: int = 0) -> None:
+        self.staying = self.going = self.frees_bytes = 0
+        self.newest: deque[Verdict] = deque(maxlen=_SHOWN)  # by job and sequence
+        for _, of_job in groupby(verdicts, key=lambda verdict: verdict.checkpoint.job):
+            newest: list[Verdict] = []
+            for verdict in of_job:
+                if len(newest) < _SHOWN:
+                    newest.append(verdict)
+                self._count(verdict)
+                if report and not verdict.reasons:
+                    report(self.going, max(self.going, expected))
+            self.newest.extend(reversed(newest))
+
+    def _count(self, verdict: Verdict) -> None:
+        if verdict.reasons:
+            self.staying += 1
+        else:
+            self.going += 1
+            self.frees_bytes += verdict.checkpoint.stored_bytes
+
+
+class Spool:
+    """Documents in a file: put in with the newest of each job first, taken out with the oldest first."""
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._offsets = array("Q")
+        self._jobs = array("Q")  # where each begins among the offsets
+        self._job = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, job: str, document: object) -> None:
+        if job != self._job:
+            self._job = job
+            self._jobs.append(len(self._offsets))
+        self._offsets.append(self._file.tell())
+        self._file.write(json.dumps(document).encode() + b"\n")
+
+    def __iter__(self) -> Iterator[object]:
+        stops = [*self._jobs[1:], len(self._offsets)]
+        for start, stop in zip(self._jobs, stops, strict=True):
+            for n in range(stop - 1, start - 1, -1):
+                self._file.seek(self._offsets[n])
+                yield json.loads(self._file.readline())
+
+
+def _emit(manager: CheckpointManager, policy: RetentionPolicy, job: str | None, is_applied: bool) -> None:
+    """As `plan_json`, in bounded memory."""
+    head = {"job": job, "policy": json.loads(policy.to_json()), "applied": is_applied}
+    frees_bytes = 0
+    with Spool() as going, Spool() as staying:
+        for verdict in manager.review(policy, job=job, dry_run=not is_applied):
+            document = checkpoint_json(verdict.checkpoint)
+            if verdict.reasons:
+                staying.add(verdict.checkpoint.job, {**document, "reasons": list(verdict.reasons)})
+            else:
+                going.add(verdict.checkpoint.job, document)
+                frees_bytes += verdict.checkpoint.stored_bytes
+        emit_lists({**head, "frees_bytes": frees_bytes}, {"delete": going, "keep": staying})
+
+
+def _print_plan(outcome: Outcome, job: str | None) -> None:
     """Deleted and kept ones in one history, newest last; of a long one, the newest part."""
-    rows = [(c, "delete", "") for c in plan.delete]
-    rows += [(kept.checkpoint, "keep", ", ".join(kept.reasons)) for kept in plan.keep]
-    rows.sort(key=lambda row: (row[0].job, row[0].seq))
-    shown = rows[-_SHOWN:]
-    if len(shown) < len(rows):
-        click.echo(style(f"… {count_of(len(rows) - len(shown), 'older checkpoint')} (--json shows all)", "dim"))
+    if older := outcome.staying + outcome.going - len(outcome.newest):
+        click.echo(style(f"… {count_of(older, 'older checkpoint')} (--json shows all)", "dim"))
     print_table(
         (
             Column("PLAN", is_whole=True, looks={"delete": "bad", "keep": "good"}),
@@ -136,25 +207,26 @@ def _print_plan(plan: Plan) -> None:
         ),
         [
             (
-                what,
-                c.job if plan.job is None else "",
+                "keep" if verdict.reasons else "delete",
+                c.job if job is None else "",
                 str(c.seq),
                 c.id,
                 age(c.created_at),
                 size(c.stored_bytes),
-                why,
+                ", ".join(verdict.reasons),
             )
-            for c, what, why in shown
+            for verdict in outcome.newest
+            for c in [verdict.checkpoint]
         ],
     )
 
 
-def _print_outcome(plan: Plan, is_applied: bool) -> None:
-    count = count_of(len(plan.delete), "checkpoint")
-    if not plan.delete:
+def _print_outcome(outcome: Outcome, is_applied: bool) -> None:
+    count = count_of(outcome.going, "checkpoint")
+    if not outcome.going:
         click.echo("nothing to delete")
     elif is_applied:
-        click.echo(style(f"{count} deleted", "name") + f", {len(plan.keep):,} kept; holdfast gc gives back the space")
+        click.echo(style(f"{count} deleted", "name") + f", {outcome.staying:,} kept; holdfast gc gives back the space")
     else:
-        freed = f"up to {size(plan.frees_bytes)}"
-        click.echo(style(f"would delete {count}", "name") + f" ({freed}), keep {len(plan.keep):,}; do it with --apply")
+        freed = f"up to {size(outcome.frees_bytes)}"
+        click.echo(style(f"would delete {count}", "name") + f" ({freed}), keep {outcome.staying:,}; do it with --apply")

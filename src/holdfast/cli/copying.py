@@ -94,7 +94,7 @@ def _copy_job(session: Session, job: str, new: str) -> None:
             copied = job_named(manager, new)
             return min(copied.checkpoints if copied else 0, total), total
 
-        known = {c.id for c in manager.list(new)}
+        known = {c.id for c in manager.walk(new)}
         with progress(f"copying {job}", unit="checkpoints") as report, watched(report, look):
             copies = manager.copy(job, new)
         copied = sum(c.id not in known for c in copies)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -22,12 +24,12 @@ from .naming import REF_HELP, Ref, find, job_named
 from .placing import added_to_directory, place_file, placed_directory
 from .progress import Report, progress
 from .restore import MAX_INLINE_BYTES
-from .session import Session, emit, store_command
+from .session import Session, emit, pieces_of, store_command
 from .text import count_of, safe, size, style
 
 if TYPE_CHECKING:
     from holdfast.manager import CheckpointManager
-    from holdfast.model import Checkpoint
+    from holdfast.model import Checkpoint, Job
 
 FORMAT = "holdfast-export-1"
 README = """\
@@ -125,10 +127,9 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
     with session.open() as manager, progress("exporting", unit="bytes") as report:
         checkpoints = _wanted(manager, ref)
         if chosen == "json":
-            text = json.dumps(_document(manager, checkpoints), indent=2).encode() + b"\n"
-            files, size_bytes = 1, place_file(target, lambda file: file.write(text), force=force)
+            files, size_bytes = 1, place_file(target, partial(_write_document, manager, checkpoints), force=force)
         elif chosen == "safetensors":
-            checkpoints = checkpoints[-1:]
+            checkpoints = Chosen(deque(checkpoints, 1))
             files, size_bytes = 1, _to_safetensors(manager, checkpoints, target, force)
         elif chosen == "zip":
             files, size_bytes = _to_zip(manager, checkpoints, target, force, report)
@@ -139,24 +140,24 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
                 sink = DirectorySink(draft)
                 _write_all(manager, checkpoints, sink, report)
             files, size_bytes = sink.files, sink.size_bytes
-    if session.as_json:
         ids = [c.id for c in checkpoints]
+    if session.as_json:
         emit({"to": dest, "format": chosen, "checkpoints": ids, "files": files, "bytes": size_bytes})
     else:
-        what = f"{count_of(len(checkpoints), 'checkpoint')} → {style(safe(dest), 'name')}"
+        what = f"{count_of(len(ids), 'checkpoint')} → {style(safe(dest), 'name')}"
         click.echo(f"{what}  ({chosen}, {count_of(files, 'file')}, {size(size_bytes)})", err=True)
 
 
-def _to_safetensors(manager: CheckpointManager, checkpoints: list[Checkpoint], target: Path, force: bool) -> int:
+def _to_safetensors(manager: CheckpointManager, checkpoints: Chosen, target: Path, force: bool) -> int:
     from holdfast.integrations.safetensors import write_file
 
-    if not checkpoints:
-        raise Validation("there is no checkpoint to export", hint="holdfast jobs shows which jobs exist")
-    return place_file(target, lambda file: write_file(manager, checkpoints[0].id, file), force=force)
+    for checkpoint in checkpoints:
+        return place_file(target, partial(write_file, manager, checkpoint.id), force=force)
+    raise Validation("there is no checkpoint to export", hint="holdfast jobs shows which jobs exist")
 
 
 def _to_old_layout(
-    manager: CheckpointManager, checkpoints: list[Checkpoint], target: Path, force: bool, form: str
+    manager: CheckpointManager, checkpoints: Chosen, target: Path, force: bool, form: str
 ) -> tuple[int, int]:
     """What JSON has no words for is written as everywhere here: an object with a "$type"."""
     from holdfast.importers.leaving import artemis_files, jobs_files
@@ -177,26 +178,53 @@ def _to_old_layout(
     return sink.files, sink.size_bytes
 
 
-def _wanted(manager: CheckpointManager, ref: str) -> list[Checkpoint]:
+class Chosen:
+    """The checkpoints to export, read anew each time they are gone through."""
+
+    def __init__(self, checkpoints: Iterable[Checkpoint]) -> None:
+        self._checkpoints = checkpoints
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return iter(self._checkpoints)
+
+
+class ChosenJob(Chosen):
+    """Those of a job that can be loaded, up to the newest there is now."""
+
+    def __init__(self, manager: CheckpointManager, job: Job) -> None:
+        self._manager = manager
+        self._job = job
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        history = self._manager.walk(self._job.name, before=self._job.last_seq + 1)
+        return (checkpoint for checkpoint in history if checkpoint.status != "corrupted")
+
+
+def _wanted(manager: CheckpointManager, ref: str) -> Chosen:
     """All checkpoints of a job that can be loaded, or the one that is named."""
-    if not {"~", "#"} & set(ref) and not manager.exists(ref) and job_named(manager, ref):
-        return [c for c in manager.list(ref) if c.status != "corrupted"]
-    return [find(manager, ref)]
+    if not {"~", "#"} & set(ref) and not manager.exists(ref) and (job := job_named(manager, ref)):
+        return ChosenJob(manager, job)
+    return Chosen([find(manager, ref)])
 
 
-def _document(manager: CheckpointManager, checkpoints: list[Checkpoint]) -> dict[str, object]:
-    exported = []
-    for checkpoint in checkpoints:
-        state = open_state(manager, checkpoint.id)
-        view = to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
-        exported.append({**checkpoint_json(checkpoint), "state": view})
-    return {"format": FORMAT, "checkpoints": exported}
+def _write_document(manager: CheckpointManager, checkpoints: Chosen, file: BinaryIO) -> None:
+    def documents() -> Iterator[object]:
+        for checkpoint in checkpoints:
+            state = open_state(manager, checkpoint.id)
+            view = to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
+            yield {**checkpoint_json(checkpoint), "state": view}
+
+    file.writelines(piece.encode() for piece in pieces_of({"format": FORMAT}, {"checkpoints": documents()}, _to_text))
 
 
-def _write_all(manager: CheckpointManager, checkpoints: list[Checkpoint], sink: Sink, report: Report | None) -> None:
+def _to_text(document: object) -> str:
+    return json.dumps(document, indent=2)
+
+
+def _write_all(manager: CheckpointManager, checkpoints: Chosen, sink: Sink, report: Report | None) -> None:
     sink.add("README.txt", [README.encode()])
-    listed = {"format": FORMAT, "checkpoints": [checkpoint_json(c) for c in checkpoints]}
-    sink.add("checkpoints.json", [json.dumps(listed, indent=2).encode(), b"\n"])
+    listed = pieces_of({"format": FORMAT}, {"checkpoints": map(checkpoint_json, checkpoints)}, _to_text)
+    sink.add("checkpoints.json", (piece.encode() for piece in listed))
     total = sum(c.size_bytes for c in checkpoints)
     done = 0
     inside = None if report is None else lambda part, _: report(done + part, total)  # of a tree under way
@@ -239,7 +267,7 @@ def _as_files(
 
 
 def _to_zip(
-    manager: CheckpointManager, checkpoints: list[Checkpoint], target: Path, force: bool, report: Report | None
+    manager: CheckpointManager, checkpoints: Chosen, target: Path, force: bool, report: Report | None
 ) -> tuple[int, int]:
     files = 0
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,9 +14,13 @@ from holdfast.asjson import checkpoint_json, job_json
 from .naming import JobName
 from .output import print_checkpoints, print_jobs
 from .pairs import parse_json_pairs, parse_pairs
-from .session import Number, Session, emit, store_command
+from .session import Number, Session, emit, emit_lists, store_command
 from .text import count_of, size, style
 
+if TYPE_CHECKING:
+    from holdfast.model import Checkpoint
+
+_PRINTED_AT_ONCE = 1000
 LEVELS = click.Choice(["pipeline", "stage", "step", "substep"])
 
 
@@ -65,35 +72,49 @@ def list_command(
 
     SIZE is the state, ADDED what it took on disk beyond what was stored already.
     """
-    wanted_tags = parse_pairs("--tag", tags)
-    wanted = parse_json_pairs("--metadata", metadata)
     is_terminal = sys.stdout.isatty() and not session.as_json
     most = limit or (50 if is_terminal else None)
+    wanted: dict[str, Any] = {
+        "level": level,
+        "tags": parse_pairs("--tag", tags),
+        "metadata": parse_json_pairs("--metadata", metadata),
+        "before": _position(before),
+    }
     with session.open() as manager:
-        found = manager.list(
-            job,
-            level=level,
-            tags=wanted_tags,
-            metadata=wanted,
-            limit=most + 1 if most and is_terminal else most,  # one more tells whether there are more
-            before=_position(before),
-        )
-        if not found and not (level or tags or metadata or before):
+        if most is None:
+            found: Iterator[Checkpoint] = manager.walk(job, **wanted)
+        else:  # one more tells whether there are more
+            found = iter(manager.list(job, limit=most + 1 if is_terminal else most, **wanted))
+        first = next(found, None)
+        if first is None and not (level or tags or metadata or before):
             from holdfast.errors import NotFound
 
             raise NotFound(f"job {job} has no checkpoint", hint="holdfast jobs lists the jobs")
-    if session.as_json:
-        emit({"job": job, "checkpoints": [checkpoint_json(c) for c in found]})
-        return
-    if not found:
-        click.echo("no checkpoint fits", err=True)
-        return
-    shown = found if most is None else found[-most:]
+        found = chain([] if first is None else [first], found)
+        if session.as_json:
+            emit_lists({"job": job}, {"checkpoints": map(checkpoint_json, found)})
+        elif first is None:
+            click.echo("no checkpoint fits", err=True)
+        elif is_terminal and most is not None:
+            _print_newest(list(found), most)
+        else:
+            _print_all(found)
+
+
+def _print_newest(found: list[Checkpoint], most: int) -> None:
+    shown = found[-most:]
     print_checkpoints(shown)
-    if is_terminal:
-        total = f"{count_of(len(shown), 'checkpoint')}, {size(sum(c.size_bytes for c in shown))}"
-        more = f"; there are older ones: --before {shown[0].seq}, or --limit" if len(shown) < len(found) else ""
-        click.echo(style(f"{total}{more}", "dim"))
+    total = f"{count_of(len(shown), 'checkpoint')}, {size(sum(c.size_bytes for c in shown))}"
+    more = f"; there are older ones: --before {shown[0].seq}, or --limit" if len(shown) < len(found) else ""
+    click.echo(style(f"{total}{more}", "dim"))
+
+
+def _print_all(found: Iterator[Checkpoint]) -> None:
+    """Page by page; the columns are as wide as a page needs them."""
+    has_titles = True
+    while page := list(islice(found, _PRINTED_AT_ONCE)):
+        print_checkpoints(page, has_titles=has_titles)
+        has_titles = False
 
 
 def _position(text: str | None) -> str | int | None:

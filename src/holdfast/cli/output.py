@@ -32,7 +32,7 @@ _CHECKPOINTS = (
 )
 
 
-def print_checkpoints(checkpoints: Sequence[Checkpoint]) -> None:
+def print_checkpoints(checkpoints: Sequence[Checkpoint], *, has_titles: bool = True) -> None:
     """Number, ID, and as much of the rest as fits. The level is shown only where levels differ."""
     levels = {checkpoint.level for checkpoint in checkpoints}
     print_table(
@@ -50,6 +50,7 @@ def print_checkpoints(checkpoints: Sequence[Checkpoint]) -> None:
             )
             for c in checkpoints
         ],
+        has_titles=has_titles,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -71,6 +71,31 @@ def emit(document: object, *, indent: int | None = 2) -> None:
     sys.stdout.flush()
     write_all(sys.stdout.buffer, to_json(document, indent=indent).encode() + b"\n")
     sys.stdout.buffer.flush()
+
+
+def emit_lists(head: Mapping[str, object], lists: Mapping[str, Iterable[object]]) -> None:
+    """`emit` of a document whose last members are lists, each written while it is read."""
+    sys.stdout.flush()
+    for piece in pieces_of(head, lists, to_json):
+        write_all(sys.stdout.buffer, piece.encode())
+    sys.stdout.buffer.flush()
+
+
+def pieces_of(
+    head: Mapping[str, object], lists: Mapping[str, Iterable[object]], to_text: Callable[[object], str]
+) -> Iterator[str]:
+    """The text of a document whose last members are lists, piece by piece; `to_text` indents by two."""
+    import textwrap
+
+    yield to_text(head).removesuffix("\n}")
+    for name, items in lists.items():
+        yield f',\n  "{name}": ['
+        comma, end = "\n", "]"
+        for item in items:
+            yield comma + textwrap.indent(to_text(item), "    ")
+            comma, end = ",\n", "\n  ]"
+        yield end
+    yield "\n}\n"
 
 
 def write_all(out: BinaryIO, data: bytes | memoryview) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import click
 
@@ -28,10 +29,11 @@ class Column:
     looks: Mapping[str, str] = field(default_factory=dict)
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, has_titles: bool = True) -> None:
     """Print rows under their titles; cells are made harmless here. Columns without any content are left out."""
     cells = [[safe(cell) for cell in row] for row in rows]
-    for line in layout(columns, cells, terminal_width()):
+    lines = layout(columns, cells, terminal_width())
+    for line in lines if has_titles else islice(lines, 1, None):
         click.echo(line)
 
 

@@ -22,6 +22,7 @@ from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, L
 from holdfast.ports import Checkpoints, EventChain, Events, Jobs
 from holdfast.request import Request
 from holdfast.retention import Kept, Plan, RetentionPolicy
+from holdfast.review import Verdict
 from holdfast.verify import Problem, VerifyReport
 from holdfast.wire import size_of_frame, write_frame
 
@@ -52,7 +53,7 @@ class RemoteManager(CheckpointManager):
         client: Client = self._store.client  # type: ignore[attr-defined]
         return client
 
-    def _retain(self, job: str) -> None:
+    def _retain(self, saved: Checkpoint) -> None:
         """The service sees to that."""
 
     def resume_from(
@@ -88,6 +89,13 @@ class RemoteManager(CheckpointManager):
         if progress:
             progress(len(delete), len(delete))
         return Plan(policy, keep, delete, made["frees_bytes"], job)
+
+    def review(self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True) -> Iterator[Verdict]:
+        """In one answer of the service, which holds all of it."""
+        made = self.apply(policy, job=job, dry_run=dry_run)
+        verdicts = [Verdict(kept.checkpoint, kept.reasons) for kept in made.keep]
+        verdicts += [Verdict(checkpoint, ()) for checkpoint in made.delete]
+        return iter(sorted(verdicts, key=lambda verdict: (verdict.checkpoint.job, -verdict.checkpoint.seq)))
 
     def set_retention(self, job_id: str, policy: RetentionPolicy | None) -> None:
         self.client.set_retention(parse_name("job", job_id), policy)

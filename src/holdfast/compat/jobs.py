@@ -62,7 +62,7 @@ class CheckpointManager(manager.CheckpointManager):
 
     def cleanup_job(self, job_id: str) -> int:
         """Delete all checkpoints of a job; answers how many."""
-        return sum(self.delete(job_id, checkpoint.id) for checkpoint in self.list(job_id))
+        return sum(self.delete(job_id, checkpoint.id) for checkpoint in self.walk(job_id))
 
     # Workflows
 

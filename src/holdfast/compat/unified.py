@@ -102,7 +102,7 @@ class CheckpointStorage:
         wanted = filter or CheckpointFilter()
         jobs = [name_of(wanted.process_name)] if wanted.process_name else [job.name for job in self.store.jobs()]
         every = [
-            c for job in jobs for c in self.store.list(job, level=wanted.level) if c.metadata.get("kind") == "unified"
+            c for job in jobs for c in self.store.walk(job, level=wanted.level) if c.metadata.get("kind") == "unified"
         ]
         found = [made for c in every if wanted.matches(made := self._data(c, None))]
         return found if wanted.limit is None else found[-wanted.limit :]
@@ -112,7 +112,7 @@ class CheckpointStorage:
         limit = datetime.now(UTC) - timedelta(days=max_age_days)
         removed = 0
         for job in self.store.jobs():
-            own = [c for c in self.store.list(job.name) if c.metadata.get("kind") == "unified"]
+            own = [c for c in self.store.walk(job.name) if c.metadata.get("kind") == "unified"]
             beyond = set() if max_count is None else {c.id for c in own[: max(0, len(own) - max(1, max_count))]}
             doomed = [c for c in own[:-1] if c.id in beyond or c.created_at < limit]
             needed = {c.parent for c in own if c not in doomed}
@@ -128,7 +128,7 @@ class CheckpointStorage:
 
     def _data(self, found: Checkpoint, state: Any) -> CheckpointData:
         about = found.metadata
-        children = [str(c.id) for c in self.store.list(found.job) if c.parent == found.id] if state is not None else []
+        children = [str(c.id) for c in self.store.walk(found.job) if c.parent == found.id] if state is not None else []
         metadata = CheckpointMetadata(
             process_name=str(about.get("process_name", found.job)),
             process_version=str(about.get("process_version", "1.0.0")),
@@ -223,7 +223,7 @@ class CheckpointRegistry:
 
     def children_of(self, checkpoint_id: str) -> Any:
         found = self._storage.store.get(checkpoint_id)
-        return [c.id for c in self._storage.store.list(found.job) if c.parent == found.id]
+        return [c.id for c in self._storage.store.walk(found.job) if c.parent == found.id]
 
     def cleanup(self, max_age_days: float = 7, max_count: int | None = None) -> int:
         return self._storage.cleanup(max_age_days, max_count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -29,7 +29,7 @@ _OF_STEPS = (
 )  # fmt: skip
 
 
-def jobs_files(checkpoints: list[Checkpoint], view: View) -> Iterator[File]:
+def jobs_files(checkpoints: Iterable[Checkpoint], view: View) -> Iterator[File]:
     """`<job>/<checkpoint>.json` of each checkpoint; of an execution `<execution>.json`, as it is now."""
     executions = {c.job: c for c in checkpoints if c.metadata.get("kind") == "execution"}
     for newest in executions.values():

@@ -49,7 +49,7 @@ class HoldfastCheckpointIO(CheckpointIO):  # type: ignore[misc]
     def _find(self, name: str) -> list[Checkpoint]:
         found = self.manager.list(self.job, metadata={"path": name})
         if not found:
-            found = [checkpoint for checkpoint in self.manager.list(self.job) if checkpoint.id == name]
+            found = [checkpoint for checkpoint in self.manager.walk(self.job) if checkpoint.id == name]
         if not found:
             raise NotFound(f"job {self.job} has no checkpoint {name}", hint=f"holdfast list {self.job}")
         return found

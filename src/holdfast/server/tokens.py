@@ -116,7 +116,7 @@ class Tokens:
 
     def all(self) -> list[Token]:
         """Every token ever made, oldest first."""
-        return [_token(checkpoint) for checkpoint in self._manager.list(JOB)]
+        return [_token(checkpoint) for checkpoint in self._manager.walk(JOB)]
 
     def revoke(self, name_or_id: str) -> Token:
         """From now on, and within a second everywhere, nobody gets in with it."""

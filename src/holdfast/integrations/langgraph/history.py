@@ -120,7 +120,7 @@ def names_of(checkpoint: Checkpoint) -> tuple[str, str]:
 def copy_job(manager: CheckpointManager, job: str, target_thread: str) -> None:
     """Copy the job of one namespace to another thread, in order, writes included."""
     namespace = ""
-    for source in manager.list(job):
+    for source in manager.walk(job):
         try:
             source, packed = manager._store.index.read(source.id)
         except NotFound:

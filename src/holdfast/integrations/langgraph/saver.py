@@ -332,7 +332,7 @@ class HoldfastSaver(BaseCheckpointSaver[int]):
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread. A pinned checkpoint is a Conflict; then nothing of its job goes."""
         for job in history.jobs_of_thread(self.manager._store.index, thread_id):
-            self._delete(job, [checkpoint.id for checkpoint in self.manager.list(job)])
+            self._delete(job, [checkpoint.id for checkpoint in self.manager.walk(job)])
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of these runs, and their writes, in every thread."""

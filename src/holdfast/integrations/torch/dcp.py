@@ -130,7 +130,7 @@ class HoldfastWriter(_Place, StorageWriter):  # type: ignore[misc]
     def _prune(self, keep_last: int) -> None:
         """Older saves go first, then parts that nobody names and that are older than one that somebody does."""
         self.manager.cleanup(self.job, keep_last)
-        parts_of: Any = [kept.metadata.get("parts", ()) for kept in self.manager.list(self.job)]
+        parts_of: Any = [kept.metadata.get("parts", ()) for kept in self.manager.walk(self.job)]
         needed = {part for parts in parts_of for part in parts}
         for job in self.manager.jobs(f"{self.job}.rank"):
             parts = self.manager.list(job.name)
