@@ -89,7 +89,7 @@ def open_state(manager: CheckpointManager, checkpoint_id: str) -> StoredState:
     checkpoint, packed = store.index.read(checkpoint_id)
     manifest = store.open(checkpoint, packed)
     tree = store.tree(checkpoint, manifest)
-    outline = load(tree, None, lambda raw, _: _Outliner(None).lift(raw, 0))
+    outline = load(tree, None, make=_Outliner)
     return StoredState(checkpoint, outline, len(tree), manager, manifest)
 
 

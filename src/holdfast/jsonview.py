@@ -33,7 +33,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from . import codec
-from .codec import MAX_DEPTH, BufferSummary, TypeSummary
+from .codec import PART_DEPTH, BufferSummary, TypeSummary
 from .errors import Validation
 
 LONG_INT_BITS = 14_000  # Python writes no more than 4,300 digits, and JSON readers far fewer
@@ -64,7 +64,11 @@ def to_json_view(
     At most `max_items` of each container and `max_string` characters (or bytes) of each text are shown. `fields_of`
     answers what else to say of an array, a tree or file, or a byte string that is not in the outline itself.
     """
-    return _View(max_items, max_string, fields_of).show(state)
+    view = _View(max_items, max_string, fields_of)
+    try:
+        return view.show(state)
+    except RecursionError:  # then its outline, which says where it stops
+        return view.show(codec.outline(codec.encode(state).tree))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +241,13 @@ def from_json(text: str | bytes) -> Any:
         raise Validation(
             f"this is not JSON: {error.msg} at {where}", hint="check it with python -m json.tool"
         ) from None
-    if _depth_is_over(state, MAX_DEPTH):
+    if _depth_is_over(state, PART_DEPTH):
         raise _too_deep()
     return state
 
 
 def _too_deep() -> Validation:
-    return Validation(f"the JSON is nested more than {MAX_DEPTH} levels deep", hint="save it in a flatter form")
+    return Validation(f"the JSON is nested more than {PART_DEPTH} levels deep", hint="save it in a flatter form")
 
 
 def _depth_is_over(value: object, levels: int) -> bool:

@@ -157,7 +157,7 @@ class TestView:
 
     def test_of_the_deepest_state(self):
         state = None
-        for _ in range(codec.MAX_DEPTH):
+        for _ in range(codec.PART_DEPTH):
             state = (state,)
         json.dumps(to_json_view(state))
 
@@ -174,7 +174,7 @@ class TestFromJson:
             (' {"a": [1, 2.5, "x", true, null]} ', {"a": [1, 2.5, "x", True, None]}),
             (b'{"\xc3\xb8": 1}', {"ø": 1}),
             (b"\xef\xbb\xbf[1]", [1]),
-            ("[" * codec.MAX_DEPTH + "]" * codec.MAX_DEPTH, None),
+            ("[" * codec.PART_DEPTH + "]" * codec.PART_DEPTH, None),
             ('"\\ud800"', "\ud800"),
             ("-0.0", -0.0),
             ("1e3", 1000.0),

@@ -51,6 +51,8 @@ None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are m
      39  pyarrow                  [class, {shape, columns}, size, reference to Arrow IPC]
     40…  Holdfast's own kinds     register_builtin
      42  jax arrays, random keys  [dtype, [length…], kind of key or "", reference]
+     43  a state of over 200 levels  [[first buffer, [size…], part], …]: see `deep`
+     44  in a part of one         the number of the part that stands here
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ from holdfast.chunks import DeviceMemory
 from holdfast.errors import Validation
 from holdfast.ports import Buffer
 
-from . import plain, summaries  # noqa: F401 - they enter their kinds
+from . import deep, plain, summaries  # noqa: F401 - they enter their kinds
 from .kinds import (
     MAX_DEPTH,
+    PART_DEPTH,
     BufferSummary,
     ChunkedSource,
     DecodeContext,
@@ -83,7 +86,7 @@ from .unpacking import Unpacker, load
 __all__ = [
     "encode", "decode", "outline", "buffer_targets", "parse_device", "register", "register_builtin",
     "Encoded", "Source", "ChunkedSource", "Fetch", "BufferSummary", "TypeSummary",
-    "EncodeContext", "DecodeContext", "DeviceTargets", "CODEC", "MAX_DEPTH",
+    "EncodeContext", "DecodeContext", "DeviceTargets", "CODEC", "MAX_DEPTH", "PART_DEPTH",
 ]  # fmt: skip
 
 CODEC = "hf1"
@@ -118,7 +121,8 @@ def decode(
 
     `fetch(n)` answers exactly the bytes of buffer n. Arrays are built on that memory, and are read-only where it
     is. `only`: glob patterns over '/'-joined paths ("model/layer3/*"). Dictionaries keep the branches with a
-    match; any other container is whole or absent; nothing else is fetched. A pattern without a match is NotFound.
+    match; any other container is whole or absent, and so is what is more than PART_DEPTH levels down; nothing else is
+    fetched, but for what is that deep. A pattern without a match is NotFound.
     `into`: a state of the same form, or of some of its dictionary keys; its arrays and tensors are filled and
     appear in the result themselves (Validation where one does not fit). If `fetch` answers their own memory, as
     `buffer_targets` lists it, nothing is copied.
@@ -148,7 +152,8 @@ def parse_device(device: object) -> str:
 
 
 def outline(tree: Buffer) -> object:
-    """The state with a BufferSummary for each array and long byte string, a TypeSummary for each registered value.
+    """The state with a BufferSummary for each array and long byte string, a TypeSummary for each registered value and
+    for what is more than PART_DEPTH levels down.
 
     Fetches nothing, constructs nothing but builtin types, needs no library and no registration.
     """

@@ -22,7 +22,8 @@ from holdfast.ports import Buffer
 
 from .sharing import Shares
 
-MAX_DEPTH = 200  # levels of containers in a state, on save and on load
+MAX_DEPTH = 10_000  # levels of containers in a state, on save and on load
+PART_DEPTH = 200  # of these, as many as are packed and unpacked by recursion: deeper states are cut into parts
 LEAF_DEPTH = 40  # levels a leaf may add below that for itself
 FIRST_FREE_TAG = 40  # below: fixed here; from here on: register_builtin
 
@@ -69,6 +70,8 @@ class Tag(IntEnum):
     POLARS = 38
     ARROW = 39
     JAX = 42
+    DEEP = 43
+    PART = 44
 
 
 class ChunkedSource(Protocol):
@@ -150,10 +153,15 @@ class Problem(Exception):
 
 
 class TooDeep(Problem):
-    """More levels than MAX_DEPTH. On the way up the containers tell whether it is a cycle."""
+    """More levels than there may be. On the way up the containers tell whether it is a cycle."""
 
-    def __init__(self, error: type[CheckpointError]) -> None:
-        super().__init__(f"more than {MAX_DEPTH} levels deep", "save it in a flatter form", error)
+    def __init__(self, error: type[CheckpointError], levels: int = MAX_DEPTH) -> None:
+        super().__init__(f"more than {levels:,} levels deep", "save it in a flatter form", error)
+
+    @property
+    def is_cycle(self) -> bool:
+        containers = [id(container) for _, container in self.steps if container is not None]
+        return len(set(containers)) < len(containers)
 
     def typed(self) -> CheckpointError:
         outermost_first = self.steps[::-1]

@@ -16,7 +16,7 @@ from holdfast.errors import CheckpointError, UnsupportedType, Validation
 
 from .kinds import (
     LEAF_DEPTH,
-    MAX_DEPTH,
+    PART_DEPTH,
     Choice,
     Leaf,
     Problem,
@@ -52,6 +52,7 @@ class NeedsCare(Exception):
 class Packer:
     """One encoding under way (an EncodeContext)."""
 
+    levels = PART_DEPTH  # that are packed by recursion
     __slots__ = ("_depth", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes", "shares")
 
     def __init__(self, out_of_band_bytes: int, *, is_careful: bool, shares: Shares | None = None) -> None:
@@ -61,7 +62,7 @@ class Packer:
         self._is_careful = is_careful
         self._native = _SCALARS - {int, str} if is_careful else _SCALARS
         self._depth = 0
-        self._limit = MAX_DEPTH
+        self._limit = self.levels
 
     def add_buffer(self, source: Source) -> int:
         self.buffers.append(source)
@@ -75,7 +76,7 @@ class Packer:
     def pack(self, value: object) -> bytes:
         # A leaf at the deepest allowed place may still use a few levels of its own.
         depth, limit = self._depth, self._limit
-        self._limit = MAX_DEPTH + LEAF_DEPTH
+        self._limit = self.levels + LEAF_DEPTH
         payload = self._write(self.lower(value, depth))
         self._depth, self._limit = depth, limit
         return payload
@@ -257,18 +258,29 @@ def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool) -> tuple[b
     return tree, packer.buffers
 
 
+def _pack_deep(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
+    from .deep import pack_deep
+
+    return pack_deep(state, out_of_band_bytes)
+
+
 def pack_state(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
     """The tree and the buffers of `state`; raises only errors.*."""
     try:
         try:
-            if is_native((state,), _SCALARS, MAX_DEPTH):
+            if is_native((state,), _SCALARS, PART_DEPTH):
                 return ormsgpack.packb(state, option=_EXACT), []
         except TypeError:  # a key that is no str, or an int or str beyond msgpack
             pass
         try:
-            return _pack(state, out_of_band_bytes, is_careful=False)
-        except NeedsCare:
-            return _pack(state, out_of_band_bytes, is_careful=True)
+            try:
+                return _pack(state, out_of_band_bytes, is_careful=False)
+            except NeedsCare:
+                return _pack(state, out_of_band_bytes, is_careful=True)
+        except TooDeep as problem:
+            if problem.is_cycle:
+                raise
+        return _pack_deep(state, out_of_band_bytes)
     except Problem as problem:
         raise problem.typed() from problem.__cause__
     except RecursionError as error:

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.chunks import DeviceMemory
 from holdfast.errors import NotFound, Validation
 
-from .kinds import MAX_DEPTH, Leaf, Problem, Raw, Shape, Tag, kind_of, layouts
+from .kinds import PART_DEPTH, Leaf, Problem, Raw, Shape, Tag, kind_of, layouts
 from .packing import key_segment
 from .plain import distinct
 from .refusals import qualified
@@ -182,7 +182,7 @@ def _has_target(own: object, depth: int = 0) -> bool:
     kind = kind_of(own)
     if isinstance(kind, Leaf):
         return kind.target is not None
-    if depth > MAX_DEPTH or (kind is None and not isinstance(own, dict | list | tuple)):
+    if depth > PART_DEPTH or (kind is None and not isinstance(own, dict | list | tuple)):
         return False
     children: Iterable[Any]
     if isinstance(own, dict):

@@ -19,7 +19,7 @@ from holdfast.ports import Buffer
 from .kinds import (
     FIRST_FREE_TAG,
     LEAF_DEPTH,
-    MAX_DEPTH,
+    PART_DEPTH,
     DeviceTargets,
     Fetch,
     Leaf,
@@ -27,6 +27,7 @@ from .kinds import (
     Raw,
     Shape,
     Structure,
+    Tag,
     TooDeep,
     by_tag,
     is_native,
@@ -79,7 +80,12 @@ class Unpacker:
         self.device = device
         self.shared: dict[int, Any] = {}
         self._depth = 0
-        self._limit = MAX_DEPTH
+        self._limit = PART_DEPTH
+        self.parts: object = None  # of a deep state, those that wait to be put in their places
+
+    @property
+    def is_in_leaf(self) -> bool:
+        return self._limit > PART_DEPTH
 
     # --- for decoders of leaves ---
 
@@ -122,7 +128,7 @@ class Unpacker:
 
     def unpack(self, payload: bytes) -> Any:
         depth, limit = self._depth, self._limit
-        self._limit = MAX_DEPTH + LEAF_DEPTH
+        self._limit = PART_DEPTH + LEAF_DEPTH
         value = self.lift(read(payload), depth)
         self._depth, self._limit = depth, limit
         return value
@@ -144,7 +150,7 @@ class Unpacker:
 
     def _lift_dict(self, raw: dict[str, Raw], depth: int) -> dict[str, Any]:
         if depth >= self._limit:
-            raise TooDeep(Corrupted)
+            raise TooDeep(Corrupted, PART_DEPTH)
         key = ""
         try:
             for key, item in raw.items():
@@ -157,7 +163,7 @@ class Unpacker:
 
     def _lift_list(self, raw: list[Raw], depth: int) -> list[Any]:
         if depth >= self._limit:
-            raise TooDeep(Corrupted)
+            raise TooDeep(Corrupted, PART_DEPTH)
         if len(raw) > 16 and _SCALARS.issuperset(map(type, raw)):
             return raw
         index = 0
@@ -196,7 +202,7 @@ class Unpacker:
         tag, payload = raw
         shape, head = layouts[tag]
         if depth >= self._limit:
-            raise TooDeep(Corrupted)
+            raise TooDeep(Corrupted, PART_DEPTH)
         values = read(payload) if type(payload) is bytes else payload
         if type(values) is not list or len(values) < head:
             raise Problem(f"the content of Ext {tag} is not a list of {head} or more")
@@ -247,7 +253,7 @@ class Unpacker:
     def children_of(self, raw: Raw, depth: int) -> Iterator[tuple[str, Raw]]:
         """(name, raw child) of a container, for walks that do not build it."""
         if depth >= self._limit:
-            raise TooDeep(Corrupted)
+            raise TooDeep(Corrupted, PART_DEPTH)
         if type(raw) is dict:
             yield from raw.items()
         elif type(raw) is list:
@@ -267,18 +273,31 @@ def name_of(tag: int) -> str:
     return kind.name if kind is not None else f"value of Ext {tag}"
 
 
+def _open_deep(payload: Any, unpacker: Unpacker) -> Raw:
+    from .deep import open_deep
+
+    return open_deep(payload, unpacker)
+
+
 def load(
     tree: Buffer,
     fetch: Fetch | None,
     walk: Callable[[Raw, Unpacker], Any] | None = None,
     device: DeviceTargets | None = None,
+    make: Callable[[Fetch | None, DeviceTargets | None], Unpacker] = Unpacker,
 ) -> Any:
-    """The value of `tree`, or what `walk` makes of it. Raises only errors.* and what `fetch` raises."""
+    """The value of `tree`, or what `walk` makes of it. Raises only errors.* and what `fetch` raises.
+
+    `make` makes the Unpacker, where it is to be one of another class.
+    """
     try:
         raw = read(tree)
-        if walk is None:
-            return raw if is_native((raw,), _SCALARS, MAX_DEPTH) else Unpacker(fetch, device).lift(raw, 0)
-        return walk(raw, Unpacker(fetch, device))
+        if walk is None and is_native((raw,), _SCALARS, PART_DEPTH):
+            return raw
+        unpacker = make(fetch, device)
+        if type(raw) is tuple and raw[0] == Tag.DEEP:
+            raw = _open_deep(raw[1], unpacker)
+        return unpacker.lift(raw, 0) if walk is None else walk(raw, unpacker)
     except Problem as problem:
         raise problem.typed() from problem.__cause__
     except Foreign as foreign:
