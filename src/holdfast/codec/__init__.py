@@ -121,8 +121,9 @@ def decode(
 
     `fetch(n)` answers exactly the bytes of buffer n. Arrays are built on that memory, and are read-only where it
     is. `only`: glob patterns over '/'-joined paths ("model/layer3/*"). Dictionaries keep the branches with a
-    match; any other container is whole or absent, and so is what is more than PART_DEPTH levels down; nothing else is
-    fetched, but for what is that deep. A pattern without a match is NotFound.
+    match; any other container is whole or absent; nothing else is fetched. Of a state of more than PART_DEPTH levels,
+    what is below half of that is fetched in any case, and patterns do not reach it. A pattern without a match is
+    NotFound.
     `into`: a state of the same form, or of some of its dictionary keys; its arrays and tensors are filled and
     appear in the result themselves (Validation where one does not fit). If `fetch` answers their own memory, as
     `buffer_targets` lists it, nothing is copied.
@@ -152,8 +153,9 @@ def parse_device(device: object) -> str:
 
 
 def outline(tree: Buffer) -> object:
-    """The state with a BufferSummary for each array and long byte string, a TypeSummary for each registered value and
-    for what is more than PART_DEPTH levels down.
+    """The state with a BufferSummary for each array and long byte string, a TypeSummary for each registered value.
+
+    Of a state of more than PART_DEPTH levels, what is below half of that is a TypeSummary as well.
 
     Fetches nothing, constructs nothing but builtin types, needs no library and no registration.
     """
