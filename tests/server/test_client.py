@@ -131,10 +131,10 @@ def test_what_is_not_available_says_so(remote: holdfast.CheckpointManager, tmp_p
 def test_every_public_method_is_thought_of() -> None:
     """A new method of the manager works through RemoteStore, is overridden, or stands here."""
     through_store = {
-        "save", "save_encoded", "save_each", "save_async", "list", "get", "exists", "jobs", "load", "load_latest",
-        "load_by_key", "read_ahead", "get_by_key", "restore", "outline", "delete", "pin", "tag", "set_status",
-        "copy_to", "follow_to", "cleanup", "lease", "take_lease", "renew_lease", "break_lease", "events", "audit",
-        "watch", "on_close", "acting_as", "close",
+        "save", "save_encoded", "save_each", "save_async", "list", "walk", "get", "exists", "jobs", "load",
+        "load_latest", "load_by_key", "read_ahead", "get_by_key", "restore", "outline", "delete", "pin", "tag",
+        "set_status", "copy_to", "follow_to", "cleanup", "lease", "take_lease", "renew_lease", "break_lease", "events",
+        "audit", "watch", "on_close", "acting_as", "close",
     }  # fmt: skip
     public = {name for name, _ in inspect.getmembers(holdfast.CheckpointManager, inspect.isfunction) if name[0] != "_"}
     assert public - through_store == public & vars(RemoteManager).keys()
