@@ -178,18 +178,36 @@ class ChunkReader:
 
     def _read_named(self, digest: bytes, place: Chunk | None, of: str) -> bytes:
         entry = Entry(place.size_bytes if place else 0, digest, ZERO)
-        try:
+
+        def read(place: Chunk | None) -> bytes:
             if place is None:
                 raise NotFound("it is not in the index")
             plain = bytes(unpack(place, read_stored(self._blobs, place), self._vault))
+            if hashlib.sha256(plain).digest() != digest:
+                raise _damaged(entry, of, "its bytes do not match its digest")
+            return plain
+
+        try:
+            return self._confirmed(digest, place, read)
         except NotFound as error:
-            moved = self._find_again(digest, place)
-            if moved is None:
-                raise _damaged(entry, of, error.message) from error
-            return self._read_named(digest, moved, of)
-        if hashlib.sha256(plain).digest() != digest:
-            raise _damaged(entry, of, "its bytes do not match its digest")
-        return plain
+            raise _damaged(entry, of, error.message) from error
+
+    def _confirmed(self, digest: bytes, place: Chunk | None, read: Callable[[Chunk | None], _T]) -> _T:
+        """What `read` makes of a chunk at its place; NotFound and Corrupted only if a second look agrees (I2).
+
+        Since the place was looked up gc may have moved the chunk, or a change of keys renamed it, and bytes may be
+        changed on their way here.
+        """
+        is_second = False
+        while True:
+            try:
+                return read(place)
+            except (NotFound, Corrupted) as error:
+                moved = self._find_again(digest, place)
+                if moved is None and (is_second or isinstance(error, NotFound)):
+                    raise
+                is_second = moved is None
+                place = place if moved is None else moved
 
     def map(self, entries: Sequence[Entry], *, of: str) -> memoryview:
         """A stream as read-only memory over the packs themselves: only compressed chunks are copied.
@@ -238,24 +256,12 @@ class ChunkReader:
             target[:] = bytes(len(target))
             return
         try:
-            self._read_verified(entry, target, place, of)
-        except Corrupted:
-            if place is None or not self._is_elsewhere(place):
-                raise
-            self._read_verified(entry, target, place, of)  # it may have been changed on its way here
+            self._confirmed(entry.digest, place, lambda place: self._read_verified(entry, target, place, of))
+        except NotFound as error:
+            raise _damaged(entry, of, str(error)) from error
 
     def _read_verified(self, entry: Entry, target: memoryview, place: Chunk | None, of: str) -> None:
-        while True:
-            try:
-                self._fill(entry, target, place, of)
-            except NotFound as error:
-                # gc may have moved the chunk to another pack since it was looked up; ask again.
-                moved = self._find_again(entry.digest, place)
-                if moved is None:
-                    raise _damaged(entry, of, str(error)) from error
-                place = moved
-            else:
-                break
+        self._fill(entry, target, place, of)
         _check_digest(entry, target, of)
 
     def _fill(

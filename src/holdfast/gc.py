@@ -115,19 +115,34 @@ def _compact(store: Store) -> tuple[int, list[str]]:
         size = sizes.get(use.pack)
         if size is None or use.live_bytes >= COMPACT_BELOW * size:
             continue
-        if not (live := store.index.chunks_of(use.pack)):
-            continue  # of another namespace, whose own gc sees to it
         try:
-            _rewrite(store, use.pack, live)
+            rewritten += _rewrite_confirmed(store, use.pack)
         except NoSpace:
             break  # what could be freed without writing is free already; the rest waits for space
         except ChunksGone:
             continue  # another gc took the new pack for abandoned: the old one stays, until the next time
         except (Corrupted, NotFound):
             damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
-        else:
-            rewritten += 1
     return rewritten, damaged
+
+
+def _rewrite_confirmed(store: Store, pack: str) -> bool:
+    """Whether a pack was rewritten; Corrupted and NotFound only if a second look agrees (I2).
+
+    Since its chunks were listed another gc may have moved them and removed the pack, or a change of keys replaced them.
+    """
+    live, is_second = store.index.chunks_of(pack), False
+    while live:  # else of another namespace, whose own gc sees to it
+        try:
+            _rewrite(store, pack, live)
+        except (Corrupted, NotFound):
+            now = store.index.chunks_of(pack)
+            if is_second and now == live:
+                raise
+            live, is_second = now, now == live
+        else:
+            return True
+    return False
 
 
 def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:

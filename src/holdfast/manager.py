@@ -624,26 +624,30 @@ class CheckpointManager:
     ) -> RekeyReport:
         """Change the keys of this namespace: the master key to `new_key`, nothing being rewritten; or, with `rewrite`,
         the data key too, every checkpoint being written anew. For keys that leaked; resumes after an interruption.
+        LeaseHeld, and nothing is changed, while another change of these keys is under way.
         """
         from .crypto import parse_master
-        from .rekey import change_master
+        from .rekey import change_master, changing
         from .rekey import rewrite as rewrite_all
 
         if self._lock is None:
             raise Validation("this store is not encrypted", hint="make a new one with a key, and save there")
         if new_key is None and not rewrite:
             raise Validation("no new key was given", hint="give new_key=, rewrite=True, or both")
-        if new_key is not None:
-            master = parse_master(new_key)
-            report = change_master(self._store.at_rest(), self._lock.master, master, actor=self.actor)
-            self._lock = replace(self._lock, master=master)
-            self.key_source = new_key
+        master = None if new_key is None else parse_master(new_key)
+        store = self._store.at_rest()
+        if rewrite:
+            self._background.drain()
+        with changing(store) as lease:
+            if master is not None:
+                report = change_master(store, self._lock.master, master, lease, actor=self.actor)
+                self._lock = replace(self._lock, master=master)
+                self.key_source = new_key
+                keep_keyring(self.url, self._store)
+                if not rewrite:
+                    return report
+            report = rewrite_all(store, self._lock.master, lease, actor=self.actor, progress=progress)
             keep_keyring(self.url, self._store)
-            if not rewrite:
-                return report
-        self._background.drain()
-        report = rewrite_all(self._store.at_rest(), self._lock.master, actor=self.actor, progress=progress)
-        keep_keyring(self.url, self._store)
         return report
 
     @property

@@ -130,18 +130,20 @@ def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | No
 
 def keep_keyring(url: str, store: Store) -> None:
     """Where a store is a directory: a copy of the keyring beside the index, without which a lost index is lost data."""
-    at_rest = store.at_rest()
-    path = directory_of(url)
-    if path is None or (keyring := at_rest.index.keyring()) is None:
+    index, path = store.at_rest().index, directory_of(url)
+    if path is None:
         return
     from .embedded import keep_copy, keep_keyring
+    from .index.files import INSIDE
 
-    if url.startswith("files:"):
-        from .index.files import INSIDE
-
-        keep_copy(path / INSIDE, at_rest.index.namespace, keyring)
-    else:
-        keep_keyring(path, at_rest.index.namespace, keyring)
+    copied = None
+    # Until nobody has changed it while it was copied: a copy that comes late would hide the current key (I10).
+    while (keyring := index.keyring()) is not None and keyring != copied:
+        if url.startswith("files:"):
+            keep_copy(path / INSIDE, index.namespace, keyring)
+        else:
+            keep_keyring(path, index.namespace, keyring)
+        copied = keyring
 
 
 def reachable(url: str) -> str:

@@ -96,6 +96,8 @@ class NewCheckpoint:
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
 
 
+KEYS = ""  # where a lease is for a job: the right to change the keys of the namespace. No job is called so
+
 ENVELOPE = 0xE1  # the first byte of whatever is sealed (I10): no manifest begins so
 UNREADABLE = b"\0"  # what `Index.manifests` gives for a manifest that does not decrypt (I10): no manifest begins so
 
@@ -245,6 +247,7 @@ class Index(Protocol):
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
         """A new lease with a higher token than any before, or LeaseHeld while another one runs.
 
+        With `KEYS` for `job` it is the right to change the keys of the namespace; no job is made for it.
         Time is the index's own (boot clock, database clock), never the caller's wall clock (I4).
         """
         ...
@@ -278,12 +281,13 @@ class Index(Protocol):
         """(row, checkpoint, manifest) of every checkpoint above row `after`, for gc and verify. Bounded memory."""
         ...
 
-    def sweep(self, references: References) -> tuple[int, int]:
+    def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
         """Delete every chunk row that no manifest names; answers (chunks, stored bytes) removed.
 
         `references(checkpoint ID, manifest)` yields digests. Marking runs beside writers; each write transaction that
-        deletes first marks what was committed meanwhile, so that a save either has its reused chunks found or gets
-        ChunksGone (I3).
+        deletes first marks the manifests of all checkpoints that events since then speak of, so that a save either has
+        its reused chunks found or gets ChunksGone (I3). `lease_token` is that of a change of keys, whose references
+        leave out names of old keys: LeaseLost, in each of these transactions, when it is no longer the current one.
         """
         ...
 
@@ -319,9 +323,12 @@ class Index(Protocol):
         """The sealed keys of this namespace; None while it is plain. Opaque to the index."""
         ...
 
-    def set_keyring(self, keyring: str, key_id: str, *, replacing: str | None, actor: str) -> bool:
+    def set_keyring(
+        self, keyring: str, key_id: str, *, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
         """Put a keyring, whose current data key is `key_id`, in the place of `replacing`; False if another is there.
 
+        A change of keys gives the token of its lease of `KEYS`: LeaseLost when that is no longer the current one.
         The first of all makes the store an encrypted one, which plain readers refuse (I8); Conflict if anything was
         saved before: its bytes would stay readable.
         """
@@ -331,7 +338,8 @@ class Index(Protocol):
         """Put the same checkpoint, encrypted anew, in the place of the one whose digest is `replacing`.
 
         Changes manifest, digest, metadata and stored bytes, and inserts new chunks, as a commit does: KeysChanged and
-        ChunksGone as there. False if the checkpoint is gone or has another digest by now.
+        ChunksGone as there; LeaseLost if `lease_token` is not that of the lease of `KEYS`. False if the checkpoint is
+        gone or has another digest by now.
         """
         ...
 

@@ -9,23 +9,30 @@ Changing the master key replaces the keyring, one row of the index. Rewriting, f
     3. when none is left, rows of chunks that only the old keys name are deleted, the index is freed of what rows were
        before, and the keyring loses those keys. The bytes go with the next gc
 
+One change at a time, under a lease (`changing`), whose token every write of a change carries: one that was suspended
+for so long that another has begun is refused before it deletes anything. The keyring is replaced only by comparing it
+with the one that the change began with.
+
 The name key stays: tags, idempotency keys, hidden names and details of events keep their tokens (docs/encryption.md).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
+from . import lease as leases
 from .crypto import Keyring, MasterKey, key_id_of, open_keyring, seal_keyring
-from .errors import Conflict, Corrupted, Validation
+from .errors import Conflict, Corrupted, LeaseHeld, Validation
 from .index.encrypted import EncryptedIndex
-from .model import Checkpoint, to_us
-from .ports import ChunksGone, KeysChanged, NewCheckpoint
+from .model import Checkpoint, Lease, to_us
+from .ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint
 from .store import Store
 
 _MAX_ATTEMPTS = 8
+_LEASE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +46,78 @@ class RekeyReport:
     unreadable: tuple[str, ...] = ()  # IDs that could not be: the old key stays until they are deleted
 
 
-def change_master(store: Store, old: MasterKey, new: MasterKey, *, actor: str) -> RekeyReport:
+@contextmanager
+def changing(store: Store) -> Iterator[Lease]:
+    """The right to change the keys of a namespace, for as long as the block runs; LeaseHeld while another has it.
+
+    A change whose process is gone, as far as that can be known here, holds up nobody.
+    """
+    index = _sealed_index(store)
+    with ExitStack() as stack:
+        try:
+            lease = stack.enter_context(leases.hold(index, KEYS, ttl_s=_LEASE_S))
+        except LeaseHeld as held:
+            if not leases.is_holder_gone(held.holder):
+                raise
+            index.release_lease(Lease(KEYS, held.token, held.holder, _LEASE_S))
+            lease = stack.enter_context(leases.hold(index, KEYS, ttl_s=_LEASE_S))
+        yield lease
+
+
+def change_master(store: Store, old: MasterKey, new: MasterKey, lease: Lease, *, actor: str) -> RekeyReport:
     """Seal the keyring under another master key. Processes that have the store open go on with what they have."""
-    text = _replace_keyring(store, old, new, lambda keyring: keyring, actor)
-    _sealed_index(store).vault.use(new)
+    index = _sealed_index(store)
+    present = _present(index)
+    keyring = open_keyring(present, old, index.store_id, index.namespace)
+    text = _replace_keyring(index, present, keyring, new, lease, actor)
+    index.vault.use(new)
     return RekeyReport(new.id, key_id_of(text), False, 0)
 
 
 def rewrite(
-    store: Store, master: MasterKey, *, actor: str, progress: Callable[[int, int], None] | None = None
+    store: Store,
+    master: MasterKey,
+    lease: Lease,
+    *,
+    actor: str,
+    progress: Callable[[int, int], None] | None = None,
 ) -> RekeyReport:
     """Write every checkpoint of the namespace anew under a new data key; resumes one that was interrupted."""
     index = _sealed_index(store)
-    vault = index.vault
-    vault.refresh()
-    if len(vault.keys) == 1:
-        _replace_keyring(store, master, master, Keyring.with_new_key, actor)
-        vault.refresh()
-    total = store.index.totals()["checkpoints"]
-    done, unreadable = 0, []
+    present = _present(index)
+    keyring = open_keyring(present, master, index.store_id, index.namespace)
+    if len(keyring.secrets) == 1:
+        keyring = keyring.with_new_key()
+        present = _replace_keyring(index, present, keyring, master, lease, actor)
+    index.vault.refresh()
+    done, unreadable = _rewrite_all(store, index, lease, actor, progress)
+    if not unreadable:
+        key = keyring.data_keys[0]  # under which every row is by now, and every later one: while the lease is ours
+        index.sweep(lambda _, manifest: map(key.chunk_id, store.contents(manifest)), lease_token=lease.token)
+        index.scrub()
+        _replace_keyring(index, present, keyring.with_current_only(), master, lease, actor)
+        index.vault.refresh()
+    return RekeyReport(master.id, keyring.data_keys[0].id.hex(), True, done, tuple(unreadable))
+
+
+def _rewrite_all(
+    store: Store, index: EncryptedIndex, lease: Lease, actor: str, progress: Callable[[int, int], None] | None
+) -> tuple[int, list[str]]:
+    """How many checkpoints were written anew, and the IDs of those that could not be."""
+    total = index.totals()["checkpoints"]
+    done = 0
+    unreadable: list[str] = []
     for seen, (checkpoint, packed, digest, is_current) in enumerate(index.every_row(), 1):
         if packed is None:
             unreadable.append(checkpoint.id)
         elif not (is_current and _has_current_chunks(store, packed)):
-            if _rewrite_one(store, checkpoint, packed, digest, actor):
+            if _rewrite_one(store, checkpoint, packed, digest, lease, actor):
                 done += 1
             else:
                 unreadable.append(checkpoint.id)
         if progress:
             progress(seen, max(total, seen))
-    if not unreadable:
-        key = vault.current  # under which every row is by now, and every later one: nobody names a chunk otherwise
-        store.index.sweep(lambda _, manifest: map(key.chunk_id, store.contents(manifest)))
-        store.index.scrub()
-        _replace_keyring(store, master, master, Keyring.with_current_only, actor)
-        vault.refresh()
-    return RekeyReport(master.id, vault.current.id.hex(), True, done, tuple(unreadable))
+    return done, unreadable
 
 
 def _has_current_chunks(store: Store, packed: bytes) -> bool:
@@ -84,9 +127,9 @@ def _has_current_chunks(store: Store, packed: bytes) -> bool:
     return current == set(store.chunks(packed))
 
 
-def _rewrite_one(store: Store, checkpoint: Checkpoint, packed: bytes, digest: bytes, actor: str) -> bool:
+def _rewrite_one(store: Store, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str) -> bool:
     """False if a chunk of it cannot be read. A checkpoint that was deleted meanwhile needs nothing."""
-    record = _record(checkpoint, packed)
+    record = replace(_record(checkpoint, packed), lease_token=lease.token)
     for _ in range(_MAX_ATTEMPTS):
         try:
             with store.under_current_key(record) as current:
@@ -121,19 +164,24 @@ def _record(checkpoint: Checkpoint, packed: bytes) -> NewCheckpoint:
     )
 
 
+def _present(index: EncryptedIndex) -> str:
+    text = index.keyring()
+    if text is None:
+        raise Corrupted("the keyring of this namespace is gone", hint="put the index back from a copy")
+    return text
+
+
 def _replace_keyring(
-    store: Store, old: MasterKey, new: MasterKey, change: Callable[[Keyring], Keyring], actor: str
+    index: EncryptedIndex, present: str, keyring: Keyring, master: MasterKey, lease: Lease, actor: str
 ) -> str:
-    """Change the keyring, whatever others do to it at the same time; answers what the index has now."""
-    index = _sealed_index(store)
-    for _ in range(_MAX_ATTEMPTS):
-        present = index.keyring()
-        assert present is not None
-        keyring = change(open_keyring(present, old, index.store_id, index.namespace))
-        text = seal_keyring(keyring, new, index.store_id)
-        if index.set_keyring(text, key_id_of(text), replacing=present, actor=actor):
-            return text
-    raise Conflict("somebody else keeps changing the keys of this namespace", hint="run it again when they are done")
+    """Put a keyring in the place of the one that is known, and of no other (I10); answers what the index has now."""
+    text = seal_keyring(keyring, master, index.store_id)
+    if not index.set_keyring(text, key_id_of(text), replacing=present, actor=actor, lease_token=lease.token):
+        raise Conflict(
+            f"the keys of namespace {index.namespace} were changed by somebody else meanwhile",
+            hint="nothing was lost: run it again",
+        )
+    return text
 
 
 def _sealed_index(store: Store) -> EncryptedIndex:

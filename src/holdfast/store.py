@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from . import codec
-from .chunk_reader import ChunkReader, read_verified
+from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter
 from .chunks import (
     CHUNK_BYTES,
@@ -349,7 +349,7 @@ class Store:
                     if place is None or place.digest == key.chunk_id(digest):
                         writer.reuse(digest)  # if it is gone, the commit says so
                     else:
-                        writer.add_named({digest: bytes(read_verified(self.blobs, place, self.vault)[1])})
+                        writer.add_named(self.reader.read_named([digest], of=record.id))
             plain = replace(record, stored_bytes=len(record.manifest))
             current = self.finish(writer, plain)
             yield replace(current, has_chunks=bool(digests))
@@ -526,8 +526,8 @@ class Store:
             return self._read_buffer(checkpoint, manifest, recent, ordinal)
         try:
             return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
-        except NotFound:
-            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)  # gc moved a chunk: look again
+        except (NotFound, Corrupted):  # gc may have moved a chunk: look again
+            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
 
     def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
         span = manifest.buffers[ordinal]

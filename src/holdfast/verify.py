@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .chunk_reader import read_verified
 from .errors import CheckpointError, Corrupted, NotFound
@@ -58,8 +58,11 @@ def verify(store: Store, *, job: str | None, deep: bool, actor: str, progress: P
     for checkpoint, packed in _manifests(store, job):
         count += 1
         why = _damage(store, checkpoint, packed, bad)
-        if why is not None and not store.knows(checkpoint.id):
-            continue  # deleted meanwhile
+        if why is not None:
+            try:
+                why = _confirm(store, checkpoint, why, bad)
+            except NotFound:
+                continue  # deleted meanwhile
         if why is None:
             if deep and checkpoint.status in (CheckpointStatus.CREATED, CheckpointStatus.CORRUPTED):
                 sound.append(checkpoint.id)
@@ -185,17 +188,36 @@ def _read_all(store: Store, rows: list[Chunk]) -> Iterable[tuple[Chunk, str]]:
         yield chunk, future.result()
 
 
-def _prove(store: Store, chunk: Chunk) -> str:
+def _prove(store: Store, chunk: Chunk, *, is_second: bool = False) -> str:
+    """ "" or what is wrong with a chunk, if a second look agrees (I2).
+
+    Since it was looked up gc may have moved or removed it, and a change of keys replaced it.
+    """
     try:
         read_verified(store.blobs, chunk, store.vault)
-    except NotFound:
+    except (NotFound, Corrupted) as error:
         now = store.index.locate([chunk.digest]).get(chunk.digest)
-        if now is None or now.pack == chunk.pack:
-            return f"chunk {chunk.digest.hex()[:16]}… cannot be read"
-        return _prove(store, now)  # moved by gc meanwhile
+        if now is None:
+            return ""  # nothing names it any more
+        if replace(now, is_damaged=chunk.is_damaged) != chunk:
+            return _prove(store, now)
+        if not is_second:
+            return _prove(store, chunk, is_second=True)
+        return error.message if isinstance(error, Corrupted) else f"chunk {chunk.digest.hex()[:16]}… cannot be read"
     except CheckpointError as error:
         return error.message
     return ""
+
+
+def _confirm(store: Store, checkpoint: Checkpoint, why: str, bad: set[bytes]) -> str | None:
+    """Look again at a checkpoint that seems damaged: its keys may have been changed since it was read. NotFound if it
+    was deleted."""
+    if store.vault is not None:
+        store.vault.refresh()
+    try:
+        return _damage(store, *store.index.read(checkpoint.id), bad)
+    except Corrupted:
+        return why
 
 
 def _damage(store: Store, checkpoint: Checkpoint, packed: bytes, bad: set[bytes]) -> str | None:

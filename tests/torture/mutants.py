@@ -27,6 +27,7 @@ import holdfast.index.sqlite_file
 import holdfast.index.sweeping
 import holdfast.index.writes
 import holdfast.store
+from holdfast.index.rows import late_manifests
 
 Patch = Callable[[], Any]
 
@@ -77,7 +78,7 @@ class _WithoutLateSaves:
         return getattr(self._connection, name)
 
     def execute(self, sql: str, *parameters: Any) -> Any:
-        if "FROM event JOIN checkpoint" in sql:
+        if sql == late_manifests():
             return self._connection.execute("SELECT NULL WHERE 0")
         return self._connection.execute(sql, *parameters)
 
@@ -184,8 +185,14 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
         lambda: mock.patch.object(holdfast.index.writes.Writes, "_check_lease", return_value=False),
     ),
     "old data key forgotten at once": (_old_key_forgotten,),
+    "lease of keys not checked": (
+        *(
+            lambda module=module: mock.patch(f"holdfast.index.{module}.check_holder", _nothing)
+            for module in ("files", "sqlite", "writes", "postgres_transactions.PostgresTransaction")
+        ),
+    ),
     "lease token not checked by PostgreSQL": (
-        lambda: mock.patch("holdfast.index.postgres_writes._check_lease", return_value=False),
+        lambda: mock.patch("holdfast.index.postgres_writes.check_lease", return_value=False),
     ),
 }
 

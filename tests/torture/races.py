@@ -82,9 +82,13 @@ class Background:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
-    def result(self) -> Any:
+    def wait(self) -> None:
+        """Until it has ended, whatever came of it."""
         self._thread.join(60)
         assert not self._thread.is_alive(), "still running"
+
+    def result(self) -> Any:
+        self.wait()
         if self._error is not None:
             raise self._error
         return self._answer

@@ -438,7 +438,7 @@ def _plain_accepted() -> Any:
 
 MUTANTS: dict[str, Callable[[], Any]] = {
     "no associated data": _unbound,
-    "row not bound": lambda: mock.patch("holdfast.index.encrypted._bound", return_value=b""),
+    "row not bound": lambda: mock.patch("holdfast.index.sealed_rows._bound", return_value=b""),
     "plain accepted": _plain_accepted,
 }
 

@@ -262,7 +262,7 @@ def test_most_saves_take_one_round_trip(index: PostgresIndex, monkeypatch: pytes
 
 
 def test_the_chain_goes_on_through_numbers_of_every_length(index: PostgresIndex, url: str) -> None:
-    from holdfast.index.writes import chain_of
+    from holdfast.index.transactions import chain_of
 
     for number in (1, 126, 127, 128, 254, 255, 256, 65534, 65535, 65536, 2**32 - 1, 2**32, 2**40):
         ((packed,),) = sql(url, "SELECT holdfast.packed(%s)", number)

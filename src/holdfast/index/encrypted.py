@@ -13,21 +13,19 @@ Filters by metadata open the rows of a job one after the other; where names are 
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import ormsgpack
 
 from holdfast.crypto import Vault
-from holdfast.errors import CheckpointError, Corrupted, LeaseHeld, Validation
-from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, to_us
+from holdfast.errors import CheckpointError, Corrupted, NotFound, Validation
+from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
 from holdfast.ports import (
+    KEYS,
     UNREADABLE,
     CheckpointIds,
     Checkpoints,
@@ -46,176 +44,40 @@ from holdfast.ports import (
 
 from .filtering import check_filter, matches
 from .groupcommit import one_by_one
+from .sealed_rows import TOKEN, SealedRows
 
 _PAGE = 256
-_TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
-_HIDDEN_STEP = "~"
-# Events the index writes by itself: what is in them is no secret, or a token already.
-_OWN_ACTIONS = ("save", "delete", "pin", "unpin", "status", "lease", "release", "tag", "retention", "key", "reseal")
+
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+_Row = tuple[Checkpoint, bytes]  # and its manifest
 
 
-class EncryptedIndex:
+class EncryptedIndex(SealedRows):
     """`ports.Index` around another one, for a namespace that has a keyring."""
 
     def __init__(self, inner: Index, vault: Vault) -> None:
+        super().__init__(vault)
         self.inner = inner
-        self.vault = vault
         self.store_id = inner.store_id
         self.namespace = inner.namespace
         self.is_encrypted = True
         self.row_bytes = inner.row_bytes
 
-    # Sealing and opening rows
+    def _confirmed(self, look: Callable[[], _S], open_: Callable[[_S], _T], seen: _S | None = None) -> _T:
+        """What the inner index has, opened. What does not open is looked at once more (I2).
 
-    def seal(self, new: NewCheckpoint) -> NewCheckpoint:
-        """The record as the inner index gets it, under the current data key."""
-        key = self.vault.current
-        if new.key_id and new.key_id != key.id.hex():
-            raise KeysChanged  # its chunks are under another one
-        manifest = key.seal("manifest", new.id.encode(), new.manifest)
-        bound = _bound(
-            new.id, new.job, new.level, new.parent, new.created_us, new.size_bytes, new.codec, new.schema_version
-        )
-        row = base64.b64encode(key.seal("row", bound, ormsgpack.packb([new.step, new.metadata_json]))).decode()
-        has_key = new.idempotency_key is not None
-        return NewCheckpoint(  # not by replace(), which takes as long as all the encrypting
-            id=new.id,
-            job=self._hide("job", new.job),
-            step=_HIDDEN_STEP if self.vault.hides_names else new.step,
-            level=new.level,
-            created_us=new.created_us,
-            size_bytes=new.size_bytes,
-            stored_bytes=new.stored_bytes,
-            digest=hashlib.sha256(manifest).digest(),
-            codec=new.codec,
-            schema_version=new.schema_version,
-            manifest=manifest,
-            parent=new.parent,
-            tags=self._seal_tags(new.tags) if new.tags else {},
-            is_pinned=new.is_pinned,
-            metadata_json=f'{{"sealed":"{row}"}}',
-            has_chunks=new.has_chunks,
-            new_chunks=new.new_chunks,
-            reused_chunks=new.reused_chunks,
-            lease_token=new.lease_token,
-            idempotency_key=self.vault.names.token("key", new.idempotency_key or "") if has_key else None,
-            request_digest=self.vault.names.seal("request", new.request_digest) if has_key else b"",
-            seq=new.seq,
-            status=new.status,
-            key_id=key.id.hex(),
-        )
-
-    def open_record(self, sealed: NewCheckpoint) -> NewCheckpoint:
-        """What `seal` got, from a row as the inner index has it; Corrupted when it is not such a row."""
-        names = self.vault.names
-        step, metadata_json = self._open_row(
-            sealed.id, job := self._show("job", sealed.job), sealed.step, sealed.level, sealed.parent,
-            sealed.created_us, sealed.size_bytes, sealed.codec, sealed.schema_version, sealed.metadata_json,
-        )  # fmt: skip
-        manifest = self.open_manifest(sealed.id, sealed.manifest)
-        has_key = sealed.idempotency_key is not None
-        return replace(
-            sealed,
-            job=job,
-            step=step,
-            digest=hashlib.sha256(manifest).digest(),
-            manifest=manifest,
-            tags=self._open_tags(sealed.tags),
-            metadata_json=metadata_json,
-            idempotency_key=names.text("key", sealed.idempotency_key or "") if has_key else None,
-            request_digest=names.open("request", sealed.request_digest) if has_key else b"",
-            key_id="",
-        )
-
-    def _open_row(
-        self,
-        checkpoint_id: str,
-        job: str,
-        step: str,
-        level: CheckpointLevel,
-        parent: str | None,
-        created_us: int,
-        size_bytes: int,
-        codec: str,
-        schema_version: str,
-        metadata_json: str,
-    ) -> tuple[str, str]:
-        """Step and metadata, which prove the rest of the row."""
-        try:
-            (name, sealed), *more = json.loads(metadata_json).items()
-            if name != "sealed" or more:
-                raise ValueError("other fields")
-            envelope = base64.b64decode(sealed, validate=True)
-        except (ValueError, TypeError, AttributeError, binascii.Error):
-            raise _damaged(checkpoint_id, "it is not encrypted, and this namespace is") from None
-        bound = _bound(checkpoint_id, job, level, parent, created_us, size_bytes, codec, schema_version)
-        with _of(checkpoint_id, "row"):
-            found: list[str] = ormsgpack.unpackb(self.vault.open("row", bound, envelope))
-        if step != (_HIDDEN_STEP if self.vault.hides_names else found[0]):
-            raise _damaged(checkpoint_id, "its step was changed")
-        return found[0], found[1]
-
-    def open_manifest(self, checkpoint_id: str, sealed: bytes) -> bytes:
-        with _of(checkpoint_id, "manifest"):
-            return self.vault.open("manifest", checkpoint_id.encode(), sealed)
-
-    def _prove(self, found: Checkpoint) -> Checkpoint:
-        """A checkpoint as it was saved, or Corrupted."""
-        job = self._show("job", found.job)
-        created_us = to_us(found.created_at)
-        step, metadata_json = self._open_row(
-            found.id, job, found.step, found.level, found.parent, created_us,
-            found.size_bytes, found.codec, found.schema_version, json.dumps(dict(found.metadata)),
-        )  # fmt: skip
-        return replace(found, job=job, step=step, tags=self._open_tags(found.tags), metadata=json.loads(metadata_json))
-
-    def _open(self, found: Checkpoint) -> Checkpoint:
-        """The same for showing: one that is marked as damaged may be seen, without what does not open."""
-        try:
-            return self._prove(found)
-        except Corrupted:
-            if found.status is not CheckpointStatus.CORRUPTED:
-                raise
-            return replace(found, job=_TOKEN.sub(self._reveal, found.job), tags={}, metadata={})
-
-    def _seal_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
-        names = self.vault.names
-        return {names.token("tag", name): names.token(f"tag {name}", value) for name, value in tags.items()}
-
-    def _open_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
-        names = self.vault.names
-        plain = {names.text("tag", name): value for name, value in tags.items()}
-        return {name: names.text(f"tag {name}", value) for name, value in plain.items()}
-
-    def _hide(self, kind: str, name: str) -> str:
-        return self.vault.names.token(kind, name) if self.vault.hides_names else name
-
-    def _show(self, kind: str, name: str) -> str:
-        return self.vault.names.text(kind, name) if self.vault.hides_names else name
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Errors of the inner index speak of tokens; users know names."""
-        try:
-            yield
-        except CheckpointError as error:
-            self._revealed(error)
-            raise
-
-    def _revealed(self, error: CheckpointError) -> CheckpointError:
-        error.message = _TOKEN.sub(self._reveal, error.message)
-        error.hint = _TOKEN.sub(self._reveal, error.hint)
-        if isinstance(error, LeaseHeld):
-            error.holder = _TOKEN.sub(self._reveal, error.holder)
-        return error
-
-    def _reveal(self, token: re.Match[str]) -> str:
-        for kind in ("job", "actor", "key"):
+        Since it was read a change of keys may have put another envelope in its place, and thrown its key away.
+        """
+        seen = look() if seen is None else seen
+        while True:
             try:
-                return self.vault.names.text(kind, token[0])
+                return open_(seen)
             except Corrupted:
-                continue
-        return token[0]
+                now = look()
+                if now == seen:
+                    raise
+                seen = now
 
     # Checkpoints
 
@@ -232,7 +94,10 @@ class EncryptedIndex:
 
     def _answer(self, new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
         """What was saved, or, under an idempotency key, the first one."""
-        return _saved(new, found) if found.id == new.id else self._open(found)
+        return _saved(new, found) if found.id == new.id else self._shown(found)
+
+    def _shown(self, found: Checkpoint) -> Checkpoint:
+        return self._confirmed(partial(self.inner.get, found.id), self._open, found)
 
     def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
         outcomes: Outcomes = []
@@ -263,26 +128,25 @@ class EncryptedIndex:
             ) from error
 
     def get(self, checkpoint_id: str) -> Checkpoint:
-        return self._open(self.inner.get(checkpoint_id))
+        return self._confirmed(partial(self.inner.get, checkpoint_id), self._open)
 
     def read(self, checkpoint_id: str) -> tuple[Checkpoint, bytes]:
-        return self._opened(self.inner.read(checkpoint_id))
-
-    def _opened(self, found: tuple[Checkpoint, bytes]) -> tuple[Checkpoint, bytes]:
-        return self._prove(found[0]), self.open_manifest(found[0].id, found[1])
+        return self._confirmed(partial(self.inner.read, checkpoint_id), self._opened)
 
     def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
-        found = self.inner.latest(self._hide("job", job), level)
-        return None if found is None else self._opened(found)
+        look = partial(self.inner.latest, self._hide("job", job), level)
+        return self._confirmed(look, lambda found: None if found is None else self._opened(found))
 
     def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
         tokens = {self.vault.names.token("key", key): key for key in keys}
-        found = self.inner.find(self._hide("job", job), list(tokens))
-        return {tokens[token]: self._opened(both) for token, both in found.items()}
+        look = partial(self.inner.find, self._hide("job", job), list(tokens))
+        return self._confirmed(look, lambda found: {tokens[t]: self._opened(row) for t, row in found.items()})
 
     def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
-        found = self.inner.find_next(self._hide("job", job), after, limit)
-        return {self.vault.names.text("key", token): self._opened(both) for token, both in found.items()}
+        names, look = self.vault.names, partial(self.inner.find_next, self._hide("job", job), after, limit)
+        return self._confirmed(
+            look, lambda found: {names.text("key", t): self._opened(row) for t, row in found.items()}
+        )
 
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         names = self.vault.names
@@ -302,25 +166,31 @@ class EncryptedIndex:
         before: int | None = None,
         after: int | None = None,
     ) -> Checkpoints:
-        name, tokens = self._hide("job", job), self._seal_tags(tags) if tags else None
+        tokens = self._seal_tags(tags) if tags else None
+        page = partial(self._page, partial(self.inner.list, self._hide("job", job), level=level, tags=tokens))
         if not metadata:
-            rows = self.inner.list(name, level=level, tags=tokens, limit=limit, before=before, after=after)
-            return [self._open(row) for row in rows]
+            return page(limit=limit, before=before, after=after)
         check_filter(metadata)
         found: Checkpoints = []
         is_forward = after is not None or limit is None
         while limit is None or len(found) < limit:
             if is_forward:
-                page = self.inner.list(name, level=level, tags=tokens, limit=_PAGE, before=before, after=after or 0)
-                after = page[-1].seq if page else after
+                rows = page(limit=_PAGE, before=before, after=after or 0)
+                after = rows[-1].seq if rows else after
             else:
-                page = self.inner.list(name, level=level, tags=tokens, limit=_PAGE, before=before)[::-1]
-                before = page[-1].seq if page else before
-            found += [row for row in map(self._open, page) if matches(row.metadata, metadata)]
-            if len(page) < _PAGE:
+                rows = page(limit=_PAGE, before=before, after=None)[::-1]
+                before = rows[-1].seq if rows else before
+            found += [row for row in rows if matches(row.metadata, metadata)]
+            if len(rows) < _PAGE:
                 break
         found = found[:limit]
         return found if is_forward else found[::-1]
+
+    def _page(
+        self, read: Callable[..., Checkpoints], limit: int | None, before: int | None, after: int | None
+    ) -> Checkpoints:
+        look = partial(read, limit=limit, before=before, after=after)
+        return self._confirmed(look, lambda rows: [self._open(row) for row in rows])
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))
@@ -340,7 +210,7 @@ class EncryptedIndex:
             for name, value in (tags or {}).items()
         }
         who = self._hide("actor", actor)
-        return self._open(
+        return self._shown(
             self.inner.update(checkpoint_id, actor=who, is_pinned=is_pinned, tags=tokens or None, status=status)
         )
 
@@ -359,30 +229,15 @@ class EncryptedIndex:
         every = sorted((self._open_job(found) for found in self.inner.jobs()), key=lambda job: job.name)
         return [job for job in every if job.name > after and job.name.startswith(prefix)][:limit]
 
-    def _open_job(self, job: Job) -> Job:
-        policy = None if job.retention is None else self._open_text("retention", job.retention)
-        return replace(job, name=self._show("job", job.name), retention=policy)
-
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         sealed = None if policy_json is None else self._seal_text("retention", policy_json)
         self.inner.set_retention(self._hide("job", job), sealed, actor=self._hide("actor", actor))
-
-    def _seal_text(self, kind: str, text: str) -> str:
-        return json.dumps({"sealed": self.vault.names.token(kind, text)})
-
-    def _open_text(self, kind: str, text: str) -> str:
-        try:
-            return self.vault.names.text(kind, json.loads(text)["sealed"])
-        except (ValueError, TypeError, KeyError):
-            raise Corrupted(
-                f"a {kind} in the index is not encrypted as this namespace demands", hint="run holdfast check"
-            ) from None
 
     # Leases, events
 
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
         with self._readable():
-            lease = self.inner.acquire_lease(self._hide("job", job), self._hide("actor", holder), ttl_s)
+            lease = self.inner.acquire_lease(self._leased(job), self._hide("actor", holder), ttl_s)
         return replace(lease, job=job, holder=holder)
 
     def renew_lease(self, lease: Lease) -> None:
@@ -393,7 +248,10 @@ class EncryptedIndex:
         self.inner.release_lease(self._hidden(lease))
 
     def _hidden(self, lease: Lease) -> Lease:
-        return replace(lease, job=self._hide("job", lease.job), holder=self._hide("actor", lease.holder))
+        return replace(lease, job=self._leased(lease.job), holder=self._hide("actor", lease.holder))
+
+    def _leased(self, job: str) -> str:
+        return KEYS if job == KEYS else self._hide("job", job)
 
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
         hidden = None if job is None else self._hide("job", job)
@@ -409,43 +267,43 @@ class EncryptedIndex:
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         return self.inner.wait_for_event(after, timeout_s)
 
-    def _open_event(self, event: Event) -> Event:
-        detail = event.detail
-        if event.action == "tag":
-            names = self.vault.names
-            changed = {names.text("tag", name): value for name, value in json.loads(detail).items()}
-            detail = json.dumps(
-                {name: None if value is None else names.text(f"tag {name}", value) for name, value in changed.items()}
-            )
-        elif event.action == "retention":
-            detail = "null" if detail == "null" else self._open_text("retention", detail)
-        elif event.action not in _OWN_ACTIONS:
-            detail = self._open_text("event", detail)
-        job = None if event.job is None else self._show("job", event.job)
-        try:
-            actor = self._show("actor", event.actor)
-        except Corrupted:
-            if event.action != "key":
-                raise
-            actor = event.actor  # of keys that gave way to others before anything was saved: the index was rebuilt
-        return replace(event, actor=actor, job=job, detail=detail)
-
     # Chunks, packs, care
 
     def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
         return self.inner.locate(digests)
 
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
-        for row, checkpoint, sealed in self.inner.manifests(after, with_chunks=with_chunks):
-            try:
-                opened = self._opened((checkpoint, sealed))
-            except Corrupted:
-                opened = checkpoint, UNREADABLE
-            yield row, *opened
+        for row, (checkpoint, _), opened in self._walk(after, with_chunks):
+            yield row, *(opened or (checkpoint, UNREADABLE))
 
-    def sweep(self, references: References) -> tuple[int, int]:
-        # A manifest that does not open stops it: what it names is unknown, and must not be deleted.
-        return self.inner.sweep(lambda identity, sealed: references(identity, self.open_manifest(identity, sealed)))
+    def _walk(self, after: int, with_chunks: bool) -> Iterator[tuple[int, _Row, _Row | None]]:
+        """(row, what the inner index has, what that is when it is open); None for what does not open."""
+        for row, checkpoint, sealed in self.inner.manifests(after, with_chunks=with_chunks):
+            look = partial(self.inner.read, checkpoint.id)
+            found: tuple[_Row, _Row | None] = (checkpoint, sealed), None
+            try:
+                found = self._confirmed(look, lambda seen: (seen, self._opened(seen)), found[0])
+            except NotFound:
+                continue  # deleted since it was read
+            except Corrupted:
+                pass  # told as such
+            yield row, *found
+
+    def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
+        def opened(checkpoint_id: str, sealed: bytes) -> Iterable[bytes]:
+            # A manifest that does not open stops it: what it names is unknown, and must not be deleted (I3).
+            try:
+                return references(checkpoint_id, self._manifest(checkpoint_id, sealed))
+            except NotFound:
+                return ()  # deleted since it was read
+
+        return self.inner.sweep(opened, lease_token=lease_token)
+
+    def _manifest(self, checkpoint_id: str, sealed: bytes) -> bytes:
+        def look() -> bytes:
+            return self.inner.read(checkpoint_id)[1]
+
+        return self._confirmed(look, partial(self.open_manifest, checkpoint_id), sealed)
 
     def packs(self) -> Sequence[PackUse]:
         return self.inner.packs()
@@ -469,32 +327,33 @@ class EncryptedIndex:
         return self.inner.totals()
 
     def integrity_problems(self) -> Problems:
-        return [_TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
+        return [TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
 
     # Keys
 
     def keyring(self) -> str | None:
         return self.inner.keyring()
 
-    def set_keyring(self, keyring: str, key_id: str, *, replacing: str | None, actor: str) -> bool:
-        return self.inner.set_keyring(keyring, key_id, replacing=replacing, actor=self._hide("actor", actor))
+    def set_keyring(
+        self, keyring: str, key_id: str, *, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
+        who = self._hide("actor", actor)
+        return self.inner.set_keyring(keyring, key_id, replacing=replacing, actor=who, lease_token=lease_token)
 
     def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
-        return self.inner.reseal(self.seal(record), replacing=replacing, actor=self._hide("actor", actor))
+        return self.inner.reseal(self._sealed(record), replacing=replacing, actor=self._hide("actor", actor))
 
     def scrub(self) -> None:
         self.inner.scrub()
 
     def every_row(self) -> Iterator[tuple[Checkpoint, bytes | None, bytes, bool]]:
         """(checkpoint, manifest, digest, whether it is under the current data key); None for what does not open."""
-        for _, checkpoint, sealed in self.inner.manifests(with_chunks=False):
+        for _, (checkpoint, sealed), opened in self._walk(0, with_chunks=False):
             digest = bytes.fromhex(checkpoint.digest)
-            try:
-                found, manifest = self._opened((checkpoint, sealed))
-            except Corrupted:
+            if opened is None:
                 yield checkpoint, None, digest, False
             else:
-                yield found, manifest, digest, self.vault.key_of(sealed).id == self.vault.current.id
+                yield *opened, digest, self.vault.key_of(sealed).id == self.vault.current.id
 
     def close(self) -> None:
         self.inner.close()
@@ -507,24 +366,3 @@ def _saved(new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
         found.size_bytes, found.stored_bytes, found.digest, found.codec, found.schema_version, new.tags,
         found.is_pinned, json.loads(new.metadata_json) if new.metadata_json != "{}" else {},
     )  # fmt: skip
-
-
-def _bound(*fields: object) -> bytes:
-    """What a row is bound to, in one form for saving and reading."""
-    return ormsgpack.packb([str(field) if isinstance(field, str) else field for field in fields])
-
-
-@contextmanager
-def _of(checkpoint_id: str, part: str) -> Iterator[None]:
-    try:
-        yield
-    except Corrupted as error:
-        what = f"the {part} of checkpoint {checkpoint_id} is damaged: {error.message}"
-        raise Corrupted(what, hint=error.hint) from None
-
-
-def _damaged(checkpoint_id: str, why: str) -> Corrupted:
-    return Corrupted(
-        f"the row of checkpoint {checkpoint_id} is damaged: {why}",
-        hint="run holdfast check; restore an earlier checkpoint or another copy of the store",
-    )

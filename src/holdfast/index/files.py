@@ -20,20 +20,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from holdfast.errors import CheckpointError, Corrupted, storage_error
+from holdfast.errors import CheckpointError, Corrupted, StorageError, storage_error
 from holdfast.model import Checkpoint
 from holdfast.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, References
 
 from .database import connect, is_encrypted, mark_encrypted, migrate
 from .journal import MEND, Journal, sync_folder, write_file
-from .rows import CHECKPOINT, SEQ_BITS, checkpoint_of
+from .rows import CHECKPOINT, SEQ_BITS, checkpoint_of, late_manifests
 from .sqlite import SqliteIndex
+from .transactions import check_holder
 from .writes import Writes
 
 T = TypeVar("T")
 
 INSIDE = ".holdfast"  # the folder that no job can be named like
 DEFAULT = "default"
+_NO_NAMESPACE = 0  # the number of none: ours is not in the journal before something is written
 _COMPACT_OVER_BYTES = 1 << 20
 _COMPACT_AT = 4  # times the size of what it would be, new
 
@@ -48,6 +50,7 @@ class FilesIndex(SqliteIndex):
         self._view = view
         self._journal = Journal(folder / INSIDE)
         self._snapshot_bytes = 0
+        self._is_settled = False
         super().__init__(None, namespace=namespace)
         self._name = str(folder)
         try:
@@ -97,6 +100,17 @@ class FilesIndex(SqliteIndex):
             if self._journal.format == ENCRYPTED_FORMAT_VERSION:
                 mark_encrypted(self._connection)
             self._snapshot_bytes = len(transactions[0]) if transactions else 0
+        try:
+            self._apply(transactions)
+            if is_other:
+                self._find_namespace()
+        except BaseException:
+            self._journal.close()  # memory has a part of it: begin anew with the next read
+            raise
+        if transactions or is_other:
+            self._writes.forget()
+
+    def _apply(self, transactions: Iterable[str]) -> None:
         self._connection.set_authorizer(_only_rows)
         try:
             for sql in transactions:
@@ -106,8 +120,20 @@ class FilesIndex(SqliteIndex):
         finally:
             self._connection.set_authorizer(None)
         self._connection.execute("DELETE FROM temp.change")
-        if transactions or is_other:
-            self._writes.forget()
+
+    def _find_namespace(self) -> None:
+        """Another journal may have been made by a repair, which numbers namespaces and jobs anew."""
+        db = self._connection
+        row = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
+        if self._is_settled and row is not None and row[0] != self.store_id:
+            raise StorageError(
+                f"the store at {self._folder} was replaced by another one while it was open",
+                hint="close this store and open the right one",
+            )
+        found = db.execute("SELECT no FROM namespace WHERE name = ?", (self.namespace,)).fetchone()
+        self._ns = found[0] if found else _NO_NAMESPACE
+        self._numbers.clear()
+        self._writes.use(db, self._ns)
 
     def _start_over(self) -> None:
         """An empty database, for a journal that is read from its beginning."""
@@ -117,7 +143,7 @@ class FilesIndex(SqliteIndex):
         for table, _, _ in _tables(self._connection):
             self._connection.execute(f"DELETE FROM {table}")
         self._prepare()
-        self._writes.use(self._connection)
+        self._writes.use(self._connection, _NO_NAMESPACE)
 
     def _settle(self) -> None:
         """Know the number of our namespace and the ID of the store, now that the journal has been read."""
@@ -129,6 +155,7 @@ class FilesIndex(SqliteIndex):
         self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
         self.is_encrypted = is_encrypted(db)
         self._writes = Writes(db, self._ns, self.namespace, 0)
+        self._is_settled = True
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -143,6 +170,10 @@ class FilesIndex(SqliteIndex):
             self._check_open()
             with self._journal.locked():
                 self._catch_up()
+                if self._ns == _NO_NAMESPACE:
+                    self._ns = self._namespace_no()
+                    self._writes.use(self._connection, self._ns)
+                    self._publish()
                 result = super()._write(operation)
                 self._publish()
         return result
@@ -192,19 +223,21 @@ class FilesIndex(SqliteIndex):
             self._catch_up()
             self._replace_journal()
 
-    def sweep(self, references: References) -> tuple[int, int]:
+    def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
         """Marks beside writers, in memory; then one write looks at what was saved meanwhile, and deletes (I3)."""
         self._check_open()
-        seen = self._one("SELECT coalesce(max(id), 0) FROM event")[0]
+        newest = "SELECT id, chain FROM event ORDER BY id DESC LIMIT 1"
+        seen, chain = self._one(newest) or (0, None)
         marked = {digest for _, found, manifest in self.manifests() for digest in references(found.id, manifest)}
 
         def delete() -> tuple[int, int]:
             db = self._connection
-            for checkpoint_id, manifest in db.execute(
-                "SELECT checkpoint.id, manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
-                "WHERE event.id > ? AND action = 'save' AND ns_no = ? AND has_chunks",
-                (seen, self._ns),
-            ).fetchall():
+            check_holder(self._ns, self.namespace, lease_token, db)
+            now = db.execute("SELECT chain FROM event WHERE id = ?", (seen,)).fetchone()
+            late: Iterable[tuple[str, bytes]] = db.execute(late_manifests(), (self._ns, seen)).fetchall()
+            if (now and now[0]) != chain:  # the journal was made anew, and its events number other changes
+                late = ((found.id, manifest) for _, found, manifest in self.manifests())
+            for checkpoint_id, manifest in late:
                 marked.update(references(checkpoint_id, manifest))
             chunks = db.execute("SELECT digest, stored_bytes FROM chunk WHERE ns_no = ?", (self._ns,)).fetchall()
             gone = [(digest, size) for digest, size in chunks if digest not in marked]

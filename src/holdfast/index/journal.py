@@ -39,6 +39,7 @@ class Journal:
         self.position = 0  # behind the last whole transaction that was read
         self.format = 1  # of the one read
         self._is_distrusted = False
+        self._is_locked = False  # by us
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -49,8 +50,10 @@ class Journal:
             raise storage_error("lock", str(self._lock_path), error) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
+            self._is_locked = True
             yield
         finally:
+            self._is_locked = False
             os.close(handle)
 
     def exists(self) -> bool:
@@ -65,7 +68,27 @@ class Journal:
         return (found.st_dev, found.st_ino) != self._file or found.st_size != self.position
 
     def read(self) -> tuple[bool, list[str]]:
-        """Whether another file has taken the place of the one read so far, and the transactions since."""
+        """Whether another file has taken the place of the one read so far, and the transactions since.
+
+        What looks damaged is read once more while nobody writes (I2): a writer may have been cutting off what another
+        one left half-written, or a repair may be making a new journal, which is waited for.
+        """
+        try:
+            return self._read()
+        except Corrupted:
+            if self._is_locked:
+                raise
+        with self.locked():
+            return self._read()
+
+    def _read(self) -> tuple[bool, list[str]]:
+        try:
+            return self._read_on()
+        except BaseException:
+            self.close()  # nothing of it was handed on: begin anew
+            raise
+
+    def _read_on(self) -> tuple[bool, list[str]]:
         try:
             is_other = self._look()
             assert self._handle is not None

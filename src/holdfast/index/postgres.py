@@ -34,7 +34,7 @@ from .groupcommit import REFUSALS, GroupCommit, Waiting, one_by_one
 from .postgres_batch import Save, commit_together
 from .postgres_reads import PostgresReads
 from .postgres_writes import PostgresWrites
-from .rows import Row
+from .rows import Row, late_manifests
 
 T = TypeVar("T")
 
@@ -244,11 +244,11 @@ class PostgresIndex(PostgresReads):
 
     # Chunks and packs
 
-    def sweep(self, references: References) -> tuple[int, int]:
+    def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
         """Marks go to a temporary table. Writers go on while it fills; the end of the transaction locks them out."""
-        return self._server.run(lambda db: self._sweep(db, references))
+        return self._server.run(lambda db: self._sweep(db, references, lease_token))
 
-    def _sweep(self, db: Connection, references: References) -> tuple[int, int]:
+    def _sweep(self, db: Connection, references: References, lease_token: int | None) -> tuple[int, int]:
         with db.transaction():
             # For this transaction alone, which is all that pgbouncer grants.
             db.execute("CREATE TEMP TABLE mark (digest bytea PRIMARY KEY) ON COMMIT DROP")
@@ -265,12 +265,8 @@ class PostgresIndex(PostgresReads):
                 mark(references(checkpoint.id, manifest))
             # From here on nobody commits in this namespace: a save has come before, and its references are found
             # through its event, or it comes after, and hears that chunks are gone (I3).
-            db.execute("SELECT 1 FROM holdfast.namespace WHERE no = %s FOR UPDATE", (self._ns,))
-            for checkpoint_id, manifest in fetch(
-                "SELECT c.id, manifest FROM holdfast.event e JOIN holdfast.checkpoint c ON c.id = e.checkpoint "
-                "WHERE e.ns_no = %s AND e.id > %s AND action IN ('save', 'reseal') AND has_chunks",
-                self._ns, seen,
-            ):  # fmt: skip
+            PostgresWrites(db, self._ns, self.namespace, is_careful=True).check_holder(lease_token)
+            for checkpoint_id, manifest in fetch(late_manifests("holdfast.", "%s"), self._ns, seen):
                 mark(references(checkpoint_id, manifest))
             ((count, size),) = fetch(
                 "WITH gone AS (DELETE FROM holdfast.chunk WHERE ns_no = %s AND NOT EXISTS "
@@ -306,9 +302,11 @@ class PostgresIndex(PostgresReads):
 
     # Keys
 
-    def set_keyring(self, keyring: str, key_id: str, *, replacing: str | None, actor: str) -> bool:
+    def set_keyring(
+        self, keyring: str, key_id: str, *, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
         try:
-            is_done = self._write(lambda writes: writes.set_keyring(keyring, key_id, replacing, actor))
+            is_done = self._write(lambda writes: writes.set_keyring(keyring, key_id, replacing, actor, lease_token))
         except _AnswerLost:
             is_done = self.keyring() == keyring
         self.is_encrypted = self.is_encrypted or is_done

@@ -19,7 +19,7 @@ from holdfast.ports import Chunk, NewCheckpoint
 from holdfast.postgresql import Array, Connection
 
 from .rows import checkpoint_of
-from .writes import now_us
+from .transactions import now_us
 
 # What the function takes for each save, chunk and tag, in its order.
 _OF_SAVE = (

@@ -11,7 +11,8 @@ from holdfast.ports import Checkpoints, Chunk, EventChain, Events, Jobs, PackUse
 from holdfast.postgresql import Array, Server
 
 from .rows import CHECKPOINT, EVENT, JOB, SEQ_BITS, Row, checkpoint_of, chunk_of, event_of, job_of
-from .writes import chain_of, missing
+from .transactions import chain_of
+from .writes import missing
 
 PAGE = 256  # rows a long walk reads at once
 BATCH = 1000  # keys or digests in one statement

@@ -1,7 +1,6 @@
 """What happens inside write transactions on PostgreSQL. As in `writes`, operations check before they change.
 
-The transaction holds the row of its namespace, so that nobody else writes there meanwhile: between a check and the
-change that relies on it nothing can happen. Only packs, IDs and nothing else are shared between namespaces.
+The transaction is in `postgres_transactions`. Only packs, IDs and nothing else are shared between namespaces.
 """
 
 from __future__ import annotations
@@ -12,69 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus, Lease
+from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus
 from holdfast.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
-from holdfast.postgresql import CHANNEL, Array, Connection
+from holdfast.postgresql import Array
 
+from .postgres_transactions import PostgresTransaction, check_lease
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
-from .writes import chain_of, held, holds_plain, lost, missing, now_us, plain_refused
+from .writes import holds_plain, missing, plain_refused
 
 _COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
 _CHUNK = ("bytea", "bigint", "bigint", "smallint", "bigint", "bigint", "bytea")
 _OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in _COLUMNS.split(","))
 
 
-class PostgresWrites:
-    """The write operations of one transaction.
-
-    `is_careful`: look whether an ID is taken before using it. Otherwise the database refuses, and fails the
-    transaction, which is then run again with care: IDs are drawn at random, and saves need not wait for an answer each.
-    """
-
-    def __init__(self, db: Connection, ns_no: int, namespace: str, *, is_careful: bool) -> None:
-        self._db = db
-        self._ns = ns_no
-        self._namespace = namespace
-        self._is_careful = is_careful
-        self._has_events = False
-        head = self._one("SELECT last_event, chain FROM holdfast.namespace WHERE no = %s FOR UPDATE", ns_no)
-        assert head is not None
-        self._head: tuple[int, bytes] = (head[0], head[1])
-
-    def _one(self, sql: str, *parameters: object) -> Row | None:
-        return self._db.execute(sql, parameters).fetchone()
-
-    def _do(self, sql: str, *parameters: object) -> None:
-        """Without waiting for it, in a pipeline: what goes wrong is told by a later statement."""
-        self._db.execute(sql, parameters)
-
-    def savepoint(self) -> tuple[int, bytes]:
-        self._do("SAVEPOINT one")
-        return self._head
-
-    def undo(self, head: tuple[int, bytes]) -> None:
-        self._do("ROLLBACK TO one")
-        self._head = head
-
-    def finish(self) -> None:
-        """Before the commit: where the chain of events ends now. Listeners hear of it when it is durable."""
-        if self._has_events:
-            self._do("UPDATE holdfast.namespace SET last_event = %s, chain = %s WHERE no = %s", *self._head, self._ns)
-            self._do("SELECT pg_notify(%s, %s)", CHANNEL, f"{self._namespace}:{self._head[0]}")
-
-    # Events
-
-    def event(
-        self, action: str, actor: str, job: str | None = None, checkpoint: str | None = None, detail: str = "{}"
-    ) -> None:
-        number, at_us = self._head[0] + 1, now_us()
-        chain = chain_of(self._head[1], number, at_us, self._ns, actor, action, job, checkpoint, detail)
-        self._do(
-            "INSERT INTO holdfast.event VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            self._ns, number, at_us, actor, action, job, checkpoint, detail, chain,
-        )  # fmt: skip
-        self._head = (number, chain)
-        self._has_events = True
+class PostgresWrites(PostgresTransaction):
+    """The write operations of one transaction."""
 
     # Checkpoints
 
@@ -97,7 +48,7 @@ class PostgresWrites:
             return first
         if twin is not None:
             return self._landed(new, twin)
-        ends_lease = _check_lease(new, job[2:] if job else None)
+        ends_lease = check_lease(new, self._namespace, job[2:] if job else None)
         if new.key_id or job is None or not job[1]:
             self._check_key(new)
         self._check_references(new)
@@ -165,6 +116,7 @@ class PostgresWrites:
         return found is not None and found[0] == str(ENCRYPTED_FORMAT_VERSION)
 
     def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
+        self.check_holder(new.lease_token)
         found = self._find(new.id)
         if found is not None and found[9] == new.digest:
             return True  # the answer to an earlier try was lost
@@ -185,7 +137,10 @@ class PostgresWrites:
         self.event("reseal", actor, found[15], new.id)
         return True
 
-    def set_keyring(self, keyring: str, key_id: str, replacing: str | None, actor: str) -> bool:
+    def set_keyring(
+        self, keyring: str, key_id: str, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
+        self.check_holder(lease_token)
         # Its lock keeps namespaces apart that would both be the first, and plain saves out meanwhile.
         form = self._one("SELECT value FROM holdfast.meta WHERE key = 'format' FOR UPDATE")
         assert form is not None
@@ -356,57 +311,9 @@ class PostgresWrites:
         detail = json.dumps({"status": str(status), "checkpoints": len(checkpoint_ids)})
         self.event("status", actor, detail=detail)
 
-    def job_no(self, name: str) -> int:
-        """The number of a job, which is made if there is none."""
-        found = self._one("SELECT no FROM holdfast.job WHERE ns_no = %s AND name = %s", self._ns, name) or self._one(
-            "INSERT INTO holdfast.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, "
-            "updated_us) VALUES (%s, %s, 0, 0, 0, 0, %s, %s) RETURNING no",
-            self._ns, name, now_us(), now_us(),
-        )  # fmt: skip
-        assert found is not None
-        return int(found[0])
-
     def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
         self._do("UPDATE holdfast.job SET retention = %s WHERE no = %s", policy_json, self.job_no(job))
         self.event("retention", actor, job, detail=policy_json or "null")
-
-    # Leases, by the clock of the server: that of the transaction would stand still while it waits its turn
-
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
-        found = self._lease(job)
-        if found and found[3] and found[2] > 0:
-            raise held(job, found[0], found[1], found[2])
-        token = (found[0] if found else 0) + 1
-        self._do(
-            "INSERT INTO holdfast.lease VALUES (%s, %s, %s, clock_timestamp() + make_interval(secs => %s), true) "
-            "ON CONFLICT (job_no) DO UPDATE SET token = excluded.token, holder = excluded.holder, "
-            "until = excluded.until, is_live = true",
-            self.job_no(job), token, holder, ttl_s,
-        )  # fmt: skip
-        self.event("lease", holder, job, detail=json.dumps({"token": token}))
-        return Lease(job, token, holder, ttl_s)
-
-    def renew_lease(self, lease: Lease) -> None:
-        found = self._lease(lease.job)
-        if not found or found[0] != lease.token or not found[3]:
-            raise lost(lease.job)
-        self._do(
-            "UPDATE holdfast.lease SET until = clock_timestamp() + make_interval(secs => %s) WHERE job_no = %s",
-            lease.ttl_s, self.job_no(lease.job),
-        )  # fmt: skip
-
-    def release_lease(self, lease: Lease) -> None:
-        found = self._lease(lease.job)
-        if found and found[0] == lease.token and found[3]:
-            self._do("UPDATE holdfast.lease SET is_live = false WHERE job_no = %s", self.job_no(lease.job))
-            self.event("release", lease.holder, lease.job, detail=json.dumps({"token": lease.token}))
-
-    def _lease(self, job: str) -> Row | None:
-        return self._one(
-            "SELECT token, holder, extract(epoch FROM until - clock_timestamp())::float8, is_live "
-            "FROM holdfast.lease JOIN holdfast.job ON no = job_no WHERE ns_no = %s AND name = %s",
-            self._ns, job,
-        )  # fmt: skip
 
     # Chunks
 
@@ -428,15 +335,3 @@ class PostgresWrites:
             )
             moved += len(changed.fetchall())
         return moved
-
-
-def _check_lease(new: NewCheckpoint, lease: Row | None) -> bool:
-    """Refuse a write without the right to it (I5); answers whether it ends an expired lease."""
-    token, holder, left_s, is_live = lease or (None, "", 0.0, False)
-    if new.lease_token is not None:
-        if not is_live or token != new.lease_token:
-            raise lost(new.job)
-        return False
-    if is_live and left_s > 0:
-        raise held(new.job, token, holder, left_s)
-    return bool(is_live)

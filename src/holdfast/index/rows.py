@@ -23,6 +23,19 @@ EVENT = "id, at_us, actor, action, job, checkpoint, detail, chain"
 
 Row = tuple[Any, ...]
 
+
+def late_manifests(schema: str = "", bound: str = "?") -> str:
+    """SQL, of (namespace, event), for the checkpoints with chunks that events behind that one speak of.
+
+    What a sweep has to mark again before it deletes (I3). Whatever the event was: each change of what a manifest names
+    has one, and a list of such changes would be forgotten when another kind is added.
+    """
+    return (
+        f"SELECT DISTINCT c.id, c.manifest FROM {schema}event e JOIN {schema}checkpoint c ON c.id = e.checkpoint "
+        f"WHERE e.ns_no = {bound} AND e.id > {bound} AND c.has_chunks"
+    )
+
+
 _decode = json.JSONDecoder().decode
 _LEVELS = {str(level): level for level in CheckpointLevel}  # asking the classes takes twenty times as long
 _STATUSES = {str(status): status for status in CheckpointStatus}

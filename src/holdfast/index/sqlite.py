@@ -32,7 +32,8 @@ from .groupcommit import one_by_one
 from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
 from .sqlite_file import SqliteFile
 from .sweeping import audit, integrity_problems, sweep
-from .writes import BATCH, MAX_JOBS, find_chunks, missing
+from .transactions import MAX_JOBS, check_holder
+from .writes import BATCH, find_chunks, missing
 
 PAGE = 256  # rows a long walk reads at once
 _LOOK_EVERY_S = 0.1  # for events of other processes
@@ -263,29 +264,31 @@ class SqliteIndex(SqliteFile):
                 return
             after = rows[-1][0]
 
-    def sweep(self, references: References) -> tuple[int, int]:
+    def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
         self._check_open()
         with translated(self._name):
             if self._path is None:
                 with self._memory_lock:
-                    swept = sweep(self._connection, self._ns, self.manifests, references, lambda: False)
+                    check = partial(check_holder, self._ns, self.namespace, lease_token)
+                    swept = sweep(self._connection, self._ns, self.manifests, references, lambda: False, check)
                     assert swept is not None
                     return swept
             try:
-                return self._sweep(references)
+                return self._sweep(references, lease_token)
             except NoSpace:
                 with self._writing:
                     if not self._shrink_log():
                         raise
-                return self._sweep(references)  # in the space that the log has given back
+                return self._sweep(references, lease_token)  # in the space that the log has given back
 
-    def _sweep(self, references: References) -> tuple[int, int]:
+    def _sweep(self, references: References, lease_token: int | None) -> tuple[int, int]:
+        check = partial(check_holder, self._ns, self.namespace, lease_token)
         for is_last in (False, False, True):
             with self._reading() as connection:
                 # On its own connection: a fork waits for it to come back, and would keep others from being lent.
                 manifests = partial(self._walk, partial(_fetch, connection))
                 stop = (lambda: False) if is_last else (lambda: self._pool.is_paused)
-                if (swept := sweep(connection, self._ns, manifests, references, stop)) is not None:
+                if (swept := sweep(connection, self._ns, manifests, references, stop, check)) is not None:
                     return swept
         raise AssertionError("the last sweep never stops")
 
@@ -308,6 +311,7 @@ class SqliteIndex(SqliteFile):
         return found is not None
 
     def condemn(self, pack: str) -> bool:
+        self._check_identity()  # what a repaired index names, the one it replaced may not (I3)
         return not self.is_pack_used(pack)  # gc asks while it holds the pack's lock: nobody is about to name it
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
@@ -323,8 +327,10 @@ class SqliteIndex(SqliteFile):
         row = self._one("SELECT value FROM meta WHERE key = ?", f"keyring:{self.namespace}")
         return None if row is None else row[0]
 
-    def set_keyring(self, keyring: str, key_id: str, *, replacing: str | None, actor: str) -> bool:
-        is_done = self._write(partial(self._writes.set_keyring, keyring, key_id, replacing, actor))
+    def set_keyring(
+        self, keyring: str, key_id: str, *, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
+        is_done = self._write(partial(self._writes.set_keyring, keyring, key_id, replacing, actor, lease_token))
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
 

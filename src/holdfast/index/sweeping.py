@@ -10,8 +10,8 @@ from holdfast.model import Checkpoint
 from holdfast.ports import EventChain, References
 
 from .database import begin_alone
-from .rows import SEQ_BITS
-from .writes import chain_of
+from .rows import SEQ_BITS, late_manifests
+from .transactions import chain_of
 
 _AT_ONCE = 200  # chunk rows deleted in one transaction
 
@@ -24,8 +24,11 @@ def sweep(
     manifests: Manifests,
     references: References,
     should_stop: Callable[[], bool],
+    check: Callable[[sqlite3.Connection], None],
 ) -> tuple[int, int] | None:
     """Delete the chunk rows that no manifest names (I3); None if it was told to stop before.
+
+    `check` raises, in a transaction that is about to delete, if that is not to be.
 
     Marks go to temporary tables, in a file of SQLite's own, so that memory stays bounded. Writers go on meanwhile;
     what they commit is found through their events, inside each transaction that deletes. Those are small: writers
@@ -45,6 +48,7 @@ def sweep(
         last = count = size = 0
         while True:
             with _transaction(db):
+                check(db)
                 seen = _mark_late(db, ns_no, seen, references)
                 rows = db.execute(
                     "SELECT rowid, digest FROM temp.unnamed WHERE rowid > ? ORDER BY rowid LIMIT ?", (last, _AT_ONCE)
@@ -79,12 +83,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 def _mark_late(db: sqlite3.Connection, ns_no: int, seen: int, references: References) -> int:
     """Mark what was committed since event `seen`; answers the newest event."""
-    late = db.execute(
-        "SELECT checkpoint.id, manifest FROM event JOIN checkpoint ON checkpoint.id = event.checkpoint "
-        "WHERE event.id > ? AND action IN ('save', 'reseal') AND ns_no = ? AND has_chunks",
-        (seen, ns_no),
-    )
-    for checkpoint_id, manifest in late.fetchall():
+    for checkpoint_id, manifest in db.execute(late_manifests(), (ns_no, seen)).fetchall():
         _mark(db, references(checkpoint_id, manifest))
     return int(db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0])
 

@@ -1,4 +1,5 @@
-"""What happens inside write transactions. Every function runs in one that is open, and checks before it changes.
+"""What happens inside write transactions (`transactions`). Every function runs in an open one and checks before it
+changes.
 
 An operation that refuses has changed nothing, so that the others in its group commit are not disturbed; only a commit
 of several records needs a savepoint.
@@ -6,89 +7,24 @@ of several records needs a savepoint.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import ormsgpack
-
-from holdfast.errors import Conflict, LeaseHeld, LeaseLost, NotFound, Validation
-from holdfast.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, Lease, to_datetime
+from holdfast.errors import Conflict, NotFound, Validation
+from holdfast.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, to_datetime
 from holdfast.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 
-from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone
+from .database import is_encrypted, mark_encrypted, overwrite_deleted
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
+from .transactions import Transactions, check_holder, held, lost, seconds_left
 
 BATCH = 500  # parameters in one statement
-MAX_JOBS = 1000  # remembered between transactions
 
 
-def now_us() -> int:
-    return time.time_ns() // 1000
-
-
-def boot_clock() -> tuple[str, float]:
-    """(which boot, seconds since): a clock nobody sets (I4)."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot_id = file.read().strip()
-    except OSError:
-        boot_id = ""
-    return boot_id, time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-class Writes:
+class Writes(Transactions):
     """The write operations of one namespace on one connection."""
-
-    def __init__(self, connection: sqlite3.Connection, ns_no: int, namespace: str, busy_timeout_s: float) -> None:
-        self._ns = ns_no
-        self._namespace = namespace
-        self._busy_timeout_s = busy_timeout_s
-        self.use(connection)
-
-    def forget(self) -> None:
-        """What is remembered between transactions holds while nobody else commits, and none of ours is undone."""
-        self._data_version: int | None = None
-        self._head: tuple[int, bytes] | None = None  # number and chain of the newest event
-        self._jobs: dict[str, Row] = {}  # number, last_seq, and the columns of the lease
-        self._key_id: str | None = None  # of the current data key; "" where there is none
-
-    def use(self, connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA busy_timeout=0")  # `begin` waits
-        self._db = connection
-        self.forget()
-
-    def begin(self) -> None:
-        run_alone(self._db, "BEGIN IMMEDIATE", self._busy_timeout_s)
-        # Changes when another connection, of whatever process, has committed; exact, because we hold the write lock.
-        version = self._db.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._data_version or len(self._jobs) > MAX_JOBS:
-            self.forget()
-            self._data_version = version
-
-    def undo(self, savepoint: str) -> None:
-        self.forget()
-        self._db.execute(f"ROLLBACK TO {savepoint}")
-
-    # Events
-
-    def event(
-        self, action: str, actor: str, job: str | None = None, checkpoint: str | None = None, detail: str = "{}"
-    ) -> None:
-        if self._head is None:
-            found = self._db.execute("SELECT id, chain FROM event ORDER BY id DESC LIMIT 1").fetchone()
-            self._head = found or (0, bytes(32))
-        number, chain = self._head[0] + 1, self._head[1]
-        at_us = now_us()
-        chain = chain_of(chain, number, at_us, self._ns, actor, action, job, checkpoint, detail)
-        self._db.execute(
-            "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (number, at_us, self._ns, actor, action, job, checkpoint, detail, chain),
-        )
-        self._head = (number, chain)
 
     # Checkpoints
 
@@ -198,12 +134,12 @@ class Writes:
         is_live = lease is not None and lease[0] is not None and lease[4]
         if new.lease_token is not None:
             if lease is None or not is_live or lease[0] != new.lease_token:
-                raise lost(new.job)
+                raise lost(new.job, self._namespace)
             return False
         if lease is None or not is_live:
             return False
-        if left_s := _left(lease[2], lease[3]):
-            raise held(new.job, lease[0], lease[1], left_s)
+        if left_s := seconds_left(lease[2], lease[3]):
+            raise held(new.job, self._namespace, lease[0], lease[1], left_s)
         return True
 
     def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
@@ -277,6 +213,7 @@ class Writes:
 
     def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
         found = self._find(new.id)
+        check_holder(self._ns, self._namespace, new.lease_token, self._db)
         if found is None or found[9] != replacing:
             return False
         self._check_key(new)
@@ -293,8 +230,11 @@ class Writes:
         self.event("reseal", actor, found[15], new.id)
         return True
 
-    def set_keyring(self, keyring: str, key_id: str, replacing: str | None, actor: str) -> bool:
+    def set_keyring(
+        self, keyring: str, key_id: str, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
         db, name = self._db, f"keyring:{self._namespace}"
+        check_holder(self._ns, self._namespace, lease_token, db)
         found = db.execute("SELECT value FROM meta WHERE key = ?", (name,)).fetchone()
         if (found[0] if found else None) != replacing:
             return False
@@ -363,59 +303,9 @@ class Writes:
         detail = json.dumps({"status": str(status), "checkpoints": len(checkpoint_ids)})
         self.event("status", actor, detail=detail)
 
-    def job_no(self, name: str) -> int:
-        """The number of a job, which is made if there is none."""
-        now = now_us()
-        self._db.execute(
-            "INSERT OR IGNORE INTO job VALUES (NULL, ?, ?, 0, 0, 0, 0, ?, ?, NULL)", (self._ns, name, now, now)
-        )
-        return int(self._db.execute("SELECT no FROM job WHERE ns_no = ? AND name = ?", (self._ns, name)).fetchone()[0])
-
     def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
         self._db.execute("UPDATE job SET retention = ? WHERE no = ?", (policy_json, self.job_no(job)))
         self.event("retention", actor, job, detail=policy_json or "null")
-
-    # Leases
-
-    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
-        self._jobs.pop(job, None)
-        found = self._lease(job)
-        if found and found[4] and (left_s := _left(found[2], found[3])):
-            raise held(job, found[0], found[1], left_s)
-        token = (found[0] if found else 0) + 1
-        boot_id, clock_s = boot_clock()
-        self._db.execute(
-            "INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, 1)",
-            (self.job_no(job), token, holder, boot_id, clock_s + ttl_s),
-        )
-        self.event("lease", holder, job, detail=json.dumps({"token": token}))
-        return Lease(job, token, holder, ttl_s)
-
-    def renew_lease(self, lease: Lease) -> None:
-        self._jobs.pop(lease.job, None)
-        found = self._lease(lease.job)
-        if not found or found[0] != lease.token or not found[4]:
-            raise lost(lease.job)
-        boot_id, clock_s = boot_clock()
-        self._db.execute(
-            "UPDATE lease SET boot_id = ?, until_s = ? WHERE job_no = ?",
-            (boot_id, clock_s + lease.ttl_s, self.job_no(lease.job)),
-        )
-
-    def release_lease(self, lease: Lease) -> None:
-        self._jobs.pop(lease.job, None)
-        found = self._lease(lease.job)
-        if found and found[0] == lease.token and found[4]:
-            self._db.execute("UPDATE lease SET is_live = 0 WHERE job_no = ?", (self.job_no(lease.job),))
-            self.event("release", lease.holder, lease.job, detail=json.dumps({"token": lease.token}))
-
-    def _lease(self, job: str) -> tuple[int, str, str, float, int] | None:
-        found: tuple[int, str, str, float, int] | None = self._db.execute(
-            "SELECT token, holder, boot_id, until_s, is_live FROM lease JOIN job ON no = job_no "
-            "WHERE ns_no = ? AND name = ?",
-            (self._ns, job),
-        ).fetchone()
-        return found
 
     # Chunks
 
@@ -442,11 +332,6 @@ class Writes:
 
 
 _OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in CHECKPOINT.split(","))
-
-
-def chain_of(chain: bytes, *entry: object) -> bytes:
-    """The chain value of an event behind one with `chain`."""
-    return hashlib.sha256(chain + ormsgpack.packb(entry)).digest()
 
 
 def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:
@@ -477,26 +362,3 @@ def holds_plain() -> Conflict:
         hint="copy it into a new encrypted store: holdfast copy OLD NEW --key none --target-key KEY; or leave the key "
         "away (key=, --key, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE)",
     )
-
-
-def held(job: str, token: int, holder: str, left_s: float) -> LeaseHeld:
-    shown = ":".join(holder.split(":")[:2])  # host and process; the rest is for programs
-    return LeaseHeld(
-        f"job {job} is leased by {shown} for another {left_s:.0f} s",
-        hint="wait until it ends, or stop that process; a lease ends by itself when its holder is gone",
-        holder=holder,
-        token=token,
-    )
-
-
-def lost(job: str) -> LeaseLost:
-    return LeaseLost(
-        f"the lease of job {job} is no longer ours",
-        hint="it ended, or somebody took the job over: stop, or take a new lease",
-    )
-
-
-def _left(boot_id: str, until_s: float) -> float:
-    """Seconds a lease still runs; 0 when it has ended, as it has when the machine was started anew."""
-    now_boot, clock_s = boot_clock()
-    return max(0.0, until_s - clock_s) if boot_id == now_boot else 0.0
