@@ -213,6 +213,45 @@ def test_two_collectors_rewrite_the_same_pack(user: Manager, other: Manager) -> 
     assert other.stats()["packs"] == 1
 
 
+@pytest.mark.parametrize("point", ["packs", "chunks_of"])
+def test_a_collector_whose_pack_another_one_removed_reports_no_damage(
+    user: Manager, other: Manager, point: str
+) -> None:
+    large, small = sparse_pack(user)
+    user.delete("job", large)
+    with gate_after(other._store.index, point) as gate:
+        collecting = Background(other.gc)
+        gate.wait_until_reached()
+        assert user.gc().packs_rewritten == 1
+        gate.open()
+        assert collecting.result().damaged == ()
+    is_whole(user, small, "packed", 2)
+
+
+def test_a_collector_that_reads_a_pack_while_another_one_removes_it(user: Manager, other: Manager) -> None:
+    large, small = sparse_pack(user)
+    user.delete("job", large)
+    with gate_before(other._store.blobs, "read_into") as gate:
+        collecting = Background(other.gc)
+        gate.wait_until_reached()
+        assert user.gc().packs_rewritten == 1
+        gate.open()
+        assert collecting.result().damaged == ()
+    is_whole(user, small, "packed", 2)
+
+
+def test_a_pack_that_is_damaged_is_still_reported(user: Manager, place: str) -> None:
+    large, small = sparse_pack(user)
+    user.delete("job", large)
+    (row,) = user._store.index.locate(user._store.chunks(user._store.index.read(small)[1])).values()
+    path = Path(str(user._store.blobs.file_of(row.pack)))
+    with open(path, "r+b") as file:
+        file.seek(row.offset)
+        file.write(bytes(row.stored_bytes))
+    with holdfast.open(place) as fresh:
+        assert fresh.gc().damaged == (row.pack,)
+
+
 def test_two_collectors_again_and_again(user: Manager, other: Manager) -> None:
     kept = [user.save("kept", "step", make("packed", n)) for n in range(3)]
     for turn in range(8):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import holdfast
 import holdfast.refiling
 from holdfast.refiling import refile
 from tests.torture.children import Child, Report
+from tests.torture.races import Background, gate_before
 
 pytestmark = [pytest.mark.faults]
 
@@ -90,6 +93,81 @@ def test_a_new_journal_that_cannot_take_its_place(damaged: tuple[Path, dict[str,
     refile(place, actor="tests")
     with holdfast.open(f"files:{place}") as store:
         assert {c.id: store.load(c.id) for c in store.list("job")} == damaged[1]
+
+
+def damage_the_end(place: Path) -> None:
+    """Of the last transaction but one: what is behind it is whole, so that it is no half-written end."""
+    journal = place / ".holdfast" / "journal"
+    data = journal.read_bytes()
+    last = data.rindex(b"\n-- ")
+    journal.write_bytes(data[: last - 20] + b"?" * 10 + data[last - 10 :])
+
+
+KEYS: dict[str, dict[str, Any]] = {"plain": {}, "encrypted": {"key": bytes(range(32))}}
+
+
+@pytest.mark.parametrize("how", KEYS)
+def test_a_reader_beside_a_repair_waits_for_it(tmp_path: Path, how: str) -> None:
+    """What looks damaged to it is read again when nobody writes: the new journal is there then."""
+    place, url = tmp_path / "store", f"files:{tmp_path / 'store'}"
+    with holdfast.open(url, **KEYS[how]) as store, holdfast.open(url, **KEYS[how]) as reader:
+        states: dict[str, object] = {store.save("job", "step", {"n": n}): {"n": n} for n in range(4)}
+        damage_the_end(place)
+        asked, flock = threading.Event(), fcntl.flock
+
+        def noting(*args: Any) -> None:
+            asked.set()
+            flock(*args)
+
+        with gate_before(holdfast.refiling, "_put_in_place") as gate:
+            repairing = Background(refile, place, actor="tests", master=_master(how))
+            gate.wait_until_reached()
+            with mock.patch("holdfast.index.journal.fcntl.flock", noting):
+                reading = Background(lambda: {c.id: reader.load(c.id) for c in reader.list("job")})
+                assert asked.wait(60), "it did not wait for the repair"
+            gate.open()
+            repairing.result()
+            assert reading.result() == states
+
+
+def test_damage_that_nobody_repairs_is_told_each_time(tmp_path: Path) -> None:
+    url = f"files:{tmp_path / 'store'}"
+    with holdfast.open(url) as store, holdfast.open(url) as reader:
+        for n in range(4):
+            store.save("job", "step", {"n": n})
+        damage_the_end(tmp_path / "store")
+        for _ in range(2):
+            with pytest.raises(holdfast.Corrupted, match="is damaged at"):
+                reader.list("job")
+
+
+@pytest.mark.parametrize("how", KEYS)
+def test_a_store_that_is_open_follows_to_a_journal_that_numbers_all_anew(tmp_path: Path, how: str) -> None:
+    place, url = tmp_path / "store", f"files:{tmp_path / 'store'}"
+    names = [f"job-{n}" for n in range(9, 0, -1)]
+    with holdfast.open(url, **KEYS[how]) as store, holdfast.open(url, namespace="last", **KEYS[how]) as tenant:
+        saved = {name: store.save(name, "step", {"of": name}) for name in names}
+        theirs = {name: tenant.save(name, "step", {"theirs": name}) for name in names}
+        assert {name: store.list(name)[0].id for name in names} == saved
+        assert {name: tenant.list(name)[0].id for name in names} == theirs
+        journal = place / ".holdfast" / "journal"
+        lines = journal.read_bytes().split(b"\n-- ")
+        journal.write_bytes(b"\n-- ".join(lines[:3]) + b"\n")  # what came first, the ID of the store among it
+        refile(place, actor="tests", master=_master(how))
+        assert {name: store.list(name)[0].id for name in names} == saved
+        assert {name: tenant.list(name)[0].id for name in names} == theirs
+        assert [store.load(i) for i in saved.values()] == [{"of": name} for name in names]
+        assert store.list("job-1")[0].seq + 1 == store.get(store.save("job-1", "step", 1)).seq
+        assert tenant.verify().is_ok
+        assert store.verify().is_ok
+
+
+def _master(how: str) -> Any:
+    if how == "plain":
+        return None
+    from holdfast.crypto import parse_master
+
+    return parse_master(KEYS[how]["key"])
 
 
 @pytest.mark.mutant
