@@ -1,111 +1,26 @@
-"""The contract of `ports.Index`, sentence by sentence."""
+"""The contract of `ports.Index`, sentence by sentence: saving, reading, deleting. The rest is in `index_care_suite`."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import threading
-import time
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, NotFound
+from holdfast.errors import CheckpointError, Conflict, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from holdfast.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, NewCheckpoint
+from holdfast.ports import ChunksGone, IdTaken, Index
 
-_numbers = itertools.count(1)
+from .index_care_suite import IndexCareSuite
+from .index_fixtures import chunk, digest_of, record, references, save, with_chunks
 
-
-def digest_of(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-def record(job: str = "job", **fields: Any) -> NewCheckpoint:
-    """A save with an ID of its own; `fields` replace what is usual."""
-    number = next(_numbers)
-    manifest = fields.pop("manifest", b"manifest %d" % number)
-    usual = NewCheckpoint(
-        id=CheckpointId(f"step_1700000000_{number:08x}"),
-        job=job,
-        step="step",
-        level=CheckpointLevel.STEP,
-        created_us=1_700_000_000_000_000 + number,
-        size_bytes=10,
-        stored_bytes=7,
-        digest=digest_of(manifest),
-        codec="msgpack",
-        schema_version="1",
-        manifest=manifest,
-    )
-    return replace(usual, **fields)
+__all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "with_chunks"]
 
 
-def chunk(text: str, pack: str = "pack-1", offset: int = 0) -> Chunk:
-    return Chunk(digest_of(text.encode()), 100, 60, Encoding.ZSTD, pack, offset)
-
-
-def with_chunks(*chunks: Chunk, job: str = "job", reused: Iterable[Chunk] = (), **fields: Any) -> NewCheckpoint:
-    """A save whose manifest is the digests it names, which is what `references` below reads."""
-    named = [*(c.digest for c in chunks), *(c.digest for c in reused)]
-    return record(
-        job,
-        manifest=b"".join(named),
-        has_chunks=True,
-        new_chunks=chunks,
-        reused_chunks=[c.digest for c in reused],
-        **fields,
-    )
-
-
-def references(_: str, manifest: bytes) -> list[bytes]:
-    return [manifest[i : i + 32] for i in range(0, len(manifest), 32)]
-
-
-def save(index: Index, *records: NewCheckpoint) -> list[Checkpoint]:
-    return index.commit(records or [record()], actor="tester")
-
-
-class IndexSuite:
-    """Derive from it and say how to open the adapter."""
-
-    is_shared = True  # whether two objects can be opened on one store
-    seals = False  # whether rows are encrypted: then digests are those of ciphertext, and a key is the first event
-
-    many = 1200  # checkpoints, where many matter; fewer where each costs files
-
-    def open_index(self, where: Path, namespace: str = "default") -> Index:
-        """An adapter on the store that `where`, a directory of this test alone, stands for."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def index(self, tmp_path: Path) -> Iterator[Index]:
-        index = self.open_index(tmp_path)
-        yield index
-        assert index.integrity_problems() == []
-        index.close()
-
-    @pytest.fixture
-    def other(self, index: Index, tmp_path: Path) -> Iterator[Index]:
-        """A second, independent object on the store of `index`."""
-        if not self.is_shared:
-            pytest.skip("one object is the whole store")
-        other = self.open_index(tmp_path)
-        yield other
-        other.close()
-
-    @pytest.fixture
-    def tenant(self, index: Index, tmp_path: Path) -> Iterator[Index]:
-        """Another namespace of the store of `index`."""
-        if not self.is_shared:
-            pytest.skip("one object is the whole store")
-        tenant = self.open_index(tmp_path, namespace="tenant")
-        yield tenant
-        tenant.close()
+class IndexSuite(IndexCareSuite):
+    """All of it. Derive from it and say how to open the adapter."""
 
     # commit
 
@@ -148,6 +63,7 @@ class IndexSuite:
         assert index.locate([chunk("x").digest]) == {}
 
     def test_an_id_is_taken_once_in_the_store(self, index: Index, tenant: Index) -> None:
+        self.need_sharing()
         taken = save(index)[0].id
         for where in (index, tenant):
             with pytest.raises(IdTaken):
@@ -507,236 +423,3 @@ class IndexSuite:
         index.mark([saved[0].id, "nothing_1_0", saved[2].id], CheckpointStatus.VALID, actor="t")
         assert [c.status for c in index.list("job")] == ["valid", "created", "valid"]
         assert [e.action for e in index.events(before)] == ["status"]
-
-    # leases
-
-    def test_a_leased_job_takes_writes_with_the_token_only(self, index: Index) -> None:
-        lease = index.acquire_lease("job", "worker-1", 30)
-        with pytest.raises(LeaseHeld, match="worker-1"):
-            save(index)
-        with pytest.raises(LeaseLost):
-            save(index, record(lease_token=lease.token + 1))
-        with pytest.raises(LeaseHeld, match="worker-1"):
-            index.acquire_lease("job", "worker-1", 30)
-        assert save(index, record(lease_token=lease.token))[0].seq == 1
-        save(index, record("another"))
-
-    def test_a_token_is_never_given_twice(self, index: Index) -> None:
-        first = index.acquire_lease("job", "a", 30)
-        index.release_lease(first)
-        second = index.acquire_lease("job", "b", 30)
-        assert second.token > first.token
-        index.release_lease(first)  # lost: ignored
-        for attempt in (lambda: index.renew_lease(first), lambda: save(index, record(lease_token=first.token))):
-            with pytest.raises(LeaseLost):
-                attempt()
-        save(index, record(lease_token=second.token))
-        index.release_lease(second)
-        with pytest.raises(LeaseLost):
-            save(index, record(lease_token=second.token))
-        with pytest.raises(LeaseLost):
-            index.renew_lease(second)
-        save(index)
-
-    def test_an_expired_lease_serves_its_holder_until_somebody_else_writes(self, index: Index) -> None:
-        lease = index.acquire_lease("job", "slow", 0.02)
-        time.sleep(0.05)
-        save(index, record(lease_token=lease.token))
-        index.renew_lease(lease)
-        time.sleep(0.05)
-        save(index)  # ends it
-        with pytest.raises(LeaseLost):
-            save(index, record(lease_token=lease.token))
-        with pytest.raises(LeaseLost):
-            index.renew_lease(lease)
-
-    def test_an_expired_lease_can_be_taken_over(self, index: Index, other: Index) -> None:
-        old = index.acquire_lease("job", "gone", 0.02)
-        time.sleep(0.05)
-        new = other.acquire_lease("job", "heir", 30)
-        assert new.token > old.token
-        with pytest.raises(LeaseLost):
-            save(index, record(lease_token=old.token))
-        with pytest.raises(LeaseHeld, match="heir"):
-            save(index)
-
-    def test_what_another_object_did_counts_at_once(self, index: Index, other: Index) -> None:
-        save(index)
-        lease = other.acquire_lease("job", "elsewhere", 0.1)
-        with pytest.raises(LeaseHeld, match="elsewhere"):
-            save(index)
-        save(other, record(lease_token=lease.token))
-        other.release_lease(lease)
-        assert save(index)[0].seq == 3
-        other.delete([c.id for c in other.list("job")], actor="t")
-        assert save(index)[0].seq == 4
-        assert save(other)[0].seq == 5
-
-    def test_renewing_keeps_others_out(self, index: Index) -> None:
-        lease = index.acquire_lease("job", "busy", 0.4)
-        for _ in range(4):
-            time.sleep(0.15)
-            index.renew_lease(lease)
-        with pytest.raises(LeaseHeld):
-            save(index)
-
-    def test_one_of_many_gets_the_lease(self, index: Index) -> None:
-        def attempt(n: int) -> bool:
-            try:
-                index.acquire_lease("job", f"w{n}", 30)
-            except LeaseHeld:
-                return False
-            return True
-
-        with ThreadPoolExecutor(8) as pool:
-            assert sum(pool.map(attempt, range(24))) == 1
-
-    # events
-
-    def test_every_change_leaves_an_event(self, index: Index) -> None:
-        saved = save(index)[0]
-        index.update(saved.id, actor="t", is_pinned=True)
-        index.update(saved.id, actor="t", tags={"a": "b"})
-        index.release_lease(index.acquire_lease("job", "w", 30))
-        index.set_retention("job", "{}", actor="t")
-        index.delete([saved.id], even_pinned=True, actor="t")
-        index.append_event("gc", actor="cron", detail='{"chunks":1}')
-        events = [e for e in index.events() if e.action != "key"]
-        assert [e.action for e in events] == ["save", "pin", "tag", "lease", "release", "retention", "delete", "gc"]
-        assert [e.id for e in events] == sorted({e.id for e in events})
-        assert (events[0].actor, events[0].job, events[0].checkpoint) == ("tester", "job", saved.id)
-        assert (events[-1].actor, events[-1].job, events[-1].detail) == ("cron", None, '{"chunks":1}')
-        assert index.events(events[2].id, limit=2) == events[3:5]
-        assert index.events(events[2].id, limit=2, newest=True) == events[-2:]
-        assert index.events(events[-2].id, newest=True) == events[-1:]
-        assert index.events(limit=2, newest=True, before=events[3].id) == events[1:3]
-        assert index.events(events[0].id, before=events[3].id) == events[1:3]
-        whole, part = index.audit(), index.audit(events[2].id)
-        assert (whole.head, whole.broken_at) == (events[-1].chain, None)
-        assert (part.entries, part.head) == (events[2].id, events[2].chain)
-        assert index.events(events[-1].id) == []
-        assert len({e.chain for e in events}) == len(events)
-
-    def test_waiting_for_events(self, index: Index, other: Index) -> None:
-        save(index)
-        last = index.events()[-1].id
-        assert index.wait_for_event(0, 0)
-        assert not index.wait_for_event(last, 0)
-        assert not index.wait_for_event(last, 0.01)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(index.wait_for_event, last, 60)
-            save(other)
-            assert waiting.result(60)
-
-    # chunks, packs, sweep
-
-    def test_locate_any_number(self, index: Index) -> None:
-        chunks = [chunk(str(n), f"pack-{n % 3}", n) for n in range(1300)]
-        inline = Chunk(digest_of(b"in"), 2, 2, Encoding.RAW, data=b"in")
-        save(index, with_chunks(*chunks, inline))
-        asked = [c.digest for c in [*chunks, inline]] + [digest_of(b"unknown")]
-        assert index.locate(asked) == {c.digest: c for c in [*chunks, inline]}
-        assert index.locate([]) == {}
-
-    def test_packs_and_their_chunks(self, index: Index, tenant: Index) -> None:
-        a, b, c = chunk("a", "p1", 50), chunk("b", "p1", 10), chunk("c", "p2")
-        save(index, with_chunks(a, b))
-        save(tenant, with_chunks(c))
-        for where in (index, tenant):
-            assert {(p.pack, p.live_chunks, p.live_bytes) for p in where.packs()} == {("p1", 2, 120), ("p2", 1, 60)}
-            assert where.is_pack_used("p2")
-        assert not index.is_pack_used("p3")
-        assert list(index.chunks_of("p1")) == [b, a]
-        assert list(index.chunks_of("p3")) == []
-
-    def test_relocate_moves_what_is_still_there(self, index: Index) -> None:
-        a, b = chunk("a", "p1"), chunk("b", "p2")
-        save(index, with_chunks(a, b))
-        moved = [replace(c, pack="new", offset=3 + n) for n, c in enumerate((a, b))]
-        assert index.relocate(moved, from_pack="p1") == 1
-        assert index.locate([a.digest, b.digest]) == {a.digest: moved[0], b.digest: b}
-        assert not index.is_pack_used("p1")
-        assert index.relocate(moved, from_pack="unknown") == 0
-
-    def test_totals(self, index: Index) -> None:
-        save(index, with_chunks(chunk("a"), Chunk(digest_of(b"in"), 2, 2, Encoding.RAW, data=b"in")), record("b"))
-        totals = index.totals()
-        assert (totals["jobs"], totals["checkpoints"], totals["size_bytes"], totals["stored_bytes"]) == (2, 2, 20, 14)
-        assert (totals["chunks"], totals["inline_bytes"]) == (2, 2)
-        assert totals["plain_bytes"] == chunk("a").size_bytes + 2
-
-    def test_manifests_walk_everything_above_a_row(self, index: Index) -> None:
-        plain = [record(f"job-{n % 3}") for n in range(self.many // 2)]
-        named = with_chunks(chunk("a"), job="job-1")
-        save(index, *plain, named)
-        rows = list(index.manifests(with_chunks=False))
-        assert {c.id: m for _, c, m in rows} == {r.id: r.manifest for r in [*plain, named]}
-        assert [r for r, _, _ in rows] == sorted({r for r, _, _ in rows})
-        assert [c.id for _, c, _ in index.manifests()] == [named.id]
-        assert list(index.manifests(rows[17][0], with_chunks=False)) == rows[18:]
-
-    def test_sweep_removes_what_no_manifest_names(self, index: Index, tenant: Index) -> None:
-        kept, dropped = chunk("kept", "p1"), chunk("dropped", "p2")
-        save(index, with_chunks(kept))
-        gone = save(index, with_chunks(dropped, reused=[kept]))[0]
-        save(tenant, with_chunks(chunk("dropped", "p3")))
-        index.delete([gone.id], actor="t")
-        assert index.sweep(references) == (1, 60)
-        assert set(index.locate([kept.digest, dropped.digest])) == {kept.digest}
-        assert tenant.locate([dropped.digest])
-        assert not index.is_pack_used("p2")
-        assert index.sweep(references) == (0, 0)
-
-    def test_a_save_during_a_sweep_keeps_its_chunks_or_hears_of_it(self, index: Index, other: Index) -> None:
-        shared = chunk("shared")
-        unnamed = save(index, with_chunks(shared))[0]
-        index.delete([unnamed.id], actor="t")
-        save(index, with_chunks(chunk("anchor")))
-        during: list[str] = []
-
-        def slowly(_: str, manifest: bytes) -> list[bytes]:
-            if not during:
-                during.append(save(other, with_chunks(chunk("fresh"), reused=[shared]))[0].id)
-            return references("", manifest)
-
-        index.sweep(slowly)
-        assert set(index.locate([shared.digest, chunk("fresh").digest])) == {shared.digest, chunk("fresh").digest}
-
-    def test_racing_saves_and_sweeps_leave_no_dangling_reference(self, index: Index, other: Index) -> None:
-        stop = threading.Event()
-        chunks = [chunk(str(n), f"p{n}") for n in range(6)]
-
-        def keep_saving(where: Index, job: str) -> None:
-            for n in itertools.count():
-                if stop.is_set():
-                    return
-                one = chunks[n % len(chunks)]
-                try:
-                    saved = save(where, with_chunks(reused=[one], job=job))
-                except ChunksGone:
-                    saved = save(where, with_chunks(one, job=job))
-                if n % 2:
-                    where.delete([saved[0].id], actor="t")
-
-        with ThreadPoolExecutor(3) as pool:
-            savers = [pool.submit(keep_saving, where, f"job-{k}") for k, where in enumerate((index, other, other))]
-            try:
-                for _ in range(8):
-                    index.sweep(references)
-            finally:
-                stop.set()
-            for saver in savers:
-                saver.result()
-        named = {digest for _, _, manifest in index.manifests() for digest in references("", manifest)}
-        assert set(index.locate(sorted(named))) == named
-
-    # closing
-
-    def test_a_closed_index_says_so(self, tmp_path: Path) -> None:
-        index = self.open_index(tmp_path)
-        save(index)
-        index.close()
-        index.close()
-        for attempt in (index.jobs, lambda: save(index), lambda: index.sweep(references)):
-            with pytest.raises(CheckpointError):
-                attempt()
