@@ -144,7 +144,7 @@ def test_damage_that_nobody_repairs_is_told_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", KEYS)
 def test_a_store_that_is_open_follows_to_a_journal_that_numbers_all_anew(tmp_path: Path, how: str) -> None:
     place, url = tmp_path / "store", f"files:{tmp_path / 'store'}"
-    names = [f"job-{n}" for n in range(9, 0, -1)]
+    names = [f"job-{n}" for n in range(5, 0, -1)]
     with holdfast.open(url, **KEYS[how]) as store, holdfast.open(url, namespace="last", **KEYS[how]) as tenant:
         saved = {name: store.save(name, "step", {"of": name}) for name in names}
         theirs = {name: tenant.save(name, "step", {"theirs": name}) for name in names}
