@@ -3,11 +3,12 @@
 A checkpoint stays when any rule of the policy keeps it. Whatever the rules say, these stay too:
 
     pinned     until somebody lets go of them
-    newest     the newest checkpoint of each job that is not corrupted, so never the only usable one
+    newest     the newest checkpoint of each job, and the newest that is not corrupted, so never the only usable one
     ancestors  the parents of what stays, and their parents, in other jobs too when all jobs are planned
 
-"Last" and "newest" come from sequence numbers (I4). Corrupted checkpoints satisfy no counting or time rule
-and go, unless a job has no other ones.
+"Last" and "newest" come from sequence numbers (I4). A mark of damage deletes nothing: whatever would stay if nothing
+were marked stays. Beside that, rules are counted once more without the corrupted ones, so that they take no sound
+checkpoint's place; and where all of a job are corrupted, all stay.
 
 Clocks cannot be trusted with deleting, so the time of day is never asked. Age is counted back from the job's
 newest usable checkpoint, along the sequence: readings of the clock that contradict the sequence are passed

@@ -5,7 +5,7 @@ a parent is older than its children. So nothing needs the whole history in memor
 children before their parents: an interruption leaves no checkpoint without its ancestors.
 
 Memory grows with what rules count (periods, open links to parents), never with the history; `keep_within` holds
-sixteen bytes for each checkpoint of a job.
+thirty-two bytes for each checkpoint of a job.
 """
 
 from __future__ import annotations
@@ -218,15 +218,21 @@ class _History:
 
     def pages(self) -> Iterator[list[Verdict]]:
         """Verdicts, newest first; pages that only measure ages are empty."""
-        young_from = 0
+        young_from = young_usable_from = 0
         if self._policy.keep_within is not None:
-            ages = _Ages(parse_duration(self._policy.keep_within).total_seconds())
+            within_s = parse_duration(self._policy.keep_within).total_seconds()
+            ages, usable_ages = _Ages(within_s), _Ages(within_s)
             for page in self._read():
                 for checkpoint in page:
                     ages.add(checkpoint)
+                    if checkpoint.status is not CheckpointStatus.CORRUPTED:
+                        usable_ages.add(checkpoint)
                 yield []
-            young_from = ages.young_from
-        rules = _Rules(self._policy, self._index.latest(self._job) is not None, young_from)
+            young_from, young_usable_from = ages.young_from, usable_ages.young_from
+        has_usable = self._index.latest(self._job) is not None
+        rules = _Rules(
+            self._policy, has_usable, _Counts(self._policy, young_usable_from), _Counts(self._policy, young_from)
+        )
         for page in self._read():
             self._look_above()
             yield [self._judge(rules, checkpoint) for checkpoint in page]
@@ -284,33 +290,47 @@ class _History:
 
 
 class _Rules:
-    """The rules of a policy, asked about the checkpoints of a job one by one, newest first."""
+    """The rules of a policy, asked about the checkpoints of a job one by one, newest first.
 
-    def __init__(self, policy: RetentionPolicy, has_usable: bool, young_from: int) -> None:
-        """`young_from`: the sequence number from which on `keep_within` keeps."""
+    They are counted twice: among the usable, so that no damaged one takes a sound one's place, and among all, so that
+    a mark of damage, which may be wrong, deletes nothing that would stay without it.
+    """
+
+    def __init__(self, policy: RetentionPolicy, has_usable: bool, usable: _Counts, every: _Counts) -> None:
         self._policy = policy
         self._has_usable = has_usable
-        self._young_from = young_from
-        self._usable = 0  # how many came so far
-        self._of_level: dict[CheckpointLevel, int] = {}
-        self._periods: dict[str, set[Hashable]] = {name: set() for name in PERIODS}
+        self._usable = usable
+        self._every = every
 
     def reasons(self, checkpoint: Checkpoint) -> list[str]:
         reasons = [] if self._has_usable else ["all of this job are corrupted"]
         if checkpoint.is_pinned:
             reasons.append("pinned")
         if checkpoint.status is not CheckpointStatus.CORRUPTED:
-            reasons += self._reasons_of_usable(checkpoint)
+            reasons += self._usable.reasons(checkpoint)
+        reasons += self._every.reasons(checkpoint)
         reasons += [f"tag {wanted}" for wanted in self._policy.keep_tags if _has_tag(checkpoint, wanted)]
-        return reasons
+        return list(dict.fromkeys(reasons))
 
-    def _reasons_of_usable(self, checkpoint: Checkpoint) -> Iterator[str]:
+
+class _Counts:
+    """The rules that count checkpoints, periods or time, for those that are given to it, newest first."""
+
+    def __init__(self, policy: RetentionPolicy, young_from: int) -> None:
+        """`young_from`: the sequence number from which on `keep_within` keeps."""
+        self._policy = policy
+        self._young_from = young_from
+        self._count = 0  # how many came so far
+        self._of_level: dict[CheckpointLevel, int] = {}
+        self._periods: dict[str, set[Hashable]] = {name: set() for name in PERIODS}
+
+    def reasons(self, checkpoint: Checkpoint) -> Iterator[str]:
         policy, level = self._policy, checkpoint.level
-        self._usable += 1
+        self._count += 1
         number = self._of_level[level] = self._of_level.get(level, 0) + 1
-        if self._usable == 1:
+        if self._count == 1:
             yield "newest"
-        if policy.keep_last is not None and self._usable <= policy.keep_last:
+        if policy.keep_last is not None and self._count <= policy.keep_last:
             yield f"last {policy.keep_last}"
         for rule, counts in (("last", policy.keep_last_per_level), ("minimum", policy.min_per_level)):
             if (count := (counts or {}).get(level, 0)) and number <= count:
@@ -350,8 +370,6 @@ class _Ages:
         self._longest, self._age = 0, 0.0
 
     def add(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.status is CheckpointStatus.CORRUPTED:
-            return
         time_s = checkpoint.created_at.timestamp()
         starts, ages = self._starts, self._start_ages
         length = bisect_right(starts, -time_s)  # of the longest series this one can go before

@@ -191,7 +191,7 @@ def test_keep_last_follows_the_sequence(index: Index) -> None:
 
 def test_keep_last_does_not_count_corrupted_ones(index: Index) -> None:
     fill(index, [Row(), Row(), Row(is_corrupted=True), Row(), Row(is_corrupted=True)])
-    assert kept(index, keep_last=2) == [1, 3]
+    assert kept(index, keep_last=2) == [1, 3, 4]
 
 
 def test_levels_are_counted_apart(index: Index) -> None:
@@ -245,7 +245,7 @@ def test_every_reason_is_told(index: Index) -> None:
 
 def test_the_only_usable_one_stays(index: Index) -> None:
     fill(index, [Row(), Row(is_corrupted=True), Row(is_corrupted=True)])
-    assert kept(index, keep_tags=["none"]) == [0]
+    assert kept(index, keep_tags=["none"]) == [0, 2]
 
 
 def test_if_all_are_corrupted_all_stay(index: Index) -> None:
@@ -486,6 +486,20 @@ def test_invariants(rows: list[Row], links: list[int | None], rules: dict[str, o
         again = plan(index, policy, job)
         assert again.delete == ()
         assert {k.checkpoint.id for k in again.keep} == keep
+
+
+@given(rows=rows, links=links, rules=rules, job=jobs)
+def test_a_mark_of_damage_deletes_nothing(
+    rows: list[Row], links: list[int | None], rules: dict[str, object], job: str | None
+) -> None:
+    policy = RetentionPolicy(**rules)  # type: ignore[arg-type]
+    kept_ids: list[set[str]] = []
+    for marked in (True, False):
+        with holdfast.open("memory:") as manager:
+            index = manager._store.index
+            fill(index, [replace(row, is_corrupted=marked and row.is_corrupted) for row in linked(rows, links)])
+            kept_ids.append({k.checkpoint.id for k in plan(index, policy, job).keep})
+    assert kept_ids[0] >= kept_ids[1]
 
 
 @given(rows=rows, links=links, few=rules, more=rules, job=jobs)

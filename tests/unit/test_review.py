@@ -41,11 +41,12 @@ def expected(
 
 def by_rules(history: list[Checkpoint], policy: RetentionPolicy) -> set[str]:
     usable = [c for c in reversed(history) if c.status is not CheckpointStatus.CORRUPTED]
-    chosen: list[Iterable[Checkpoint]] = [
-        [c for c in history if c.is_pinned or not usable],
-        usable[: max(1, policy.keep_last or 0)],
-        *([c for c in history if has_tag(c, tag)] for tag in policy.keep_tags),
-    ]
+    chosen = [c for c in history if c.is_pinned or not usable or any(has_tag(c, tag) for tag in policy.keep_tags)]
+    return {c.id for c in chosen} | counted(usable, policy) | counted(history[::-1], policy)
+
+
+def counted(usable: Sequence[Checkpoint], policy: RetentionPolicy) -> set[str]:
+    chosen: list[Iterable[Checkpoint]] = [usable[: max(1, policy.keep_last or 0)]]
     for counts in (policy.keep_last_per_level or {}, policy.min_per_level or {}):
         chosen += [[c for c in usable if c.level == level][:count] for level, count in counts.items()]
     if policy.keep_within is not None:
