@@ -380,4 +380,5 @@ def _damaged(entry: Entry, of: str, why: str) -> Corrupted:
     return Corrupted(
         f"chunk {entry.digest.hex()[:16]}… of {of} is damaged: {why}",
         hint="run holdfast check; restore an earlier checkpoint or another copy of the store",
+        chunk=entry.digest,
     )

@@ -22,7 +22,7 @@ from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, storage_error
 from .index.sqlite import SqliteIndex
-from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION
+from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Index
 
 MARKER = "holdfast-store"
 INDEX = "index.sqlite"
@@ -85,7 +85,12 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
             f"{index_path} belongs to another store than {path / MARKER} says",
             hint="two stores were mixed: put the right index.sqlite back, or run holdfast check --repair",
         )
-    return index, PackBlobs(str(path / PACKS))
+    return index, packs_of(index, path / PACKS)
+
+
+def packs_of(index: Index, folder: Path) -> PackBlobs:
+    """The packs that an index names. Their folder is made only while it names none: one that is away is not empty."""
+    return PackBlobs(str(folder), create=not folder.is_dir() and not index.packs())
 
 
 def open_packs(path: Path) -> PackBlobs:

@@ -190,11 +190,18 @@ class GpuFailed(CheckpointError):
 
 
 class Corrupted(CheckpointError, ValueError):
-    """Stored bytes do not match their digest or cannot be what they claim to be (I2)."""
+    """Stored bytes do not match their digest or cannot be what they claim to be (I2); `chunk` is the digest of which.
+
+    Only ever about bytes that were read, or that the place itself says it does not have.
+    """
 
     code = "corrupted"
     http_status = 400
     exit_code = 6
+
+    def __init__(self, message: str, *, hint: str = "", chunk: bytes = b"") -> None:
+        super().__init__(message, hint=hint)
+        self.chunk = chunk
 
 
 class StorageError(CheckpointError, OSError):
@@ -235,6 +242,14 @@ class UnsupportedFormat(StorageError):
 
     code = "unsupported_format"
     exit_code = 8
+
+
+def could_not_look(subject: str, cause: Exception) -> StorageError:
+    """The typed error for a check that could not read `subject`: whether it is sound stays unknown."""
+    kind = type(cause) if isinstance(cause, StorageError) else StorageError
+    reason = cause.message if isinstance(cause, CheckpointError) else str(cause) or type(cause).__name__
+    hint = (cause.hint if isinstance(cause, CheckpointError) else "") or "run it again when that can be read"
+    return kind(f"could not look at {subject}: {reason}", hint=f"nothing was marked because of it; {hint}")
 
 
 def storage_error(action: str, where: str, cause: OSError) -> StorageError:

@@ -282,7 +282,19 @@ class CheckpointManager:
         One that verify found damaged is passed over with a warning; when all are, that is Corrupted.
         """
         wanted = None if level is None else parse_choice(CheckpointLevel, level)
-        while (found := self._store.index.latest(parse_name("job", job_id), wanted)) is not None:
+        while True:
+            found = self._store.index.latest(parse_name("job", job_id), wanted)
+            if found is None:
+                # All of them in one read: what was saved since `latest` looked is not damaged, but found next time.
+                history = self._store.index.list(job_id, level=wanted)
+                if not history:
+                    return None
+                if all(checkpoint.status is CheckpointStatus.CORRUPTED for checkpoint in history):
+                    raise Corrupted(
+                        f"every checkpoint of job {job_id} is marked as damaged, such as {history[-1].id}",
+                        hint="run holdfast check; put lost files back, or load one by its ID to see what is wrong",
+                    )
+                continue
             self._warn_of_newer(found[0], wanted)
             try:
                 return found[0], self._load(*found, into=into, device=device)
@@ -290,12 +302,6 @@ class CheckpointManager:
                 if self.exists(found[0].id):
                     raise
                 # deleted while it was loaded: another one is the newest now
-        if damaged := self._store.index.list(job_id, level=wanted, limit=1):
-            raise Corrupted(
-                f"every checkpoint of job {job_id} is marked as damaged, such as {damaged[0].id}",
-                hint="run holdfast check; put lost files back, or load one by its ID to see what is wrong",
-            )
-        return None
 
     def _warn_of_newer(self, found: Checkpoint, level: CheckpointLevel | None) -> None:
         newer = self._store.index.list(found.job, level=level, limit=1, after=found.seq)
@@ -420,9 +426,10 @@ class CheckpointManager:
         return self._store.index.update(parse_name("checkpoint ID", checkpoint_id), status=wanted, actor=self.actor)
 
     def condemn(self, checkpoint_id: str) -> Checkpoint:
-        """Mark a checkpoint that a load found damaged, and its damaged chunks: the next save writes those again.
+        """Read all of a checkpoint that a load found damaged and, if it is, mark it and its damaged chunks.
 
-        It reads all of it once. `verify` does so for a whole job, or everything.
+        The next save writes those chunks again. What turns out to be sound is not marked: see the status of what this
+        returns. What cannot be read now is StorageError. `verify` does the same for a whole job, or everything.
         """
         from .verify import condemn
 

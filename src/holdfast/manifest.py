@@ -146,6 +146,8 @@ def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
             )
         plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
+        if "not enough memory" in str(error):  # which says nothing about the bytes
+            raise MemoryError(str(error)) from error
         raise Corrupted(f"compressed data is damaged: {error}", hint="run holdfast check") from error
     if len(plain) != declared:
         raise Corrupted("compressed data is shorter than it claims", hint="run holdfast check")

@@ -29,6 +29,7 @@ Jobs = list[Job]
 Events = list[Event]
 Problems = list[str]
 Outcomes = list[Checkpoint | BaseException]
+Digests = list[bytes]
 References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
 
 FORMAT_VERSION = 1  # of a plain store (I8)
@@ -94,6 +95,18 @@ class NewCheckpoint:
     seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
     status: CheckpointStatus = CheckpointStatus.CREATED
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A checkpoint as a check has read it, with what it found wrong there: `Index.mark` compares both.
+
+    `chunks`: rows whose bytes do not verify or are gone. `missing`: names for which there was no row.
+    """
+
+    checkpoint: Checkpoint
+    chunks: Sequence[Chunk] = ()
+    missing: Sequence[bytes] = ()
 
 
 KEYS = ""  # where a lease is for a job: the right to change the keys of the namespace. No job is called so
@@ -236,8 +249,14 @@ class Index(Protocol):
         """Change what may change. Tags are merged; a value of None removes the tag."""
         ...
 
-    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, *, actor: str) -> None:
-        """Set the status of those that still exist, in one transaction, with one event."""
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
+        """Set the status of checkpoints that still are as they were seen; answers those, changed or not.
+
+        Compared in the same transaction: the row has the same digest and status; and, where chunks or missing names
+        are given, at least one of these chunks lies where it was seen, byte for byte in a row, or one of these names
+        still has no row. So a check never condemns what was deleted, healed, moved or encrypted anew meanwhile.
+        One event, if any status changed.
+        """
         ...
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
@@ -311,8 +330,11 @@ class Index(Protocol):
         """
         ...
 
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
-        """Say whether saves may reuse these chunks as they lie now; rows that name another place are left alone."""
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
+        """Say whether saves may reuse these chunks; answers the digests of those whose rows still are as given.
+
+        Rows that name another place, another size or encoding, or hold other bytes are left alone.
+        """
         ...
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
@@ -400,7 +422,11 @@ class Blobs(Protocol):
         ...
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target`; a missing pack is NotFound, a short one Corrupted."""
+        """Fill `target`; a missing pack is NotFound, a short one Corrupted.
+
+        Both are answers of the place itself. While it cannot be asked (a folder or a bucket that is away, no
+        permission, no descriptors, no network) nothing is known about the pack: StorageError.
+        """
         ...
 
     def packs(self) -> Iterator[tuple[str, int]]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from . import codec
 from .blobs.memory import MemoryBlobs
-from .blobs.packs import PackBlobs
 from .copying import Copying
-from .embedded import refuse_network
+from .embedded import packs_of, refuse_network
 from .errors import Corrupted, NoSpace, NotAStore, NotFound
 from .index.files import INSIDE, FilesIndex, make_folder
 from .index.sqlite import SqliteIndex
@@ -35,7 +34,8 @@ def open_files(path: Path, *, namespace: str, create: bool) -> Store:
         refuse_others(path)
         make_folder(path)
     refuse_network(path)
-    return Store(FilesIndex(path, namespace=namespace, view=view), PackBlobs(str(path / INSIDE / "packs")))
+    index = FilesIndex(path, namespace=namespace, view=view)
+    return Store(index, packs_of(index, path / INSIDE / "packs"))
 
 
 def is_files(path: Path) -> bool:

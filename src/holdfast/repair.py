@@ -22,7 +22,7 @@ from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .chunk_reader import ChunkReader
 from .embedded import INDEX, PACKS, Marker, locked, read_keyrings, read_marker, write_marker
-from .errors import CheckpointError, Conflict, Corrupted, NotFound, Validation
+from .errors import Conflict, Corrupted, NotFound, Validation
 from .index.salvage import Salvaged, put_jobs, salvage
 from .index.sqlite import SqliteIndex
 from .model import CheckpointStatus, parse_name
@@ -276,7 +276,7 @@ def chunks_of(
         return [], CheckpointStatus.CORRUPTED
     try:
         digests = sorted(set(store.chunks(record.manifest)))
-    except CheckpointError:
+    except Corrupted:  # what could not be read at all ends the repair: it may be sound
         return [], CheckpointStatus.CORRUPTED
     chunks = list(locate(digests).values())
     return chunks, record.status if len(chunks) == len(digests) else CheckpointStatus.CORRUPTED

@@ -1,20 +1,34 @@
-"""Checking a store: that everything named exists and, deep, that every byte is what was saved."""
+"""Checking a store: that everything named exists and, deep, that every byte is what was saved.
+
+A check runs for long, beside savers, deletions, gc and changes of keys, and its word is believed: loading passes over
+what it condemns. So it keeps to two rules.
+
+    Damage is bytes that were read and do not match, or that the place itself says it does not have. Whatever else goes
+    wrong ends the check with an error that names what could not be looked at, and marks nothing.
+    A mark is compared, in its transaction, with what was seen (`Index.mark`, `Index.mark_damaged`). What is different
+    by then is looked at again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from .chunk_reader import read_verified
-from .errors import CheckpointError, Corrupted, NotFound
+from .errors import Conflict, Corrupted, NotFound, StorageError, could_not_look
 from .model import Checkpoint, CheckpointStatus
-from .ports import UNREADABLE, Chunk
+from .ports import UNREADABLE, Chunk, Seen
 from .store import Store
 
 Progress = Callable[[int, int], None]
+Row = tuple[int | None, Checkpoint, bytes]  # its number, where the index was walked; the manifest
 
 _MARK_AT_ONCE = 500
+_AT_ONCE = 16  # chunks being read
+_PAGE = 1000  # checkpoints listed at once
+_MAX_LOOKS = 8  # at a checkpoint that is different each time
 _PUT_BACK = "put the file back from a copy of the store, or save the same state again"
 
 
@@ -46,200 +60,288 @@ def verify(store: Store, *, job: str | None, deep: bool, actor: str, progress: P
 
     Quick: manifests match their digests, every chunk they name is in the index, and its pack is long enough.
     Deep: every chunk is read and proved against its SHA-256 too. `progress(done, total)` counts stored bytes.
+    What cannot be looked at is StorageError, and nothing is marked because of it.
     """
+    check = _Check(store, deep=deep, actor=actor)
     problems = [Problem("index", text, "run holdfast check --repair") for text in store.index.integrity_problems()]
-    wanted = _digests_of(store, job) if job is not None else None
-    bad, chunks, bytes_read, damage = _check_chunks(store, wanted, deep=deep, progress=progress)
-    problems += damage
-
+    check.look_at_packs(_digests_of(store, job) if job is not None else None, progress)
     count = 0
-    corrupted: list[str] = []
-    sound: list[str] = []
-    for checkpoint, packed in _manifests(store, job):
+    for row in _rows(store, job):
         count += 1
-        why = _damage(store, checkpoint, packed, bad)
-        if why is not None:
-            try:
-                why = _confirm(store, checkpoint, why, bad)
-            except NotFound:
-                continue  # deleted meanwhile
-        if why is None:
-            if deep and checkpoint.status in (CheckpointStatus.CREATED, CheckpointStatus.CORRUPTED):
-                sound.append(checkpoint.id)
-        else:
-            problems.append(
-                Problem(
-                    f"checkpoint {checkpoint.id} of job {checkpoint.job}",
-                    why,
-                    "restore an earlier one or another copy",
-                )
-            )
-            corrupted.append(checkpoint.id)
-        if len(sound) >= _MARK_AT_ONCE:
-            store.index.mark(sound, CheckpointStatus.VALID, actor=actor)
-            sound = []
-    store.index.mark(sound, CheckpointStatus.VALID, actor=actor)
-    store.index.mark(corrupted, CheckpointStatus.CORRUPTED, actor=actor)
+        check.judge(row)
+    check.mark()
     used = {use.pack for use in store.index.packs()}
-    unused = sum(1 for pack, _ in store.blobs.packs() if pack not in used)
-    return VerifyReport(count, chunks, bytes_read, tuple(problems), tuple(corrupted), unused)
+    with _looking_at("the packs"):
+        unused = sum(1 for pack, _ in store.blobs.packs() if pack not in used)
+    problems += check.problems
+    return VerifyReport(count, check.chunks, check.bytes_read, tuple(problems), tuple(check.corrupted), unused)
 
 
 def condemn(store: Store, checkpoint_id: str, *, actor: str) -> Checkpoint:
-    """Mark a checkpoint that turned out to be damaged, and its damaged chunks: no later save rests on them."""
-    marked = store.index.update(checkpoint_id, status=CheckpointStatus.CORRUPTED, actor=actor)
+    """Read all of a checkpoint; if it is damaged, mark it, and its damaged chunks: no later save rests on them."""
+    check = _Check(store, deep=True, actor=actor, is_vouching=False)
     try:
-        names = store.chunks(store.index.read(checkpoint_id)[1])
-    except Corrupted:
-        return marked  # its manifest is, and names nothing
-    rows = [chunk for chunk in store.index.locate(sorted(set(names))).values() if chunk.pack and not chunk.is_damaged]
-    damaged = store.pool().map(lambda chunk: _is_damaged(store, chunk), rows)
-    store.index.mark_damaged([chunk for chunk, is_bad in zip(rows, damaged, strict=True) if is_bad], True)
-    return marked
+        check.judge((None, *store.index.read(checkpoint_id)))
+    except Corrupted:  # a row that does not open: only a walk shows it
+        for row in store.index.manifests(with_chunks=False):
+            if row[1].id == checkpoint_id:
+                check.judge(row)
+                break
+    check.mark()
+    return store.index.get(checkpoint_id)
 
 
-def _is_damaged(store: Store, chunk: Chunk) -> bool:
-    """Only what was read and is wrong: a store that cannot be reached proves nothing."""
-    try:
-        read_verified(store.blobs, chunk, store.vault)
-    except Corrupted:
-        return True
-    except CheckpointError:
-        return False
-    return False
+class _Check:
+    """One check: what it has found, and what it is about to say."""
 
+    def __init__(self, store: Store, *, deep: bool, actor: str, is_vouching: bool = True) -> None:
+        self.problems: list[Problem] = []
+        self.corrupted: list[str] = []
+        self.chunks = self.bytes_read = 0
+        self._store = store
+        self._deep = deep
+        self._actor = actor
+        self._is_vouching = deep and is_vouching
+        self._bad: dict[bytes, Chunk] = {}  # rows whose bytes are wrong or gone
+        self._ends: dict[str, int] = {}  # packs that were looked at, up to where
+        self._sound: list[Seen] = []
+        self._doubtful: list[tuple[int | None, str, Seen]] = []
 
-def _manifests(store: Store, job: str | None) -> Iterable[tuple[Checkpoint, bytes]]:
-    if job is None or store.vault is not None:  # rows that do not open are told by `manifests` alone
-        for _, checkpoint, packed in store.index.manifests(with_chunks=False):
-            if job is None or checkpoint.job == job:
-                yield checkpoint, packed
-        return
-    for checkpoint in store.index.list(job):
-        try:
-            yield store.index.read(checkpoint.id)
-        except NotFound:
-            continue  # deleted meanwhile
+    # Packs
 
-
-def _digests_of(store: Store, job: str) -> set[bytes]:
-    found: set[bytes] = set()
-    for _, packed in _manifests(store, job):
-        try:
-            found.update(store.references(packed))
-        except Corrupted:
-            continue  # named with its checkpoint below
-    return found
-
-
-def _check_chunks(
-    store: Store, wanted: set[bytes] | None, *, deep: bool, progress: Progress | None
-) -> tuple[set[bytes], int, int, list[Problem]]:
-    """Chunks that are damaged or lie in missing packs; how many were looked at; how many bytes were read."""
-    bad: set[bytes] = set()
-    problems: list[Problem] = []
-    uses = list(store.index.packs())
-    sizes = dict(store.blobs.packs())  # after the rows: a row names bytes that are there already (I1)
-    total = sum(use.live_bytes for use in uses)
-    chunks = done = bytes_read = 0
-    for use in uses:
-        rows = [c for c in store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
-        chunks += len(rows)
-        size = sizes.get(use.pack)
-        if size is not None and any(c.offset + c.stored_bytes > size for c in rows):
-            sizes = dict(store.blobs.packs())  # it grew since it was listed
-            size = sizes.get(use.pack)
-        if size is None and rows:
-            # gc may have moved its chunks since it was listed; then nothing names it any more
-            rows = [c for c in store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
-            damaged = rows
+    def look_at_packs(self, wanted: set[bytes] | None, progress: Progress | None) -> None:
+        """Look at the chunks in packs, all of them or those named by `wanted`, one pack after the other."""
+        uses = list(self._store.index.packs())
+        with _looking_at("the packs"):
+            sizes = dict(self._store.blobs.packs())  # after the rows: a row names bytes that are there already (I1)
+        total = sum(use.live_bytes for use in uses)
+        done = 0
+        for use in uses:
+            rows = [c for c in self._store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
             if rows:
-                problems.append(Problem(f"pack {use.pack}", "is missing", _PUT_BACK))
-        elif deep:
-            damaged = []
-            for chunk, damage in _read_all(store, rows):
-                bytes_read += chunk.stored_bytes
-                if damage:
-                    damaged.append(chunk)
-                    problems.append(Problem(f"pack {use.pack}", damage, _PUT_BACK))
+                self.chunks += len(rows)
+                self._look_at_pack(use.pack, rows, sizes.get(use.pack))
+            done += use.live_bytes
+            if progress:
+                progress(done, total)
+
+    def _look_at_pack(self, pack: str, rows: Sequence[Chunk], size: int | None) -> None:
+        """`size`: as it was listed, or None. A pack may be new, may have grown, and may be gone since."""
+        damaged: dict[bytes, tuple[Chunk, str]] = {}
+        if size is None and self._probe(rows[-1], rows[-1].offset) == "is missing":
+            damaged = {chunk.digest: (chunk, "is missing") for chunk in rows}
+        elif self._deep:
+            damaged = {chunk.digest: (chunk, what) for chunk, what in self._read_all(rows) if what}
         else:
-            damaged = [c for c in rows if size is not None and c.offset + c.stored_bytes > size]
-            if damaged:
-                problems.append(Problem(f"pack {use.pack}", "is cut short", _PUT_BACK))
-        bad.update(c.digest for c in damaged)
-        store.index.mark_damaged([c for c in damaged if not c.is_damaged], True)
-        if deep:  # a pack that was put back
-            store.index.mark_damaged([c for c in rows if c.is_damaged and c.digest not in bad], False)
-        done += use.live_bytes
-        if progress:
-            progress(done, total)
-    return bad, chunks, bytes_read, problems
+            for chunk in rows:
+                last = chunk.offset + chunk.stored_bytes - 1
+                if (size is None or last >= size) and (what := self._probe(chunk, last)):
+                    damaged[chunk.digest] = chunk, what
+        standing = self._condemn([chunk for chunk, _ in damaged.values()])
+        for what in dict.fromkeys(damaged[digest][1] for digest in standing):
+            self.problems.append(Problem(f"pack {pack}", what, _PUT_BACK))
+        if self._deep:  # a pack that was put back
+            healed = [c for c in rows if c.is_damaged and c.digest not in damaged]
+            self._store.index.mark_damaged(healed, False)
+        self._ends[pack] = rows[-1].offset + 1
+
+    def _condemn(self, damaged: Sequence[Chunk]) -> list[bytes]:
+        """Mark chunks that were seen damaged; answers those that still are what was seen."""
+        standing = self._store.index.mark_damaged(damaged, True)
+        still = set(standing)
+        self._bad.update((chunk.digest, chunk) for chunk in damaged if chunk.digest in still)
+        return standing
+
+    def _probe(self, chunk: Chunk, offset: int) -> str:
+        """What is wrong with a pack at one byte; "" if nothing."""
+        with _looking_at(f"pack {chunk.pack}"):
+            try:
+                self._store.blobs.read_into(chunk.pack, offset, memoryview(bytearray(1)))
+            except NotFound:
+                return "is missing"
+            except Corrupted:
+                return "is cut short"
+        return ""
+
+    def _read_all(self, rows: Sequence[Chunk]) -> Iterator[tuple[Chunk, str]]:
+        """Read chunks in parallel; answers each with "" or what is wrong with it."""
+        waiting: list[tuple[Chunk, Future[str]]] = []
+        try:
+            for chunk in rows:
+                waiting.append((chunk, self._store.pool().submit(_prove, self._store, chunk)))
+                self.bytes_read += chunk.stored_bytes
+                if len(waiting) > _AT_ONCE:
+                    first, future = waiting.pop(0)
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.pop(0)
+                yield first, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+    # Checkpoints
+
+    def judge(self, row: Row) -> None:
+        """Look at a checkpoint. What is to be said of it is said with that of others, by `mark`."""
+        number, checkpoint, packed = row
+        damage = self._damage(checkpoint, packed)
+        if damage is not None:
+            self._doubtful.append((number, *damage))
+        elif self._is_vouching and checkpoint.status in (CheckpointStatus.CREATED, CheckpointStatus.CORRUPTED):
+            self._sound.append(Seen(checkpoint))
+        if len(self._sound) + len(self._doubtful) >= _MARK_AT_ONCE:
+            self.mark()
+
+    def mark(self) -> None:
+        """Say what was found out about checkpoints, and look again at those that have changed since."""
+        index = self._store.index
+        for _ in range(_MAX_LOOKS):
+            sound, doubtful, self._sound, self._doubtful = self._sound, self._doubtful, [], []
+            index.mark(sound, CheckpointStatus.VALID, actor=self._actor)
+            seen = [seen for _, _, seen in doubtful]
+            standing = set(index.mark(seen, CheckpointStatus.CORRUPTED, actor=self._actor))
+            for number, why, look in doubtful:
+                if look.checkpoint.id in standing:
+                    self._report(look.checkpoint, why)
+                elif (row := self._again(number, look.checkpoint.id)) is not None:
+                    self.judge(row)
+            if not self._doubtful and not self._sound:
+                return
+        if self._doubtful:
+            raise _restless(self._doubtful[0][2].checkpoint)
+
+    def _report(self, checkpoint: Checkpoint, why: str) -> None:
+        subject = f"checkpoint {checkpoint.id} of job {checkpoint.job}"
+        self.problems.append(Problem(subject, why, "restore an earlier one or another copy"))
+        self.corrupted.append(checkpoint.id)
+
+    def _again(self, number: int | None, checkpoint_id: str) -> Row | None:
+        """The same checkpoint as it is now; None if it was deleted."""
+        if number is None:
+            try:
+                return None, *self._store.index.read(checkpoint_id)
+            except NotFound:
+                return None
+        row = next(iter(self._store.index.manifests(number - 1, with_chunks=False)), None)
+        return row if row is not None and row[1].id == checkpoint_id else None
+
+    def _damage(self, checkpoint: Checkpoint, packed: bytes) -> tuple[str, Seen] | None:
+        """Why a checkpoint cannot be loaded, and what was seen of that; None if it can."""
+        if packed == UNREADABLE:
+            why = "it does not decrypt: it was changed, put here from elsewhere, or not encrypted at all"
+            return why, Seen(checkpoint)
+        if not self._store.is_intact(checkpoint, packed):
+            return "its manifest does not match its digest", Seen(checkpoint)
+        for _ in range(_MAX_LOOKS):
+            try:
+                with _looking_at(f"checkpoint {checkpoint.id} of job {checkpoint.job}"):
+                    names = list(dict.fromkeys(self._store.chunks(packed)))
+            except Corrupted as error:
+                if (seen := self._damaged_table(checkpoint, error)) is not None:
+                    return error.message, seen
+            else:
+                return self._damaged_chunks(checkpoint, names) if names else None
+        raise _restless(checkpoint)
+
+    def _damaged_table(self, checkpoint: Checkpoint, error: Corrupted) -> Seen | None:
+        """Where the names of chunks are in chunks themselves: the one that keeps us from reading them, if it does."""
+        if not error.chunk:
+            return Seen(checkpoint)  # its bytes are what was saved, and no names
+        place = self._store.reader.find([error.chunk]).get(error.chunk)
+        if place is None:
+            key = self._store.key
+            return Seen(checkpoint, missing=[error.chunk if key is None else key.chunk_id(error.chunk)])
+        if not _prove(self._store, place):
+            return None  # healed since
+        self._condemn([place])
+        return Seen(checkpoint, chunks=[place])
+
+    def _damaged_chunks(self, checkpoint: Checkpoint, names: Sequence[bytes]) -> tuple[str, Seen] | None:
+        places = self._store.index.locate(names)
+        missing = [name for name in names if name not in places]
+        damaged = [c for c in places.values() if c.digest in self._bad and _place(c) == _place(self._bad[c.digest])]
+        known = {chunk.digest for chunk in damaged}
+        inside = [c for c in places.values() if c.data is not None and c.digest not in known]
+        unread = [c for c in places.values() if self._deep and c.data is None and not self._is_looked_at(c)]
+        new = [chunk for chunk in inside if _prove(self._store, chunk)]
+        new += [chunk for chunk, what in self._read_all(unread) if what]
+        if new:
+            self._condemn(new)
+            damaged += new
+        if not missing and not damaged:
+            return None
+        if damaged:
+            why = f"{len(damaged) + len(missing)} of its {len(names)} chunks are damaged or missing"
+        else:
+            why = f"{len(missing)} of its {len(names)} chunks are not in the index"
+        return why, Seen(checkpoint, damaged, missing)
+
+    def _is_looked_at(self, chunk: Chunk) -> bool:
+        return chunk.offset < self._ends.get(chunk.pack, 0)
 
 
-def _read_all(store: Store, rows: list[Chunk]) -> Iterable[tuple[Chunk, str]]:
-    """Read chunks in parallel; answers each with "" or what is wrong with it."""
-    waiting: list[tuple[Chunk, Future[str]]] = []
-    for chunk in rows:
-        waiting.append((chunk, store.pool().submit(_prove, store, chunk)))
-        if len(waiting) > 16:
-            first, future = waiting.pop(0)
-            yield first, future.result()
-    for chunk, future in waiting:
-        yield chunk, future.result()
+def _restless(checkpoint: Checkpoint) -> StorageError:
+    return could_not_look(f"checkpoint {checkpoint.id}", Conflict("it is different at every look"))
 
 
-def _prove(store: Store, chunk: Chunk, *, is_second: bool = False) -> str:
-    """ "" or what is wrong with a chunk, if a second look agrees (I2).
+def _place(chunk: Chunk) -> tuple[object, ...]:
+    return chunk.pack, chunk.offset, chunk.stored_bytes, chunk.encoding, chunk.data
 
-    Since it was looked up gc may have moved or removed it, and a change of keys replaced it.
-    """
-    try:
-        read_verified(store.blobs, chunk, store.vault)
-    except (NotFound, Corrupted) as error:
-        now = store.index.locate([chunk.digest]).get(chunk.digest)
-        if now is None:
-            return ""  # nothing names it any more
-        if replace(now, is_damaged=chunk.is_damaged) != chunk:
-            return _prove(store, now)
-        if not is_second:
-            return _prove(store, chunk, is_second=True)
-        return error.message if isinstance(error, Corrupted) else f"chunk {chunk.digest.hex()[:16]}… cannot be read"
-    except CheckpointError as error:
-        return error.message
+
+def _prove(store: Store, chunk: Chunk) -> str:
+    """What is wrong with a chunk; "" if nothing. Read twice before it is called wrong: it may be spoilt on its way."""
+    where = f"pack {chunk.pack}" if chunk.pack else f"chunk {chunk.digest.hex()[:16]}… in the index"
+    with _looking_at(where):
+        for is_last in (False, True):
+            try:
+                read_verified(store.blobs, chunk, store.vault)
+            except (Corrupted, NotFound) as error:
+                if is_last:
+                    return error.message
+            else:
+                break
     return ""
 
 
-def _confirm(store: Store, checkpoint: Checkpoint, why: str, bad: set[bytes]) -> str | None:
-    """Look again at a checkpoint that seems damaged: its keys may have been changed since it was read. NotFound if it
-    was deleted."""
-    if store.vault is not None:
-        store.vault.refresh()
+@contextmanager
+def _looking_at(subject: str) -> Iterator[None]:
+    """Whatever else goes wrong inside says nothing about `subject`, and ends the check."""
     try:
-        return _damage(store, *store.index.read(checkpoint.id), bad)
-    except Corrupted:
-        return why
+        yield
+    except (Corrupted, NotFound):
+        raise
+    except Exception as error:
+        raise could_not_look(subject, error) from error
 
 
-def _damage(store: Store, checkpoint: Checkpoint, packed: bytes, bad: set[bytes]) -> str | None:
-    """Why a checkpoint cannot be loaded, or None."""
-    if packed == UNREADABLE:
-        return "it does not decrypt: it was changed, put here from elsewhere, or not encrypted at all"
-    if not store.is_intact(checkpoint, packed):
-        return "its manifest does not match its digest"
-    try:
-        digests = set(store.chunks(packed))
-    except CheckpointError as error:
-        return error.message
-    if broken := digests & bad:
-        return f"{len(broken)} of its {len(digests)} chunks are damaged or missing"
-    located = store.index.locate(sorted(digests))
-    missing = len(digests) - len(located)
-    if missing:
-        return f"{missing} of its {len(digests)} chunks are not in the index"
-    for chunk in located.values():
-        if chunk.data is not None and _prove(store, chunk):
-            return f"chunk {chunk.digest.hex()[:16]}… in the index is damaged"
-    return None
+def _rows(store: Store, job: str | None) -> Iterable[Row]:
+    if job is None or store.vault is not None:  # rows that do not open are told by `manifests` alone
+        for row in store.index.manifests(with_chunks=False):
+            if job is None or row[1].job == job:
+                yield row
+        return
+    after = 0
+    while page := store.index.list(job, after=after, limit=_PAGE):
+        for checkpoint in page:
+            try:
+                yield None, *store.index.read(checkpoint.id)
+            except NotFound:
+                continue  # deleted meanwhile
+        after = page[-1].seq
+
+
+def _digests_of(store: Store, job: str) -> set[bytes]:
+    digests: set[bytes] = set()
+    for _, checkpoint, packed in _rows(store, job):
+        if packed == UNREADABLE:
+            continue  # named with its checkpoint below
+        try:
+            with _looking_at(f"checkpoint {checkpoint.id} of job {job}"):
+                digests.update(store.references(packed))
+        except Corrupted:
+            continue  # named with its checkpoint below
+    return digests
 
 
 def stats(store: Store, job: str | None = None) -> Mapping[str, int]:

@@ -47,6 +47,23 @@ def test_a_large_save_is_cut_into_packs_of_one_put_each(blobs: ObjectBlobs) -> N
     assert [read(blobs, place, 3_000_000) for place in places] == datas
 
 
+def test_a_bucket_that_is_away_has_lost_no_packs(blobs: ObjectBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one, and of one that never was, a read says the same; only a listing tells them apart."""
+    (place,) = put(blobs, b"one")
+    with pytest.raises(NotFound):
+        read(blobs, ("f" * 32, 0), 3)
+
+    def away(*_: object, **__: object) -> None:
+        raise FileNotFoundError("NoSuchBucket")
+
+    for name in ("get_range", "head", "list_objects"):
+        monkeypatch.setattr(objects, name, away)
+    with pytest.raises(StorageError, match="bucket"):
+        read(blobs, place, 3)
+    with pytest.raises(StorageError, match="bucket"):
+        list(blobs.packs())
+
+
 def test_a_prefix_is_one_stores(store: MemoryStore) -> None:
     """To gc of another one its packs would be garbage (I3)."""
     put(first := ObjectBlobs(store, "p"), b"one")  # from before prefixes had owners

@@ -105,6 +105,7 @@ class ObjectBlobs:
             with self.translated("read", path):
                 data = get_range(self.store, path, start=offset, length=len(target))
         except NotFound:
+            self._check_answers(path)
             raise NotFound(
                 f"pack {pack} is missing", hint="run holdfast check; restore the object if there is a copy of it"
             ) from None
@@ -117,12 +118,15 @@ class ObjectBlobs:
         target[:] = memoryview(data)
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        with self.translated("list", "packs"):
-            for page in list_objects(self.store, self.root + "packs/"):
-                for meta in page:
-                    name = meta["path"].rpartition("/")[2]
-                    if _NAME.fullmatch(name):
-                        yield name, meta["size"]
+        try:
+            with self.translated("list", "packs"):
+                for page in list_objects(self.store, self.root + "packs/"):
+                    for meta in page:
+                        name = meta["path"].rpartition("/")[2]
+                        if _NAME.fullmatch(name):
+                            yield name, meta["size"]
+        except NotFound as error:
+            raise _away(f"{self.root}packs/", error) from error
 
     def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
         """True means that the store was told to delete it: of several removers, more than one may hear that."""
@@ -253,6 +257,15 @@ class ObjectBlobs:
                 hint="it was damaged after it was written: run holdfast check",
             )
 
+    def _check_answers(self, path: str) -> None:
+        """Of a bucket that is away, a read says no more than that the object is not there; a listing tells."""
+        try:
+            with self.translated("list", path):
+                for _ in list_objects(self.store, path):
+                    break
+        except NotFound as error:
+            raise _away(path, error) from error
+
     def _delete(self, path: str) -> None:
         try:
             with self.translated("remove", path):
@@ -288,6 +301,13 @@ class ObjectBlobs:
         except BaseError as error:
             hint = "check that the store can be reached, then run it again"
             raise Unavailable(f"cannot {action} {path}: {_short(error)}", hint=hint) from error
+
+
+def _away(path: str, error: NotFound) -> StorageError:
+    return StorageError(
+        f"cannot list {path}: the bucket does not answer as one ({error.message})",
+        hint="check the name of the bucket, the region and the endpoint",
+    )
 
 
 class _UnderWay:

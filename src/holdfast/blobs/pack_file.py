@@ -32,11 +32,12 @@ _MOST_STEP = 16 << 20
 class Folder:
     """The directory of packs, whose entries, and its own, must be durable before a commit returns."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, create: bool = True) -> None:
         self.path = path
         self._is_named = False
         try:
-            _make_directory(path)
+            if create:
+                _make_directory(path)
         except OSError as error:
             raise storage_error("create", path, error) from error
 

@@ -35,11 +35,14 @@ _SCAN_BYTES = 4 << 20
 class PackBlobs:
     """`ports.Blobs` in files of one directory, shared by any number of threads and processes of one machine.
 
-    `direct=False` keeps to the page cache, for file systems whose direct writes are slow or wrong.
+    `direct=False` keeps to the page cache, for file systems whose direct writes are slow or wrong. With `create=False`
+    a directory that is away is not made anew: until it is back, nothing can be said of the packs in it.
     """
 
-    def __init__(self, directory: str, *, roll_bytes: int = ROLL_BYTES, direct: bool = True) -> None:
-        self._folder = Folder(os.path.abspath(directory))
+    def __init__(
+        self, directory: str, *, roll_bytes: int = ROLL_BYTES, direct: bool = True, create: bool = True
+    ) -> None:
+        self._folder = Folder(os.path.abspath(directory), create=create)
         self._files = OpenFiles(_OPEN_FILES, refuse_newer)
         self._pool = PackPool(self._folder, roll_bytes=roll_bytes, direct=direct)
         # What a forgotten close() leaves is preallocated space: give it back at the latest when Python ends.
@@ -139,7 +142,9 @@ class PackBlobs:
             return self._files.get(path)
         except StorageError:
             raise
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if not os.path.isdir(self._folder.path):  # a disk that is away has no packs either, and loses none
+                raise storage_error("read", self._folder.path, error) from error
             hint = "run holdfast check; restore the file if there is a copy of it"
             raise NotFound(f"pack {pack} is missing", hint=hint) from None
         except OSError as error:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     "check",
     json_keys='{"ok": bool, "deep": bool, "checkpoints", "chunks": in packs, "bytes_read": of these, "unused_packs", '
     '"problems": [{subject, what, fix}], "corrupted": [IDs], "repaired": null or {checkpoints, from_packs, corrupted, '
-    "is_index_complete, old_index}}. Exit code 6 when something is wrong, or was lost with the old index.",
+    "is_index_complete, old_index}}. Exit code 6 when something is wrong, or was lost with the old index; 7 when "
+    "something could not be looked at.",
 )
 @click.argument("job", required=False, type=JobName())
 @click.option("--quick", is_flag=True, help="Only that everything named exists; do not read the bytes.")
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 def check_command(session: Session, job: str | None, quick: bool, repair: bool) -> None:
     """Read everything stored, of JOB or of the whole store, and prove it against its digests.
 
-    Checkpoints that cannot be loaded are marked corrupted, so that restoring passes them over. With --repair
+    Checkpoints that cannot be loaded are marked corrupted, so that restoring passes them over. What cannot be read at
+    the moment ends the check and is not marked. With --repair
     no other process may have the store open; the old index is kept beside the new one. States up to 64 KiB
     are in the index only: those that the old one no longer gives are lost.
     """

@@ -182,9 +182,8 @@ def thaw_process(
         try:
             return _thaw(manager, checkpoint, streams or {}, companions, Phases(report=report))
         except Corrupted:
-            if is_id:
-                raise
-            manager.condemn(checkpoint.id)
+            if is_id or manager.condemn(checkpoint.id).status != "corrupted":
+                raise  # what is sound in the store is not passed over for an older one
 
 
 def _thaw(

@@ -335,9 +335,7 @@ class Runtime:
                         self.guard = None
                     self._runc(*self.call.other("delete", "--force"))
                     self.log(f"holdfast: {checkpoint.id} could not be restored: {error}", level="warning")
-                    is_damaged = isinstance(error, Corrupted)
-                    if is_damaged:
-                        manager.condemn(checkpoint.id)
+                    is_damaged = isinstance(error, Corrupted) and manager.condemn(checkpoint.id).status == "corrupted"
                     is_last = attempt_number == wish.tries - 1
                     if is_last and isinstance(error, StorageError):
                         raise  # nothing speaks against the generation: an older one, or none, would undo its work

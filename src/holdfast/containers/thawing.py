@@ -64,9 +64,8 @@ def thaw_container(
         try:
             return _thaw(manager, checkpoint, new_id, bundle, root, runtime_options, companions, Phases(report=report))
         except Corrupted as error:
-            if is_id:
-                raise
-            manager.condemn(checkpoint.id)
+            if is_id or manager.condemn(checkpoint.id).status != "corrupted":
+                raise  # what is sound in the store is not passed over for an older one
             warnings.warn(f"checkpoint {checkpoint.id} is damaged, the one before it is used: {error}", stacklevel=2)
 
 

@@ -227,7 +227,7 @@ class Writer:
             self._report.find(Finding(Verdict.SKIPPED, ready.draft.source, clean(error.message)))
             return
         if ready.draft.status is not CheckpointStatus.CREATED:
-            self._store.index.mark([saved.id], ready.draft.status, actor=self._manager.actor)
+            self._store.index.update(saved.id, status=ready.draft.status, actor=self._manager.actor)
         self._count(ready.draft)
 
     def _count(self, draft: Draft) -> None:

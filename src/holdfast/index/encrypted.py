@@ -30,6 +30,7 @@ from holdfast.ports import (
     CheckpointIds,
     Checkpoints,
     Chunk,
+    Digests,
     EventChain,
     Events,
     Index,
@@ -40,6 +41,7 @@ from holdfast.ports import (
     PackUse,
     Problems,
     References,
+    Seen,
 )
 
 from .filtering import check_filter, matches
@@ -214,8 +216,8 @@ class EncryptedIndex(SealedRows):
             self.inner.update(checkpoint_id, actor=who, is_pinned=is_pinned, tags=tokens or None, status=status)
         )
 
-    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, *, actor: str) -> None:
-        self.inner.mark(checkpoint_ids, status, actor=self._hide("actor", actor))
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
+        return self.inner.mark(seen, status, actor=self._hide("actor", actor))  # by digest: that of the envelope
 
     # Jobs
 
@@ -317,8 +319,8 @@ class EncryptedIndex(SealedRows):
     def condemn(self, pack: str) -> bool:
         return self.inner.condemn(pack)
 
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
-        self.inner.mark_damaged(chunks, is_damaged)
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
+        return self.inner.mark_damaged(chunks, is_damaged)
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self.inner.relocate(chunks, from_pack=from_pack)

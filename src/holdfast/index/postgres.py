@@ -23,9 +23,11 @@ from holdfast.ports import (
     CheckpointIds,
     Checkpoints,
     Chunk,
+    Digests,
     NewCheckpoint,
     Outcomes,
     References,
+    Seen,
 )
 from holdfast.postgresql import Connection, Server, typed
 
@@ -221,9 +223,8 @@ class PostgresIndex(PostgresReads):
     ) -> Checkpoint:
         return self._write_again(lambda writes: writes.update(checkpoint_id, is_pinned, tags, status, actor))
 
-    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, *, actor: str) -> None:
-        if checkpoint_ids:
-            self._write_again(lambda writes: writes.mark(checkpoint_ids, status, actor))
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
+        return self._write_again(lambda writes: writes.mark(seen, status, actor)) if seen else []
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self._write_again(lambda writes: writes.set_retention(job, policy_json, actor))
@@ -293,9 +294,8 @@ class PostgresIndex(PostgresReads):
             )
             return changed.rowcount == 1
 
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
-        if chunks:
-            self._write_again(lambda writes: writes.mark_damaged(chunks, is_damaged))
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
+        return self._write_again(lambda writes: writes.mark_damaged(chunks, is_damaged)) if chunks else []
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self._write_again(lambda writes: writes.relocate(chunks, from_pack))

@@ -12,9 +12,10 @@ from typing import Any
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointStatus
-from holdfast.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
+from holdfast.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, Seen
 from holdfast.postgresql import Array
 
+from .postgres_marks import mark_damaged, standing
 from .postgres_transactions import PostgresTransaction, check_lease
 from .rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 from .writes import holds_plain, missing, plain_refused
@@ -302,14 +303,13 @@ class PostgresWrites(PostgresTransaction):
         assert changed is not None
         return checkpoint_of(old.job, changed)
 
-    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, actor: str) -> None:
-        self._do(
-            'UPDATE holdfast.checkpoint SET status = %s FROM holdfast.job WHERE no = "row" >> 32 AND ns_no = %s '
-            "AND id = ANY(%s)",
-            str(status), self._ns, list(checkpoint_ids),
-        )  # fmt: skip
-        detail = json.dumps({"status": str(status), "checkpoints": len(checkpoint_ids)})
-        self.event("status", actor, detail=detail)
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, actor: str) -> list[CheckpointId]:
+        alike = standing(self._db, self._ns, seen)
+        changed = [look.checkpoint.id for look in alike if look.checkpoint.status is not status]
+        if changed:
+            self._do("UPDATE holdfast.checkpoint SET status = %s WHERE id = ANY(%s)", str(status), changed)
+            self.event("status", actor, detail=json.dumps({"status": str(status), "checkpoints": len(changed)}))
+        return [look.checkpoint.id for look in alike]
 
     def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
         self._do("UPDATE holdfast.job SET retention = %s WHERE no = %s", policy_json, self.job_no(job))
@@ -317,12 +317,8 @@ class PostgresWrites(PostgresTransaction):
 
     # Chunks
 
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
-        self._many(
-            'UPDATE holdfast.chunk SET encoding = %s WHERE ns_no = %s AND digest = %s AND "offset" = %s '
-            "AND pack_no IS NOT DISTINCT FROM (SELECT no FROM holdfast.pack WHERE name = %s)",
-            [(c.encoding + DAMAGED * is_damaged, self._ns, c.digest, c.offset, c.pack) for c in chunks],
-        )
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
+        return mark_damaged(self._db, self._ns, chunks, is_damaged)
 
     def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
         packs = self._name_packs(chunks)

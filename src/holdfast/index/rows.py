@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import Corrupted, Validation
@@ -22,6 +23,7 @@ JOB = "name, checkpoints, last_seq, size_bytes, stored_bytes, created_us, update
 EVENT = "id, at_us, actor, action, job, checkpoint, detail, chain"
 
 Row = tuple[Any, ...]
+BATCH = 500  # parameters in one statement
 
 
 def late_manifests(schema: str = "", bound: str = "?") -> str:
@@ -74,6 +76,17 @@ def checkpoint_of(job: str, row: Row) -> Checkpoint:
 def chunk_of(row: Row) -> Chunk:
     digest, size, stored, encoding, pack, offset, data = row
     return Chunk(digest, size, stored, Encoding(encoding & ~DAMAGED), pack or "", offset, data, encoding >= DAMAGED)
+
+
+def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:
+    """Chunk rows by digest, in statements of bounded size."""
+    for start in range(0, len(digests), BATCH):
+        some = digests[start : start + BATCH]
+        marks = "?" if len(some) == 1 else ",".join("?" * len(some))
+        yield from db.execute(
+            f"SELECT {columns} FROM chunk WHERE ns_no = ? AND digest IN ({marks})",
+            (ns_no, *some),
+        )
 
 
 def job_of(row: Row) -> Job:

@@ -17,6 +17,7 @@ from holdfast.ports import (
     CheckpointIds,
     Checkpoints,
     Chunk,
+    Digests,
     EventChain,
     Events,
     Jobs,
@@ -25,15 +26,29 @@ from holdfast.ports import (
     PackUse,
     Problems,
     References,
+    Seen,
 )
 
 from .database import translated
 from .groupcommit import one_by_one
-from .rows import CHECKPOINT, CHUNK, EVENT, JOB, SEQ_BITS, checkpoint_of, chunk_of, event_of, job_of, metadata_filter
+from .rows import (
+    BATCH,
+    CHECKPOINT,
+    CHUNK,
+    EVENT,
+    JOB,
+    SEQ_BITS,
+    checkpoint_of,
+    chunk_of,
+    event_of,
+    find_chunks,
+    job_of,
+    metadata_filter,
+)
 from .sqlite_file import SqliteFile
 from .sweeping import audit, integrity_problems, sweep
 from .transactions import MAX_JOBS, check_holder
-from .writes import BATCH, find_chunks, missing
+from .writes import missing
 
 PAGE = 256  # rows a long walk reads at once
 _LOOK_EVERY_S = 0.1  # for events of other processes
@@ -195,9 +210,8 @@ class SqliteIndex(SqliteFile):
     ) -> Checkpoint:
         return self._write(partial(self._writes.update, checkpoint_id, is_pinned, tags, status, actor))
 
-    def mark(self, checkpoint_ids: Sequence[str], status: CheckpointStatus, *, actor: str) -> None:
-        if checkpoint_ids:
-            self._write(partial(self._writes.mark, checkpoint_ids, status, actor))
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
+        return self._write(partial(self._writes.mark, seen, status, actor)) if seen else []
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self._write(partial(self._writes.set_retention, job, policy_json, actor))
@@ -314,9 +328,8 @@ class SqliteIndex(SqliteFile):
         self._check_identity()  # what a repaired index names, the one it replaced may not (I3)
         return not self.is_pack_used(pack)  # gc asks while it holds the pack's lock: nobody is about to name it
 
-    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> None:
-        if chunks:
-            self._write(partial(self._writes.mark_damaged, chunks, is_damaged))
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
+        return self._write(partial(self._writes.mark_damaged, chunks, is_damaged)) if chunks else []
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self._write(partial(self._writes.relocate, chunks, from_pack))

@@ -97,14 +97,13 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
     problems = [f"SQLite: {text}" for (text,) in db.execute("PRAGMA integrity_check(20)") if text != "ok"]
     if problems:
         return problems
-    counted = (
-        f"SELECT row >> {SEQ_BITS} AS no, count(*) AS n, sum(size_bytes) AS size, sum(stored_bytes) AS stored, "
-        f"max(row & {(1 << SEQ_BITS) - 1}) AS last FROM checkpoint GROUP BY 1"
-    )
+    # The rows of each job, looked up where they lie: joined with all rows counted, it would be jobs times jobs.
+    last = (1 << SEQ_BITS) - 1
     wrong = db.execute(
-        f"SELECT name FROM job LEFT JOIN ({counted}) USING (no) WHERE checkpoints != coalesce(n, 0) "
-        "OR job.size_bytes != coalesce(size, 0) OR job.stored_bytes != coalesce(stored, 0) "
-        "OR last_seq < coalesce(last, 0)"
+        "SELECT name FROM job WHERE (checkpoints, size_bytes, stored_bytes, 1) IS NOT (SELECT count(*), "
+        "coalesce(sum(c.size_bytes), 0), coalesce(sum(c.stored_bytes), 0), "
+        f"coalesce(max(c.row & {last}), 0) <= job.last_seq FROM checkpoint c "
+        f"WHERE c.row BETWEEN job.no << {SEQ_BITS} AND (job.no << {SEQ_BITS}) + {last})"
     )
     problems += [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
     if (broken_at := audit(db).broken_at) is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import CheckpointError, Conflict, NotFound
 from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from holdfast.ports import ChunksGone, IdTaken, Index
+from holdfast.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen
 
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, digest_of, record, references, save, with_chunks
@@ -417,9 +417,48 @@ class IndexSuite(IndexCareSuite):
         with pytest.raises(NotFound):
             index.update("nothing_1_0", actor="t", is_pinned=True)
 
-    def test_mark_sets_the_status_of_those_that_exist_with_one_event(self, index: Index) -> None:
+    def test_mark_sets_the_status_of_those_that_exist_with_one_event(self, index: Index, tenant: Index) -> None:
         saved = save(index, record(), record(), record())
+        gone = replace(saved[1], id=CheckpointId("nothing_1_0"))
         before = index.events()[-1].id
-        index.mark([saved[0].id, "nothing_1_0", saved[2].id], CheckpointStatus.VALID, actor="t")
+        seen = [Seen(saved[0]), Seen(gone), Seen(saved[2])]
+        assert tenant.mark(seen, CheckpointStatus.VALID, actor="t") == []
+        assert index.mark(seen, CheckpointStatus.VALID, actor="t") == [saved[0].id, saved[2].id]
         assert [c.status for c in index.list("job")] == ["valid", "created", "valid"]
         assert [e.action for e in index.events(before)] == ["status"]
+        again = [Seen(c) for c in index.list("job")[::2]]
+        assert index.mark(again, CheckpointStatus.VALID, actor="t") == [saved[0].id, saved[2].id]
+        assert len(index.events(before)) == 1  # nothing changed
+        assert index.mark([], CheckpointStatus.VALID, actor="t") == []
+
+    def test_mark_leaves_alone_what_is_not_as_it_was_seen(self, index: Index) -> None:
+        saved = save(index)[0]
+        for other in (replace(saved, digest="00" * 32), replace(saved, status=CheckpointStatus.ARCHIVED)):
+            assert index.mark([Seen(other)], CheckpointStatus.CORRUPTED, actor="t") == []
+        index.update(saved.id, actor="t", status=CheckpointStatus.ARCHIVED)
+        assert index.mark([Seen(saved)], CheckpointStatus.VALID, actor="t") == []
+        assert index.get(saved.id).status is CheckpointStatus.ARCHIVED
+
+    def test_a_checkpoint_is_condemned_for_chunks_only_while_they_lie_where_they_were_seen(self, index: Index) -> None:
+        packed = chunk("packed", offset=4096)
+        inline = Chunk(digest_of(b"in"), 2, 2, Encoding.RAW, data=b"in")
+        saved = save(index, with_chunks(packed, inline))[0]
+        other_bytes = replace(inline, data=b"IN")
+        for moved in (
+            replace(packed, pack="elsewhere"),
+            replace(packed, offset=8192),
+            replace(packed, stored_bytes=61),
+            replace(packed, encoding=Encoding.RAW),
+            other_bytes,
+            chunk("unknown"),
+        ):
+            assert index.mark([Seen(saved, [moved])], CheckpointStatus.CORRUPTED, actor="t") == []
+            assert index.mark_damaged([moved], True) == []
+        assert index.mark([Seen(saved, (), [packed.digest])], CheckpointStatus.CORRUPTED, actor="t") == []
+        assert index.get(saved.id) == saved
+        assert sorted(index.mark_damaged([packed, inline, chunk("unknown")], True)) == sorted(
+            [packed.digest, inline.digest]
+        )
+        for seen in (Seen(saved, [other_bytes, packed]), Seen(saved, [inline]), Seen(saved, (), [digest_of(b"none")])):
+            assert index.mark([seen], CheckpointStatus.CORRUPTED, actor="t") == [saved.id]
+            index.update(saved.id, actor="t", status=saved.status)
