@@ -4,20 +4,21 @@ A copy compares what both indexes list and moves what the target lacks; of that,
 is read verified (I2) and durable in the target before the checkpoint that names it (I1), oldest first in each job. So
 the target always holds a beginning of what the source holds; a copy that was stopped anywhere is simply run again.
 
-Nothing is merged: an ID or a number that means something else in the target is a Conflict.
+Nothing is merged: an ID or a number that means something else in the target is a Conflict. An idempotency key belongs
+to the same checkpoint as in the source: used again there after a deletion, it moves in the target too.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from .chunk_writer import ChunkWriter
 from .errors import Conflict, Corrupted, NotFound
-from .model import Checkpoint, CheckpointStatus, Event, to_us
+from .model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
 from .ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 from .records import record_of
 from .store import Store
@@ -138,10 +139,12 @@ class Copying:
     def _copy_all(self, wanted: Sequence[Checkpoint]) -> None:
         """Oldest first. Those without chunks, as small states are, share commits."""
         keys = self.source.index.keys_of([c.id for c in wanted])
+        holders = self._holders(wanted, keys)
         small: list[NewCheckpoint] = []
         for checkpoint in wanted:
             try:
                 record, references = self._record(checkpoint, keys.get(checkpoint.id))
+                record = replace(record, takes_key_from=holders.get(checkpoint.id))
             except (NotFound, Corrupted):
                 self._left_out(checkpoint.id)
                 continue
@@ -158,6 +161,24 @@ class Copying:
             except Corrupted:
                 self._left_out(checkpoint.id)
         self._commit_small(small)
+
+    def _holders(self, wanted: Sequence[Checkpoint], keys: Mapping[str, tuple[str, bytes]]) -> dict[str, CheckpointId]:
+        """By ID: which checkpoint of the target has the key that this one has in the source, and must let go of it.
+
+        A key is free for another save once its checkpoint is deleted. So the source has deleted that one, which has a
+        lower number; what the source still has, or a higher number, is a Conflict, as before.
+        """
+        by_job: dict[str, dict[str, Checkpoint]] = {}
+        for checkpoint in wanted:
+            if checkpoint.id in keys:
+                by_job.setdefault(checkpoint.job, {})[keys[checkpoint.id][0]] = checkpoint
+        holders: dict[str, CheckpointId] = {}
+        for job, heirs in by_job.items():
+            for key, (holder, _) in self.target.index.find(job, list(heirs)).items():
+                heir = heirs[key]
+                if holder.id != heir.id and holder.seq < heir.seq and not self.source.knows(holder.id):
+                    holders[heir.id] = holder.id
+        return holders
 
     def _left_out(self, checkpoint_id: str) -> None:
         if self.source.knows(checkpoint_id):  # else deleted meanwhile

@@ -92,6 +92,7 @@ class NewCheckpoint:
     lease_token: int | None = None
     idempotency_key: str | None = None
     request_digest: bytes = b""  # what an idempotency key must match
+    takes_key_from: CheckpointId | None = None  # a checkpoint deleted at the source, whose key this one has now
     seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
     status: CheckpointStatus = CheckpointStatus.CREATED
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
@@ -163,9 +164,10 @@ class Index(Protocol):
         In that transaction: allocate each `seq` (I4); check leases (I5): a record whose job is leased needs the
         current token, else LeaseHeld / LeaseLost; check that reused chunks exist, else ChunksGone; a known
         idempotency key with the same request digest answers the first checkpoint instead of inserting, with
-        another digest it is a Conflict; an unknown parent is NotFound, unless `seq` is given: what is copied or
-        rebuilt may come without its ancestors; a used ID is IdTaken; a `key_id` that is not the current one is
-        KeysChanged; the first save of a job without a `key_id` in an encrypted store is a Conflict (I10).
+        another digest it is a Conflict, unless it is the key of the checkpoint in `takes_key_from`: that one loses
+        it to this record; an unknown parent is NotFound, unless `seq` is given: what is copied or rebuilt may come
+        without its ancestors; a used ID is IdTaken; a `key_id` that is not the current one is KeysChanged; the first
+        save of a job without a `key_id` in an encrypted store is a Conflict (I10).
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.
         """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .chunk_reader import ChunkReader
 from .errors import Conflict, Validation
-from .model import CheckpointStatus
+from .model import CheckpointStatus, to_us
 from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from .records import NoKeys, read_packs
 from .repair import chunks_of, in_order, open_rows
@@ -111,7 +111,7 @@ def _add(store: Store, found: _Found, actor: str) -> tuple[int, list[str]]:
     for record in in_order(missing.values()):
         chunks, status = chunks_of(store, record, locate)
         parent = record.parent if record.parent and store.knows(record.parent) else None
-        whole = replace(record, new_chunks=chunks, parent=parent, status=status)
+        whole = replace(_keyed(store.index, record), new_chunks=chunks, parent=parent, status=status)
         try:
             if not _commit(store.index, whole, actor):
                 continue
@@ -125,16 +125,32 @@ def _add(store: Store, found: _Found, actor: str) -> tuple[int, list[str]]:
     return added, corrupted
 
 
+def _keyed(index: Index, record: NewCheckpoint) -> NewCheckpoint:
+    """The record with its idempotency key, unless a newer one of the index has that: it was used again since.
+
+    An older one in the index, which was deleted before that and came back with a backup, loses the key. Where no number
+    is known, as in most packs, the time decides which is newer; both stay either way.
+    """
+    if record.idempotency_key is None:
+        return record
+    found = index.find(record.job, [record.idempotency_key]).get(record.idempotency_key)
+    if found is None:
+        return record
+    holder = found[0]
+    is_newer = record.seq > holder.seq if record.seq else record.created_us > to_us(holder.created_at)
+    return replace(record, takes_key_from=holder.id) if is_newer else replace(record, idempotency_key=None)
+
+
 def _commit(index: Index, record: NewCheckpoint, actor: str) -> bool:
     """Whether the index has the record now, under the number it asks for or under the next one."""
     try:
-        return index.commit([record], actor=actor)[0].id == record.id  # else its idempotency key stands for another one
+        return index.commit([record], actor=actor)[0].id == record.id
     except IdTaken:
         return False  # another namespace has it
     except Conflict:
-        if record.seq is None and record.idempotency_key is None:
+        if record.seq is None:
             raise
-        return _commit(index, replace(record, seq=None, idempotency_key=None), actor)
+        return _commit(index, replace(record, seq=None), actor)
 
 
 def _deleted(index: Index) -> set[str]:

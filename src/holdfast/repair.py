@@ -248,10 +248,21 @@ def _fill(store: Store, records: dict[str, NewCheckpoint], places: dict[bytes, C
 
 
 def in_order(records: Iterable[NewCheckpoint]) -> list[NewCheckpoint]:
-    """Records as an index takes them: by number where it is known, else by time, and no child before its parent."""
+    """Records as an index takes them: by number where it is known, else by time, no child before its parent, and each
+    idempotency key once."""
     for record in records:
         parse_name("job", record.job)
-    return _parents_first(sorted(records, key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id)))
+    in_line = sorted(records, key=lambda r: (r.job, r.seq or 1 << 31, r.created_us, r.id))
+    return _parents_first(_with_own_keys(in_line))
+
+
+def _with_own_keys(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
+    """An idempotency key was used again only after its checkpoint was deleted: the last that had it has it."""
+    owners = {(r.job, r.idempotency_key): r.id for r in records if r.idempotency_key is not None}
+    return [
+        r if r.idempotency_key is None or owners[r.job, r.idempotency_key] == r.id else replace(r, idempotency_key=None)
+        for r in records
+    ]
 
 
 def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:

@@ -393,3 +393,60 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     run("copy", one, three, "--into", "tenant", "--job", "a", "--since", "2001-01-01")
     with holdfast.open(three, namespace="tenant") as store:
         assert [job.name for job in store.jobs()] == ["a"]
+
+
+# A key that is used again
+
+
+@pytest.mark.parametrize(
+    ("key", "is_large", "is_same", "mirror", "is_following"),
+    [
+        (None, False, False, False, False),
+        (None, True, True, False, True),
+        (None, False, True, True, False),
+        (None, True, False, True, True),
+        ("hfk1_" + "A" * 42 + "E", False, True, False, True),
+        ("hfk1_" + "A" * 42 + "E", True, False, False, False),
+    ],
+)
+def test_a_key_that_was_used_again_moves_with_the_copy(
+    tmp_path: Path, key: str | None, is_large: bool, is_same: bool, mirror: bool, is_following: bool
+) -> None:
+    if key is not None:
+        pytest.importorskip("cryptography")
+
+    def bring() -> CopyReport:
+        return follow_once(source, target, mirror=mirror) if is_following else source.copy_to(target, mirror=mirror)
+
+    states = [{"w": noise(n)} if is_large else {"n": n} for n in (1, 1 if is_same else 2, 3)]
+    with holdfast.open(tmp_path / "source") as source, holdfast.open(tmp_path / "target", key=key) as target:
+        old = source.save("a", "first", states[0], idempotency_key="once")
+        bring()
+        source.delete("a", old)
+        new = source.save("a", "second", states[1], idempotency_key="once")
+        assert bring().copied == 1
+        assert target.exists(old) != mirror
+        assert bring().copied == 0  # it comes to rest
+        # who resumes on the copy does nothing twice, and is told of a key used for another state, as in the source
+        assert target.save("a", "second", states[1], idempotency_key="once") == new
+        with pytest.raises(Conflict, match=new):
+            target.save("a", "third", states[2], idempotency_key="once")
+        found = target.load_by_key("a", "once")
+        assert found is not None
+        assert found[0].id == new
+        for step in ("third", "fourth"):  # and again
+            source.delete("a", new)
+            new = source.save("a", step, states[2], idempotency_key="once")
+        assert bring().copied == 1
+        assert target.get_by_key("a", "once").id == new  # type: ignore[union-attr]
+        assert target.verify().is_ok
+
+
+def test_a_key_of_the_targets_own_is_not_taken_away(source: CheckpointManager, target: CheckpointManager) -> None:
+    for n in range(3):
+        target.delete("a", target.save("a", f"mine {n}", n))
+    mine = target.save("a", "mine", 1, idempotency_key="once")
+    source.save("a", "theirs", 2, idempotency_key="once")
+    with pytest.raises(Conflict, match="once"):
+        source.copy_to(target)
+    assert target.get_by_key("a", "once").id == mine  # type: ignore[union-attr]

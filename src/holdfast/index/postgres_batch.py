@@ -47,7 +47,7 @@ def commit_together(db: Connection, saves: Sequence[Save], ns_no: int, namespace
     """
     records = [(record, save.actor) for save in saves for record in save.records]
     keys = {record.key_id for record, _ in records}
-    if len(keys) != 1 or any(record.seq is not None for record, _ in records):
+    if len(keys) != 1 or any(record.seq is not None or record.takes_key_from is not None for record, _ in records):
         return None
     rows = [_values(record, actor, ns_no) for record, actor in records]
     tags = [(n, *tag) for n, (record, _) in enumerate(records, 1) for tag in record.tags.items()]

@@ -92,7 +92,8 @@ class PostgresWrites(PostgresTransaction):
             self._insert_tags(job_no, row, new.tags)
         if new.idempotency_key is not None:
             self._do(
-                "INSERT INTO holdfast.idempotency VALUES (%s, %s, %s, %s)",
+                "INSERT INTO holdfast.idempotency VALUES (%s, %s, %s, %s) ON CONFLICT (job_no, key) "
+                'DO UPDATE SET "row" = excluded."row", request_digest = excluded.request_digest',
                 job_no, new.idempotency_key, row, new.request_digest,
             )  # fmt: skip
         self.event("save", actor, new.job, new.id)
@@ -181,7 +182,7 @@ class PostgresWrites(PostgresTransaction):
             "WHERE job_no = %s AND key = %s",
             job_no, new.idempotency_key,
         )  # fmt: skip
-        if found is None:
+        if found is None or found[1] == new.takes_key_from:
             return None
         if found[15] != new.request_digest:
             raise Conflict(

@@ -63,6 +63,7 @@ class SealedRows:
             lease_token=new.lease_token,
             idempotency_key=self.vault.names.token("key", new.idempotency_key or "") if has_key else None,
             request_digest=self.vault.names.seal("request", new.request_digest) if has_key else b"",
+            takes_key_from=new.takes_key_from,
             seq=new.seq,
             status=new.status,
             key_id=key.id.hex(),

@@ -171,7 +171,166 @@ class Writes(Transactions):
             if gone := [digest for digest in new.reused_chunks if digest not in there]:
                 raise ChunksGone(gone)
 
-    def missing(checkpoint_id: str) -> NotFound:
+    def find_chunks(self, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:
+        return find_chunks(self._db, self._ns, columns, digests)
+
+    def _insert_chunks(self, chunks: Sequence[Chunk]) -> None:
+        packs: dict[str, int | None] = {"": None}
+        for name in {chunk.pack for chunk in chunks} - {""}:
+            self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (name,))
+            packs[name] = self._db.execute("SELECT no FROM pack WHERE name = ?", (name,)).fetchone()[0]
+        self._db.executemany(
+            "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
+            f"offset = excluded.offset, data = excluded.data WHERE encoding >= {DAMAGED}",
+            [
+                (self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
+                for c in chunks
+            ],
+        )
+
+    def _insert_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
+        self._db.executemany("INSERT INTO tag VALUES (?, ?, ?, ?)", [(job_no, n, v, row) for n, v in tags.items()])
+
+    def delete(self, checkpoint_ids: Sequence[str], even_pinned: bool, actor: str) -> list[CheckpointId]:
+        found = [row for i in dict.fromkeys(checkpoint_ids) if (row := self._find(i)) is not None]
+        for row in found:
+            if row[13] and not even_pinned:
+                raise Conflict(f"checkpoint {row[1]} is pinned", hint="unpin it first: holdfast pin --off ID")
+        for row in found:
+            number, job_no, job = row[0], row[0] >> SEQ_BITS, row[15]
+            self._db.execute("DELETE FROM checkpoint WHERE row = ?", (number,))
+            self._db.execute("DELETE FROM idempotency WHERE row = ?", (number,))
+            if row[12]:
+                self._drop_tags(job_no, number, json.loads(row[12]))
+            self._db.execute(
+                "UPDATE job SET checkpoints = checkpoints - 1, size_bytes = size_bytes - ?, "
+                "stored_bytes = stored_bytes - ? WHERE no = ?",
+                (row[7], row[8], job_no),
+            )
+            self.event("delete", actor, job, row[1])
+        return [row[1] for row in found]
+
+    def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
+        found = self._find(new.id)
+        check_holder(self._ns, self._namespace, new.lease_token, self._db)
+        if found is None or found[9] != replacing:
+            return False
+        self._check_key(new)
+        self._check_references(replace(new, parent=None))
+        self._insert_chunks(new.new_chunks)
+        self._db.execute(
+            "UPDATE checkpoint SET digest = ?, metadata = ?, manifest = ?, stored_bytes = ? WHERE row = ?",
+            (new.digest, new.metadata_json, new.manifest, new.stored_bytes, found[0]),
+        )
+        self._db.execute(
+            "UPDATE job SET stored_bytes = stored_bytes + ? WHERE no = ?",
+            (new.stored_bytes - found[8], found[0] >> SEQ_BITS),
+        )
+        self.event("reseal", actor, found[15], new.id)
+        return True
+
+    def set_keyring(
+        self, keyring: str, key_id: str, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
+        db, name = self._db, f"keyring:{self._namespace}"
+        check_holder(self._ns, self._namespace, lease_token, db)
+        found = db.execute("SELECT value FROM meta WHERE key = ?", (name,)).fetchone()
+        if (found[0] if found else None) != replacing:
+            return False
+        if not is_encrypted(db):
+            if db.execute("SELECT 1 FROM job LIMIT 1").fetchone():
+                raise holds_plain()
+            mark_encrypted(db)
+            overwrite_deleted(db)
+        rows = [(name, keyring), (f"key:{self._namespace}", key_id)]
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+        self._key_id = None
+        self.event("key", actor, detail=json.dumps({"key": key_id}))
+        return True
+
+    def _find(self, checkpoint_id: str) -> Row | None:
+        found: Row | None = self._db.execute(
+            f"SELECT {_OF_CHECKPOINT}, job.name FROM checkpoint c JOIN job ON no = row >> 32 "
+            "WHERE id = ? AND ns_no = ?",
+            (checkpoint_id, self._ns),
+        ).fetchone()
+        return found
+
+    def _drop_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
+        self._db.executemany(
+            "DELETE FROM tag WHERE job_no = ? AND name = ? AND value = ? AND row = ?",
+            [(job_no, name, value, row) for name, value in tags.items()],
+        )
+
+    def update(
+        self,
+        checkpoint_id: str,
+        is_pinned: bool | None,
+        tags: Mapping[str, str | None] | None,
+        status: CheckpointStatus | None,
+        actor: str,
+    ) -> Checkpoint:
+        row = self._find(checkpoint_id)
+        if row is None:
+            raise missing(checkpoint_id)
+        number, job = row[0], row[15]
+        job_no = number >> SEQ_BITS
+        old = checkpoint_of(job, row)
+        if is_pinned is not None:
+            self._db.execute("UPDATE checkpoint SET is_pinned = ? WHERE row = ?", (int(is_pinned), number))
+            self.event("pin" if is_pinned else "unpin", actor, old.job, old.id)
+        if tags:
+            now = {k: v for k, v in {**old.tags, **tags}.items() if v is not None}
+            if len(now) > MAX_TAGS:
+                raise Validation(f"{old.id} would have {len(now)} tags", hint=f"keep to {MAX_TAGS}: remove some first")
+            self._drop_tags(job_no, number, old.tags)
+            self._insert_tags(job_no, number, now)
+            self._db.execute("UPDATE checkpoint SET tags = ? WHERE row = ?", (json.dumps(now) if now else None, number))
+            self.event("tag", actor, old.job, old.id, json.dumps(dict(tags)))
+        if status is not None:
+            self._db.execute("UPDATE checkpoint SET status = ? WHERE row = ?", (str(status), number))
+            self.event("status", actor, old.job, old.id, json.dumps({"status": str(status)}))
+        changed = self._find(checkpoint_id)
+        assert changed is not None
+        return checkpoint_of(old.job, changed)
+
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, actor: str) -> list[CheckpointId]:
+        standing = [look for look in seen if stands(self._db, self._ns, look, self._find(look.checkpoint.id))]
+        changed = [look.checkpoint.id for look in standing if look.checkpoint.status is not status]
+        if changed:
+            self._db.executemany("UPDATE checkpoint SET status = ? WHERE id = ?", [(str(status), i) for i in changed])
+            self.event("status", actor, detail=json.dumps({"status": str(status), "checkpoints": len(changed)}))
+        return [look.checkpoint.id for look in standing]
+
+    def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
+        self._db.execute("UPDATE job SET retention = ? WHERE no = ?", (policy_json, self.job_no(job)))
+        self.event("retention", actor, job, detail=policy_json or "null")
+
+    # Chunks
+
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
+        return mark_damaged(self._db, self._ns, chunks, is_damaged)
+
+    def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
+        old = self._db.execute("SELECT no FROM pack WHERE name = ?", (from_pack,)).fetchone()
+        if old is None:
+            return 0
+        moved = 0
+        for chunk in chunks:
+            self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (chunk.pack,))
+            moved += self._db.execute(
+                "UPDATE chunk SET pack_no = (SELECT no FROM pack WHERE name = ?), offset = ? "
+                "WHERE ns_no = ? AND digest = ? AND pack_no = ?",
+                (chunk.pack, chunk.offset, self._ns, chunk.digest, old[0]),
+            ).rowcount
+        return moved
+
+
+_OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in CHECKPOINT.split(","))
+
+
+def missing(checkpoint_id: str) -> NotFound:
     return NotFound(f"checkpoint {checkpoint_id} not found", hint="holdfast list JOB shows what exists")
 
 

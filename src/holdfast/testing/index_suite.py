@@ -462,3 +462,19 @@ class IndexSuite(IndexCareSuite):
         for seen in (Seen(saved, [other_bytes, packed]), Seen(saved, [inline]), Seen(saved, (), [digest_of(b"none")])):
             assert index.mark([seen], CheckpointStatus.CORRUPTED, actor="t") == [saved.id]
             index.update(saved.id, actor="t", status=saved.status)
+
+    def test_a_key_goes_over_to_who_takes_it(self, index: Index) -> None:
+        first = save(index, record(idempotency_key="k", request_digest=b"one"))[0]
+        late = save(index)[0]
+        for taken in (None, late.id):
+            with pytest.raises(Conflict):
+                save(index, record(seq=7, idempotency_key="k", request_digest=b"two", takes_key_from=taken))
+        heir = record(seq=7, idempotency_key="k", request_digest=b"two", takes_key_from=first.id)
+        assert save(index, heir)[0].id == heir.id
+        assert index.find("job", ["k"])["k"][0].id == heir.id
+        assert set(index.keys_of([first.id, heir.id])) == {heir.id}
+        assert index.get(first.id) == first
+        same = record(idempotency_key="k", request_digest=b"two", takes_key_from=heir.id)  # also with the same digest
+        assert save(index, same)[0].id == same.id
+        index.delete([heir.id], actor="t")
+        assert index.find("job", ["k"])["k"][0].id == same.id
