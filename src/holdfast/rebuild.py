@@ -133,10 +133,10 @@ def _keyed(index: Index, record: NewCheckpoint) -> NewCheckpoint:
     """
     if record.idempotency_key is None:
         return record
-    found = index.find(record.job, [record.idempotency_key]).get(record.idempotency_key)
-    if found is None:
+    holders = index.find(record.job, [record.idempotency_key])
+    if not holders:
         return record
-    holder = found[0]
+    holder, _ = holders[record.idempotency_key]
     is_newer = record.seq > holder.seq if record.seq else record.created_us > to_us(holder.created_at)
     return replace(record, takes_key_from=holder.id) if is_newer else replace(record, idempotency_key=None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import random
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -126,6 +127,22 @@ def test_what_is_not_available_says_so(remote: holdfast.CheckpointManager, tmp_p
     ):
         with pytest.raises(holdfast.Validation, match="not available over HTTP"):
             attempt()
+
+
+def test_a_service_believes_nobody_that_a_checkpoint_is_damaged(
+    remote: holdfast.CheckpointManager, store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client got may be spoilt on its way: the service reads for itself."""
+    saved = remote.save("j", "s", {"blob": random.Random(1).randbytes(300_000)})
+    assert remote.condemn(saved).status == "created"
+    read = store._store.blobs.read_into
+
+    def spoil(pack: str, offset: int, target: memoryview) -> None:
+        read(pack, offset, target)
+        target[0] ^= 1
+
+    monkeypatch.setattr(store._store.blobs, "read_into", spoil)
+    assert remote.condemn(saved).status == "corrupted"
 
 
 def test_every_public_method_is_thought_of() -> None:

@@ -182,6 +182,11 @@ def _set_status(checkpoint_id: str, status: str) -> Call[Checkpoint]:
     return Call("PUT", _at("checkpoints", checkpoint_id, "status"), checkpoint_from_json, body={"status": status})
 
 
+def _condemn(checkpoint_id: str) -> Call[Checkpoint]:
+    """Read all of a checkpoint and mark it if it is damaged."""
+    return Call("POST", _at("checkpoints", checkpoint_id, "condemn"), checkpoint_from_json)
+
+
 def _branch(checkpoint_id: str, job: str | None = None, lease: int | None = None) -> Call[Checkpoint]:
     """Make this state the newest of its job, or of another one."""
     body = {"job": job, "lease": lease}
@@ -415,6 +420,7 @@ class Endpoints:
     tag = Endpoint(_tag)
     pin = Endpoint(_pin)
     set_status = Endpoint(_set_status)
+    condemn = Endpoint(_condemn)
     branch = Endpoint(_branch)
     copy = Endpoint(_copy)
     keys = Endpoint(_keys)

@@ -116,8 +116,7 @@ class RemoteManager(CheckpointManager):
         return VerifyReport(problems=problems, corrupted=tuple(told.pop("corrupted")), **told)
 
     def condemn(self, checkpoint_id: str) -> Checkpoint:
-        # which of its chunks are, a verify of the service finds
-        return self.set_status(checkpoint_id, CheckpointStatus.CORRUPTED)
+        return self.client.condemn(parse_name("checkpoint ID", checkpoint_id))  # the service looks for itself
 
     def gc(self, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
         told = self._finish(self.client.start_gc(dry_run=dry_run), progress)

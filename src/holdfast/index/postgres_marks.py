@@ -59,10 +59,10 @@ def _lie(db: Connection, ns_no: int, chunks: Sequence[Chunk]) -> bool:
 def _lack(db: Connection, ns_no: int, names: Sequence[bytes]) -> bool:
     """Whether any of these names has no row."""
     wanted = list(dict.fromkeys(names))
-    found = db.execute(
+    row = db.execute(
         "SELECT count(*) FROM holdfast.chunk WHERE ns_no = %s AND digest = ANY(%s)", (ns_no, Array("bytea", wanted))
     ).fetchone()
-    return found is not None and found[0] < len(wanted)
+    return row is not None and row[0] < len(wanted)
 
 
 def _places(chunks: Sequence[Chunk]) -> list[Array]:

@@ -112,6 +112,12 @@ async def change_status(access: Writes, checkpoint_id: schemas.CheckpointId, wis
     return JsonAnswer(checkpoint_json(changed))
 
 
+@router.post("/checkpoints/{checkpoint_id}/condemn", response_model=schemas.Checkpoint)
+async def condemn(access: Writes, checkpoint_id: schemas.CheckpointId) -> Any:
+    """Read all of a checkpoint that somebody found damaged and, if it is, mark it and its damaged chunks."""
+    return JsonAnswer(checkpoint_json(await access.ask(lambda store: store.condemn(checkpoint_id))))
+
+
 @router.post("/checkpoints/{checkpoint_id}/branch", status_code=201, response_model=schemas.Checkpoint)
 async def branch(
     access: Writes, checkpoint_id: schemas.CheckpointId, wish: Annotated[schemas.Branch | None, Body()] = None
