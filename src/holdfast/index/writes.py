@@ -105,8 +105,9 @@ class Writes(Transactions):
         if new.tags:
             self._insert_tags(job_no, row, new.tags)
         if new.idempotency_key is not None:
-            db.execute(
-                "INSERT INTO idempotency VALUES (?, ?, ?, ?)",
+            db.execute(  # the key is free, or taken from its holder: `_first_of` has looked
+                "INSERT INTO idempotency VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (job_no, key) DO UPDATE SET row = excluded.row, request_digest = excluded.request_digest",
                 (job_no, new.idempotency_key, row, new.request_digest),
             )
         self.event("save", actor, new.job, new.id)
@@ -148,7 +149,7 @@ class Writes(Transactions):
             "WHERE job_no = ? AND key = ?",
             (job_no, new.idempotency_key),
         ).fetchone()
-        if found is None:
+        if found is None or found[1] == new.takes_key_from:
             return None
         if found[15] != new.request_digest:
             raise Conflict(
