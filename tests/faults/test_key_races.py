@@ -199,6 +199,17 @@ def test_gc_that_marked_before_a_rewrite_deletes_after_it(stores: Stores) -> Non
     stores.assert_whole()
 
 
+@pytest.mark.mutant
+@pytest.mark.parametrize(("stores", "module"), [("directory", "sweeping"), ("files", "files")], indirect=["stores"])
+def test_without_the_rule_for_late_events_it_would_delete_all(stores: Stores, module: str) -> None:
+    nothing = "SELECT '', x'' WHERE ? AND ? AND 0"
+    with (
+        mock.patch(f"holdfast.index.{module}.late_manifests", return_value=nothing),
+        pytest.raises(CheckpointError),
+    ):
+        test_gc_that_marked_before_a_rewrite_deletes_after_it(stores)
+
+
 @on(SHARED)
 def test_gc_that_has_marked_all_before_a_rewrite(stores: Stores) -> None:
     """All manifests are read; the rewrite comes before the first chunk row is deleted."""
