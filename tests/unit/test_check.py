@@ -275,9 +275,12 @@ def test_a_change_of_keys_beside_a_check_marks_nothing(
         parted(working)
         owner = checking._store.blobs if where == "read_into" else checking._store.index
 
+        at_once = threading.Lock()  # a check reads with several threads, and keys change one at a time
+
         def change() -> None:
-            working.rekey(rewrite=True)
-            working.gc()
+            with at_once:
+                working.rekey(rewrite=True)
+                working.gc()
 
         before(monkeypatch, owner, where, change, change)
         report = checking.verify()
