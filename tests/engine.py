@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast.containers import runtime
-from tests.lab import COUNTER, PYTHON, Lab, wait_for
+from tests.lab import COUNTER, PYTHON, Lab
+from tests.waiting import wait_for
 
 SHIM = Path(runtime.__file__).with_name("containerd-shim-holdfast-v1")
 OURS = "io.containerd.holdfast.v1"

@@ -9,13 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-_T = TypeVar("_T")
+from tests.waiting import wait_for
 
 HOLDFAST = [sys.executable, "-m", "holdfast"]
 PYTHON = os.path.realpath(shutil.which("python3", path="/usr/local/bin:/usr/bin") or "/usr/bin/python3")
@@ -47,7 +46,7 @@ while True:
     if ballast:
         at = n * 4096 % (len(ballast) // 100)  # a hundredth of it changes all the time
         ballast[at : at + 4096] = os.urandom(4096)
-    time.sleep(pause)
+    time.sleep(pause)  # sleep: the pace of the counter
 """
 SHELL_COUNTER = """
 n=0
@@ -207,14 +206,6 @@ class Lab:
             self.remove(name)
         self._holder.kill()
         self._holder.wait()
-
-
-def wait_for(found: Callable[[], _T | None], why: str, timeout_s: float = 30) -> _T:
-    deadline = time.monotonic() + timeout_s
-    while (value := found()) is None:
-        assert time.monotonic() < deadline, why
-        time.sleep(0.005)
-    return value
 
 
 @contextmanager

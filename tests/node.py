@@ -16,7 +16,8 @@ from typing import Any
 from holdfast.errors import CheckpointError
 from tests.cri import Cri, Failed
 from tests.engine import IMAGE, VERSION, Containerd
-from tests.lab import Lab, wait_for
+from tests.lab import Lab
+from tests.waiting import wait_for
 
 # PID 1 keeps containerd running; `systemctl restart containerd` ends it and waits for the next one.
 _INIT = """

@@ -55,14 +55,20 @@ def die_at_7(item: int) -> int:
 
 def hang_at_3(item: int) -> int:
     if item == 3:
-        time.sleep(60)
+        time.sleep(60)  # sleep: it hangs until it is killed
     return item
 
 
-def write_when_done(file: str, seconds: float) -> str:
-    time.sleep(seconds)
-    Path(file).write_text("done")
-    return f"{os.getpid()}"
+def own_pid() -> int:
+    return os.getpid()
+
+
+def hang(file: str) -> None:
+    """Say which process this is, and never come back."""
+    part = Path(file + ".part")
+    part.write_text(f"{os.getpid()}")
+    part.rename(file)
+    time.sleep(600)  # sleep: it hangs until it is killed
 
 
 def die() -> None:
@@ -81,7 +87,7 @@ class DieOnce:
         if item == self.item and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.06)  # longer than items that share a record
+        time.sleep(0.06)  # sleep: longer than items that share a record
         with open(Path(self.folder, "calls"), "a") as log:
             log.write(f"{item}\n")
         return item * 2

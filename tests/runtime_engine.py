@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.containers import runtime
-from tests.lab import COUNTER, PYTHON, Lab, wait_for
+from tests.lab import COUNTER, PYTHON, Lab
+from tests.waiting import wait_for
 
 RUNTIME = Path(runtime.__file__).with_name("holdfast-runc")
 KEPT = ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=counter")

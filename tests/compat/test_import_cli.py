@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import holdfast
 from holdfast.cli import cli
+from tests.waiting import wait_for
 
 from .writers import artemis, jobs
 
@@ -70,11 +70,8 @@ def test_watch_brings_what_is_new(old: Path, tmp_path: Path) -> None:
             first += process.stdout.readline()
         assert json.loads(first)["imported"] == 6  # the one that is cut may just be written
         jobs.write(old, jobs.checkpoint("job", "s9", {"n": 9}, 9))
-        until = time.monotonic() + 60
         with holdfast.open(tmp_path / "store") as store:
-            while len(store.list("job")) < 4:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_for(lambda: len(store.list("job")) == 4, "what is new is not imported")
             assert store.restore("job") == {"n": 9}
     finally:
         process.send_signal(signal.SIGINT)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph.checkpoint.sqlite")
+from tests.parts import require
+
+require("module:langgraph.checkpoint.sqlite")
 
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.sqlite import SqliteSaver

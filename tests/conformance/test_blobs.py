@@ -16,6 +16,7 @@ from holdfast.blobs.packs import PackBlobs
 from holdfast.blobs.retrying import RetryingBlobs
 from holdfast.ports import Blobs
 from holdfast.testing.blobs_suite import BlobsSuite
+from tests.parts import lack
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
@@ -40,7 +41,7 @@ class TestPackBlobsOnTmpfs(BlobsSuite):
     @pytest.fixture
     def tmp_path(self) -> Iterator[Path]:
         if not Path("/dev/shm").is_dir():
-            pytest.skip("no /dev/shm")
+            lack("tmpfs", "no /dev/shm")
         folder = tempfile.mkdtemp(dir="/dev/shm")
         yield Path(folder)
         shutil.rmtree(folder)

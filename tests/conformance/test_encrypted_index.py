@@ -14,11 +14,12 @@ from holdfast.ports import Index
 from holdfast.readable import view
 from holdfast.store import Store
 from holdfast.testing.index_suite import IndexSuite
+from tests.parts import require
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 from holdfast.blobs.memory import MemoryBlobs
 from holdfast.crypto import parse_master
 

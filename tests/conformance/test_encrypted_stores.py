@@ -11,9 +11,10 @@ import pytest
 
 import holdfast
 from holdfast.errors import Conflict, LeaseHeld, NotFound
+from tests.parts import require
 from tests.unit.test_encryption import KEY, NAMES, fill, same, states
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 
 Open = Callable[..., holdfast.CheckpointManager]
 HOW: dict[str, dict[str, Any]] = {

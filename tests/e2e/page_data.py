@@ -139,15 +139,15 @@ def _long_ago(days: float) -> Iterator[None]:
 
 def _runs(store: holdfast.CheckpointManager, pace_s: float) -> None:
     def rows_read(count: int) -> list[int]:
-        time.sleep(8 * pace_s)
+        time.sleep(8 * pace_s)  # sleep: the pace, for pictures
         return list(range(count))
 
     def tile(n: int) -> int:
-        time.sleep(pace_s)
+        time.sleep(pace_s)  # sleep: the pace, for pictures
         return _double(n)
 
     def merge(count: int) -> dict[str, int]:
-        time.sleep(12 * pace_s)
+        time.sleep(12 * pace_s)  # sleep: the pace, for pictures
         return {"tiles": count}
 
     with holdfast.run("nightly-tiles", store=store, progress=False) as run:

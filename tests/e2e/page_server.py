@@ -6,11 +6,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.waiting import wait_for
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
@@ -25,15 +26,16 @@ def served(place: Path, *arguments: str) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     try:
-        until = time.monotonic() + 60
-        while True:
+
+        def is_up() -> bool:
+            assert process.poll() is None, "the service ended"
             try:
                 urllib.request.urlopen(f"{address}/healthz", timeout=5).close()
-                break
             except OSError:
-                assert process.poll() is None, "the service ended"
-                assert time.monotonic() < until, "the service does not answer"
-                time.sleep(0.05)
+                return False
+            return True
+
+        wait_for(is_up, "the service does not answer")
         yield address
     finally:
         process.terminate()

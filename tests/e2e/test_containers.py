@@ -13,7 +13,9 @@ import pytest
 
 import holdfast
 from holdfast.containers import relay
-from tests.lab import C_COUNTER, HOLDFAST, PYTHON, SHELL_COUNTER, Lab, lab, wait_for
+from tests.lab import C_COUNTER, HOLDFAST, PYTHON, SHELL_COUNTER, Lab, lab
+from tests.parts import require
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.requires("criu"), pytest.mark.xdist_group("containers")]
 
@@ -42,8 +44,7 @@ def test_rounds(lab: Lab, language: str) -> None:
         lab.bundle("one", "/bin/sh", "-c", SHELL_COUNTER)
         lab.start("one")
     else:
-        if shutil.which("gcc") is None:
-            pytest.skip("no gcc")
+        require("gcc")
         bundle = lab.bundle("one", "/counter")
         compiler = ["gcc", "-static", "-xc", "-", "-o", bundle / "lower/counter"]
         subprocess.run(compiler, input=C_COUNTER, text=True, check=True)
@@ -452,7 +453,7 @@ while True:
         break
     log.write(message.decode())
     log.flush()
-    time.sleep(0.002)
+    time.sleep(0.002)  # sleep: the pace of the program
 """
 
 
@@ -479,7 +480,7 @@ def test_open_connections(lab: Lab) -> None:
 
 
 def test_errors_and_preflight(lab: Lab, tmp_path: Path) -> None:
-    lab.bundle("one", PYTHON, "-c", "import time; time.sleep(1000)")
+    lab.bundle("one", PYTHON, "-c", "import time; time.sleep(1000)")  # sleep: until it is killed
     with (tmp_path / "output").open("wb") as output:
         lab.start("one", stdout=output)
     root = ("--root", lab.runtime_root)

@@ -4,13 +4,14 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import holdfast
+from tests.parts import library
 from tests.servers.models import ModelServer
+from tests.waiting import wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -39,11 +40,7 @@ def test_tiles(tmp_path: Path, how: tuple[str, ...]) -> None:
             batches = opened.list("tiles", level="substep")
             return [str(b.metadata["keys"]) for b in batches if b.metadata.get("kind") == "items"]
 
-    until = time.monotonic() + 60
-    while len(done_tiles()) < 5:
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_for(lambda: len(done_tiles()) >= 5 or process.poll() is not None, "no tile is done")
     process.kill()
     process.communicate()
     kept = done_tiles()
@@ -69,11 +66,7 @@ def test_documents(tmp_path: Path) -> None:
             with holdfast.open(store) as opened:
                 return len([c for c in opened.list("llm:cache") if c.metadata["url"].startswith("http")]) == 5
 
-        until = time.monotonic() + 100
-        while not is_stuck():
-            assert time.monotonic() < until
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
+        wait_for(lambda: is_stuck() or process.poll() is not None, "five calls are not answered")
         process.kill()
         process.communicate()
         server.allow(None)
@@ -127,7 +120,7 @@ def test_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kubernetes_job_is_one() -> None:
     """What the API server and the Job's controller ask of a manifest (batch/v1), and what the example reads."""
-    yaml = pytest.importorskip("yaml")
+    yaml = library("yaml")
     folder = EXAMPLES / "kubernetes"
     job = yaml.safe_load((folder / "job.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")

@@ -14,7 +14,8 @@ from typing import TypeVar
 import pytest
 
 import holdfast
-from tests.lab import HOLDFAST, Lab, lab, wait_for
+from tests.lab import HOLDFAST, Lab, lab
+from tests.waiting import wait_for
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ while True:
     file.flush()
     assert file.tell() == size
     n += 1
-    time.sleep(0.005)
+    time.sleep(0.005)  # sleep: the pace of the job
 """
 
 

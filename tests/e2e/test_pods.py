@@ -280,7 +280,7 @@ def kubelet_archive(engine: Containerd, container: str, folder: Path) -> Path:
 def test_an_archive_of_the_kubelet(engine: Containerd, cri: Cri, tmp_path: Path) -> None:
     """What a kubelet's /checkpoint leaves of a container that did not opt in: a pod of ours goes on from it."""
     if engine.version != "2":
-        pytest.skip("containerd writes such archives from 2.1 on: ./dev torture shim")
+        pytest.skip("only containerd 2.1 and newer write such archives")  # skip: ./dev torture shim runs it
     first = cri.run_pod("plain", handler="runc")
     counter = cri.start(first, "main", COUNT)
     engine.wait_beyond(counter, 5)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.lab import HOLDFAST, Lab, lab, wait_for
+from tests.lab import HOLDFAST, Lab, lab
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.requires("criu"), pytest.mark.xdist_group("containers")]
 
@@ -23,7 +24,7 @@ for n in range(steps):
     file.flush()
     assert file.tell() == size, (n, file.tell(), size)
     print(n, flush=True)
-    time.sleep(0.01)
+    time.sleep(0.01)  # sleep: the pace of the job
 """
 
 

@@ -16,8 +16,9 @@ import pytest
 import holdfast
 from holdfast.containers.companions import companions_for
 from holdfast.containers.opting import wish_of
-from tests.lab import COUNTER, PYTHON, lab, wait_for
+from tests.lab import COUNTER, PYTHON, lab
 from tests.runtime_engine import KEPT, RUNTIME, Engine
+from tests.waiting import wait_for
 
 criu = pytest.mark.requires("criu")
 pytestmark = pytest.mark.xdist_group("containers")
@@ -77,7 +78,7 @@ while True:
     n += 1
     os.write(1, b"out %d\\n" % n)
     os.write(2, b"err %d\\n" % n)
-    time.sleep(0.005)
+    time.sleep(0.005)  # sleep: the pace of the program
 """
 
 
@@ -143,7 +144,8 @@ def test_what_cannot_be_frozen_gets_the_signal(engine: Engine) -> None:
     """Nowhere to write: the container ends as it would with runc, and the engine's log says why it was not kept."""
     bundle = engine.bundle("one", *KEPT)
     spec = json.loads((bundle / "config.json").read_text())
-    program = "import signal, time; signal.signal(15, lambda *_: exit(3)); open('/work/ready', 'w'); time.sleep(99)"
+    waits = "open('/work/ready', 'w'); time.sleep(99)"  # sleep: until the signal
+    program = f"import signal, time; signal.signal(15, lambda *_: exit(3)); {waits}"
     spec["process"]["args"] = [PYTHON, "-c", program]
     (bundle / "config.json").write_text(json.dumps(spec))
     engine.start("one")
@@ -358,7 +360,7 @@ UNTIL_TOLD = """
 import os, sys, time
 open("/work/log", "a").write("1\\n")
 while not os.path.exists("/work/end"):
-    time.sleep(0.005)
+    time.sleep(0.005)  # sleep: the pace of the program
 sys.exit(int(open("/work/end").read()))
 """
 

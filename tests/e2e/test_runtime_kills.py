@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.lab import lab, wait_for
+from tests.lab import lab
 from tests.runtime_engine import CREATING, DELETING, ENDING, KEPT, Engine
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.requires("criu"), pytest.mark.xdist_group("containers")]
 

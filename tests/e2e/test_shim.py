@@ -23,7 +23,8 @@ import holdfast
 from holdfast.containers.early import AHEAD
 from holdfast.model import Checkpoint
 from tests.engine import OURS, PLAIN, SHIM, Containerd, containerd
-from tests.lab import COUNTER, HOLDFAST, PYTHON, lab, wait_for
+from tests.lab import COUNTER, HOLDFAST, PYTHON, lab
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd")]
 ROUNDS = int(os.environ.get("HOLDFAST_ROUNDS") or 1)

@@ -11,7 +11,8 @@ from tests.cri import Cri, Failed
 from tests.e2e.test_pods import jobs
 from tests.e2e.test_shim import ROUNDS
 from tests.engine import COUNT, IMAGE, Containerd, containerd
-from tests.lab import PYTHON, lab, wait_for
+from tests.lab import PYTHON, lab
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd", "cc")]
 TALKING = """
@@ -86,7 +87,7 @@ def streamed(engine: Containerd, *asked: tuple[str, str, str]) -> list[dict[str,
     return answers
 
 
-@pytest.mark.skipif(ROUNDS == 1, reason="one of the long tests: ./dev torture shim")
+@pytest.mark.skipif(ROUNDS == 1, reason="./dev torture shim runs it")  # skip: a long test
 def test_attached_to_one_that_was_brought_back(engine: Containerd) -> None:
     cri = Cri(engine.home / "socket", IMAGE)
     for number, line in enumerate(("hello", "again"), 1):

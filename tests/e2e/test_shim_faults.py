@@ -10,7 +10,8 @@ import pytest
 
 from tests.e2e.test_shim import ROUNDS, generations, kept_as, left_by, stop
 from tests.engine import SHIM, VERSION, Containerd, containerd, programs_of
-from tests.lab import lab, wait_for
+from tests.lab import lab
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd")]
 ANSWER_S = 20  # ten seconds are promised; machines that test are busy, and what hangs does so for a minute

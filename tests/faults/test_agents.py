@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("langgraph")
+from tests.parts import require
+
+require("module:langgraph")
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import holdfast
 from tests.torture.states import make, same
+from tests.waiting import wait_for_async
 
 pytestmark = pytest.mark.faults
 
@@ -169,42 +172,62 @@ def test_a_save_async_in_flight_belongs_to_the_parent(tmp_path: Path) -> None:
         assert store.verify().is_ok
 
 
-async def _longest_gap(work: asyncio.Future[object]) -> float:
-    """The longest time in which the event loop did not come round while `work` ran."""
-    longest, last = 0.0, time.perf_counter()
-    while not work.done():
-        await asyncio.sleep(0.002)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    return longest
+class _Held:
+    """A system call that ends only when an event loop has come round since it began, or never does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.calls, self.is_blocked = 0, False
+        self._real, self._begun, self._came_round = getattr(os, name), threading.Event(), threading.Event()
+        monkeypatch.setattr(os, name, self._hold)
+
+    def _hold(self, *arguments: object) -> object:
+        self.calls += 1
+        self._begun.set()
+        self.is_blocked = self.is_blocked or not self._came_round.wait(PATIENCE_S)
+        return self._real(*arguments)
+
+    async def let_go(self, work: asyncio.Future[Any]) -> Any:
+        await wait_for_async(lambda: self._begun.is_set() or work.done(), "it does not begin")
+        self._came_round.set()
+        return await work
 
 
-@pytest.mark.slow
+PATIENCE_S = 30.0  # only a blocked loop makes anybody wait for it
+
+
+async def check_loop_is_free(place: Path, save: Callable[..., Any], load: Callable[..., Any]) -> None:
+    """Saves and loads stand still inside a system call until the loop, which must be free, has come round."""
+    state = {"weights": np.random.default_rng(1).random(1 << 20)}
+    with pytest.MonkeyPatch.context() as patch, holdfast.open(place) as store:
+        synced = _Held(patch, "fdatasync")
+        saved = await synced.let_go(asyncio.ensure_future(save(store, "job", "large", state)))
+        read = _Held(patch, "preadv")
+        loaded = await read.let_go(asyncio.ensure_future(load(store, saved)))
+        assert loaded["weights"].tobytes() == state["weights"].tobytes()
+    assert synced.calls > 0
+    assert read.calls > 0
+    assert not synced.is_blocked, "a save blocks the event loop"
+    assert not read.is_blocked, "a load blocks the event loop"
+
+
 def test_a_large_save_does_not_block_the_event_loop(tmp_path: Path) -> None:
-    """Of a blocking save the loop would feel all; of one through `aio` it feels single calls at most."""
-    state = {"weights": np.random.default_rng(1).random(200 << 17)}  # 200 MiB
+    save, load = (lambda store, *a: store.aio.save(*a)), (lambda store, *a: store.aio.load(*a))
+    asyncio.run(check_loop_is_free(tmp_path / "store", save, load))
 
-    async def main() -> tuple[float, float, float, float]:
-        with holdfast.open(tmp_path / "store") as store:
-            began = time.perf_counter()
-            saving = asyncio.ensure_future(store.aio.save("job", "large", state))
-            gap = await _longest_gap(saving)
-            took = time.perf_counter() - began
-            loading = asyncio.ensure_future(store.aio.load(saving.result()))
-            load_gap = await _longest_gap(loading)
-            assert loading.result()["weights"].tobytes() == state["weights"].tobytes()
 
-            async def blocking() -> None:
-                await asyncio.sleep(0.01)
-                store.save("job", "blocking", {"weights": state["weights"] + 1})
+@pytest.mark.mutant
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_one_that_did_would_be_seen(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "PATIENCE_S", 0.05)
 
-            blocked = await _longest_gap(asyncio.ensure_future(blocking()))
-            return gap, load_gap, blocked, took
+    async def save(store: holdfast.CheckpointManager, *arguments: Any) -> Any:
+        return store.save(*arguments) if what == "save" else await store.aio.save(*arguments)
 
-    gap, load_gap, blocked, took = asyncio.run(main())
-    print(f"longest gap {gap * 1000:.0f} ms in a save of {took:.2f} s, {load_gap * 1000:.0f} ms in the load")
-    assert gap < max(0.1, blocked / 3)
-    assert load_gap < max(0.1, blocked / 3)
+    async def load(store: holdfast.CheckpointManager, *arguments: Any) -> Any:
+        return store.load(*arguments) if what == "load" else await store.aio.load(*arguments)
+
+    with pytest.raises(AssertionError, match=f"a {what} blocks the event loop"):
+        asyncio.run(check_loop_is_free(tmp_path / "store", save, load))
 
 
 def test_many_tasks_save_at_once(tmp_path: Path) -> None:
@@ -261,7 +284,7 @@ def test_fork_while_another_thread_meets_its_first_array(tmp_path: Path) -> None
         def slow(event, args):
             if event == "exec" and args[0].co_filename.endswith("numpy_types.py"):
                 begun.set()
-                time.sleep(0.5)
+                time.sleep(0.5)  # sleep: an import that takes long; the fork falls into it
 
         begun = threading.Event()
         sys.addaudithook(slow)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from holdfast.importers import bring, folder, geo_core, reading, unpickling_chil
 from tests.compat import test_import as formats
 from tests.compat import test_import_hostile as hostile
 from tests.compat.writers import jobs
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.faults
 
@@ -31,10 +31,7 @@ def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
     kept = 0
     for more in (1, 500):  # once early, once later
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 60
-        while process.poll() is None and count(place) < kept + more:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for(lambda p=process, n=kept + more: p.poll() is not None or count(place) >= n, "nothing is imported")
         process.send_signal(signal.SIGKILL)
         process.wait()
         kept = count(place)

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,8 +66,7 @@ def test_kill_loses_nothing_acknowledged(tmp_path: Path) -> None:
         child = saving(path, f"life{n}", 8, 10**6)
         assert child.stdout is not None
         assert child.stderr is not None
-        head = child.stdout.readline()
-        time.sleep(draw.uniform(0.01, 0.3))
+        head = b"".join(child.stdout.readline() for _ in range(draw.randrange(15, 100)))
         child.send_signal(signal.SIGKILL)
         lines += acknowledged(head + child.stdout.read())
         child.stdout.close()

@@ -14,8 +14,9 @@ import pytest
 
 import holdfast
 from holdfast.errors import CheckpointError
+from tests.parts import require
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 from tests.torture.ledger import Violation
 from tests.torture.rekey import kill_rekeys
 

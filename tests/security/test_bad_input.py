@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from tests.parts import lack
 from tests.torture.disks import mounted, unmount
 
 Manager = holdfast.CheckpointManager
@@ -455,7 +456,7 @@ def test_garbage_in_every_file(place: Path, file: str, garbage: str) -> None:
     path = next((place / "packs").iterdir()) if file == "pack" else place / file
     if file == "packs":
         if garbage not in ("missing", "text", "a dead link"):
-            pytest.skip("a directory")
+            pytest.skip("a directory")  # skip: garbage for files only
         shutil.rmtree(path)
         path.write_text("")
     elif not path.exists():
@@ -591,7 +592,7 @@ def test_packs_that_may_not_be_removed(place: Path) -> None:
     states = filled(place)
     pack = next((place / "packs").iterdir())
     if subprocess.run(["chattr", "+i", str(pack)], capture_output=True).returncode:
-        pytest.skip("no immutable files here")
+        lack("chattr", "no immutable files here")
     try:
         with holdfast.open(place) as store:
             doomed = list(states)[1:]

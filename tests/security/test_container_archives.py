@@ -308,7 +308,7 @@ def test_what_a_killed_import_left_is_removed_and_no_other(tmp_path: Path, files
     program = (
         "import sys, time; from holdfast.containers.unpacking import private_directory\n"
         "with private_directory(sys.argv[1]) as home:\n"
-        "    (home / 'x').mkdir(); print('in', flush=True); time.sleep(100)"
+        "    (home / 'x').mkdir(); print('in', flush=True); time.sleep(100)"  # sleep: until it is killed
     )
     work = tmp_path / "work"
     work.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from fastapi.testclient import TestClient
 import holdfast
 from holdfast.server import create_app
 from holdfast.server.tokens import ACCESS, Tokens
+from tests.waiting import wait_for
 
 BASE = "http://127.0.0.1:7420"
 
@@ -54,9 +54,8 @@ def listening(app: Any, **options: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
+        wait_for(lambda: server.started or not thread.is_alive(), "the service does not start")
+        assert server.started
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -17,6 +16,7 @@ import pytest
 from holdfast.server import create_app
 from holdfast.server.protocol import BoundedHttp
 from tests.server.conftest import listening
+from tests.waiting import wait_for
 
 HOST = b"Host: 127.0.0.1\r\n"
 JSON = {"Content-Type": "application/json"}
@@ -206,15 +206,15 @@ def test_a_host_is_a_name_and_a_port(address: tuple[str, int], host: bytes) -> N
 def test_who_goes_away_is_no_defect(address: tuple[str, int], caplog: pytest.LogCaptureFixture) -> None:
     with connection(address) as caller:
         caller.sendall(CHUNKED + b"5\r\n12")
-    for _ in range(500):  # until it was noticed
+
+    def is_noticed() -> bool:
         client = HTTPConnection(*address, timeout=30)
         client.request("GET", "/metrics")
         answer = client.getresponse()
-        told = answer.read().decode()
+        text = answer.read().decode()
         client.close()
-        assert answer.status == 200, told
-        if 'status="499"' in told:
-            break
-        time.sleep(0.02)
-    assert 'status="499"' in told
+        assert answer.status == 200, text
+        return 'status="499"' in text
+
+    wait_for(is_noticed, "nobody noticed that the caller went away")
     assert "unexpected" not in caplog.text

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.server.turns import Turns
+from tests.waiting import wait_for_async
 
 
 class Doubling:
@@ -33,11 +34,10 @@ def test_who_comes_meanwhile_is_served_together() -> None:
 
     async def ask() -> list[int | BaseException]:
         first = asyncio.create_task(turns.ask(1))
-        while not serve.turns:
-            await asyncio.sleep(0.001)
+        await wait_for_async(lambda: bool(serve.turns), "nobody is served")
         others = [asyncio.create_task(turns.ask(item)) for item in (2, -3, 4)]
-        await asyncio.sleep(0)  # they have asked
-        await asyncio.sleep(0)  # and were handed over
+        await asyncio.sleep(0)  # sleep: a round of the loop, in which they ask
+        await asyncio.sleep(0)  # sleep: and one in which they are handed over
         others[2].cancel()  # went away
         serve.go_on.set()
         return await asyncio.gather(first, *others, return_exceptions=True)
@@ -76,11 +76,10 @@ def test_close_finishes_what_was_asked() -> None:
 
     async def ask() -> list[int]:
         asked = [asyncio.create_task(turns.ask(item)) for item in range(3)]
-        while not serve.turns:
-            await asyncio.sleep(0.001)
+        await wait_for_async(lambda: bool(serve.turns), "nobody is served")
         asked.append(asyncio.create_task(turns.ask(7)))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # sleep: a round of the loop, in which it asks
+        await asyncio.sleep(0)  # sleep: and one in which it is handed over
         serve.go_on.set()
         await asyncio.to_thread(turns.close)  # does not wait for those who were served before to come back
         return await asyncio.gather(*asked)

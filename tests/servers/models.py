@@ -7,6 +7,6 @@ _EXAMPLES = str(Path(__file__).parents[2] / "examples")
 if _EXAMPLES not in sys.path:
     sys.path.append(_EXAMPLES)
 
-from model_server import ModelServer  # noqa: E402
+from model_server import ModelServer
 
 __all__ = ["ModelServer"]

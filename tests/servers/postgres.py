@@ -7,10 +7,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.waiting import wait_for
 
 
 def programs() -> Path | None:
@@ -105,12 +106,11 @@ def postgres_cluster() -> Iterator[Cluster]:
 def wait_until_up(url: str, timeout_s: float = 30.0) -> None:
     import psycopg
 
-    deadline = time.monotonic() + timeout_s
-    while True:
+    def is_up() -> bool:
         try:
-            with psycopg.connect(url):
-                return
+            psycopg.connect(url).close()
         except psycopg.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+            return False
+        return True
+
+    wait_for(is_up, f"{url} does not answer", timeout_s)

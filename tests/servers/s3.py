@@ -7,12 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.waiting import wait_for
 
 KEY, SECRET = "holdfast-test", "holdfast-test-secret"
 BUCKET = "holdfast"
@@ -84,16 +85,17 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _is_up(url: str, server: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+    def is_decided() -> bool:
         if server.poll() is not None:
-            return False
+            return True
         try:
-            with urllib.request.urlopen(url, timeout=5):
-                return True
+            urllib.request.urlopen(url, timeout=5).close()
         except (OSError, urllib.error.URLError):
-            time.sleep(0.1)
-    return False
+            return False
+        return True
+
+    wait_for(is_decided, f"{url} does not answer")
+    return server.poll() is None
 
 
 def _make_bucket(address: str) -> None:

@@ -31,7 +31,7 @@ def kill_agents(folder: Path, *, kills: int, seed: int, until: float = float("in
             if child == 0:
                 _work(folder / "store", log, thread)
             if longest_s:
-                time.sleep(rnd.uniform(0, longest_s))
+                time.sleep(rnd.uniform(0, longest_s))  # sleep: to be killed at any moment
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             if os.WIFEXITED(status):

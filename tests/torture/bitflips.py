@@ -33,7 +33,7 @@ def fill(report: Report, _: Connection, place: str, leave_log: bool) -> None:
         if not (is_last and leave_log):
             store.close()
     report("filled")
-    time.sleep(600)
+    time.sleep(600)  # sleep: until it is killed
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.conftest import missing
 from tests.lab import HOLDFAST, Lab, lab
+from tests.parts import missing
 
 ROUNDS = 20
 
@@ -60,4 +60,4 @@ def _kill_a_freeze(made: Lab, after_s: float) -> None:
         process.kill()
         process.wait()
     while made.run("pgrep", "-f", f"checkpoint --image-path {made.state}", check=False).returncode == 0:
-        time.sleep(0.02)
+        time.sleep(0.02)  # sleep: between two looks

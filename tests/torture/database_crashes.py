@@ -38,7 +38,7 @@ def crash_under_savers(cluster: Cluster, url: str, *, crashes: int, seconds: flo
             while done < crashes and time.monotonic() < end and not failures:
                 before = sum(map(len, saved.values()))
                 while sum(map(len, saved.values())) < before + 20 and not failures:
-                    time.sleep(0.02)  # until everybody is at work again
+                    time.sleep(0.02)  # sleep: between two looks, until everybody is at work again
                 cluster.crash()
                 done += 1
         finally:

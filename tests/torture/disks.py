@@ -72,7 +72,7 @@ def unmount(path: Path) -> None:
         try:
             _run("umount", str(path))
         except OSError:
-            time.sleep(0.05)
+            time.sleep(0.05)  # sleep: before it is tried again
         else:
             return
     _run("umount", "--lazy", str(path))

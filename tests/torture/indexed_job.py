@@ -106,7 +106,7 @@ def _control(
         while running:
             if time.monotonic() > end:
                 raise Violation(f"the Job does not end: {failures}")
-            time.sleep(0.01)
+            time.sleep(0.01)  # sleep: between two looks
             begun = sum(log.read_bytes().count(b" begun\n") for log in folder.glob("pod-*.log"))
             if killed < kills and begun >= seen + 3:  # some more items since the last time
                 draw.choice(running).process.kill()

@@ -56,7 +56,7 @@ def mixed_work(report: Report, _: Connection, place: str, seed: int, threads: in
                     report("counted", number)
                     return
             except holdfast.LeaseHeld:
-                time.sleep(0.002 + random.random() * 0.02)
+                time.sleep(0.002 + random.random() * 0.02)  # sleep: before it asks again
 
     def guarded(thread: int) -> None:
         try:

@@ -10,9 +10,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.conftest import missing
 from tests.e2e.test_deploy import DEPLOY, lived
 from tests.node import node
+from tests.parts import missing
 
 IMAGE = "registry.example/holdfast-node:0.1.0"
 _SUITES = {"13-slim": "trixie", "sid-slim": "sid"}

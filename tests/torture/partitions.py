@@ -183,7 +183,7 @@ def _take_over(index: Any, job: str) -> int:
         try:
             return int(index.acquire_lease(job, "second", 60).token)
         except LeaseHeld:
-            time.sleep(0.01)
+            time.sleep(0.01)  # sleep: before it asks again
 
 
 if __name__ == "__main__":

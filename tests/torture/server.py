@@ -88,7 +88,7 @@ def _load(minutes: float, folder: Path) -> dict[str, float]:
         sizes: list[int] = []
         until = time.monotonic() + minutes * 60
         while time.monotonic() < until and not any(worker.done() for worker in workers):
-            time.sleep(min(5.0, minutes * 6))
+            time.sleep(min(5.0, minutes * 6))  # sleep: between two measurements
             sizes.append(_resident(process.pid))
         answers["of wrk"] = pressed.result()
         stop.set()

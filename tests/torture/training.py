@@ -70,7 +70,7 @@ def _run(example: Any, steps: int, store: Path, answer: Path, kill_after_s: floa
         os.read(reader, 1)
     os.close(reader)
     if kill_after_s is not None:
-        time.sleep(kill_after_s)
+        time.sleep(kill_after_s)  # sleep: to be killed at any moment
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import CheckpointManager
+from tests.parts import library
 from tests.unit.test_cli import CHECKPOINT_KEYS, Run, answer, manager, run, save, store  # noqa: F401 - fixtures
 
 
@@ -70,7 +71,7 @@ def test_jobs(run: Run) -> None:
 
 
 def test_show_draws_a_tree_without_reading_arrays(run: Run, manager: CheckpointManager) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = library("numpy")
     manager.save(
         "arrays",
         "one",
@@ -93,7 +94,7 @@ def test_show_draws_a_tree_without_reading_arrays(run: Run, manager: CheckpointM
 
 
 def test_arrays_come_back_as_npy(run: Run, manager: CheckpointManager, tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = library("numpy")
     fields = numpy.dtype([("a", "<i4"), ("b", "<f8", (2,))], align=True)
     arrays = {
         "c": numpy.arange(6000, dtype="<f4").reshape(20, 300),

@@ -13,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import CheckpointManager
+from tests.parts import library
 from tests.unit.test_cli import CHECKPOINT_KEYS, Run, answer, manager, run, save, store  # noqa: F401 - fixtures
 
 
@@ -256,7 +257,7 @@ def test_the_name_of_a_registered_type_is_no_obstacle(run: Run, manager: Checkpo
 
 @pytest.mark.parametrize("form", ["dir", "zip", "json"])
 def test_export(run: Run, manager: CheckpointManager, tmp_path: Path, form: str) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = library("numpy")
     array = numpy.arange(9000.0).reshape(90, 100)
     for n in range(2):
         manager.save("app", f"s{n}", {"n": n, "array": array + n, "blob": b"x" * 10_000, "nan": float("nan")})

@@ -24,6 +24,7 @@ from holdfast import codec
 from holdfast.codec import BufferSummary, TypeSummary
 from holdfast.errors import CheckpointError, Corrupted, NotFound, StorageError, UnsupportedType, Validation
 from holdfast.testing.strategies import equal, states
+from tests.parts import library
 
 
 def round_trip(state, out_of_band_bytes=4096, **options):
@@ -680,7 +681,7 @@ class TestImports:
         )
 
     def test_an_outline_of_arrays_needs_no_library(self):
-        numpy = pytest.importorskip("numpy")
+        numpy = library("numpy")
         tree = codec.encode({"a": numpy.arange(6.0).reshape(2, 3), "o": numpy.array([None, 1])}).tree
         self.run(
             f"""
@@ -693,7 +694,7 @@ class TestImports:
         )
 
     def test_a_missing_library_is_named(self):
-        numpy = pytest.importorskip("numpy")
+        numpy = library("numpy")
         tree = codec.encode({"a": numpy.arange(3)}).tree
         self.run(
             f"""

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import datetime as dt
 import functools
-import importlib
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from holdfast import codec
 from holdfast.codec import BufferSummary, TypeSummary
 from holdfast.errors import Corrupted, UnsupportedType, Validation
 from holdfast.testing.strategies import arrays, equal, states
+from tests.parts import library
 
 
 def round_trip(state, out_of_band_bytes=64, **options):
@@ -352,9 +352,8 @@ class TestInto:
 
 class TestTorch:
     @pytest.fixture(autouse=True)
-    def torch(self, require):
-        require("module:torch")
-        self.torch = importlib.import_module("torch")
+    def torch(self):
+        self.torch = library("torch")
 
     def same(self, a, b):
         torch = self.torch
@@ -492,7 +491,7 @@ class TestTorch:
 
 
 def frames():
-    pd, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    pd, pa = library("pandas"), library("pyarrow")
     days = pd.date_range("2020-03-28", periods=3, tz="Europe/Oslo", freq="D")
     interval = pd.interval_range(0.0, 3.0, closed="left")
     series = {
@@ -574,7 +573,7 @@ frames = functools.cache(frames)
 class TestPandas:
     @pytest.fixture(autouse=True)
     def pandas(self):
-        self.pd = pytest.importorskip("pandas")
+        self.pd = library("pandas")
 
     @pytest.mark.parametrize("out_of_band_bytes", [1, 4096])
     @pytest.mark.parametrize("kind", ["series", "index", "frame"])
@@ -692,7 +691,7 @@ class TestPandas:
 class TestPolars:
     @pytest.fixture(autouse=True)
     def polars(self):
-        self.pl = pytest.importorskip("polars")
+        self.pl = library("polars")
 
     def frame(self):
         pl = self.pl
@@ -752,7 +751,7 @@ class TestPolars:
 class TestArrow:
     @pytest.fixture(autouse=True)
     def arrow(self):
-        self.pa = pytest.importorskip("pyarrow")
+        self.pa = library("pyarrow")
 
     def table(self):
         pa = self.pa
@@ -815,7 +814,7 @@ class TestArrow:
 
 @pytest.mark.parametrize("library", ["numpy", "pandas", "polars", "pyarrow"])
 def test_loading_imports_only_what_the_tree_needs(library):
-    module = pytest.importorskip(library)
+    module = library(library)
     value = {
         "numpy": lambda: module.arange(3),
         "pandas": lambda: module.Series([1, 2]),

@@ -14,9 +14,10 @@ import pytest
 from holdfast import codec
 from holdfast.codec import TypeSummary, register
 from holdfast.errors import InvalidName, UnsupportedType, Validation
+from tests.parts import library
 
-pydantic = pytest.importorskip("pydantic")
-msgspec = pytest.importorskip("msgspec")
+pydantic = library("pydantic")
+msgspec = library("msgspec")
 
 
 def round_trip(state, **options):

@@ -22,6 +22,7 @@ import holdfast
 from holdfast.copying import CopyReport
 from holdfast.errors import Conflict, LeaseHeld, NotFound, Validation
 from holdfast.manager import CheckpointManager
+from tests.parts import require
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
 
 OLD = datetime(2020, 1, 1, tzinfo=UTC)
@@ -276,7 +277,7 @@ def test_a_follower_goes_on_where_the_last_one_was(source: CheckpointManager, ta
 
 
 def test_places_in_an_encrypted_store(source: CheckpointManager, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
+    require("module:cryptography")
     fill(source)
     with holdfast.open(tmp_path / "vault", key=bytes(32), encrypt_names=True) as vault, comparing(source) as compared:
         follow_once(source, vault, job="a")

@@ -17,7 +17,7 @@ def torch() -> Any:
     import torch
 
     if not torch.cuda.is_available():
-        pytest.skip("no GPU")
+        pytest.skip("no GPU")  # skip: hardware that CI does not have
     return torch
 
 

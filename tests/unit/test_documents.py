@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.parts import require
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
-    pytest.importorskip("numpy")
+    require("module:numpy")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) > 10
     (tmp_path / "guide.py").write_text("\n".join(blocks))

@@ -11,8 +11,9 @@ import pytest
 import holdfast
 from holdfast.errors import Conflict, Corrupted, UnsupportedFormat, Validation
 from holdfast.index.files import FilesIndex
+from tests.parts import require
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 from tests.unit.test_encryption import (
     KEY,
     MUTANTS,

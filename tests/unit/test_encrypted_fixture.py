@@ -13,8 +13,9 @@ from holdfast.errors import Validation
 from holdfast.testing.strategies import equal
 from tests.fixtures.format_1 import values
 from tests.fixtures.format_2 import ARCHIVE, KEY
+from tests.parts import require
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 
 
 @pytest.fixture(params=["readable", "hidden"])

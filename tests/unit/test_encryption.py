@@ -23,8 +23,9 @@ from holdfast.errors import CheckpointError, Conflict, Corrupted, UnsupportedFor
 from holdfast.request import Request
 from holdfast.rope import PartedTree, Piece, Run
 from holdfast.workflow import Workflows
+from tests.parts import require
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 import holdfast.index.encrypted
 from holdfast.crypto import DataKey, Vault, new_master_text, open_keyring, parse_master
 

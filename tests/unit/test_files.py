@@ -64,7 +64,7 @@ def snapshot(root: Path) -> dict[bytes, tuple[object, ...]]:
 
 def settle(root: Path) -> None:
     """Let enough time pass for the times of files to be trusted."""
-    time.sleep(0.12)
+    time.sleep(0.12)  # sleep: the age of a file is what is looked at
 
 
 def save(cm: Manager, tree: object, job: str = "job") -> holdfast.Tree:
@@ -786,7 +786,7 @@ def test_a_kill_leaves_no_half_file(source: Path, tmp_path: Path, exists: bool) 
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             assert child.stdout.read(2) == b"go"
-            time.sleep(draw.uniform(0, 0.3))
+            time.sleep(draw.uniform(0, 0.3))  # sleep: to be killed at any moment
             child.kill()
             was_killed += child.wait() < 0
         if not exists and out.exists():

@@ -18,6 +18,7 @@ from holdfast import codec
 from holdfast.errors import UnsupportedType, Validation
 from holdfast.jsonview import from_json, to_json_view
 from holdfast.testing.strategies import equal, states
+from tests.parts import library
 
 nan, inf = float("nan"), float("inf")
 identifier = uuid.UUID(int=1)
@@ -101,7 +102,7 @@ class TestView:
         assert equal(from_json(json.dumps(state)), state)
 
     def test_arrays_are_summarised(self):
-        np = pytest.importorskip("numpy")
+        np = library("numpy")
         state = {"a": np.zeros((2, 3), "f4"), "s": np.float32(1.5), "n": np.float64("nan"), "o": np.array([None, 1])}
         view = {
             "a": {"$type": "ndarray", "dtype": "<f4", "shape": [2, 3], "size_bytes": 24},

@@ -18,7 +18,9 @@ from typing import Any, TypedDict
 import numpy as np
 import pytest
 
-pytest.importorskip("langgraph")
+from tests.parts import require
+
+require("module:langgraph")
 
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint

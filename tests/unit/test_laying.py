@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("langgraph")
+from tests.parts import require
+
+require("module:langgraph")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -296,8 +295,14 @@ def test_threads_that_ask_the_same_pay_once(server: ModelServer, client: Any) ->
 
 
 ASK = """
-import sys, holdfast
+import sys, time, holdfast
 store, url = sys.argv[1:]
+pause = time.sleep  # sleep: of the product, whose waiting is to be seen
+def say_and_pause(seconds):
+    print("waiting", flush=True)
+    time.sleep = pause  # sleep: the next ones are as ever
+    pause(seconds)
+time.sleep = say_and_pause  # sleep: of the product, too
 with holdfast.llm.http_client(store=store) as client:
     print("asking", flush=True)
     asked = {"model": "m", "messages": [{"role": "user", "content": "from processes"}]}
@@ -319,7 +324,8 @@ def test_processes_that_ask_the_same_pay_once(server: ModelServer, store: holdfa
     first = asking(store, server)
     assert server.is_asked.wait(60)  # it is at it, and holds the flight
     second = asking(store, server)
-    time.sleep(0.2)  # so that it most likely waits; if not, it finds the answer
+    assert second.stdout is not None
+    assert second.stdout.readline() == "waiting\n"
     server.allow(None)
     assert {each.communicate(timeout=60)[0] for each in (first, second)} == {"2 words, such as: from processes\n"}
     assert server.calls == {"from processes": 1}

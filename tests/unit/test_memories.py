@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import Conflict, UnsupportedType, Validation
+from tests.parts import require
 
-pytest.importorskip("langgraph")
+require("module:langgraph")
 from langgraph.store.base import GetOp, InvalidNamespaceError, PutOp
 from langgraph.store.memory import InMemoryStore
 

@@ -10,16 +10,17 @@ import pytest
 
 from holdfast.errors import NotAStore, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
 from holdfast.testing.blobs_suite import never, pattern, put, read
+from tests.parts import library
 
-obstore = pytest.importorskip("obstore")
+obstore = library("obstore")
 
-from obstore.store import MemoryStore  # noqa: E402
+from obstore.store import MemoryStore
 
-from holdfast.backoff import Backoff  # noqa: E402
-from holdfast.blobs import objects, owner  # noqa: E402
-from holdfast.blobs.objects import PACK_BYTES, ObjectBlobs  # noqa: E402
-from holdfast.blobs.owner import take_over  # noqa: E402
-from holdfast.blobs.retrying import RetryingBlobs  # noqa: E402
+from holdfast.backoff import Backoff
+from holdfast.blobs import objects, owner
+from holdfast.blobs.objects import PACK_BYTES, ObjectBlobs
+from holdfast.blobs.owner import take_over
+from holdfast.blobs.retrying import RetryingBlobs
 
 
 @pytest.fixture

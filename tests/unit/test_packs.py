@@ -26,6 +26,8 @@ from holdfast.blobs.direct import BLOCK_BYTES, DIRECT_READ_BYTES, Input, OpenFil
 from holdfast.blobs.packs import PackBlobs
 from holdfast.errors import NoSpace, NotFound, StorageError, UnsupportedFormat, Validation
 from holdfast.testing.blobs_suite import never, pattern, put, read
+from tests.parts import lack
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -225,7 +227,7 @@ def test_writes_are_direct_unless_told_otherwise(blobs: PackBlobs, tmp_path: Pat
     try:
         os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT))
     except OSError:
-        pytest.skip("this file system has no direct writes")
+        lack("direct writes", "this file system has none")
     put(blobs, b"data")
     assert is_direct(blobs)
     buffered = PackBlobs(str(tmp_path / "buffered"), direct=False)
@@ -311,7 +313,7 @@ def test_large_reads_go_around_the_page_cache(blobs: PackBlobs) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         if not blobs._files.get(path)._direct_fd:
-            pytest.skip("this file system has no direct reads")
+            lack("direct reads", "this file system has none")
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         assert not is_cached(fd, place[1], size)
         assert not _is_resident(fd, place[1], size)
@@ -392,18 +394,27 @@ def test_descriptors_are_bounded_and_let_go(tmp_path: Path) -> None:
 
 
 class Syncs:
-    """Slow syncs that are recorded: (descriptor, begin, end)."""
+    """Syncs that are recorded, (descriptor, begin, end), and end only when every saver waits for one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[tuple[int, float, float]] = []
+        self.savers = self.waiting = 0
+        self.changed = threading.Condition()
         self.real = os.fdatasync
         monkeypatch.setattr(os, "fdatasync", self.fdatasync)
 
     def fdatasync(self, fd: int) -> None:
         begin = time.monotonic()
-        time.sleep(0.02)
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.waiting == self.savers, 60)
         self.real(fd)
         self.done.append((fd, begin, time.monotonic()))
+
+    def count(self, savers: int = 0, waiting: int = 0) -> None:
+        with self.changed:
+            self.savers += savers
+            self.waiting += waiting
+            self.changed.notify_all()
 
 
 def test_concurrent_commits_share_syncs(blobs: PackBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,13 +424,22 @@ def test_concurrent_commits_share_syncs(blobs: PackBlobs, monkeypatch: pytest.Mo
         writer = blobs.writer(5000)
         writer.append(pattern(5000, seed))
         appended = time.monotonic()
+        syncs.count(waiting=1)
         writer.commit()
         committed = time.monotonic()
+        syncs.count(waiting=-1)
         writer.release()
         return appended, committed
 
+    def work(first: int) -> list[tuple[float, float]]:
+        try:
+            return [save(seed) for seed in range(first, first + 4)]
+        finally:
+            syncs.count(savers=-1)
+
+    syncs.count(savers=16)
     with ThreadPoolExecutor(16) as pool:
-        saves = list(pool.map(save, range(64)))
+        saves = [times for done in pool.map(work, range(0, 64, 4)) for times in done]
     assert len(syncs.done) < 32
     for appended, committed in saves:  # I1: a whole sync lies between the append and the acknowledgement
         assert any(appended <= begin and end <= committed for _, begin, end in syncs.done)
@@ -455,8 +475,14 @@ def test_a_failed_sync_ends_a_pack(blobs: PackBlobs, monkeypatch: pytest.MonkeyP
 
 
 def test_everyone_waiting_for_a_sync_that_fails_is_told(blobs: PackBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    committing = threading.Semaphore(0)
+    everybody = threading.Event()
+
     def fdatasync(_: int) -> None:
-        time.sleep(0.02)
+        if not everybody.is_set():
+            for _ in range(8):
+                assert committing.acquire(timeout=60)
+            everybody.set()
         raise OSError(errno.EIO, "broken")
 
     writers = [blobs.writer(0) for _ in range(8)]
@@ -466,6 +492,7 @@ def test_everyone_waiting_for_a_sync_that_fails_is_told(blobs: PackBlobs, monkey
     failed = []
 
     def commit(n: int) -> None:
+        committing.release()
         try:
             writers[n].commit()
         except StorageError:
@@ -552,22 +579,22 @@ def test_abort_waits_for_appends_under_way(blobs: PackBlobs, monkeypatch: pytest
     """A descriptor that is closed under a write may be another file's by the time the write happens."""
     put(blobs, b"data")
     real = os.pwrite
-    started, ended = threading.Event(), threading.Event()
+    started, aborted = threading.Event(), threading.Event()
+    too_early = []
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
         started.set()
-        time.sleep(0.05)
-        count = real(fd, data, offset)
-        ended.set()
-        return count
+        too_early.append(aborted.wait(0.1))  # an abort that does not wait is over by then
+        return real(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     writer = blobs.writer(0)
     thread = threading.Thread(target=writer.append, args=(b"slow",))
     thread.start()
-    started.wait(10)
+    assert started.wait(60)
     writer.abort()
-    assert ended.is_set()
+    aborted.set()
+    assert too_early == [False]
     thread.join()
 
 
@@ -735,6 +762,8 @@ def test_writers_removers_and_readers_at_once(folder: Path) -> None:
     lock = threading.Lock()
     stop = threading.Event()
     lost: list[str] = []
+    saves = [0] * 4
+    removed: list[str] = []
 
     def save(n: int) -> None:
         draw = random.Random(n)
@@ -747,7 +776,7 @@ def test_writers_removers_and_readers_at_once(folder: Path) -> None:
                 writer.abort()
                 continue
             writer.commit()
-            time.sleep(0.0005)  # what the index takes
+            time.sleep(0.0005)  # sleep: what the index takes
             with lock:
                 named[place[0]] = named.get(place[0], 0) + 1
             writer.release()
@@ -758,6 +787,7 @@ def test_writers_removers_and_readers_at_once(folder: Path) -> None:
                 lost.append(str(error))
             with lock:
                 named[place[0]] -= 1  # deleted again
+            saves[n] += 1
 
     def is_garbage(pack: str) -> bool:
         with lock:
@@ -766,15 +796,22 @@ def test_writers_removers_and_readers_at_once(folder: Path) -> None:
     def collect() -> None:
         while not stop.is_set():
             for pack, _ in stores[0].packs():
-                stores[1].remove(pack, lambda pack=pack: is_garbage(pack))
+                if stores[1].remove(pack, lambda pack=pack: is_garbage(pack)):
+                    removed.append(pack)
 
     threads = [threading.Thread(target=save, args=(n,)) for n in range(4)] + [threading.Thread(target=collect)]
     for thread in threads:
         thread.start()
-    time.sleep(1.0)
+
+    def is_over() -> bool:
+        is_enough = min(saves) >= 50 and len(removed) >= 5
+        return is_enough or bool(lost) or not all(thread.is_alive() for thread in threads)
+
+    wait_for(is_over, "too little happens")
     stop.set()
     for thread in threads:
         thread.join()
     assert lost == []
+    assert min(saves) >= 50
     for blobs in stores:
         blobs.close()

@@ -182,14 +182,21 @@ def test_a_function_may_change_what_it_returned(store: CheckpointManager) -> Non
 
 
 def test_order_and_results_on_demand(store: CheckpointManager) -> None:
+    has_result = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield from range(4)
+        has_result.set()  # more than four are asked for only when one of those is done
+        yield 4
+
     def slow_first(item: int) -> int:
-        time.sleep(0.3 if item == 0 else 0)
+        assert item or has_result.wait(60)
         return item
 
     with holdfast.run("r", store=store) as run:
-        out = run.map(slow_first, range(4), workers=2, order="completed")
-        assert out[-1] == 0
-        assert sorted(out) == [0, 1, 2, 3]
+        out = run.map(slow_first, items(), workers=2, order="completed")
+        assert out[0] != 0
+        assert sorted(out) == [0, 1, 2, 3, 4]
         lazy = run.map(text, iter(range(30)), collect=False)
         assert len(lazy) == 30
         assert sorted(lazy, key=int) == [str(n) for n in range(30)]
@@ -199,11 +206,19 @@ def test_order_and_results_on_demand(store: CheckpointManager) -> None:
 
 def test_slow_items_are_durable_one_by_one_and_quick_ones_share_commits(store: CheckpointManager) -> None:
     with holdfast.run("r", store=store) as run:
-        run.map(lambda _: time.sleep(0.06), range(4), name="slow", workers=1)
+        run.map(lambda _: time.sleep(0.06), range(4), name="slow", workers=1)  # sleep: how long an item takes
         run.map(lambda n: n, range(3000), name="quick", workers=1)
     batches = store.list("r", level="substep")
     assert len([c for c in batches if c.step == "slow"]) == 4
     assert len([c for c in batches if c.step == "quick"]) < 300
+
+
+def test_a_map_of_which_every_item_failed_is_explained(store: CheckpointManager) -> None:
+    with holdfast.run("r", store=store) as run:
+        run.map(fail_on_odd, [1, 3], name="m", on_error="collect")
+    assert [(step.path, step.verdict, step.reason) for step in explain(store, "r")] == [
+        ("m", "map", "0 items kept, 2 failures")
+    ]
 
 
 def test_nonsense_is_refused_before_anything_runs(store: CheckpointManager) -> None:
@@ -250,7 +265,7 @@ def check_slow_item(store: CheckpointManager, patience_s: float) -> None:
         if number == 150:
             until = time.monotonic() + patience_s
             while durable_items(store) < 150 and time.monotonic() < until:
-                time.sleep(0.02)
+                time.sleep(0.02)  # sleep: between two looks
             seen.append(durable_items(store))
         return number
 

@@ -11,6 +11,8 @@ import pytest
 import holdfast
 from holdfast import CheckpointManager, Conflict, Denied, NotFound, Paused, Validation
 from holdfast.pipeline.history import find_run, logs_of
+from holdfast.pipeline.run import Run
+from tests.waiting import Clock, wait_for
 
 
 @pytest.fixture
@@ -68,14 +70,18 @@ def test_nothing_goes_on_behind_a_denial(store: CheckpointManager) -> None:
     assert not pipeline("return").approved
 
 
-def test_an_approval_expires_from_when_it_was_first_asked(store: CheckpointManager) -> None:
+def test_an_approval_expires_from_when_it_was_first_asked(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def pipeline() -> None:
         with holdfast.run("r", store=store) as run:
-            run.approval("go", wait_s=0, expires_s=0.3)
+            run.approval("go", wait_s=0, expires_s=60)
 
-    with pytest.raises(Paused):
-        pipeline()
-    time.sleep(0.35)
+    clock = Clock(monkeypatch)
+    for _ in range(3):
+        with pytest.raises(Paused):
+            pipeline()
+        clock.advance(25)  # asked again before 60 s are over: that does not count
     with pytest.raises(Denied, match="denied by expiry"):
         pipeline()
     with pytest.raises(Conflict, match="was denied by expiry"):
@@ -83,16 +89,14 @@ def test_an_approval_expires_from_when_it_was_first_asked(store: CheckpointManag
 
 
 def test_a_decision_made_meanwhile_lets_the_run_go_on(store: CheckpointManager) -> None:
-    def decide() -> None:
-        while True:
-            try:
-                holdfast.decide(store, "r", "go", True)
-            except NotFound:
-                time.sleep(0.01)
-            else:
-                return
+    def is_decided() -> bool:
+        try:
+            holdfast.decide(store, "r", "go", True)
+        except NotFound:
+            return False
+        return True
 
-    decider = threading.Thread(target=decide)
+    decider = threading.Thread(target=wait_for, args=(is_decided, "nobody asks"))
     with holdfast.run("r", store=store) as run:
         decider.start()
         assert run.approval("go").approved
@@ -110,15 +114,29 @@ def test_signals_are_kept_and_may_come_first(store: CheckpointManager) -> None:
             assert run.signal("data") == {"rows": [1, 2]}
 
 
-def test_sleep_counts_from_the_first_time(store: CheckpointManager) -> None:
+def check_sleep(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
     with pytest.raises(Paused), holdfast.run("r", store=store) as run:
-        run.sleep(0.5, name="cool down", wait_s=0)
-    time.sleep(0.3)
-    for longest in (0.45, 0.1):
+        run.sleep(10, name="cool down", wait_s=0)
+    clock.advance(7)
+    slept = []
+    for _ in range(2):
+        clock.slept_s = 0.0
         with holdfast.run("r", store=store) as run:
-            began = time.monotonic()
-            run.sleep(0.5, name="cool down")
-            assert time.monotonic() - began < longest + 0.5  # a busy machine
+            run.sleep(10, name="cool down")
+        slept.append(round(clock.slept_s))
+    assert slept == [3, 0]  # what is left; then it is over for good
+
+
+def test_sleep_counts_from_the_first_time(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_sleep(store, monkeypatch)
+
+
+@pytest.mark.mutant
+def test_a_sleep_that_began_anew_would_be_seen(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "asked", lambda _, __, about: {**about, "asked_at": time.time()})
+    with pytest.raises(AssertionError, match=r"\[10, 0\]"):
+        check_sleep(store, monkeypatch)
 
 
 def test_progress_and_log(store: CheckpointManager) -> None:

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,8 @@ import holdfast
 from holdfast.errors import LeaseHeld, LeaseLost
 from holdfast.ports import ChunksGone, KeysChanged
 from holdfast.testing.index_suite import chunk, record, save, with_chunks
+from tests.parts import require
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from holdfast.index.postgres import PostgresIndex
@@ -306,10 +307,23 @@ def test_crashes_of_the_server_lose_and_double_nothing(postgres: Cluster, url: s
         threads = [threading.Thread(target=work, args=(f"job-{n}",)) for n in range(3)]
         for thread in threads:
             thread.start()
+
+        def wait_for_saves() -> None:
+            """Until everybody is at work again."""
+            before = {job: len(ids) for job, ids in saved.items()}
+            jobs = [f"job-{n}" for n in range(3)]
+            wait_for(
+                lambda: (
+                    all(len(saved.get(job, ())) >= before.get(job, 0) + 3 for job in jobs)
+                    or any(not thread.is_alive() for thread in threads)
+                ),
+                "nobody saves any more",
+            )
+
         for _ in range(4):
-            time.sleep(0.5)
+            wait_for_saves()
             postgres.crash()
-        time.sleep(2)
+        wait_for_saves()
         stop.set()
         for thread in threads:
             thread.join(60)
@@ -477,9 +491,8 @@ def test_commits_are_announced(url: str, index: PostgresIndex) -> None:
 
 @pytest.fixture
 def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        pytest.skip("no pgbouncer on this machine")
+    require("pgbouncer")
+    program = str(shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin"))
     folder = postgres.folder / "bouncer"
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
@@ -497,10 +510,7 @@ def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactor
     user = "postgres" if os.geteuid() == 0 else None
     process = subprocess.Popen([program, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=user)
     try:
-        deadline = time.monotonic() + 20
-        while not Path(folder, f".s.PGSQL.{port}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(Path(folder, f".s.PGSQL.{port}").exists, "pgbouncer does not start")
         yield f"postgresql://postgres@/postgres?host={folder}&port={port}"
     finally:
         process.terminate()

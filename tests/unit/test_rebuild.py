@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.errors import Validation
 from holdfast.manager import CheckpointManager
+from tests.parts import require
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
 from tests.unit.test_copying import noise
 
@@ -169,7 +170,7 @@ def lose_the_database(postgres: Cluster, blobs: str, how: dict[str, Any], run: R
 
 def test_records_whose_keys_turn_up_later(tmp_path: Path) -> None:
     """The master key was changed: the first records have their keys under the old one, the last under the new one."""
-    pytest.importorskip("cryptography")
+    require("module:cryptography")
     place, new = tmp_path / "store", bytes(range(32))
     with holdfast.open(place, key=KEY) as manager:
         first = manager.save("a", "under the old one", noise(1))

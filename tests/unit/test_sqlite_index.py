@@ -6,9 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from holdfast.errors import CheckpointError, Corrupted, StorageError, Unsupporte
 from holdfast.index import database
 from holdfast.index.sqlite import SqliteIndex
 from holdfast.testing.index_suite import record, references, save
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -108,12 +108,14 @@ def test_another_process_may_finish_the_index_while_its_format_is_read(path: str
 
 def test_many_processes_may_create_one_index_at_once(path: str) -> None:
     code = (
-        "import sys; from holdfast.index.sqlite import SqliteIndex; sys.stdin.read(1)\n"
+        "import sys; from holdfast.index.sqlite import SqliteIndex; print('ready', flush=True); sys.stdin.read(1)\n"
         "i = SqliteIndex(sys.argv[1]); print(i.store_id); i.close()"
     )
     start = [sys.executable, "-c", code, path]
     racing = [subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    time.sleep(0.5)
+    for process in racing:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
     for process in racing:
         assert process.stdin is not None
         process.stdin.write("x")
@@ -194,43 +196,59 @@ def test_the_index_finds_what_was_altered(path: str, change: str, words: str) ->
 # Threads, signals
 
 
-def hold_commits(index: SqliteIndex, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Transactions begin only once the answered event is set."""
-    gate = threading.Event()
-    begin = index._writes.begin
+class Gate:
+    """Transactions wait here until the gate is opened."""
 
-    def wait_and_begin() -> None:
-        gate.wait()
-        begin()
+    def __init__(self, index: SqliteIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        self._begin = index._writes.begin
+        monkeypatch.setattr(index._writes, "begin", self._wait_and_begin)
 
-    monkeypatch.setattr(index._writes, "begin", wait_and_begin)
-    return gate
+    def _wait_and_begin(self) -> None:
+        self.reached.set()
+        assert self._open.wait(60)
+        self._begin()
+
+    def open(self) -> None:
+        self._open.set()
 
 
-@pytest.fixture
-def interrupt() -> Iterator[Callable[[float], None]]:
-    """Raise KeyboardInterrupt in the main thread after so many seconds, as Ctrl-C does."""
+def is_queued(thread: threading.Thread) -> bool:
+    """It waits for somebody else's commit."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("groupcommit.py")
+
+
+@contextmanager
+def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
+    """Raise KeyboardInterrupt in the main thread once the condition holds, as Ctrl-C does; to be caught inside."""
 
     def raise_it(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def interrupt() -> None:
+        wait_for(condition, "the moment to interrupt does not come")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, raise_it)
-    yield lambda after_s: (signal.setitimer(signal.ITIMER_REAL, after_s), None)[1]
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGALRM, before)
 
 
-def test_an_interrupted_waiter_leaves_and_the_others_go_on(
-    index: SqliteIndex, monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[float], None]
-) -> None:
-    gate = hold_commits(index, monkeypatch)
+def test_an_interrupted_waiter_leaves_and_the_others_go_on(index: SqliteIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(index, monkeypatch)
     leader = threading.Thread(target=save, args=(index,))
     leader.start()
-    time.sleep(0.1)
-    interrupt(0.2)
-    with pytest.raises(KeyboardInterrupt):
+    assert gate.reached.wait(60)
+    with interrupted_when(lambda: is_queued(threading.main_thread())):
         save(index)
-    gate.set()
+    gate.open()
     leader.join(10)
     later = threading.Thread(target=save, args=(index,), daemon=True)
     later.start()
@@ -240,13 +258,13 @@ def test_an_interrupted_waiter_leaves_and_the_others_go_on(
 
 
 def test_an_interrupted_leader_keeps_the_interrupt_for_itself(
-    index: SqliteIndex, monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[float], None]
+    index: SqliteIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = hold_commits(index, monkeypatch)
+    gate = Gate(index, monkeypatch)
     errors: list[BaseException] = []
 
     def follow() -> None:
-        time.sleep(0.1)
+        assert gate.reached.wait(60)
         try:
             save(index)
         except BaseException as error:
@@ -254,10 +272,9 @@ def test_an_interrupted_leader_keeps_the_interrupt_for_itself(
 
     follower = threading.Thread(target=follow)
     follower.start()
-    interrupt(0.4)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_when(lambda: is_queued(follower)):
         save(index)
-    gate.set()
+    gate.open()
     follower.join(10)
     assert errors == []  # it came too late for the interrupted batch, and led the next one
     assert [c.seq for c in index.list("job")] == [1]
@@ -309,5 +326,5 @@ def test_gc_takes_its_turn_among_writers_as_they_do(
             assert seconds <= 0.001
             other.execute("ROLLBACK")
 
-        monkeypatch.setattr("holdfast.index.database.time.sleep", wait)
+        monkeypatch.setattr("holdfast.index.database.time.sleep", wait)  # sleep: of the product
         assert index.sweep(references) == (0, 0)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import holdfast
 from holdfast import CheckpointManager, Conflict, NotFound, Validation
 from holdfast.cli import cli
 from holdfast.workflow import Workflows
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -99,10 +99,12 @@ def test_a_denial_follows_the_rule(workflows: Workflows, rule: str, execution_st
 
 def test_an_approval_expires(workflows: Workflows) -> None:
     execution = workflows.start_workflow_execution("c", "release")
-    workflows.create_checkpoint(execution, "go", "agent", approval_required=True, expires_s=0.1)
-    assert [e["execution_id"] for e in workflows.list_executions("paused")] == [execution]
-    time.sleep(0.15)
+    workflows.create_checkpoint(execution, "go", "agent", approval_required=True, expires_s=0.05)
+    waits = workflows.start_workflow_execution("c", "release")
+    workflows.create_checkpoint(waits, "go", "agent", approval_required=True, expires_s=3600)
+    wait_for(lambda: bool(workflows.list_executions("failed")), "it never expires")
     assert [e["execution_id"] for e in workflows.list_executions("failed")] == [execution]
+    assert [e["execution_id"] for e in workflows.list_executions("paused")] == [waits]
     with pytest.raises(Conflict, match="was denied by expiry"):
         workflows.approve_checkpoint(execution, "go", True)
 

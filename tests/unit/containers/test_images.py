@@ -201,11 +201,11 @@ import os, socket, sys, threading, time
 os.closerange(3, 256)
 name = socket.socket(socket.AF_UNIX); name.bind("\\0holdfast-images-" + sys.argv[1]); name.listen(1)
 log = open(sys.argv[2], "a"); log.write("a line\\n"); log.flush()
-threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()  # sleep: until it is killed
 data = bytearray(os.urandom(1 << 20))
 child = os.fork()
 if child: print("ready", flush=True)
-time.sleep(600)
+time.sleep(600)  # sleep: until it is killed
 """
 
 

@@ -1,0 +1,64 @@
+"""How tests wait: for a condition, never for a time that ought to be enough.
+
+`tests/unit/test_test_rules.py` refuses every other sleep in the tests that does not say why it is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+_T = TypeVar("_T")
+
+_PAUSE_S = 0.005
+
+
+def wait_for(probe: Callable[[], _T | None], why: str, timeout_s: float = 60) -> _T:
+    """The first answer of `probe` that is neither None nor False; `why` says what is wrong when none comes.
+
+    The limit is only for what would never come: it is so long that no busy machine reaches it.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (value := probe()) is None or value is False:
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {why}"
+        time.sleep(_PAUSE_S)
+    return value
+
+
+async def wait_for_async(probe: Callable[[], _T | None], why: str, timeout_s: float = 60) -> _T:
+    """`wait_for` that lets the other tasks of its loop run."""
+    deadline = time.monotonic() + timeout_s
+    while (value := probe()) is None or value is False:
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {why}"
+        await asyncio.sleep(_PAUSE_S)
+    return value
+
+
+class Clock:
+    """The wall clock of a test that waits for nothing: who sleeps in its thread moves it on and is back at once.
+
+    `slept_s` is what was slept so. Other threads, and monotonic clocks, stay real.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept_s = 0.0
+        self._now_s = time.time()
+        self._thread = threading.current_thread()
+        self._real_sleep = time.sleep
+        monkeypatch.setattr(time, "time", lambda: self._now_s)
+        monkeypatch.setattr(time, "sleep", self._sleep)
+
+    def advance(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def _sleep(self, seconds: float) -> None:
+        if threading.current_thread() is not self._thread:
+            self._real_sleep(seconds)
+            return
+        self.slept_s += seconds
+        self.advance(seconds)
