@@ -12,9 +12,10 @@ import pytest
 import holdfast
 from tests.e2e.page_data import HOSTILE, fill_days
 from tests.e2e.page_server import served_here
+from tests.e2e.seeing import counts, has, shows
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 
@@ -28,19 +29,19 @@ def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -
             store.save("retained", f"step {n}", {"n": n}, tags={"release": ""} if n == 1 else None)
     page.goto("/jobs/retained")
     page.click("text=Retention…")
-    assert "has no policy" in page.inner_text("main")
+    shows(page, "main", "has no policy")
     page.fill("#keep_last", "4")
     page.wait_for_selector("#plan >> text=8 checkpoints go")
     page.fill("#keep_tags", "release")
     page.wait_for_selector("#plan >> text=7 checkpoints go")
     page.click("text=Why the others stay")
-    assert "tag release" in page.inner_text("#plan")
+    shows(page, "#plan", "tag release")
     page.fill("#keep_within", "soon")
     page.wait_for_selector("#plan >> text=not a duration")
     page.fill("#keep_within", "")
     page.wait_for_selector("#plan >> text=7 checkpoints go")
     page.click("button:text-is('Keep this policy')")
-    assert "kept with the job" in page.inner_text(".notice")
+    shows(page, ".notice", "kept with the job")
     assert page.input_value("#keep_last") == "4"
     with holdfast.open(known["place"]) as store:
         kept = store.jobs("retained")[0].retention
@@ -50,7 +51,7 @@ def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -
     assert "keep last 4, keep tags release" in page.locator("tr", has_text="retained").inner_text()
     page.goto("/jobs/retained/retention")
     page.click("button:text-is('Remove the policy')")
-    assert "has no policy" in page.inner_text("main")
+    shows(page, "main", "has no policy")
     with holdfast.open(known["place"]) as store:
         assert store.jobs("retained")[0].retention is None
         assert store.jobs("retained")[0].checkpoints == 12  # nothing was applied
@@ -58,8 +59,8 @@ def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -
 
 def test_a_hostile_policy_is_text(page: Page) -> None:
     page.goto(f"/jobs/train-resnet/retention?keep_tags={HOSTILE}&keep_last=-1&min_per_level=step%3Dx")
-    assert page.locator("main script, main img").count() == 0
-    assert "is no number" in page.inner_text("#plan")
+    counts(page, "main script, main img", 0)
+    shows(page, "#plan", "is no number")
 
 
 def test_a_policy_is_applied_once_it_is_confirmed(page_of: PageOf) -> None:
@@ -75,14 +76,14 @@ def test_a_policy_is_applied_once_it_is_confirmed(page_of: PageOf) -> None:
     page.click("#apply >> text=Cancel")
     page.click("text=Delete these now…")
     page.click("#apply button:text-is('Delete now')")
-    assert "7 checkpoints deleted" in page.inner_text(".notice")
+    shows(page, ".notice", "7 checkpoints deleted")
     with holdfast.open(place) as store:
         assert [c.seq for c in store.list("one")] == [1, 5, 6]
         assert [c.seq for c in store.list("two")] == [5, 6]
     page.goto("/jobs/one/retention?keep_last=1")
     page.click("text=Delete it now…")
     page.click("#apply button:text-is('Delete now')")
-    assert page.locator(".commit").count() == 2
+    counts(page, ".commit", 2)
 
 
 # --- storage ---
@@ -94,11 +95,12 @@ def test_storage_shows_growth_as_it_happens_and_what_gc_would_free(page: Page, k
         data = store.save("to-free", "step", {"data": b"x1" * 100_000 + bytes(range(256)) * 400})
     page.goto("/storage")
     assert page.locator(".spans [aria-current]").inner_text() == "month"
-    assert page.locator("svg.bars g").count() >= 28
-    assert "grows" in page.inner_text(".legend")
+    has(page, "svg.bars g", at_least=28)
+    shows(page, ".legend", "grows")
     assert page.locator(".card", has_text="Compression").inner_text().splitlines()[1].endswith("×")
     page.click(".spans >> text=hour")
-    assert page.locator("svg.bars g").count() >= 1
+    shows(page, ".spans [aria-current]", "hour")
+    has(page, "svg.bars g", at_least=1)
     page.wait_for_selector("#live.on")
     with holdfast.open(known["place"]) as store:
         store.save("grew-just-now", "step", {"text": "new " * 1000})
@@ -153,20 +155,20 @@ def test_all_that_failed_is_retried_with_a_button(page_of: PageOf) -> None:
     with pytest.raises(ValueError, match="rows are missing"):
         runner.run("stops")
     page.goto("/runs/orders")
-    assert "2 of its items failed; 18 are kept" in page.inner_text(".resume")
+    shows(page, ".resume", "2 of its items failed; 18 are kept")
     page.locator(".cell.failed").first.click()
-    assert HOSTILE in page.inner_text(".notice.bad")
+    shows(page, ".notice.bad", HOSTILE)
     page.go_back()
     runner.heals = True
     page.click("button:text-is('Retry all 2 failed')")
-    assert "was resumed" in page.inner_text(".notice")
-    assert page.locator(".cell.failed").count() == 0
-    assert page.locator(".cell.done").count() == 20
-    assert page.locator(".resume").count() == 0
+    shows(page, ".notice", "was resumed")
+    counts(page, ".cell.failed", 0)
+    counts(page, ".cell.done", 20)
+    counts(page, ".resume", 0)
     page.goto("/runs/stops")
-    assert "check ValueError: rows are missing" in page.inner_text(".resume")
+    shows(page, ".resume", "check ValueError: rows are missing")
     page.click(".steps >> text=Traceback")
-    assert "rows are missing" in page.inner_text(".steps pre")
+    shows(page, ".steps pre", "rows are missing")
     page.click("button:text-is('Resume and retry 2 failed')")
     page.wait_for_selector("h1 >> text=completed")
     assert runner.calls == ["orders", "stops"]
@@ -185,9 +187,9 @@ def test_a_checkpoint_is_restored_downloaded_and_its_job_copied(page_of: PageOf)
         store.save("job", "two", {"n": 2})
     page.goto(f"/checkpoints/{first}")
     page.click("text=Restore…")
-    assert f"holdfast restore job {first}" in page.inner_text("#restore")
+    shows(page, "#restore", f"holdfast restore job {first}")
     page.click("#restore button.primary")
-    assert "was resumed from here" in page.inner_text(".notice")
+    shows(page, ".notice", "was resumed from here")
     assert Takes.calls == [("job", {"n": 1})]
     with page.expect_download() as loaded:
         page.click("text=Download")
@@ -196,7 +198,8 @@ def test_a_checkpoint_is_restored_downloaded_and_its_job_copied(page_of: PageOf)
     page.click("text=Copy…")
     page.fill("#new-job", "job-2")
     page.click("#copy button.primary")
-    assert page.locator(".commit").count() == 2
+    page.wait_for_url("**/jobs/job-2")
+    counts(page, ".commit", 2)
     with holdfast.open(place) as store:
         assert store.restore("job-2") == {"n": 2}
 
@@ -211,13 +214,13 @@ def test_a_refusal_of_the_runner_is_told(page_of: PageOf) -> None:
     runner.run("orders")
     page.goto("/runs/orders")
     page.click("button:text-is('Retry all 2 failed')")
-    assert "refused to resume orders" in page.inner_text("main")
+    shows(page, "main", "refused to resume orders")
 
 
 def test_without_a_runner_the_command_is_there_to_be_copied(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto("/runs/import-orders")
-    assert "convert" in page.inner_text(".resume")
+    shows(page, ".resume", "convert")
     page.click(".resume >> text=Copy")
     page.wait_for_selector(".resume >> text=Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "holdfast runs resume import-orders"
@@ -249,23 +252,70 @@ def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> Non
         page.wait_for_selector(".steps >> text=second")
         go_on[1].set()
         page.wait_for_selector("h1 >> text=completed")
-        assert page.locator("#working").count() == 0
-        assert page.locator(".steps svg.span").count() == 2
+        counts(page, "#working", 0)
+        counts(page, ".steps svg.span", 2)
     finally:
         for event in go_on:
             event.set()
         thread.join()
 
 
-def test_what_is_unfolded_stays_so_while_the_page_follows(page: Page, known: dict[str, str]) -> None:
-    page.goto("/runs/nightly-tiles")
-    page.locator("details:has-text('tile 5 has no data') summary").first.click()
+def say(place: str, run: str, text: str) -> None:
+    """Something happens to a run that has ended: a page of it refreshes."""
+    with holdfast.open(place) as store, store.lease(run) as lease:
+        store.save(run, "log", "", tags={"kind": "log"}, metadata={"kind": "log", "text": text}, lease=lease)
+
+
+@pytest.mark.parametrize(("run", "element"), [("nightly-tiles", ".failure"), ("import-orders", ".steps details")])
+@pytest.mark.parametrize("moment", ["before", "while it comes", "after"])
+def test_what_is_unfolded_stays_so_while_the_page_follows(
+    page: Page, known: dict[str, str], run: str, element: str, moment: str
+) -> None:
+    """Unfolded before the page asks for what is new, while the answer is under way, or when it has come."""
+    page.goto(f"/runs/{run}")
     page.wait_for_selector("#live.on")
-    with holdfast.open(known["place"]) as store, store.lease("nightly-tiles") as lease:
-        about = {"kind": "log", "text": "said later"}
-        store.save("nightly-tiles", "log", "", tags={"kind": "log"}, metadata=about, lease=lease)
-    page.wait_for_selector(".log >> text=said later")
-    assert page.locator("details[open] pre").first.is_visible()
+    part = page.locator(element).last
+    if moment == "before":
+        part.locator("summary").click()
+        say(known["place"], run, f"said {moment}")
+    elif moment == "while it comes":
+        held: list[Route] = []
+        is_open = False
+        page.route(f"**/runs/{run}", lambda route: route.continue_() if is_open else held.append(route))
+        with page.expect_request(f"**/runs/{run}"):
+            say(known["place"], run, f"said {moment}")
+        part.locator("summary").click()
+        is_open = True
+        for route in held:
+            route.continue_()
+    else:
+        say(known["place"], run, f"said {moment}")
+    page.wait_for_selector(f".log >> text=said {moment}")
+    if moment == "after":
+        part.locator("summary").click()
+        say(known["place"], run, "said at last")
+        page.wait_for_selector(".log >> text=said at last")
+    shows(part, "pre", "Error")
+
+
+def test_failures_stand_in_the_order_in_which_they_happened(page_of: PageOf) -> None:
+    """Of two workers either may be the first to fail: what is unfolded is the one that was clicked."""
+    page, place = page_of(object())
+    has_failed = threading.Event()
+
+    def fail(n: int) -> None:
+        if n == 0:
+            assert has_failed.wait(30)
+        has_failed.set()
+        raise ValueError(f"item {n}")
+
+    with holdfast.open(place) as store, holdfast.run("r", store=store, progress=False, signals=False) as run:
+        run.map(fail, range(2), workers=2, name="m", key=str, on_error="collect")
+    page.goto("/runs/r")
+    for n in range(2):
+        failure = page.locator("details.failure", has_text=f"item {n}")
+        failure.locator("summary").click()
+        shows(failure, "pre", f"ValueError: item {n}")
 
 
 # --- comparing ---
@@ -277,20 +327,20 @@ def test_a_checkpoint_is_compared_with_a_job_as_it_goes_on(page: Page, known: di
     page.goto("/jobs/live-job")
     page.locator("input[name=id]").check()
     page.click("text=Compare with the newest, live")
-    assert "This is the newest checkpoint" in page.inner_text("#comparison")
+    shows(page, "#comparison", "This is the newest checkpoint")
     page.wait_for_selector("#live.on")
     with holdfast.open(known["place"]) as store:
         store.save("live-job", "two", {"n": 2, "text": "a long text\n" * 29 + "another\n"})
     page.wait_for_selector(".changes >> text=another")
-    assert page.locator(".text-diff .plus").count() == 1
+    counts(page, ".text-diff .plus", 1)
     page.click("text=Compare with a live job…")
     page.fill("#live-job", "train-resnet")
     page.click("#other button.primary")
-    assert "newest of train-resnet, live" in page.inner_text(".sides")
+    shows(page, ".sides", "newest of train-resnet, live")
     page.goto(f"/checkpoints/{known['old']}")
     page.click("text=Compare…")
     page.click("text=With the newest of this job, live")
-    assert "newest of weekly-report" in page.inner_text(".sides")
+    shows(page, ".sides", "newest of weekly-report")
 
 
 def test_a_new_branch_is_drawn_through_what_was_loaded(page: Page, known: dict[str, str]) -> None:
@@ -305,9 +355,9 @@ def test_a_new_branch_is_drawn_through_what_was_loaded(page: Page, known: dict[s
         store.save("long", "went on", {"n": 130}, parent=ids[-1])
     page.wait_for_selector("#rows-newest >> text=went on")
     page.locator("#rows-31 .line.lane-1").first.wait_for(state="attached")
-    assert page.locator(".commit").count() == 132
-    assert page.locator(f"[id='c-{ids[10]}'] .line.lane-1").count() == 1  # where it branches off
-    assert page.locator(f"[id='c-{ids[9]}'] .line.lane-1").count() == 0
+    counts(page, ".commit", 132)
+    counts(page, f"[id='c-{ids[10]}'] .line.lane-1", 1)  # where it branches off
+    counts(page, f"[id='c-{ids[9]}'] .line.lane-1", 0)
 
 
 # --- when something is wrong, or missing ---
@@ -322,7 +372,7 @@ def test_what_cannot_be_loaded_says_so_where_it_would_be(page: Page, known: dict
     page.click("summary:has-text('inside')")
     page.wait_for_selector(".tree .notice.bad >> text=not found")
     page.goto("/jobs/goes")
-    assert "no checkpoints left" in page.inner_text("#history")
+    shows(page, "#history", "no checkpoints left")
     page.wait_for_selector("#live.on")
     with holdfast.open(known["place"]) as store:
         store.save("goes", "comes again", 1)
@@ -340,7 +390,7 @@ def test_a_service_that_does_not_answer_is_told(page_of: PageOf) -> None:
     page.route("**/level*", lambda route: route.abort())
     page.click("summary:has-text('inside')")
     page.wait_for_selector(".alarm >> text=does not answer")
-    assert "could not be loaded" in page.inner_text(".tree")
+    shows(page, ".tree", "could not be loaded")
 
 
 def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dict[str, str]) -> None:
@@ -351,16 +401,16 @@ def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dic
     page = context.new_page()
     page.goto("/jobs/plain")
     page.click("text=Older")
-    assert page.locator(".commit").count() == 1
+    counts(page, ".commit", 1)
     page.goto("/jobs/plain/retention")
     page.fill("#keep_last", "99")
     page.click("button:text-is('Preview')")
-    assert "2 checkpoints go" in page.inner_text("#plan")
+    shows(page, "#plan", "2 checkpoints go")
     page.goto("/jobs/weekly-report")
     for box in page.locator("input[name=id]").all():
         box.check()
     page.click("[data-needs='2']")
-    assert page.locator(".changes li").count() >= 4
+    has(page, ".changes li", at_least=4)
     context.close()
 
 

@@ -55,6 +55,11 @@ class StepHistory:
     items: int = 0
     failed_items: int = 0
 
+    @property
+    def is_map(self) -> bool:
+        """Its records are of items, perhaps of failed ones only; it has no result of its own."""
+        return not self.results and (self.items > 0 or not self.failures)
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -173,7 +178,7 @@ def explain(
     session = find_run(store, key).sessions
     ran, reused, has_ended = _session_lists(store, key, session)
     steps = steps_of(store, key) if steps is None else steps
-    maps = {show(path) for path, history in steps.items() if history.items and not history.results}
+    maps = {show(path) for path, history in steps.items() if history.is_map}
     whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
     explanations = []
     for path, history in steps.items():
