@@ -812,23 +812,23 @@ class TestArrow:
             pass
 
 
-@pytest.mark.parametrize("library", ["numpy", "pandas", "polars", "pyarrow"])
-def test_loading_imports_only_what_the_tree_needs(library):
-    module = library(library)
+@pytest.mark.parametrize("name", ["numpy", "pandas", "polars", "pyarrow"])
+def test_loading_imports_only_what_the_tree_needs(name):
+    module = library(name)
     value = {
         "numpy": lambda: module.arange(3),
         "pandas": lambda: module.Series([1, 2]),
         "polars": lambda: module.DataFrame({"a": [1]}),
         "pyarrow": lambda: module.table({"a": [1]}),
-    }[library]()
+    }[name]()
     program = f"""
         import sys
         from holdfast import codec
         codec.decode({codec.encode(value).tree!r}, None.__class__)
-        assert {library!r} in sys.modules
+        assert {name!r} in sys.modules
         known = {{"numpy", "torch", "pandas", "polars", "pyarrow", "pydantic", "msgspec"}}
         assert "torch" not in sys.modules and "pydantic" not in sys.modules
-        if {library!r} == "numpy":
+        if {name!r} == "numpy":
             assert known & sys.modules.keys() == {{"numpy"}}
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
