@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.ports import Blobs, BlobWriter, Index
+from tests.parts import require
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 
 HERE = Path(__file__).parent
 PORTS = {"plain": Index, "sealed": Index, "blobs": Blobs, "writer": BlobWriter}

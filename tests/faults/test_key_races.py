@@ -18,10 +18,11 @@ import holdfast
 from holdfast.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost
 from holdfast.model import Lease
 from holdfast.ports import KEYS
+from tests.parts import require
 from tests.torture.mutants import applied
 from tests.torture.races import Background, Gate, gate_after, gate_before
 
-pytest.importorskip("cryptography")
+require("module:cryptography")
 pytestmark = pytest.mark.faults
 
 Manager = holdfast.CheckpointManager
