@@ -14,7 +14,7 @@ from .index.files import INSIDE, FilesIndex, make_folder
 from .index.sqlite import SqliteIndex
 from .jsonview import to_json_view
 from .manifest import Entry, parse_manifest
-from .model import CheckpointId
+from .model import CheckpointId, Event
 from .ports import ENVELOPE
 from .store import Store
 
@@ -85,6 +85,8 @@ class KeptMemory(Store):
         self._is_kept = False
         try:
             Copying(kept, self, actor="holdfast").copy()
+            newest = self.index.events(limit=1, newest=True)
+            self._opened_at = newest[0].id if newest else 0  # the event up to which memory is what was kept
         except BaseException:
             self._is_kept = True
             kept.close()
@@ -99,16 +101,15 @@ class KeptMemory(Store):
     def close(self) -> None:
         """Bring the directory up to the memory. A process that is killed before keeps nothing.
 
-        What was deleted here goes there too; what others saved there meanwhile is theirs (I3). If it fails, both stay
-        open, and the next call goes on with it.
+        Only what was done here goes there: what others saved or deleted there meanwhile stays so (I3). If it fails,
+        both stay open, and the next call goes on with it.
         """
         if self._is_kept:
             return
         try:
-            Copying(self, self._kept, actor="holdfast").copy()
-            deleting, position = Copying(self, self._kept, mirror=True, actor="holdfast"), 0
+            copying, position = Copying(self, self._kept, mirror=True, actor="holdfast"), self._opened_at
             while events := self.index.events(position, _PAGE):
-                deleting.replay([event for event in events if event.action == "delete"])
+                copying.replay([event for event in events if self._is_ours(event)])
                 position = events[-1].id
         except NoSpace as error:
             raise NoSpace(
@@ -117,3 +118,8 @@ class KeptMemory(Store):
         self._is_kept = True
         self._kept.close()
         super().close()
+
+    def _is_ours(self, event: Event) -> bool:
+        """A change of what others have deleted meanwhile must not bring it back."""
+        is_change = event.checkpoint is not None and event.action not in ("save", "delete")
+        return not is_change or self._kept.knows(event.checkpoint or "")

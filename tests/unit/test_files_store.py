@@ -263,6 +263,21 @@ def test_memory_that_is_kept_deletes_only_what_was_deleted_in_it(tmp_path: Path)
         assert [c.id for c in store.list("job")] == [second, third]
 
 
+def test_memory_that_is_kept_brings_nothing_back_that_others_deleted(place: Path) -> None:
+    with holdfast.open(f"memory:{place}") as store:
+        deleted, other = store.save("job", "a", {"n": 1}), store.save("job", "b", {"n": 2})
+    stale = holdfast.open(f"memory:{place}")
+    with holdfast.open(f"memory:{place}") as store:
+        store.delete("job", deleted)
+    stale.tag(deleted, seen="yes")  # changing it is no reason either
+    stale.tag(other, seen="yes")
+    saved = stale.save("job", "c", {"n": 3})
+    stale.close()
+    with holdfast.open(place) as store:
+        assert [c.id for c in store.list("job")] == [other, saved]
+        assert store.get(other).tags == {"seen": "yes"}
+
+
 def test_memory_that_is_kept_is_not_shared_with_processes(place: Path) -> None:
     with (
         pytest.raises(Validation, match="cannot be shared with processes"),

@@ -67,7 +67,10 @@ class PostgresWrites(PostgresTransaction):
         else:
             job_no = job[0]
             seq = new.seq or job[1] + 1
-            if new.seq and self._one('SELECT 1 FROM holdfast.checkpoint WHERE "row" = %s', job_no << SEQ_BITS | seq):
+            place = job_no << SEQ_BITS | seq
+            if new.seq and (holder := self._one('SELECT id FROM holdfast.checkpoint WHERE "row" = %s', place)):
+                if holder[0] == new.id:  # another copy has brought this very one
+                    raise IdTaken
                 raise Conflict(f"job {new.job} has a checkpoint number {seq}", hint="give another number, or none")
             self._do(
                 "UPDATE holdfast.job SET last_seq = greatest(last_seq, %s), checkpoints = checkpoints + 1, "

@@ -73,7 +73,10 @@ class Writes(Transactions):
         else:
             job_no, last_seq = job[:2]
             seq = new.seq or last_seq + 1
-            if new.seq and db.execute("SELECT 1 FROM checkpoint WHERE row = ?", (job_no << SEQ_BITS | seq,)).fetchone():
+            place = (job_no << SEQ_BITS | seq,)
+            if new.seq and (holder := db.execute("SELECT id FROM checkpoint WHERE row = ?", place).fetchone()):
+                if holder[0] == new.id:  # another copy has brought this very one
+                    raise IdTaken
                 raise Conflict(f"job {new.job} has a checkpoint number {seq}", hint="give another number, or none")
             is_new_job = False
         row = job_no << SEQ_BITS | seq

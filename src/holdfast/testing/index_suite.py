@@ -53,6 +53,14 @@ class IndexSuite(IndexCareSuite):
             save(index, record(seq=7))
         assert [c.seq for c in index.list("job")] == [7]
 
+    def test_the_same_record_again_is_an_id_that_is_taken(self, index: Index) -> None:
+        """Two copies into one store bring the same checkpoint: that it has its number already is no conflict."""
+        again = record(seq=7)
+        save(index, again)
+        with pytest.raises(IdTaken):
+            save(index, again)
+        assert [c.seq for c in index.list("job")] == [7]
+
     def test_all_records_or_none(self, index: Index) -> None:
         taken = save(index)[0]
         before = index.events()
