@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.waiting import wait_for
 
@@ -36,6 +37,51 @@ def s3_server(folder: Path) -> Iterator[str]:
         server.wait(30)
 
 
+class Server:
+    """A server that can be killed and started again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process, self.address = _start(folder)
+        self._command = self._process.args
+
+    def restart(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for _ in range(5):  # its ports may not be free at once
+            self._process = _run(self._command, self._folder)
+            if _is_up(f"{self.address}/healthz", self._process) and self._is_writable():
+                return
+            self.stop()
+        raise RuntimeError(f"the S3 server did not start again:\n{_log(self._folder)}")
+
+    def _is_writable(self) -> bool:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                _make_bucket(self.address)
+            except Exception:
+                time.sleep(0.1)
+            else:
+                return True
+        return False
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def restartable_server(folder: Path) -> Iterator[Server]:
+    """A server with one bucket, whose data lies in `folder`."""
+    server = Server(folder)
+    try:
+        _make_bucket(server.address)
+        yield server
+    finally:
+        server.stop()
+
+
 def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     for _ in range(3):  # somebody else may take a port between finding it free and using it
         server, address = _start_once(folder)
@@ -43,7 +89,11 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
             return server, address
         server.kill()
         server.wait()
-    raise RuntimeError(f"the S3 server did not start:\n{(folder / 'weed.log').read_text(errors='replace')[-3000:]}")
+    raise RuntimeError(f"the S3 server did not start:\n{_log(folder)}")
+
+
+def _log(folder: Path) -> str:
+    return (folder / "weed.log").read_text(errors="replace")[-3000:]
 
 
 def _start_once(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
@@ -54,13 +104,16 @@ def _start_once(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
     options += [f"-{name}.port.grpc={port}" for name, port in zip(names, ports[len(names) :], strict=True)]
     quiet = ["-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    with open(folder / "weed.log", "wb") as log:
-        server = subprocess.Popen(
-            [program, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *quiet, *options],
-            stdout=log, stderr=log, cwd=folder,
+    command = [program, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *quiet, *options]
+    return _run(command, folder), f"http://127.0.0.1:{ports[0]}"
+
+
+def _run(command: Any, folder: Path) -> subprocess.Popen[bytes]:
+    with open(folder / "weed.log", "ab") as log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=folder,
             env={**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET},
         )  # fmt: skip
-    return server, f"http://127.0.0.1:{ports[0]}"
 
 
 def environment(address: str) -> dict[str, str]:

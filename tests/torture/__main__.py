@@ -27,6 +27,7 @@ NAMES = (
     "training",
     "copies",
     "rekey",
+    "histories",
     "containers",
     "shim",
     "node",
@@ -46,6 +47,11 @@ def main() -> int:
         "names", nargs="*", choices=[*NAMES, []], metavar="name", help=f"of {', '.join(NAMES)}; default: all"
     )
     parser.add_argument("--minutes", type=float, default=10, help="for each (default: 10)")
+    parser.add_argument("--seed", type=int, help="of histories: the first one (default: another each time)")
+    parser.add_argument("--seeds", type=int, help="of histories: how many (default: as many as there is time for)")
+    parser.add_argument(
+        "--kind", help="of histories: dir, files, memory, postgres, postgres+s3, http; dir+key: encrypted"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the stores of what failed")
     chosen = parser.parse_args()
     rows: list[tuple[str, float, str]] = []
@@ -55,14 +61,14 @@ def main() -> int:
         start = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{name}-"))
         try:
-            numbers = _run(name, chosen.minutes, folder)
+            numbers = _run(name, chosen, folder)
             result = ", ".join(f"{key} {value:,.0f}" for key, value in numbers.items())
         except AssertionError as error:
             failed = True
-            result = f"FAILED: {error}" + (f"\n  kept in {folder}" if chosen.keep else "")
+            result = f"FAILED: {error}" + (f"\n  kept in {folder}" if chosen.keep or name == "histories" else "")
         rows.append((name, time.monotonic() - start, result))
         print(f"  {result}", flush=True)
-        if not (failed and chosen.keep):
+        if not (result.startswith("FAILED") and (chosen.keep or name == "histories")):
             shutil.rmtree(folder, ignore_errors=True)
     width = max(len(name) for name, _, _ in rows)
     print(f"\n{'':{width}}  {'seconds':>8}")
@@ -71,12 +77,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run(name: str, minutes: float, folder: Path) -> dict[str, float]:
+def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float]:
     if name == "model":
-        return _model(minutes)
+        return _model(chosen.minutes)
     if name == "mutants":
         return _mutants()
-    numbers: dict[str, float] = importlib.import_module(f"tests.torture.{name}").torture(minutes, folder)
+    options = {"seed": chosen.seed, "seeds": chosen.seeds, "kind": chosen.kind} if name == "histories" else {}
+    module = importlib.import_module(f"tests.torture.{name}")
+    numbers: dict[str, float] = module.torture(chosen.minutes, folder, **options)
     return numbers
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import holdfast
 
@@ -28,11 +28,17 @@ _context.set_forkserver_preload(["tests.torture.preload"])
 Report = Callable[..., None]
 
 
+class Notes(Protocol):
+    """Takes in what a child says, and when."""
+
+    def note(self, message: tuple[Any, ...], moment: float = 0) -> None: ...
+
+
 class Child:
     """A process that runs `work(report, connection, *args)`. What it reports goes to the ledger."""
 
-    def __init__(self, work: Callable[..., None], *args: object, mutant: str = "", ledger: Ledger | None = None):
-        self.ledger = Ledger() if ledger is None else ledger
+    def __init__(self, work: Callable[..., None], *args: object, mutant: str = "", ledger: Notes | None = None):
+        self.ledger: Notes = Ledger() if ledger is None else ledger
         self.connection, theirs = _context.Pipe()
         self.process = _context.Process(target=_run, args=(theirs, mutant, work, args), daemon=True)
         self.process.start()
@@ -59,7 +65,7 @@ class Child:
         """One message, noted; None when the child has ended."""
         try:
             moment, message = self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # a message that a kill cut off was not said
             self.is_ended = True
             return None
         self.ledger.note(message, moment)

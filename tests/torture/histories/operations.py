@@ -1,0 +1,414 @@
+"""Everything a worker can ask of a store, each call told before and after."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import holdfast
+
+from . import values
+from .worker import Worker, add_key
+
+LEASE_S = 0.3
+RETAINED = "retained"  # the job whose policy keeps this many
+RETAINED_KEEP = 4
+_KEYS = 4  # idempotency keys of a job at a time
+_PARTS = {"small": "numbers", "inline": "blob", "packed": "blob", "tree": "rows", "arrays": "bias"}
+
+
+def choose(worker: Worker) -> None:
+    """One operation, or a few that belong together."""
+    possible = [(operation, weight) for operation, weight in _WEIGHTS if _is_possible(worker, operation)]
+    operation = worker.draw.choices([o for o, _ in possible], [w for _, w in possible])[0]
+    operation(worker)
+
+
+def _is_possible(worker: Worker, operation: Callable[[Worker], None]) -> bool:
+    access = worker.access
+    if operation in (copy_to, follow_to):  # a copy may have what memory lost, and is right to refuse what came after
+        return not access.is_remote and not access.owns_jobs
+    if operation is rekey:
+        return access.changes_master
+    if operation is rewrite:
+        return bool(access.keys) and not access.is_remote
+    if operation is fenced:
+        return not access.owns_jobs
+    return True
+
+
+def _job(worker: Worker) -> str:
+    own = f"own-{worker.slot}"
+    if worker.access.owns_jobs:
+        return worker.draw.choice((own, f"other-{worker.slot}"))
+    return worker.draw.choice((own, "common-0", "common-0", "common-1", RETAINED, "leased-0"))
+
+
+def _some(worker: Worker, job: str | None = None) -> list[holdfast.Checkpoint]:
+    """Checkpoints of a job, as listed now; [] when the listing was refused."""
+    job = job or _job(worker)
+    listed: list[holdfast.Checkpoint] = []
+
+    def call() -> dict[str, Any]:
+        listed.extend(worker.store.list(job))
+        return {"seen": [worker.seen(c) for c in listed]}
+
+    worker.do("list", call, job=job)
+    return listed
+
+
+def _one(worker: Worker, job: str | None = None) -> holdfast.Checkpoint | None:
+    listed = _some(worker, job)
+    return worker.draw.choice(listed) if listed else None
+
+
+def _new(worker: Worker) -> tuple[str, int]:
+    kinds = [k for k in values.KINDS if k != "files" or worker.access.keeps_files]
+    return worker.draw.choice(kinds), worker.draw.randrange(10**9)
+
+
+def _right(worker: Worker, state: object, checkpoint: holdfast.Checkpoint, only: str | None = None) -> None:
+    if wrong := values.difference(state, checkpoint, only=only):
+        worker.failed(wrong)
+
+
+# Saving
+
+
+def save(worker: Worker, lease: holdfast.Lease | None = None, job: str | None = None) -> dict[str, Any] | None:
+    job = job or _job(worker)
+    kind, seed = _new(worker)
+    mark = f"{worker.name}.{seed}"
+    state = values.make(kind, seed, worker.scratch)
+
+    def call() -> dict[str, Any]:
+        tags = {"worker": worker.name} if worker.draw.random() < 0.3 else None
+        about = values.about(kind, seed, mark)
+        return {"id": str(worker.store.save(job, f"step {kind}", state, tags=tags, metadata=about, lease=lease))}
+
+    return worker.do("save", call, job=job, mark=mark, token=lease.token if lease else None)
+
+
+def save_any(worker: Worker) -> None:
+    save(worker)
+
+
+def save_async(worker: Worker) -> None:
+    """Several at once; those of one job are numbered in this order."""
+    job, pending = _job(worker), []
+    for _ in range(worker.draw.randint(2, 4)):
+        kind, seed = _new(worker)
+        mark = f"{worker.name}.{seed}"
+        state = values.make(kind, seed, worker.scratch)
+        number = worker.begin("save", job=job, mark=mark, follows=pending[-1][0] if pending else None)
+        try:
+            pending.append(
+                (number, worker.store.save_async(job, "later", state, metadata=values.about(kind, seed, mark)))
+            )
+        except Exception as error:
+            worker.refused(number, error)
+    for number, save_ in pending:
+        try:
+            worker.end(number, id=str(save_.result()))
+        except Exception as error:
+            worker.refused(number, error)
+
+
+def save_keyed(worker: Worker) -> None:
+    """The same key always comes with the same request: whoever repeats it gets the first ID."""
+    job = _job(worker)
+    key = f"key-{worker.draw.randrange(_KEYS)}"
+    mark = f"{job}.{key}"
+    kind, seed = ("packed" if key == "key-0" else "small"), sum(mark.encode())
+
+    def call() -> dict[str, Any]:
+        state = values.make(kind, seed, worker.scratch)
+        saved = worker.store.save(job, "keyed", state, metadata=values.about(kind, seed, mark), idempotency_key=key)
+        return {"id": str(saved)}
+
+    worker.do("save", call, job=job, mark=mark, key=key)
+
+
+def load_by_key(worker: Worker) -> None:
+    job, key = _job(worker), f"key-{worker.draw.randrange(_KEYS)}"
+
+    def call() -> dict[str, Any]:
+        answer = worker.store.load_by_key(job, key)
+        if answer is None:
+            return {"id": None}
+        _right(worker, answer[1], answer[0])
+        return {"id": str(answer[0].id), "seen": [worker.seen(answer[0])]}
+
+    worker.do("by_key", call, job=job, key=key)
+
+
+def branch(worker: Worker) -> None:
+    source = _one(worker)
+    if source is None:
+        return
+    job = source.job if source.job != RETAINED else f"own-{worker.slot}"
+
+    def call() -> dict[str, Any]:
+        made, state = worker.store.resume_from(source.id, job)
+        _right(worker, state, made)
+        return {"id": str(made.id), "seen": [worker.seen(made)]}
+
+    worker.do("branch", call, id=str(source.id), job=job, mark=str(source.metadata["mark"]))
+
+
+def copy_job(worker: Worker) -> None:
+    job = f"own-{worker.slot}"
+    new_job = f"copy-{worker.slot}"
+
+    def call() -> dict[str, Any]:
+        copies = worker.store.copy(job, new_job)
+        return {"ids": [str(c.id) for c in copies], "seen": [worker.seen(c) for c in copies]}
+
+    worker.do("copy_job", call, source=job, job=new_job)
+
+
+# Reading
+
+
+def get(worker: Worker) -> None:
+    if chosen := _one(worker):
+        worker.do("get", lambda: {"seen": [worker.seen(worker.store.get(chosen.id))]}, id=str(chosen.id))
+
+
+def exists(worker: Worker) -> None:
+    if chosen := _one(worker):
+        worker.do("exists", lambda: {"exists": worker.store.exists(chosen.id)}, id=str(chosen.id))
+
+
+def load(worker: Worker) -> None:
+    if chosen := _one(worker):
+
+        def call() -> dict[str, Any]:
+            _right(worker, worker.store.load(chosen.id), chosen)
+            return {}
+
+        worker.do("load", call, id=str(chosen.id))
+
+
+def load_part(worker: Worker) -> None:
+    chosen = _one(worker)
+    part = _PARTS.get(str(chosen.metadata["kind"])) if chosen else None
+    if chosen and part:
+
+        def call() -> dict[str, Any]:
+            _right(worker, worker.store.load(chosen.id, only=part), chosen, only=part)
+            return {}
+
+        worker.do("load", call, id=str(chosen.id), only=part)
+
+
+def load_latest(worker: Worker) -> None:
+    job = _job(worker)
+
+    def call() -> dict[str, Any]:
+        answer = worker.store.load_latest(job)
+        if answer is None:
+            return {"latest": None}
+        _right(worker, answer[1], answer[0])
+        return {"latest": answer[0].seq, "seen": [worker.seen(answer[0])]}
+
+    worker.do("latest", call, job=job)
+
+
+def restore(worker: Worker) -> None:
+    if chosen := _one(worker):
+
+        def call() -> dict[str, Any]:
+            _right(worker, worker.store.restore(chosen.job, chosen.id), chosen)
+            return {}
+
+        worker.do("restore", call, id=str(chosen.id))
+
+
+def diff(worker: Worker) -> None:
+    listed = _some(worker)
+    if len(listed) > 1:
+        a, b = worker.draw.sample(listed, 2)
+
+        def call() -> dict[str, Any]:
+            worker.store.diff(a.id, b.id)
+            return {}
+
+        worker.do("diff", call, id=str(a.id), other=str(b.id))
+
+
+def look(worker: Worker) -> None:
+    """Numbers, jobs and events: nothing to compare with, but no error either, and events come in order."""
+
+    def call() -> dict[str, Any]:
+        worker.store.stats()
+        worker.store.jobs()
+        numbers = [event.id for event in worker.store.events(newest=True, limit=50)]
+        if numbers != sorted(set(numbers)):
+            worker.failed(f"events out of order: {numbers}")
+        return {}
+
+    worker.do("look", call)
+
+
+# Changing
+
+
+def delete(worker: Worker) -> None:
+    if chosen := _one(worker):
+        deleted = {"job": chosen.job, "id": str(chosen.id)}
+        worker.do("delete", lambda: {"deleted": worker.store.delete(chosen.job, chosen.id)}, **deleted)
+
+
+def cleanup(worker: Worker) -> None:
+    job, keep = _job(worker), worker.draw.randint(2, 8)
+    worker.do("cleanup", lambda: {"count": worker.store.cleanup(job, keep_last=keep)}, job=job, keep=keep)
+
+
+def retain(worker: Worker) -> None:
+    job, keep = _job(worker), worker.draw.randint(2, 8)
+
+    def call() -> dict[str, Any]:
+        plan = worker.store.apply(holdfast.RetentionPolicy(keep_last=keep), job=job, dry_run=False)
+        return {"ids": [str(c.id) for c in plan.delete]}
+
+    worker.do("apply", call, job=job, keep=keep)
+
+
+def pin(worker: Worker) -> None:
+    if chosen := _one(worker):
+        is_pinned = worker.draw.random() < 0.4
+        call = lambda: {"seen": [worker.seen(worker.store.pin(chosen.id, is_pinned))]}  # noqa: E731
+        worker.do("pin", call, id=str(chosen.id), pinned=is_pinned)
+
+
+def tag(worker: Worker) -> None:
+    if chosen := _one(worker):
+        value = worker.draw.choice(("a", "b", None))
+        worker.do("tag", lambda: {"seen": [worker.seen(worker.store.tag(chosen.id, note=value))]}, id=str(chosen.id))
+
+
+# Caring
+
+
+def gc(worker: Worker) -> None:
+    def call() -> dict[str, Any]:
+        if damaged := worker.store.gc().damaged:
+            worker.failed(f"gc calls packs damaged: {damaged}")
+        return {}
+
+    worker.do("gc", call)
+
+
+def verify(worker: Worker) -> None:
+    is_deep = worker.draw.random() < 0.7
+
+    def call() -> dict[str, Any]:
+        for problem in worker.store.verify(deep=is_deep).problems:
+            worker.failed(f"verify: {problem.subject}: {problem.what}")
+        return {}
+
+    worker.do("verify", call, deep=is_deep)
+
+
+def fenced(worker: Worker) -> None:
+    """Take a lease, save under it, perhaps too late; now and then renew it, and mostly give it back."""
+    job = "leased-0"
+    taken: list[holdfast.Lease] = []
+
+    def take() -> dict[str, Any]:
+        taken.append(worker.store.take_lease(job, worker.name, LEASE_S))
+        return {"token": taken[0].token}
+
+    if worker.do("take", take, job=job) is None:
+        return
+    lease = taken[0]
+    for _ in range(worker.draw.randint(1, 3)):
+        time.sleep(worker.draw.choice((0, 0, 0.05, 1.2 * LEASE_S)))
+        if worker.draw.random() < 0.4:
+            worker.do("renew", lambda: _nothing(worker.store.renew_lease(lease)), job=job, token=lease.token)
+        save(worker, lease, job)
+    if worker.draw.random() < 0.8:
+        worker.do("release", lambda: _nothing(worker.store.break_lease(lease)), job=job, token=lease.token)
+
+
+def _nothing(_: None) -> dict[str, Any]:
+    return {}
+
+
+def rekey(worker: Worker) -> None:
+    """Another master key; with a rewrite, another data key too."""
+    key, rewrites = os.urandom(32), worker.draw.random() < 0.3
+    add_key(worker.access.keys, key)
+    worker.do("rekey", lambda: _rekeyed(worker, key, rewrites), new_key=True, rewrites=rewrites)
+
+
+def rewrite(worker: Worker) -> None:
+    worker.do("rekey", lambda: _rekeyed(worker, None, True), rewrites=True)
+
+
+def _rekeyed(worker: Worker, key: bytes | None, rewrites: bool) -> dict[str, Any]:
+    if unreadable := worker.store.rekey(key, rewrite=rewrites).unreadable:
+        worker.failed(f"rekey calls {unreadable} unreadable")
+    return {}
+
+
+# Other stores
+
+
+def copy_to(worker: Worker) -> None:
+    def call() -> dict[str, Any]:
+        with worker.access.open_target() as target:
+            if damaged := worker.store.copy_to(target).damaged:
+                worker.failed(f"copy_to calls {damaged} damaged")
+        return {}
+
+    worker.do("copy_to", call)
+
+
+def follow_to(worker: Worker) -> None:
+    def call() -> dict[str, Any]:
+        stop = threading.Event()
+        timer = threading.Timer(0.2, stop.set)
+        timer.start()
+        try:
+            with worker.access.open_target() as target:
+                worker.store.follow_to(target, stop=stop)
+        finally:
+            timer.cancel()
+        return {}
+
+    worker.do("follow_to", call)
+
+
+_WEIGHTS: tuple[tuple[Callable[[Worker], None], float], ...] = (
+    (save_any, 12),
+    (save_async, 3),
+    (save_keyed, 5),
+    (load_by_key, 2),
+    (branch, 3),
+    (copy_job, 0.5),
+    (get, 2),
+    (exists, 2),
+    (load, 6),
+    (load_part, 3),
+    (load_latest, 5),
+    (restore, 2),
+    (diff, 1),
+    (look, 2),
+    (delete, 6),
+    (cleanup, 1.5),
+    (retain, 2),
+    (pin, 2),
+    (tag, 2),
+    (gc, 2),
+    (verify, 1.5),
+    (fenced, 2),
+    (rekey, 0.7),
+    (rewrite, 1),
+    (copy_to, 0.7),
+    (follow_to, 0.4),
+)
