@@ -82,7 +82,7 @@ class Controller:
     def _start(self, slot: int) -> None:
         name = f"w{next(self._names)}"
         self._workers[slot] = Child(
-            work, self.place.access(slot), name, slot, f"{self._seed} {name}",
+            work, self.place.access(slot), name, slot, self._seed,
             mutant=self._mutant, ledger=Listener(self.history, name),
         )  # fmt: skip
 
@@ -152,8 +152,13 @@ def run_history(
             controller.run(operations, rounds)
             controller.finish(with_repair=with_repair)
         except (Violation, holdfast.CheckpointError) as error:
-            again = f"./dev torture histories --kind {label} --seed {seed} --seeds 1"
-            raise Violation(f"seed {seed}, {label}: {error}\nagain: {again}\nstore: {made.direct.url}") from error
+            (folder / "history.txt").write_text("\n".join(controller.history.outline()))
+            lines = [
+                f"seed {seed}, {label}: {error}",
+                f"again: ./dev torture histories --kind {label} --seed {seed} --seeds 1",
+                f"store: {made.direct.url}; all operations: {folder / 'history.txt'}",
+            ]
+            raise Violation("\n".join(lines)) from error
     controller.numbers["histories"] += 1
     return controller.numbers
 

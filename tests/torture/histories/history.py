@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,13 +82,11 @@ class History:
         self.failures: list[str] = []
         self.is_deferred = is_deferred  # changes are durable when the store is closed: memory:DIR
 
-    def outline(self, subject: str, limit: int = 60) -> Iterator[str]:
-        """All that concerned a checkpoint or a job."""
-        start = self.operations[0].began if self.operations else 0.0
-        lines = [op.line(start) for op in sorted(self.operations, key=lambda op: op.began) if op.mentions(subject)]
-        yield from lines[:limit]
-        if len(lines) > limit:
-            yield f"… and {len(lines) - limit} more"
+    def outline(self, subject: str | None = None) -> list[str]:
+        """All that concerned a checkpoint or a job, or just all, a line for each operation."""
+        operations = sorted(self.operations, key=lambda op: op.began)
+        chosen = [op for op in operations if subject is None or op.mentions(subject)]
+        return [op.line(operations[0].began) for op in chosen]
 
 
 class Listener:

@@ -128,6 +128,15 @@ class Model:
             for pin in pins
         )
 
+    def may_be_pinned(self, checkpoint_id: str | None) -> bool:
+        """A branch and a copy are pinned as their source is."""
+        while checkpoint_id is not None:
+            shown = self.shown.get(checkpoint_id)
+            if self.pins[checkpoint_id] or (shown and shown.job.startswith("copy-")):
+                return True
+            checkpoint_id = shown.parent if shown else None
+        return False
+
     def must_have(self, job: str, during: Operation) -> Iterator[str]:
         """The checkpoints of a job that are there whatever the order in which things happened."""
         for checkpoint_id in self.by_job[job]:
@@ -215,10 +224,18 @@ def _presence(model: Model) -> Iterator[Problem]:
 
 
 def _order(model: Model) -> Iterator[Problem]:
-    """A save that began when another of its job had been acknowledged has a higher number."""
+    """A save that began when another of its job had been acknowledged has a higher number.
+
+    Not so in memory:DIR, which begins behind the newest checkpoint that is left, not behind the newest there ever was.
+    """
+    if model.history.is_deferred:
+        return
     for ids in model.by_job.values():
         known = [i for i in ids if i in model.shown and all(op.name in _MAKERS for op in model.makers[i])]
-        begun = sorted(known, key=lambda i: min(op.began for op in model.makers[i]))
+        asked_once = [
+            i for i in known if not model.makers[i][0].args.get("key")
+        ]  # a key may be older than who repeats it
+        begun = sorted(asked_once, key=lambda i: model.makers[i][0].began)
         ended = sorted(known, key=model.saved)
         place, newest = 0, ""
         for checkpoint_id in begun:
@@ -322,7 +339,7 @@ def _is_allowed(model: Model, op: Operation) -> bool:
         case "LeaseLost":
             return op.name in ("save", "renew", "release") and bool(op.args.get("token"))
         case "Conflict":
-            return (op.name == "delete" and bool(model.pins[op.args["id"]])) or op.name == "rekey"
+            return (op.name == "delete" and model.may_be_pinned(op.args["id"])) or op.name == "rekey"
         case "Validation":  # whoever has the store open under an older master key is told so
             return any(o.args.get("new_key") and o.began < op.ended for o in model.operations)
     return False

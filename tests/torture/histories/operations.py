@@ -22,9 +22,9 @@ _PARTS = {"small": "numbers", "inline": "blob", "packed": "blob", "tree": "rows"
 
 def choose(worker: Worker) -> None:
     """One operation, or a few that belong together."""
-    possible = [(operation, weight) for operation, weight in _WEIGHTS if _is_possible(worker, operation)]
-    operation = worker.draw.choices([o for o, _ in possible], [w for _, w in possible])[0]
-    operation(worker)
+    possible = [operation for operation in _WEIGHTS if _is_possible(worker, operation)]
+    weights = [_WEIGHTS[operation] * worker.emphasis(operation.__name__) for operation in possible]
+    worker.draw.choices(possible, weights)[0](worker)
 
 
 def _is_possible(worker: Worker, operation: Callable[[Worker], None]) -> bool:
@@ -384,31 +384,31 @@ def follow_to(worker: Worker) -> None:
     worker.do("follow_to", call)
 
 
-_WEIGHTS: tuple[tuple[Callable[[Worker], None], float], ...] = (
-    (save_any, 12),
-    (save_async, 3),
-    (save_keyed, 5),
-    (load_by_key, 2),
-    (branch, 3),
-    (copy_job, 0.5),
-    (get, 2),
-    (exists, 2),
-    (load, 6),
-    (load_part, 3),
-    (load_latest, 5),
-    (restore, 2),
-    (diff, 1),
-    (look, 2),
-    (delete, 6),
-    (cleanup, 1.5),
-    (retain, 2),
-    (pin, 2),
-    (tag, 2),
-    (gc, 2),
-    (verify, 1.5),
-    (fenced, 2),
-    (rekey, 0.7),
-    (rewrite, 1),
-    (copy_to, 0.7),
-    (follow_to, 0.4),
-)
+_WEIGHTS: dict[Callable[[Worker], None], float] = {
+    save_any: 12,
+    save_async: 3,
+    save_keyed: 5,
+    load_by_key: 2,
+    branch: 3,
+    copy_job: 0.5,
+    get: 2,
+    exists: 2,
+    load: 6,
+    load_part: 3,
+    load_latest: 5,
+    restore: 2,
+    diff: 1,
+    look: 2,
+    delete: 6,
+    cleanup: 1.5,
+    retain: 2,
+    pin: 2,
+    tag: 2,
+    gc: 3,
+    verify: 3,
+    fenced: 2,
+    rekey: 0.7,
+    rewrite: 2,
+    copy_to: 0.7,
+    follow_to: 0.4,
+}

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tests.torture.children import Report
 from . import values
 from .history import Seen
 
+_PAUSE_S = 0.05  # before the next operation, when a server is down
 _CLOSINGS = 20  # a store whose server is down just now is closed again
 
 
@@ -69,16 +71,21 @@ class Worker:
     """What operations need: the open store, chance, and somebody to tell."""
 
     def __init__(self, report: Report, access: Access, name: str, slot: int, seed: str, scratch: Path) -> None:
+        self._theme = seed
         self.access = access
         self.name = name
         self.slot = slot
-        self.draw = random.Random(seed)
+        self.draw = random.Random(f"{seed} {name}")
         self.scratch = scratch
         self.store: holdfast.CheckpointManager
         self.is_open = False
         self.is_stale = False  # the store has another master key now
         self._report = report
         self._count = 0
+
+    def emphasis(self, name: str) -> float:
+        """The workers of a history do some things often and others never: what is rare meets itself that way."""
+        return random.Random(f"{self._theme} {name}").choice((0.0, 1.0, 1.0, 6.0) if name != "save_any" else (1.0, 2.0))
 
     def begin(self, name: str, **args: Any) -> int:
         self._count += 1
@@ -89,6 +96,8 @@ class Worker:
         self._report("end", number, result)
 
     def refused(self, number: int, error: Exception) -> None:
+        if isinstance(error, holdfast.StorageError):
+            time.sleep(_PAUSE_S)
         self.is_stale |= isinstance(error, holdfast.Validation)
         if isinstance(error, holdfast.CheckpointError):
             self._report("error", number, type(error).__name__, str(error))
