@@ -327,6 +327,8 @@ def _is_allowed(model: Model, op: Operation) -> bool:
         return model.is_outage(op)
     if op.error == "CheckpointError" and op.name in ("gc", "verify"):  # a task of a service that was ended
         return model.is_outage(op)
+    if op.name == "rekey":  # one at a time: the others are told so, and to come again
+        return op.error in ("Conflict", "LeaseHeld", "LeaseLost", "Validation")
     match op.error:
         case "NotFound":  # `_presence` knows whether it was there; a job may be younger than the operation
             return (
@@ -339,7 +341,7 @@ def _is_allowed(model: Model, op: Operation) -> bool:
         case "LeaseLost":
             return op.name in ("save", "renew", "release") and bool(op.args.get("token"))
         case "Conflict":
-            return (op.name == "delete" and model.may_be_pinned(op.args["id"])) or op.name == "rekey"
+            return op.name == "delete" and model.may_be_pinned(op.args["id"])
         case "Validation":  # whoever has the store open under an older master key is told so
             return any(o.args.get("new_key") and o.began < op.ended for o in model.operations)
     return False
