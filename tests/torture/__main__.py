@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument(
         "--kind", help="of histories: dir, files, memory, postgres, postgres+s3, http; dir+key: encrypted"
     )
+    parser.add_argument("--without", default="", help="of histories: operations to leave out: copy_to,rewrite")
     parser.add_argument("--keep", action="store_true", help="keep the stores of what failed")
     chosen = parser.parse_args()
     rows: list[tuple[str, float, str]] = []
@@ -82,7 +83,10 @@ def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float
         return _model(chosen.minutes)
     if name == "mutants":
         return _mutants()
-    options = {"seed": chosen.seed, "seeds": chosen.seeds, "kind": chosen.kind} if name == "histories" else {}
+    options: dict[str, object] = {}
+    if name == "histories":
+        without = frozenset(filter(None, chosen.without.split(",")))
+        options = {"seed": chosen.seed, "seeds": chosen.seeds, "kind": chosen.kind, "without": without}
     module = importlib.import_module(f"tests.torture.{name}")
     numbers: dict[str, float] = module.torture(chosen.minutes, folder, **options)
     return numbers

@@ -2,6 +2,7 @@
 stopped and the servers below are restarted; what they were told is then compared with a simple model of a store.
 
     operations.py   what a worker can do, chosen at random from a seed
+    reading.py      that of it which changes nothing
     values.py       the states that are saved, each known by kind and seed
     worker.py       the process that does it, and says what it is about to do and what came of it
     history.py      all of that, in one list, outside the store

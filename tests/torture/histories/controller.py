@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import holdfast
@@ -18,8 +20,9 @@ from tests.torture.ledger import Violation
 
 from .checks import Examiner, raise_problems
 from .history import History, Listener
-from .operations import LEASE_S, RETAINED, RETAINED_KEEP
+from .operations import LEASE_S
 from .places import KINDS, Place, Servers, place
+from .reading import RETAINED, RETAINED_KEEP
 from .worker import work
 
 _WORKERS = 3
@@ -28,7 +31,7 @@ _WORKERS = 3
 class Controller:
     """Workers on one store; killed, stopped and started again by chance."""
 
-    def __init__(self, place_: Place, seed: str, *, mutant: str = "") -> None:
+    def __init__(self, place_: Place, seed: str, *, mutant: str = "", without: frozenset[str] = frozenset()) -> None:
         self.place = place_
         self.history = History(is_deferred=place_.kind == "memory")
         self.examiner = Examiner(place_, self.history)
@@ -36,6 +39,7 @@ class Controller:
         self._draw = random.Random(seed)
         self._seed = seed
         self._mutant = mutant
+        self._without = without
         self._names = itertools.count(1)
         self._workers: dict[int, Child] = {}
 
@@ -51,7 +55,8 @@ class Controller:
         if with_repair:
             self.examiner.repair()
         self._examine("after rebuild")
-        self.examiner.mirror()
+        if "copy_to" not in self._without:
+            self.examiner.mirror()
         self.examiner.empty()
         raise_problems(self.history, "at the end")
         self.numbers["operations"] += len(self.history.operations)
@@ -81,8 +86,9 @@ class Controller:
 
     def _start(self, slot: int) -> None:
         name = f"w{next(self._names)}"
+        access = replace(self.place.access(slot), without=self._without)
         self._workers[slot] = Child(
-            work, self.place.access(slot), name, slot, self._seed,
+            work, access, name, slot, self._seed,
             mutant=self._mutant, ledger=Listener(self.history, name),
         )  # fmt: skip
 
@@ -142,12 +148,12 @@ class Controller:
 
 def run_history(
     kind: str, seed: int, folder: Path, servers: Servers, *, is_encrypted: bool, operations: int = 400, rounds: int = 2,
-    mutant: str = "", with_repair: bool = True,
+    mutant: str = "", with_repair: bool = True, without: frozenset[str] = frozenset(),
 ) -> Counter[str]:  # fmt: skip
     """One history; numbers of what was done. Raises Violation with the seed and how to do it again."""
     label = f"{kind}{'+key' if is_encrypted else ''}"
     with place(kind, folder, servers, is_encrypted=is_encrypted) as made:
-        controller = Controller(made, f"{label} {seed}", mutant=mutant)
+        controller = Controller(made, f"{label} {seed}", mutant=mutant, without=without)
         try:
             controller.run(operations, rounds)
             controller.finish(with_repair=with_repair)
@@ -164,9 +170,18 @@ def run_history(
 
 
 def torture(
-    minutes: float, folder: Path, *, seed: int | None = None, seeds: int | None = None, kind: str | None = None
+    minutes: float,
+    folder: Path,
+    *,
+    seed: int | None = None,
+    seeds: int | None = None,
+    kind: str | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> dict[str, float]:
-    """Histories of one kind, or of all in turn, plain and encrypted, until the time or the seeds are used up."""
+    """Histories of one kind, or of all in turn, plain and encrypted, until the time or the seeds are used up.
+
+    `without` names operations to leave out, to see which of them a failure needs.
+    """
     labels = [kind] if kind else [f"{name}{key}" for name in KINDS for key in ("", "+key")]
     first = time.time_ns() // 1_000_000 % 1_000_000 if seed is None else seed
     end = time.monotonic() + minutes * 60
@@ -179,12 +194,6 @@ def torture(
             for label in labels:
                 where = folder / f"{label}-{first + n}"
                 name = label.removesuffix("+key")
-                numbers += run_history(name, first + n, where, servers, is_encrypted=name != label)
-                _remove(where)
+                numbers += run_history(name, first + n, where, servers, is_encrypted=name != label, without=without)
+                shutil.rmtree(where)
     return {"histories": 0, **numbers, "lost": 0}
-
-
-def _remove(where: Path) -> None:
-    import shutil
-
-    shutil.rmtree(where)

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .history import History, Operation, Seen
-from .operations import LEASE_S, RETAINED, RETAINED_KEEP
+from .operations import LEASE_S
+from .reading import RETAINED, RETAINED_KEEP
 
 _MAKERS = ("save", "branch")
 _SLACK_S = 15.0  # after a server is back: connections that were lost are noticed when they are used

@@ -11,13 +11,25 @@ from typing import Any
 import holdfast
 
 from . import values
+from .reading import (
+    KEYS,
+    RETAINED,
+    compare,
+    diff,
+    exists,
+    get,
+    job_of,
+    load,
+    load_by_key,
+    load_latest,
+    load_part,
+    look,
+    one_of,
+    restore,
+)  # fmt: skip
 from .worker import Worker, add_key
 
 LEASE_S = 0.3
-RETAINED = "retained"  # the job whose policy keeps this many
-RETAINED_KEEP = 4
-_KEYS = 4  # idempotency keys of a job at a time
-_PARTS = {"small": "numbers", "inline": "blob", "packed": "blob", "tree": "rows", "arrays": "bias"}
 
 
 def choose(worker: Worker) -> None:
@@ -29,6 +41,8 @@ def choose(worker: Worker) -> None:
 
 def _is_possible(worker: Worker, operation: Callable[[Worker], None]) -> bool:
     access = worker.access
+    if operation.__name__ in access.without:
+        return False
     if operation in (copy_to, follow_to):  # a copy may have what memory lost, and is right to refuse what came after
         return not access.is_remote and not access.owns_jobs
     if operation is rekey:
@@ -40,46 +54,16 @@ def _is_possible(worker: Worker, operation: Callable[[Worker], None]) -> bool:
     return True
 
 
-def _job(worker: Worker) -> str:
-    own = f"own-{worker.slot}"
-    if worker.access.owns_jobs:
-        return worker.draw.choice((own, f"other-{worker.slot}"))
-    return worker.draw.choice((own, "common-0", "common-0", "common-1", RETAINED, "leased-0"))
-
-
-def _some(worker: Worker, job: str | None = None) -> list[holdfast.Checkpoint]:
-    """Checkpoints of a job, as listed now; [] when the listing was refused."""
-    job = job or _job(worker)
-    listed: list[holdfast.Checkpoint] = []
-
-    def call() -> dict[str, Any]:
-        listed.extend(worker.store.list(job))
-        return {"seen": [worker.seen(c) for c in listed]}
-
-    worker.do("list", call, job=job)
-    return listed
-
-
-def _one(worker: Worker, job: str | None = None) -> holdfast.Checkpoint | None:
-    listed = _some(worker, job)
-    return worker.draw.choice(listed) if listed else None
-
-
 def _new(worker: Worker) -> tuple[str, int]:
     kinds = [k for k in values.KINDS if k != "files" or worker.access.keeps_files]
     return worker.draw.choice(kinds), worker.draw.randrange(10**9)
-
-
-def _right(worker: Worker, state: object, checkpoint: holdfast.Checkpoint, only: str | None = None) -> None:
-    if wrong := values.difference(state, checkpoint, only=only):
-        worker.failed(wrong)
 
 
 # Saving
 
 
 def save(worker: Worker, lease: holdfast.Lease | None = None, job: str | None = None) -> dict[str, Any] | None:
-    job = job or _job(worker)
+    job = job or job_of(worker)
     kind, seed = _new(worker)
     mark = f"{worker.name}.{seed}"
     state = values.make(kind, seed, worker.scratch)
@@ -98,7 +82,7 @@ def save_any(worker: Worker) -> None:
 
 def save_async(worker: Worker) -> None:
     """Several at once; those of one job are numbered in this order."""
-    job, pending = _job(worker), []
+    job, pending = job_of(worker), []
     for _ in range(worker.draw.randint(2, 4)):
         kind, seed = _new(worker)
         mark = f"{worker.name}.{seed}"
@@ -119,8 +103,8 @@ def save_async(worker: Worker) -> None:
 
 def save_keyed(worker: Worker) -> None:
     """The same key always comes with the same request: whoever repeats it gets the first ID."""
-    job = _job(worker)
-    key = f"key-{worker.draw.randrange(_KEYS)}"
+    job = job_of(worker)
+    key = f"key-{worker.draw.randrange(KEYS)}"
     mark = f"{job}.{key}"
     kind, seed = ("packed" if key == "key-0" else "small"), sum(mark.encode())
 
@@ -132,28 +116,15 @@ def save_keyed(worker: Worker) -> None:
     worker.do("save", call, job=job, mark=mark, key=key)
 
 
-def load_by_key(worker: Worker) -> None:
-    job, key = _job(worker), f"key-{worker.draw.randrange(_KEYS)}"
-
-    def call() -> dict[str, Any]:
-        answer = worker.store.load_by_key(job, key)
-        if answer is None:
-            return {"id": None}
-        _right(worker, answer[1], answer[0])
-        return {"id": str(answer[0].id), "seen": [worker.seen(answer[0])]}
-
-    worker.do("by_key", call, job=job, key=key)
-
-
 def branch(worker: Worker) -> None:
-    source = _one(worker)
+    source = one_of(worker)
     if source is None:
         return
     job = source.job if source.job != RETAINED else f"own-{worker.slot}"
 
     def call() -> dict[str, Any]:
         made, state = worker.store.resume_from(source.id, job)
-        _right(worker, state, made)
+        compare(worker, state, made)
         return {"id": str(made.id), "seen": [worker.seen(made)]}
 
     worker.do("branch", call, id=str(source.id), job=job, mark=str(source.metadata["mark"]))
@@ -170,106 +141,22 @@ def copy_job(worker: Worker) -> None:
     worker.do("copy_job", call, source=job, job=new_job)
 
 
-# Reading
-
-
-def get(worker: Worker) -> None:
-    if chosen := _one(worker):
-        worker.do("get", lambda: {"seen": [worker.seen(worker.store.get(chosen.id))]}, id=str(chosen.id))
-
-
-def exists(worker: Worker) -> None:
-    if chosen := _one(worker):
-        worker.do("exists", lambda: {"exists": worker.store.exists(chosen.id)}, id=str(chosen.id))
-
-
-def load(worker: Worker) -> None:
-    if chosen := _one(worker):
-
-        def call() -> dict[str, Any]:
-            _right(worker, worker.store.load(chosen.id), chosen)
-            return {}
-
-        worker.do("load", call, id=str(chosen.id))
-
-
-def load_part(worker: Worker) -> None:
-    chosen = _one(worker)
-    part = _PARTS.get(str(chosen.metadata["kind"])) if chosen else None
-    if chosen and part:
-
-        def call() -> dict[str, Any]:
-            _right(worker, worker.store.load(chosen.id, only=part), chosen, only=part)
-            return {}
-
-        worker.do("load", call, id=str(chosen.id), only=part)
-
-
-def load_latest(worker: Worker) -> None:
-    job = _job(worker)
-
-    def call() -> dict[str, Any]:
-        answer = worker.store.load_latest(job)
-        if answer is None:
-            return {"latest": None}
-        _right(worker, answer[1], answer[0])
-        return {"latest": answer[0].seq, "seen": [worker.seen(answer[0])]}
-
-    worker.do("latest", call, job=job)
-
-
-def restore(worker: Worker) -> None:
-    if chosen := _one(worker):
-
-        def call() -> dict[str, Any]:
-            _right(worker, worker.store.restore(chosen.job, chosen.id), chosen)
-            return {}
-
-        worker.do("restore", call, id=str(chosen.id))
-
-
-def diff(worker: Worker) -> None:
-    listed = _some(worker)
-    if len(listed) > 1:
-        a, b = worker.draw.sample(listed, 2)
-
-        def call() -> dict[str, Any]:
-            worker.store.diff(a.id, b.id)
-            return {}
-
-        worker.do("diff", call, id=str(a.id), other=str(b.id))
-
-
-def look(worker: Worker) -> None:
-    """Numbers, jobs and events: nothing to compare with, but no error either, and events come in order."""
-
-    def call() -> dict[str, Any]:
-        worker.store.stats()
-        worker.store.jobs()
-        numbers = [event.id for event in worker.store.events(newest=True, limit=50)]
-        if numbers != sorted(set(numbers)):
-            worker.failed(f"events out of order: {numbers}")
-        return {}
-
-    worker.do("look", call)
-
-
 # Changing
 
 
 def delete(worker: Worker) -> None:
-    if chosen := _one(worker):
+    if chosen := one_of(worker):
         deleted = {"job": chosen.job, "id": str(chosen.id)}
         worker.do("delete", lambda: {"deleted": worker.store.delete(chosen.job, chosen.id)}, **deleted)
 
 
 def cleanup(worker: Worker) -> None:
-    job, keep = _job(worker), worker.draw.randint(2, 8)
+    job, keep = job_of(worker), worker.draw.randint(2, 8)
     worker.do("cleanup", lambda: {"count": worker.store.cleanup(job, keep_last=keep)}, job=job, keep=keep)
 
 
 def retain(worker: Worker) -> None:
-    job, keep = _job(worker), worker.draw.randint(2, 8)
+    job, keep = job_of(worker), worker.draw.randint(2, 8)
 
     def call() -> dict[str, Any]:
         plan = worker.store.apply(holdfast.RetentionPolicy(keep_last=keep), job=job, dry_run=False)
@@ -279,14 +166,14 @@ def retain(worker: Worker) -> None:
 
 
 def pin(worker: Worker) -> None:
-    if chosen := _one(worker):
+    if chosen := one_of(worker):
         is_pinned = worker.draw.random() < 0.4
         call = lambda: {"seen": [worker.seen(worker.store.pin(chosen.id, is_pinned))]}  # noqa: E731
         worker.do("pin", call, id=str(chosen.id), pinned=is_pinned)
 
 
 def tag(worker: Worker) -> None:
-    if chosen := _one(worker):
+    if chosen := one_of(worker):
         value = worker.draw.choice(("a", "b", None))
         worker.do("tag", lambda: {"seen": [worker.seen(worker.store.tag(chosen.id, note=value))]}, id=str(chosen.id))
 

@@ -38,6 +38,7 @@ class Access:
     owns_jobs: bool = False  # no job is shared between workers: memory:DIR
     changes_master: bool = False
     keeps_files: bool = True
+    without: frozenset[str] = frozenset()  # operations to leave out
 
     def open(self) -> holdfast.CheckpointManager:
         """Open with the key the store has now: whoever changes it writes the new one down first."""
