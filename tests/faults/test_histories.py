@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
-_OPERATIONS = 100
+_OPERATIONS = 60
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
