@@ -23,6 +23,7 @@ from holdfast.manager import CheckpointManager
 from holdfast.repair import repair
 from holdfast.request import Request
 from holdfast.rope import PartedTree, Piece, Run
+from tests.parts import library
 from tests.unit.test_cli import Run as Command
 from tests.unit.test_cli import run, store  # noqa: F401 - fixtures
 
@@ -48,7 +49,7 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture(params=[None, KEY], ids=["plain", "encrypted"])
 def key(request: pytest.FixtureRequest) -> str | None:
     if request.param is not None:
-        pytest.importorskip("cryptography")
+        library("cryptography")
     return request.param  # type: ignore[no-any-return]
 
 
@@ -267,7 +268,7 @@ def test_real_damage_is_marked_beside_a_save(place: Path, monkeypatch: pytest.Mo
 def test_a_change_of_keys_beside_a_check_marks_nothing(
     place: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("cryptography")
+    library("cryptography")
     with holdfast.open(place, key=KEY) as checking, holdfast.open(place, key=KEY) as working:
         working.save("job", "large", STATE)
         working.save("job", "small", {"n": 1})

@@ -414,7 +414,7 @@ def test_a_key_that_was_used_again_moves_with_the_copy(
     tmp_path: Path, key: str | None, is_large: bool, is_same: bool, mirror: bool, is_following: bool
 ) -> None:
     if key is not None:
-        pytest.importorskip("cryptography")
+        library("cryptography")
 
     def bring() -> CopyReport:
         return follow_once(source, target, mirror=mirror) if is_following else source.copy_to(target, mirror=mirror)
