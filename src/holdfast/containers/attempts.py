@@ -166,11 +166,15 @@ def _is_put_right(killed: Attempt) -> bool:
 
     What cannot be undone is noted and tried again next time: it must not stand in the way of others.
     """
-    from . import network, rootfs
+    from . import moved_files, network, rootfs
 
     facts = killed.facts()
     files, net = facts.get("replaces"), facts.get("network")
+    moved, made = facts.get("moved"), facts.get("made")
     try:
+        if isinstance(moved, dict) and isinstance(made, dict):
+            is_restored = bool(facts.get("is_restored")) or _RESTORED in killed.log()
+            moved_files.put_back(moved, made, is_restored=is_restored)
         if isinstance(files, dict):
             rootfs.put_back(files, is_restored=_RESTORED in killed.log())
         if isinstance(net, dict):

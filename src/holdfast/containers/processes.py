@@ -12,8 +12,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from .attempts import Attempt, attempt, only_one
 from .companions import Companion, Phases, Report, accompanied, facts_of
 from .criu import dump, failure
 from .freezing import Frozen, parse_options, pause_ms, process_totals
+from .moved_files import replaced
 from .pages import validate_images
 from .pids import is_alive, pids_below
 from .programs import find_program
@@ -205,12 +206,12 @@ def _thaw(
     for companion in companions:
         companion.before_restore(checkpoint.metadata)
     with ExitStack() as stack:
-        stack.enter_context(only_one("process", kept.id))
-        work = stack.enter_context(attempt("restore", kept.id))
+        lock = stack.enter_context(only_one("process", kept.id))
+        work = stack.enter_context(attempt("restore", kept.id, lock))
         with phases.phase("load"):
             unpack_images(kept, work)
         with phases.phase("files"):
-            stack.enter_context(_replaced(kept.files))
+            stack.enter_context(replaced(kept.files, work))
         inherited = _inherited(kept.descriptors, streams)
         command = [
             find_program("criu"), "restore", "--restore-detached", "--restore-sibling", "--images-dir",
@@ -224,7 +225,7 @@ def _thaw(
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                pass_fds=set(inherited.values()),
+                pass_fds={*inherited.values(), *work.held},  # under way as long as CRIU is
                 check=False,
             )
             if done.returncode:
@@ -245,39 +246,6 @@ def _kill_if_failed(pid: int) -> Callable[..., None]:
                 os.kill(one, signal.SIGKILL)
 
     return on_exit
-
-
-@contextmanager
-def _replaced(files: Mapping[str, File]) -> Iterator[None]:
-    """The files as they were kept; if what follows fails, they are again what they were before."""
-    before: dict[str, str | None] = {}
-    try:
-        for path, file in files.items():
-            before[path] = _second_name(path)
-            file.write_to(path, overwrite=True)
-        yield
-    except BaseException:
-        for path, old in before.items():
-            if old is None:
-                Path(path).unlink(missing_ok=True)
-            else:
-                os.replace(old, path)
-        raise
-    for old in before.values():
-        if old is not None:
-            os.unlink(old)
-
-
-def _second_name(path: str) -> str | None:
-    """A second name under which a file stays when it is replaced; None when there is no file."""
-    if not os.path.lexists(path):
-        return None
-    name = f"{path}.holdfast-{os.urandom(4).hex()}"
-    try:
-        os.link(path, name, follow_symlinks=False)
-    except OSError as error:
-        raise storage_error("keep", path, error) from error
-    return name
 
 
 def _until_buried(pids: Sequence[int]) -> None:

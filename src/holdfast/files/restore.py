@@ -73,8 +73,7 @@ def write_file(table: Table, stream: StoredStream | None, destination: bytes, wi
             found = _type_of(target, home)
             if found == stat.S_IFDIR or (found is not None and not wishes.overwrite):
                 raise _exists(destination, found)
-            # Always the same name: what a kill leaves behind is found without listing the directory.
-            name = STAGE_PREFIX + hashlib.sha256(target).hexdigest()[:16].encode()
+            name = _stage_of(target)
             _remove_leftover(name, home)
             with _stage(home, name) as (_, stage):
                 Filling(table, stream, stage, wishes, sync_each=True).run()
@@ -85,6 +84,24 @@ def write_file(table: Table, stream: StoredStream | None, destination: bytes, wi
                 os.fsync(home)
         finally:
             os.close(home)
+
+
+def remove_leftover_of(destination: bytes) -> None:
+    """Remove what a killed `write_file` to that place left beside it."""
+    folder, target = os.path.split(os.path.abspath(destination))
+    if not os.path.isdir(folder):
+        return
+    with _naming(destination):
+        home = _open_home(folder)
+        try:
+            _remove_leftover(_stage_of(target), home)
+        finally:
+            os.close(home)
+
+
+def _stage_of(target: bytes) -> bytes:
+    """Always the same name: what a kill leaves behind is found without listing the directory."""
+    return STAGE_PREFIX + hashlib.sha256(target).hexdigest()[:16].encode()
 
 
 def _open_home(path: bytes) -> int:
