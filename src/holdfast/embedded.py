@@ -3,7 +3,9 @@
 <store>/holdfast-store     what this is: format, store ID, name of the index; written last, so that a store is whole
 <store>/lock               held while the store is made or rebuilt
 <store>/index.sqlite       the source of truth
+<store>/index.sqlite-state whether it was closed (`index.state`)
 <store>/packs/             chunk bytes
+<store>/reserve/           space to open it and to delete from it when the disk is full
 <store>/keyrings           of an encrypted store: a copy of the keyrings in the index, for repairing it
 """
 
@@ -20,9 +22,13 @@ from pathlib import Path
 
 from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
-from .errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, storage_error
+from .errors import CheckpointError, Corrupted, NoSpace, NotAStore, NotFound, UnsupportedFormat, storage_error
 from .index.sqlite import SqliteIndex
+from .index.state import SUFFIX as STATE
 from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Index
+from .reserve import NAME as RESERVE
+from .reserve import Reserve
+from .sharing import is_writable, make_folder, open_lock, share, share_folder
 
 MARKER = "holdfast-store"
 INDEX = "index.sqlite"
@@ -56,14 +62,17 @@ class Marker:
 
 
 def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[SqliteIndex, PackBlobs]:
-    """The index and blobs of the store in `path`, which is made if it does not exist or is empty."""
-    path = path.expanduser().absolute()
-    try:
+    """The index and blobs of the store in `path`, which is made if it does not exist or is empty.
+
+    Where nothing can be written the store is opened for reading.
+    """
+    path = absolute(path)
+    with naming("open the store", path):
         if not (path / MARKER).is_file():
             if not create:
                 raise NotFound(f"there is no store at {path}", hint="check --store or $HOLDFAST_STORE")
             refuse_foreign(path)
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             refuse_network(path)
             with locked(path):
                 if not (path / MARKER).is_file():
@@ -74,11 +83,7 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
         index_path = path / marker.index
         if not index_path.is_file():
             raise Corrupted(f"{index_path} is missing", hint="put it back, or run holdfast check --repair")
-    except OSError as error:
-        if isinstance(error, StorageError | NotFound):
-            raise
-        raise storage_error("open the store", str(path), error) from error
-    index = SqliteIndex(str(index_path), namespace=namespace, create=False)
+        index = _open_index(index_path, namespace)
     if index.store_id != marker.store_id:
         index.close()
         raise Corrupted(
@@ -93,23 +98,57 @@ def packs_of(index: Index, folder: Path) -> PackBlobs:
     return PackBlobs(str(folder), create=not folder.is_dir() and not index.packs())
 
 
+def _open_index(path: Path, namespace: str) -> SqliteIndex:
+    """On a full disk with what was kept for that."""
+    if not is_writable(path.parent) or not os.access(path, os.W_OK):
+        return SqliteIndex(str(path), namespace=namespace, create=False, read_only=True)
+    reserve = Reserve(path.parent)
+    try:
+        index = SqliteIndex(str(path), namespace=namespace, create=False, reserve=reserve)
+    except NoSpace:
+        if not reserve.release():
+            raise
+        index = SqliteIndex(str(path), namespace=namespace, create=False, reserve=reserve)
+    try:
+        reserve.refill()
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
 def open_packs(path: Path) -> PackBlobs:
     """The bytes of a store whose index is elsewhere, on this machine: packs in `path`, which is made if it is new."""
-    try:
+    with naming("use for the bytes of a store", path):
         if (path / MARKER).exists():
             raise NotAStore(f"{path} is a store of its own", hint="give an empty or new directory for the bytes")
         if path.exists() and not path.is_dir():
             raise NotAStore(f"{path} is not a directory", hint="give a directory for the bytes, or a new one")
         if not (path / PACKS).is_dir():
-            (path / PACKS).mkdir(parents=True, exist_ok=True)
+            make_folder(path / PACKS)
             sync_directory(path)
             _sync_names(path)
         refuse_network(path)
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise storage_error("use for the bytes of a store", str(path), error) from error
     return PackBlobs(str(path / PACKS))
+
+
+def absolute(path: Path) -> Path:
+    """`path` from the root on; `~` is the home of a user."""
+    try:
+        return path.expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # no such user, or the working directory is gone
+        raise NotAStore(f"{path} names no directory here: {error}", hint="give an absolute path") from error
+
+
+@contextmanager
+def naming(action: str, path: Path) -> Iterator[None]:
+    """Errors of the operating system leave as ours."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise storage_error(action, str(path), error) from error
 
 
 def read_marker(path: Path) -> Marker:
@@ -140,6 +179,7 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    share(draft)
     os.replace(draft, path)
     sync_directory(path.parent)
 
@@ -158,44 +198,40 @@ def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
 
     The index is the truth; both follow it at the next opening when a crash comes between.
     """
-    try:
+    with naming("mark as encrypted the store", path):
         if read_marker(path).format != ENCRYPTED_FORMAT_VERSION:
             with locked(path):
                 write_marker(path, replace(read_marker(path), format=ENCRYPTED_FORMAT_VERSION))
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise storage_error("mark as encrypted the store", str(path), error) from error
     keep_copy(path, namespace, keyring)
 
 
 def keep_copy(path: Path, namespace: str, keyring: str) -> None:
     """Keep a copy of a keyring in the folder `path`, if it is not there yet."""
-    try:
+    with naming("keep a copy of the keyring in", path):
         if read_keyrings(path).get(namespace) == keyring:
             return
         with locked(path):
             copies = {**read_keyrings(path), namespace: keyring}
             _write(path / KEYRINGS, json.dumps(copies, indent=1).encode())
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise storage_error("keep a copy of the keyring in", str(path), error) from error
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes from making or rebuilding this store meanwhile. The kernel drops it with the process."""
-    handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with naming("lock", path):
+        handle = open_lock(path / "lock")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with naming("lock", path):
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
 
 
 def _create(path: Path) -> None:
-    (path / PACKS).mkdir(exist_ok=True)
+    share_folder(path)
+    make_folder(path / PACKS)
+    Reserve(path).refill()
     index = SqliteIndex(str(path / INDEX), namespace="default")
     store_id = index.store_id
     index.close()
@@ -223,7 +259,7 @@ def refuse_foreign(path: Path) -> None:
     if not path.is_dir():
         raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
     ours = {MARKER + ".new", "lock", PACKS, KEYRINGS, KEYRINGS + ".new"}
-    ours |= {INDEX + suffix for suffix in ("", "-wal", "-shm", "-journal")}
+    ours |= {RESERVE, *(INDEX + suffix for suffix in ("", "-wal", "-shm", "-journal", STATE))}
     names = set(os.listdir(path))
     if MARKER in names:
         return  # whole, if only since another process made it a moment ago

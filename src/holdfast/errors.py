@@ -24,6 +24,7 @@
         ├── ReadOnly       (PermissionError)                read_only        503     7
         ├── NoSpace                                         no_space         507     7
         ├── Unavailable    the same call may be repeated    unavailable      503     7
+        │   └── OutcomeUnknown  it may have been done       outcome_unknown  503     7
         └── UnsupportedFormat                               unsupported_format 503   8
 
 Each class carries its row of that table; the service and the command line read it from there.
@@ -235,6 +236,12 @@ class Unavailable(StorageError):
     """A server could not be reached, or was too busy; the same call may be repeated, and `blobs.retrying` does."""
 
     code = "unavailable"
+
+
+class OutcomeUnknown(Unavailable):
+    """The answer was lost, or what was written could not be taken back: it may have been done, or not."""
+
+    code = "outcome_unknown"
 
 
 class UnsupportedFormat(StorageError):

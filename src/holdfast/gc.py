@@ -40,6 +40,7 @@ class GcReport:
 
 def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
     """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
+    store.index.refuse_older()
     bytes_before = sum(size for _, size in store.blobs.packs())
     chunks_removed, _ = store.index.sweep(lambda _, manifest: store.references(manifest))
     store.blobs.seal()
@@ -111,7 +112,7 @@ def _is_garbage(store: Store, pack: str) -> bool:
 def _compact(store: Store) -> tuple[int, list[str]]:
     sizes = dict(store.blobs.packs())
     rewritten, damaged = 0, []
-    for use in store.index.packs():
+    for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # what needs least space frees some
         size = sizes.get(use.pack)
         if size is None or use.live_bytes >= COMPACT_BELOW * size:
             continue
@@ -134,7 +135,7 @@ def _rewrite_confirmed(store: Store, pack: str) -> bool:
     live, is_second = store.index.chunks_of(pack), False
     while live:  # else of another namespace, whose own gc sees to it
         try:
-            _rewrite(store, pack, live)
+            _rewrite_in_room(store, pack, live)
         except (Corrupted, NotFound):
             now = store.index.chunks_of(pack)
             if is_second and now == live:
@@ -143,6 +144,17 @@ def _rewrite_confirmed(store: Store, pack: str) -> bool:
         else:
             return True
     return False
+
+
+def _rewrite_in_room(store: Store, pack: str, live: Sequence[Chunk]) -> None:
+    """On a full disk with what was kept for that; then the old pack goes at once, to make room for the next."""
+    try:
+        _rewrite(store, pack, live)
+    except NoSpace:
+        if not store.index.make_room():
+            raise
+        _rewrite(store, pack, live)
+        store.blobs.remove(pack, partial(_is_garbage, store, pack))
 
 
 def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:

@@ -622,6 +622,7 @@ class CheckpointManager:
         if self.url == "memory:":
             raise Validation("a store in memory has no packs to rebuild from", hint="its index cannot get lost alone")
         report = rebuild(self._store.blobs, opened, actor=self.actor, keys=keys, progress=progress)
+        self._store.index.accept()
         if self._store.vault is not None:
             self._store.vault.refresh()
         return report

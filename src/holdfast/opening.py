@@ -134,7 +134,7 @@ def keep_keyring(url: str, store: Store) -> None:
     if path is None:
         return
     from .embedded import keep_copy, keep_keyring
-    from .index.files import INSIDE
+    from .index.shown_files import INSIDE
 
     copied = None
     # Until nobody has changed it while it was copied: a copy that comes late would hide the current key (I10).
@@ -151,17 +151,21 @@ def reachable(url: str) -> str:
     scheme, colon, path = url.partition(":")
     if "://" in url or url == "memory:":
         return url
+    from .embedded import absolute
+
     if colon and scheme in ("file", "files", "memory"):
-        return f"{scheme}:{Path(path).expanduser().absolute()}"
-    return str(Path(url).expanduser().absolute())
+        return f"{scheme}:{absolute(Path(path))}"
+    return str(absolute(Path(url)))
 
 
 def directory_of(url: str) -> Path | None:
     """The directory that a store is in, or is kept in; None where it is behind a server or in memory only."""
     if url == "memory:" or "://" in url:
         return None
+    from .embedded import absolute
+
     scheme, colon, path = url.partition(":")
-    return Path(path if colon and scheme in ("file", "files", "memory") else url).expanduser().absolute()
+    return absolute(Path(path if colon and scheme in ("file", "files", "memory") else url))
 
 
 def _kept_at(url: str) -> str | None:

@@ -43,7 +43,7 @@ def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | No
             lines = file.read(1024).decode().split("\n")
         if len(lines) != 5 or lines[1] != f"format: {FORMAT}" or lines[3] != f"index: {INDEX}":
             return None
-        if _is_full(path) or not _is_local(path):
+        if _is_full(path) or not _is_local(path) or not _is_sound(path):
             return None
         index = _sqlite3.connect(f"file:{path}/{INDEX}?mode=ro", uri=True, timeout=_WAIT_S)
     except (OSError, ValueError, _sqlite3.Error):
@@ -54,6 +54,14 @@ def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | No
         return None
     finally:
         index.close()
+
+
+def _is_sound(path: str) -> bool:
+    """Whether nothing speaks against asking SQLite: a lost log, or a file whose shared memory is not for us to make."""
+    if not os.access(f"{path}/{INDEX}", os.W_OK) or not os.access(path, os.W_OK):
+        return False
+    with open(f"{path}/{INDEX}-state", "rb") as file:
+        return b"state: closed\n" in file.read(256) or os.path.exists(f"{path}/{INDEX}-wal")
 
 
 def sqlite() -> ModuleType:

@@ -374,6 +374,18 @@ class Index(Protocol):
         """
         ...
 
+    def refuse_older(self) -> None:
+        """Corrupted if the store once had a newer index than this one: gc would remove what only packs know (I3)."""
+        ...
+
+    def accept(self) -> None:
+        """From now on this index counts, though the store had a newer one: a rebuild has read the packs."""
+        ...
+
+    def make_room(self) -> bool:
+        """Give back what the index keeps for a full disk, so that gc can go on; whether there was anything."""
+        ...
+
     def totals(self) -> Mapping[str, int]:
         """Numbers of this namespace: jobs, checkpoints, their size_bytes and stored_bytes, and chunks.
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from . import codec
 from .blobs.memory import MemoryBlobs
 from .copying import Copying
-from .embedded import packs_of, refuse_network
+from .embedded import absolute, naming, packs_of, refuse_network
 from .errors import Corrupted, NoSpace, NotAStore, NotFound
-from .index.files import INSIDE, FilesIndex, make_folder
+from .index.files import FilesIndex, make_folder
+from .index.shown_files import INSIDE
 from .index.sqlite import SqliteIndex
 from .jsonview import to_json_view
 from .manifest import Entry, parse_manifest
@@ -23,19 +24,20 @@ _PAGE = 1000  # events
 
 def open_files(path: Path, *, namespace: str, create: bool) -> Store:
     """The store of readable files in `path`, which is made if it does not exist or is empty."""
-    path = path.expanduser().absolute()
-    if not is_files(path):
-        if (path / INSIDE / "packs").is_dir():  # which come after the journal
-            raise Corrupted(
-                f"{path / INSIDE / 'journal'} is missing", hint="put it back, or make a new one: holdfast rebuild"
-            )
-        if not create:
-            raise NotFound(f"there is no store of files at {path}", hint="check --store or $HOLDFAST_STORE")
-        refuse_others(path)
-        make_folder(path)
-    refuse_network(path)
-    index = FilesIndex(path, namespace=namespace, view=view)
-    return Store(index, packs_of(index, path / INSIDE / "packs"))
+    path = absolute(path)
+    with naming("open the store", path):
+        if not is_files(path):
+            if (path / INSIDE / "packs").is_dir():  # which come after the journal
+                raise Corrupted(
+                    f"{path / INSIDE / 'journal'} is missing", hint="put it back, or make a new one: holdfast rebuild"
+                )
+            if not create:
+                raise NotFound(f"there is no store of files at {path}", hint="check --store or $HOLDFAST_STORE")
+            refuse_others(path)
+            make_folder(path)
+        refuse_network(path)
+        index = FilesIndex(path, namespace=namespace, view=view)
+        return Store(index, packs_of(index, path / INSIDE / "packs"))
 
 
 def is_files(path: Path) -> bool:

@@ -28,8 +28,9 @@ from . import codec
 from .blobs.packs import PackBlobs
 from .embedded import read_keyrings
 from .errors import Corrupted, NotFound, Validation, storage_error
-from .index.files import DEFAULT, INSIDE, FilesIndex, make_folder
+from .index.files import FilesIndex, make_folder
 from .index.journal import Journal, sync_folder, write_file
+from .index.shown_files import DEFAULT, INSIDE
 from .manifest import Manifest, pack_manifest
 from .model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_us
 from .ports import NewCheckpoint

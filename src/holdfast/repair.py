@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING
 from .blobs.direct import sync_directory
 from .blobs.packs import PackBlobs
 from .chunk_reader import ChunkReader
-from .embedded import INDEX, PACKS, Marker, locked, read_keyrings, read_marker, write_marker
+from .embedded import INDEX, PACKS, Marker, absolute, locked, read_keyrings, read_marker, write_marker
 from .errors import Conflict, Corrupted, NotFound, Validation
 from .index.salvage import Salvaged, put_jobs, salvage
 from .index.sqlite import SqliteIndex
+from .index.state import SUFFIX as STATE
+from .index.state import lacks_log
 from .model import CheckpointStatus, parse_name
 from .ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Chunk, NewCheckpoint
 from .records import NoKeys, read_packs
@@ -52,7 +54,7 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
     because it is no longer the index. Killed at any moment, the store has the old index or the new one, whole: the
     marker, replaced atomically, says which (I1).
     """
-    path = path.expanduser().absolute()
+    path = absolute(path)
     if not (path / PACKS).is_dir():
         raise NotFound(f"there is no store at {path}", hint="check --store or $HOLDFAST_STORE")
     with locked(path):
@@ -61,6 +63,7 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
         except (Corrupted, FileNotFoundError):
             marker = None
         old = path / (marker.index if marker else _first_index(path))
+        is_cut = lacks_log(str(old))
         with _writers_kept_out(old):
             found = salvage(old)
             store_id = marker.store_id if marker else found.meta.get("store_id") or os.urandom(16).hex()
@@ -71,7 +74,7 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
             form = FORMAT_VERSION if keys is None else ENCRYPTED_FORMAT_VERSION
             write_marker(path, Marker(store_id, new.name, form))
             kept = _put_aside(path, old)
-    return RepairReport(count, from_packs, corrupted, found.is_complete, str(kept))
+    return RepairReport(count, from_packs, corrupted, found.is_complete and not is_cut, str(kept))
 
 
 def _find_keys(
@@ -201,7 +204,7 @@ def _next_index(path: Path, old: str) -> str:
 def _put_aside(path: Path, old: Path) -> Path:
     """Keep the old index under another name. It is out of use already, so the order does not matter."""
     kept = path / f"{old.stem}.damaged-{time.time_ns()}"
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("", "-wal", "-shm", STATE):
         part = path / (old.name + suffix)
         if part.exists():
             os.rename(part, str(kept) + suffix)

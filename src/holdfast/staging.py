@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from typing import Any, TypeVar
 
 from .chunks import DeviceMemory, allocate
 from .codec import Encoded, Source
+from .ending import save_at_end
+from .workers import start
 
 T = TypeVar("T")
 
@@ -66,6 +67,7 @@ class BackgroundSaves:
         """Copy the buffers of `encoded`, then `commit` the copy later. Returns once the state may be changed again."""
         self._slots.acquire()
         try:
+            self._start()
             staged, arena = self._stage(encoded)
         except BaseException:
             self._slots.release()
@@ -73,11 +75,15 @@ class BackgroundSaves:
         future: PendingSave[T] = PendingSave()
         with self._lock:
             self._pending = [known for known in self._pending if not known.done()] + [future]
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
-                self._thread.start()
         self._jobs.put((future, lambda: commit(staged), arena))  # type: ignore[arg-type]
         return future
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="holdfast-save", daemon=True)
+                start(thread)
+                self._thread = thread
 
     def _stage(self, encoded: Encoded) -> tuple[Encoded, Arena | None]:
         remote = [b for b in encoded.buffers if isinstance(b, DeviceMemory)]
@@ -179,7 +185,7 @@ class BackgroundSaves:
 _unfinished: weakref.WeakSet[BackgroundSaves] = weakref.WeakSet()
 
 
-@atexit.register
+@save_at_end
 def _finish_all() -> None:
     """A program that ends without close() still gets what it staged."""
     for saves in list(_unfinished):

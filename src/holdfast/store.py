@@ -51,6 +51,7 @@ from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
 from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, SharedChunk, add_streams, entries_at, part_of, place, size_of
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .crypto import DataKey, Vault
@@ -89,7 +90,7 @@ class Store:
         """Workers for large states; made when first needed."""
         with self._lock:
             if self._workers is None:
-                self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="holdfast")
+                self._workers = Workers(WORKERS, thread_name_prefix="holdfast")
             return self._workers
 
     def at_rest(self) -> Store:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .chunk_reader import read_verified
-from .errors import Conflict, Corrupted, NotFound, StorageError, could_not_look
+from .errors import Conflict, Corrupted, NotFound, ReadOnly, StorageError, could_not_look
 from .model import Checkpoint, CheckpointStatus
 from .ports import UNREADABLE, Chunk, Seen
 from .store import Store
@@ -142,12 +142,25 @@ class _Check:
             self.problems.append(Problem(f"pack {pack}", what, _PUT_BACK))
         if self._deep:  # a pack that was put back
             healed = [c for c in rows if c.is_damaged and c.digest not in damaged]
-            self._store.index.mark_damaged(healed, False)
+            self._mark_damaged(healed, False)
         self._ends[pack] = rows[-1].offset + 1
+
+    def _mark(self, seen: Sequence[Seen], status: CheckpointStatus) -> Sequence[str]:
+        """Write down what was seen; answers what still is so. Where nothing can be written, the report alone says it."""
+        try:
+            return self._store.index.mark(seen, status, actor=self._actor)
+        except ReadOnly:
+            return [look.checkpoint.id for look in seen]
+
+    def _mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
+        try:
+            return list(self._store.index.mark_damaged(chunks, is_damaged))
+        except ReadOnly:
+            return [chunk.digest for chunk in chunks]
 
     def _condemn(self, damaged: Sequence[Chunk]) -> list[bytes]:
         """Mark chunks that were seen damaged; answers those that still are what was seen."""
-        standing = self._store.index.mark_damaged(damaged, True)
+        standing = self._mark_damaged(damaged, True)
         still = set(standing)
         self._bad.update((chunk.digest, chunk) for chunk in damaged if chunk.digest in still)
         return standing
@@ -195,12 +208,11 @@ class _Check:
 
     def mark(self) -> None:
         """Say what was found out about checkpoints, and look again at those that have changed since."""
-        index = self._store.index
         for _ in range(_MAX_LOOKS):
             sound, doubtful, self._sound, self._doubtful = self._sound, self._doubtful, [], []
-            index.mark(sound, CheckpointStatus.VALID, actor=self._actor)
+            self._mark(sound, CheckpointStatus.VALID)
             seen = [seen for _, _, seen in doubtful]
-            standing = set(index.mark(seen, CheckpointStatus.CORRUPTED, actor=self._actor))
+            standing = set(self._mark(seen, CheckpointStatus.CORRUPTED))
             for number, why, look in doubtful:
                 if look.checkpoint.id in standing:
                     self._report(look.checkpoint, why)

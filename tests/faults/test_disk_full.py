@@ -1,6 +1,8 @@
 """A full disk refuses saves with NoSpace, loses nothing, and can be freed with what the store itself offers."""
 
+import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,23 +25,126 @@ def test_full_of_bytes(tmp_path: Path, kinds: tuple[str, ...]) -> None:
 
 
 def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
-        while ballast.write(bytes(4096)):
-            pass
+    with path.open("wb", buffering=0) as ballast:
+        for size in (4096, 512):
+            with pytest.raises(OSError, match="No space"):
+                while ballast.write(bytes(size)):
+                    pass
+
+
+def large(seed: int) -> bytes:
+    return random.Random(seed).randbytes(300_000)
+
+
+def fill_completely(disk: Path, what: str) -> list[Path]:
+    """No free byte, or no free inode; answers what to remove to have them back."""
+    if what == "inodes":
+        return fill_with_files(disk)
+    fill(disk / "ballast")
+    return [disk / "ballast"]
 
 
 @pytest.mark.requires("tmpfs")
-def test_opening_without_a_free_block(tmp_path: Path) -> None:
-    """Where not even the memory that processes share fits, it is the disk that is full, not a device that fails."""
-    with tmpfs(tmp_path / "disk", "size=1m") as disk:
+@pytest.mark.parametrize("scheme", ["file", "files"])
+@pytest.mark.parametrize("what", ["bytes", "inodes"])
+def test_a_disk_without_room_is_no_dead_end(tmp_path: Path, what: str, scheme: str) -> None:
+    """A store on it opens, is read, deleted from and collected; then saves work again."""
+    with tmpfs(tmp_path / "disk", "size=16m", "nr_inodes=80") as disk:
+        url = f"{scheme}:{disk / 'store'}"
+        with holdfast.open(url) as store:
+            saved = [store.save("job", f"step {n}", large(n)) for n in range(8)]
+            small = store.save("job", "small", {"n": 1})
+        fillers = fill_completely(disk, what)
+        with holdfast.open(url) as store:
+            assert [c.id for c in store.list("job")] == [*saved, small]
+            assert store.load(saved[3]) == large(3)
+            with pytest.raises(holdfast.NoSpace, match="gc"):
+                store.save("job", "refused", large(9))
+        with holdfast.open(url) as store:
+            assert [c.id for c in store.list("job")] == [*saved, small]
+            for checkpoint in saved[:6]:
+                assert store.delete("job", checkpoint)
+            assert store.gc().chunks_removed
+        with holdfast.open(url) as store:
+            for filler in fillers[:6] if what == "inodes" else ():  # gc gives back bytes, and hardly an inode
+                filler.unlink()
+            assert store.load(store.save("job", "again", large(10))) == large(10)
+            assert [c.step for c in store.list("job")] == ["step 6", "step 7", "small", "again"]
+            assert store.verify().is_ok
+        for filler in fillers:
+            filler.unlink(missing_ok=True)
+        with holdfast.open(url) as store:
+            store.save("job", "at last", large(11))
+            assert store.verify().is_ok
+
+
+@pytest.mark.requires("tmpfs")
+def test_saves_do_not_live_on_the_reserve(tmp_path: Path) -> None:
+    """Else nothing would be left of it for deleting."""
+    with tmpfs(tmp_path / "disk", "size=8m") as disk:
         with holdfast.open(disk / "store") as store:
-            saved = store.save("job", "step", {"n": 1})
+            first = store.save("job", "first", large(1))
         fill(disk / "ballast")
-        with pytest.raises(holdfast.NoSpace, match=r"index\.sqlite"):
-            holdfast.open(disk / "store")
-        (disk / "ballast").unlink()
+        for _ in range(3):
+            with holdfast.open(disk / "store") as store:
+                for n in range(20):
+                    with pytest.raises(holdfast.NoSpace):
+                        store.save("job", "refused", {"n": n})
+                    with pytest.raises(holdfast.NoSpace):
+                        store.save("job", "refused", large(n))
         with holdfast.open(disk / "store") as store:
-            assert store.load(saved) == {"n": 1}
+            assert store.delete("job", first)
+            store.gc()
+        with holdfast.open(disk / "store") as store:
+            store.save("job", "second", {"n": 2})
+            assert len(list((disk / "store/reserve").iterdir())) == 4
+
+
+@pytest.mark.requires("tmpfs")
+def test_a_long_log_on_a_full_disk(tmp_path: Path) -> None:
+    """Small states lie in the log of the index, which needs its size once more to be moved on."""
+    with tmpfs(tmp_path / "disk", "size=100m") as disk:
+        with holdfast.open(disk / "store") as store:
+            with (disk / "ballast").open("wb") as ballast:
+                os.posix_fallocate(ballast.fileno(), 0, 88 << 20)
+            saved = []
+            with pytest.raises(holdfast.NoSpace):
+                while True:
+                    saved.append(store.save("job", "step", random.Random(len(saved)).randbytes(40_000)))
+            fill(disk / "more")
+        with holdfast.open(disk / "store") as store:
+            assert [c.id for c in store.list("job")] == saved
+            assert store.cleanup("job", keep_last=5) == len(saved) - 5
+            assert store.gc().chunks_removed
+        with holdfast.open(disk / "store") as store:
+            store.save("job", "again", random.Random(0).randbytes(40_000))
+            assert store.verify().is_ok
+
+
+@pytest.mark.requires("tmpfs")
+@pytest.mark.parametrize("what", ["bytes", "inodes"])
+def test_a_refused_save_in_files_does_not_exist(tmp_path: Path, what: str) -> None:
+    """I1 the other way round: what was refused is not there when the store is opened again."""
+    with tmpfs(tmp_path / "disk", "size=4m", "nr_inodes=60") as disk:
+        with holdfast.open(f"files:{disk / 'store'}") as store:
+            saved = [store.save("job", "before", {"n": 1})]
+            fillers = fill_completely(disk, what)
+            for n in range(30):
+                try:
+                    saved.append(store.save(f"job-{n}", "step", {"n": n, "text": "x" * 3000}))
+                except holdfast.NoSpace:
+                    continue
+            listed = [c.id for job in store.jobs() for c in store.list(job.name)]
+            assert sorted(listed) == sorted(saved)
+            assert len(saved) < 31
+        with holdfast.open(f"files:{disk / 'store'}") as store:
+            assert sorted(c.id for job in store.jobs() for c in store.list(job.name)) == sorted(saved)
+        for filler in fillers:
+            filler.unlink()
+        with holdfast.open(f"files:{disk / 'store'}") as store:
+            saved.append(store.save("job", "after", {"n": 2}))
+            assert sorted(c.id for job in store.jobs() for c in store.list(job.name)) == sorted(saved)
+        assert sorted(path.stem for path in (disk / "store").glob("*/*/*.json")) == sorted(saved)
 
 
 @pytest.mark.requires("tmpfs")
@@ -127,10 +232,14 @@ def test_opening_a_full_disk_of_small_blocks(tmp_path: Path) -> None:
             except OSError:
                 pass
         program = (
-            "import sys, holdfast\ntry:\n    holdfast.open(sys.argv[1])\nexcept holdfast.NoSpace:\n    print('full')"
+            "import sys, holdfast\ntry:\n    print(holdfast.open(sys.argv[1]).restore('job'))\n"
+            "except holdfast.NoSpace:\n    print('full')"
         )
-        done = subprocess.run([sys.executable, "-c", program, disk.path / "store"], capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, "full\n"), done.stderr
+        for said in ("{'n': 1}\n", "full\n"):  # with the reserve, and without
+            done = subprocess.run([sys.executable, "-c", program, disk.path / "store"], capture_output=True, text=True)
+            assert (done.returncode, done.stdout) == (0, said), done.stderr
+            shutil.rmtree(disk.path / "store/reserve", ignore_errors=True)
+            fill(disk.path / "more")
         (disk.path / "ballast").unlink()
         with holdfast.open(disk.path / "store") as store:
             assert store.load(saved) == {"n": 1}

@@ -110,8 +110,12 @@ def test_a_failed_sync_is_not_acknowledged_and_the_next_save_goes_to_a_new_file(
     journal = place / ".holdfast" / "journal"
     before = os.stat(journal).st_ino
 
+    sync = os.fsync
+
     def fail(handle: int) -> None:
-        raise OSError(5, "Input/output error")
+        if ".holdfast/" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(5, "Input/output error")
+        sync(handle)
 
     with monkeypatch.context() as patch, pytest.raises(StorageError):
         patch.setattr("holdfast.index.journal.os.fsync", fail)
@@ -299,10 +303,38 @@ def test_every_kind_of_directory_is_served(place: Path, monkeypatch: pytest.Monk
 
 
 def test_names_never_become_paths() -> None:
-    from holdfast.index.files import _safe
+    from holdfast.index.shown_files import _safe
 
     for hostile in ("..", ".", "../../etc", "a/b", "\0", ".holdfast", "a\nb"):
         safe = _safe(hostile)
         assert "/" not in safe
         assert "\0" not in safe
         assert not safe.startswith(".")
+
+
+def test_drafts_of_killed_writers_are_swept(place: Path) -> None:
+    """By opening and by gc; both hold the lock under which drafts are made, so none of a live writer is touched."""
+    program = (
+        "import os, sys, holdfast\nstore = holdfast.open(sys.argv[1])\nstore.save('a', 'one', 1)\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), 9)\nstore.save('a', 'two', 2)\n"
+    )
+
+    def drafts() -> list[Path]:
+        return [path for path in place.rglob(".*") if path.name.endswith(".new")]
+
+    def kill_one() -> None:
+        subprocess.run([sys.executable, "-c", program, f"files:{place}"], capture_output=True, check=False)
+        assert drafts()
+
+    kill_one()
+    with holdfast.open(f"files:{place}") as store:
+        assert drafts() == []
+        assert [c.step for c in store.list("a")] == ["one", "two"]  # the journal had it
+        kill_one()
+        store.gc()
+        assert drafts() == []
+        (place / "a" / ".mine.new").touch()
+        store.gc()
+        assert [path.name for path in drafts()] == [".mine.new"]
+    with holdfast.open(f"files:{place}") as store:
+        assert len(list(place.glob("a/*/*.json"))) == len(store.list("a")) == 4

@@ -102,8 +102,8 @@ def test_another_process_may_finish_the_index_while_its_format_is_read(path: str
 
     connection = database.connect(path, 10)
     database.migrate(Watched(connection), path, None)  # type: ignore[arg-type]
-    connection.close()
     SqliteIndex(path).close()
+    connection.close()
 
 
 def test_many_processes_may_create_one_index_at_once(path: str) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from holdfast.errors import StorageError, UnsupportedFormat, Validation, storage_error
+from holdfast.sharing import share
 
 from .direct import BLOCK_BYTES, Input, Output, forget_after_fork, round_up, sync_data, sync_directory
 
@@ -350,6 +351,7 @@ def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
             if not try_lock(fd, path):
                 os.close(fd)  # gc saw it before we had the lock: it is gone, or will be
                 continue
+            share(path)
             output = Output(fd, direct=direct)
             output.write_first(header(name))
         except OSError as error:
@@ -374,4 +376,6 @@ def _make_directory(path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    else:
+        share(path)
     sync_directory(parent)

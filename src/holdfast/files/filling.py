@@ -7,7 +7,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from functools import partial
 from holdfast.chunks import StoredStream, allocate
 from holdfast.errors import CheckpointError, Validation, storage_error
 from holdfast.manifest import Entry
+from holdfast.workers import Workers
 
 from .directories import Directories
 from .stored import Part, parts_of_chunks
@@ -106,7 +107,7 @@ class Filling:
         total = self._stream.size_bytes if self._stream is not None else 0
         done = 0
         waiting: deque[tuple[Future[None], int]] = deque()
-        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="holdfast-restore") as pool:
+        with Workers(_WORKERS, thread_name_prefix="holdfast-restore") as pool:
             try:
                 for work, size in self._tasks():
                     waiting.append((pool.submit(work), size))

@@ -57,7 +57,7 @@ class Pool:
             if connection is not None and not self._is_closed and len(self._idle) < MAX_IDLE:
                 self._idle.append(connection)
                 connection = None
-            if self.is_paused:
+            if self.is_paused or self._is_closed:
                 self._changed.notify_all()
         return connection
 
@@ -75,11 +75,12 @@ class Pool:
             self.is_paused = False
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Those that are lent are closed when they come back."""
+    def close(self, wait_s: float) -> bool:
+        """Whether all are back within `wait_s`; those that are not are closed when they come back."""
         with self._changed:
             self._is_closed = True
             self._close_idle()
+            return self._changed.wait_for(lambda: self._lent == 0, wait_s)
 
     def _close_idle(self) -> None:
         while self._idle:
@@ -133,6 +134,10 @@ _paused: list[Forkable] = []
 
 def survive_forks(index: Forkable) -> None:
     _open.add(index)
+
+
+def open_indexes() -> list[Forkable]:
+    return list(_open)
 
 
 def _before() -> None:

@@ -325,6 +325,15 @@ class EncryptedIndex(SealedRows):
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
         return self.inner.relocate(chunks, from_pack=from_pack)
 
+    def refuse_older(self) -> None:
+        self.inner.refuse_older()
+
+    def accept(self) -> None:
+        self.inner.accept()
+
+    def make_room(self) -> bool:
+        return self.inner.make_room()
+
     def totals(self) -> Mapping[str, int]:
         return self.inner.totals()
 

@@ -2,8 +2,8 @@
 
 Each process has the whole index in memory (SQLite without a file) and follows the journal: what others have appended is
 applied before anything is read or written. A write runs in memory under the journal's lock, its changed rows are
-appended as SQL and synced, and only then is it acknowledged (I1). The readable files are written behind that; one that
-a crash left out is written when the store is next opened.
+appended as SQL and synced, and only then is it acknowledged (I1). The readable files get their names behind that
+(`shown_files`); one that a crash left out is written when the store is next opened.
 
 For stores of one machine and some ten thousand checkpoints: opening reads all of them, each process keeps them in
 memory, and every save syncs on its own.
@@ -14,27 +14,29 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
-from holdfast.errors import CheckpointError, Corrupted, StorageError, storage_error
+from holdfast import sharing
+from holdfast.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
 from holdfast.model import Checkpoint
 from holdfast.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, References
+from holdfast.reserve import Reserve
 
 from .database import connect, is_encrypted, mark_encrypted, migrate
-from .journal import MEND, Journal, sync_folder, write_file
+from .journal import MEND, Journal, sync_folder
+from .read_only import read_only_error
 from .rows import CHECKPOINT, SEQ_BITS, checkpoint_of, late_manifests
+from .shown_files import DEFAULT, INSIDE, ShownFiles
 from .sqlite import SqliteIndex
 from .transactions import check_holder
 from .writes import Writes
 
 T = TypeVar("T")
 
-INSIDE = ".holdfast"  # the folder that no job can be named like
-DEFAULT = "default"
 _NO_NAMESPACE = 0  # the number of none: ours is not in the journal before something is written
 _COMPACT_OVER_BYTES = 1 << 20
 _COMPACT_AT = 4  # times the size of what it would be, new
@@ -49,22 +51,36 @@ class FilesIndex(SqliteIndex):
         self._folder = folder
         self._view = view
         self._journal = Journal(folder / INSIDE)
+        self._shown = ShownFiles(folder)
+        self._room = Reserve(folder / INSIDE)
+        self._is_read_only = not _is_writable(self._journal.path)
         self._snapshot_bytes = 0
         self._is_settled = False
         super().__init__(None, namespace=namespace)
         self._name = str(folder)
         try:
-            with self._memory_lock, self._journal.locked():
-                if self._journal.exists():
-                    self._catch_up()
-                else:
-                    self._prepare()
-                    self._replace_journal()
+            if self._is_read_only:
+                self._catch_up()
                 self._settle()
-                self._complete_files()
+            else:
+                self._begin()
         except BaseException:
             self.close()
             raise
+
+    def _begin(self) -> None:
+        with self._memory_lock, self._journal.locked():
+            if self._journal.exists():
+                self._catch_up()
+            else:
+                self._prepare()
+                self._replace_journal()
+            self._settle()
+            self._complete_files()
+            try:
+                self._room.refill()
+            except OSError as error:
+                raise storage_error("write", self._name, error) from error
 
     def close(self) -> None:
         super().close()
@@ -150,7 +166,7 @@ class FilesIndex(SqliteIndex):
         db = self._connection
         is_new = db.execute("SELECT 1 FROM namespace WHERE name = ?", (self.namespace,)).fetchone() is None
         self._ns = self._namespace_no()
-        if is_new:
+        if is_new and not self._is_read_only:
             self._publish()
         self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
         self.is_encrypted = is_encrypted(db)
@@ -165,7 +181,26 @@ class FilesIndex(SqliteIndex):
             with super()._reading() as db:
                 yield db
 
-    def _write(self, operation: Callable[[], T]) -> T:
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        if self._is_read_only:
+            raise read_only_error(self._name)
+
+    def _write(self, operation: Callable[[], T], *, is_urgent: bool = False) -> T:
+        self._check_writable()
+        if not is_urgent and not self._room.is_whole and not self._room.refill():
+            raise NoSpace(f"{self._name}: the disk is full", hint="holdfast cleanup and holdfast gc free some space")
+        try:
+            return self._write_once(operation)
+        except NoSpace:
+            if not is_urgent or not self._room.release():
+                raise
+        return self._write_once(operation)
+
+    def make_room(self) -> bool:
+        return self._room.release()
+
+    def _write_once(self, operation: Callable[[], T]) -> T:
         with self._memory_lock:
             self._check_open()
             with self._journal.locked():
@@ -174,7 +209,7 @@ class FilesIndex(SqliteIndex):
                     self._ns = self._namespace_no()
                     self._writes.use(self._connection, self._ns)
                     self._publish()
-                result = super()._write(operation)
+                result = self._run(operation)
                 self._publish()
         return result
 
@@ -185,19 +220,31 @@ class FilesIndex(SqliteIndex):
         if not rows:
             return
         db.execute("DELETE FROM temp.change")
+        drafts: dict[Path, Path | None] = {}
         try:
+            for number, (id_, level) in {row: (i, lv) for _, row, i, lv in rows if row is not None}.items():
+                self._draft(drafts, number, id_, level)
             if self._journal.must_be_replaced() or self._journal.format != self._format:
                 self._replace_journal()
             else:
                 self._journal.append("".join(f"{sql}\n" for sql, *_ in rows))
         except BaseException:
             self._journal.close()
+            self._shown.discard(drafts)
             self._catch_up()
             raise
-        for number, (checkpoint_id, level) in {row: (i, lv) for _, row, i, lv in rows if row is not None}.items():
-            self._show(number, checkpoint_id, level)
-        if self._journal.position > max(_COMPACT_OVER_BYTES, _COMPACT_AT * self._snapshot_bytes):
-            self._replace_journal()
+        self._finish(drafts)
+
+    def _finish(self, drafts: dict[Path, Path | None]) -> None:
+        """What comes behind a durable commit, and cannot undo it any more: its failure must not look like a refusal."""
+        try:
+            self._shown.place(drafts)
+            if self._journal.position > max(_COMPACT_OVER_BYTES, _COMPACT_AT * self._snapshot_bytes):
+                self._replace_journal()
+        except NoSpace:
+            return  # a shorter journal has time until there is room
+        except StorageError as error:
+            warnings.warn(f"saved, but not shown until the store is opened again: {error}", stacklevel=2)
 
     def _replace_journal(self) -> None:
         """A journal of the rows as they are, without how they came about."""
@@ -208,8 +255,8 @@ class FilesIndex(SqliteIndex):
             for (sql,) in db.execute(f"SELECT {_replacing(table, columns, '')} FROM {table}")
         ]
         payload = "".join(f"{line}\n" for line in lines)
-        self._snapshot_bytes = len(payload)
         self._journal.replace(payload, self._format)
+        self._snapshot_bytes = len(payload)
         db.execute("DELETE FROM temp.change")
 
     @property
@@ -218,6 +265,7 @@ class FilesIndex(SqliteIndex):
 
     def scrub(self) -> None:
         """A journal of the rows as they are says nothing of what they were."""
+        self._check_writable()
         with self._memory_lock, self._journal.locked():
             self._check_open()
             self._catch_up()
@@ -225,7 +273,9 @@ class FilesIndex(SqliteIndex):
 
     def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
         """Marks beside writers, in memory; then one write looks at what was saved meanwhile, and deletes (I3)."""
-        self._check_open()
+        self._check_writable()
+        with self._memory_lock, self._journal.locked():
+            self._shown.present()  # removes what killed writers left
         newest = "SELECT id, chain FROM event ORDER BY id DESC LIMIT 1"
         seen, chain = self._one(newest) or (0, None)
         marked = {digest for _, found, manifest in self.manifests() for digest in references(found.id, manifest)}
@@ -245,31 +295,23 @@ class FilesIndex(SqliteIndex):
             db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
             return len(gone), sum(size for _, size in gone)
 
-        return self._write(delete)
+        return self._write(delete, is_urgent=True)
 
     # Files to read
 
-    def _show(self, number: int, checkpoint_id: str, level: str) -> None:
-        """Write, write anew or remove the readable file of a checkpoint."""
+    def _draft(self, drafts: dict[Path, Path | None], number: int, checkpoint_id: str, level: str) -> None:
+        """Prepare the readable file of a checkpoint, or its removal."""
         namespace, job = self._connection.execute(
             "SELECT namespace.name, job.name FROM job JOIN namespace ON namespace.no = ns_no WHERE job.no = ?",
             (number >> SEQ_BITS,),
         ).fetchone()
-        path = self._file_of(namespace, job, level, checkpoint_id)
+        path = self._shown.path_of(namespace, job, level, checkpoint_id)
         row = self._connection.execute(
             f"SELECT {CHECKPOINT}, manifest FROM checkpoint WHERE row = ?", (number,)
         ).fetchone()
-        try:
-            if row is None or row[1] != checkpoint_id:
-                path.unlink(missing_ok=True)
-                return
-            if not path.parent.is_dir():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                for folder in (path.parent.parent, path.parent.parent.parent, self._folder):
-                    sync_folder(folder)
-        except OSError as error:
-            raise storage_error("write", str(path), error) from error
-        write_file(path, self._text(checkpoint_of(job, row), row[15]))
+        drafts[path] = None
+        if row is not None and row[1] == checkpoint_id:
+            drafts[path] = self._shown.draft(path, self._text(checkpoint_of(job, row), row[15]))
 
     def _text(self, checkpoint: Checkpoint, manifest: bytes) -> bytes:
         shown: dict[str, object] = {
@@ -295,39 +337,30 @@ class FilesIndex(SqliteIndex):
             shown["state_unreadable"] = error.message
         return (json.dumps(shown, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
-    def _file_of(self, namespace: str, job: str, level: str, checkpoint_id: str) -> Path:
-        """Names follow a grammar without slashes and leading dots; what does not is percent-encoded all the same."""
-        base = self._folder if namespace == DEFAULT else self._folder / f"@{_safe(namespace)}"
-        return base / _safe(job) / _safe(level) / f"{_safe(checkpoint_id)}.json"
-
     def _complete_files(self) -> None:
         """Write the files that a crash left out, and remove those of checkpoints that are gone."""
         rows = self._connection.execute(
             "SELECT checkpoint.row, checkpoint.id, level, namespace.name, job.name FROM checkpoint "
             f"JOIN job ON job.no = row >> {SEQ_BITS} JOIN namespace ON namespace.no = ns_no"
         ).fetchall()
-        wanted = {self._file_of(ns, job, level, id_): (row, id_, level) for row, id_, level, ns, job in rows}
-        present = {path for path in self._folder.glob("**/*.json") if INSIDE not in path.parts}
+        wanted = {self._shown.path_of(ns, job, level, id_): (row, id_, level) for row, id_, level, ns, job in rows}
+        present = self._shown.present()
+        self._shown.remove_strays(present - wanted.keys())
         for path in wanted.keys() - present:
-            self._show(*wanted[path])
-        for path in present - wanted.keys():
-            if _is_ours(path, self._folder):
-                path.unlink(missing_ok=True)
+            drafts: dict[Path, Path | None] = {}
+            try:
+                self._draft(drafts, *wanted[path])
+            except NoSpace:
+                return  # the journal has it; the file has time until there is room
+            self._shown.place(drafts)
 
 
-def _safe(name: str) -> str:
-    text = quote(name, safe=":@+")
-    return text if not text.startswith(".") else "%2E" + text[1:]
-
-
-def _is_ours(path: Path, folder: Path) -> bool:
-    """Whether a file is one that this index writes; what people put beside them is left alone."""
-    depth = len(path.relative_to(folder).parts)
+def _is_writable(journal: Path) -> bool:
+    """Whether a store can be written here, or made here."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return False
-    return depth in (3, 4) and isinstance(found, dict) and f"{_safe(str(found.get('id')))}.json" == path.name
+        return sharing.is_writable(journal.parent) and (os.access(journal, os.W_OK) or not journal.exists())
+    except OSError as error:
+        raise storage_error("open", str(journal), error) from error
 
 
 def _tables(db: Any) -> list[tuple[str, list[str], list[str]]]:
@@ -368,7 +401,9 @@ def _quoted(column: str) -> str:
 def make_folder(folder: Path) -> None:
     """The directory of a store, and what is inside, durable by name."""
     try:
-        (folder / INSIDE).mkdir(parents=True, exist_ok=True)
+        sharing.make_folder(folder)
+        sharing.share_folder(folder)
+        sharing.make_folder(folder / INSIDE)
         sync_folder(folder)
         for parent in folder.parents:
             if os.access(parent, os.R_OK):

@@ -16,10 +16,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
-from holdfast.errors import Corrupted, UnsupportedFormat, storage_error
+from holdfast.errors import Corrupted, OutcomeUnknown, UnsupportedFormat, storage_error
+from holdfast.sharing import open_lock, share
 
 FORMAT = 2
 _HEADER = re.compile(rb"-- Holdfast journal, format (\d{1,9})\n")
@@ -45,11 +47,14 @@ class Journal:
     def locked(self) -> Iterator[None]:
         """Nobody else writes meanwhile. The kernel lets go when the process ends."""
         try:
-            handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = open_lock(self._lock_path)
         except OSError as error:
             raise storage_error("lock", str(self._lock_path), error) from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as error:
+                raise storage_error("lock", str(self._lock_path), error) from error
             self._is_locked = True
             yield
         finally:
@@ -161,19 +166,31 @@ class Journal:
         data = _framed(payload)
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.ftruncate(handle, self.position)  # what somebody who died left half-written
-                _write_all(handle, data, self.position)
-                os.fsync(handle)
-            except OSError:
-                self._is_distrusted = True  # what was not synced may look written: the next write makes a new file (I9)
-                os.ftruncate(handle, self.position)
-                raise
-            finally:
-                os.close(handle)
         except OSError as error:
             raise storage_error("write", str(self.path), error) from error
+        try:
+            os.ftruncate(handle, self.position)  # what somebody who died left half-written
+            _write_all(handle, data, self.position)
+            self._is_distrusted = True  # what was not synced may look written: the next write makes a new file (I9)
+            os.fsync(handle)
+            self._is_distrusted = False
+        except OSError as error:
+            self._take_back(handle, error)
+        finally:
+            os.close(handle)
         self.position += len(data)
+
+    def _take_back(self, handle: int, cause: OSError) -> NoReturn:
+        """Remove what was written of a transaction that is refused."""
+        try:
+            os.ftruncate(handle, self.position)
+        except OSError:
+            self._is_distrusted = True
+            raise OutcomeUnknown(
+                f"cannot write {self.path}: {cause.strerror}, nor take back what was written",
+                hint="look whether it was done, then do it again",
+            ) from cause
+        raise storage_error("write", str(self.path), cause) from cause
 
     def close(self) -> None:
         """Begin anew with the next read."""
@@ -197,6 +214,16 @@ class Journal:
 
 def write_file(path: Path, data: bytes) -> None:
     """Temporary file, sync, rename, sync of the directory: the name has the new content or the old, never a part."""
+    draft = draft_file(path, data)
+    try:
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error("write", str(path), error) from error
+
+
+def draft_file(path: Path, data: bytes) -> Path:
+    """The temporary file, synced."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -205,10 +232,12 @@ def write_file(path: Path, data: bytes) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-        os.replace(draft, path)
-        sync_folder(path.parent)
+        share(draft)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
         raise storage_error("write", str(path), error) from error
+    return draft
 
 
 def sync_folder(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import psycopg
 
-from holdfast.errors import StorageError, Unavailable
+from holdfast.errors import OutcomeUnknown, StorageError
 from holdfast.model import Checkpoint, CheckpointStatus, Lease
 from holdfast.ports import (
     CheckpointIds,
@@ -42,10 +42,6 @@ T = TypeVar("T")
 
 _GATHER_S = 0.001  # for savers who will be back; a commit takes a few of these
 _LOST_ANSWERS = 3  # in a row, until a save gives up
-
-
-class _AnswerLost(Unavailable):
-    """The connection broke while the server was committing."""
 
 
 class _Operation(Generic[T]):
@@ -96,7 +92,7 @@ class PostgresIndex(PostgresReads):
         for _ in range(_LOST_ANSWERS):
             try:
                 return self._write(operation)
-            except _AnswerLost:
+            except OutcomeUnknown:
                 continue
         return self._write(operation)
 
@@ -115,7 +111,7 @@ class PostgresIndex(PostgresReads):
             self.writes = None
 
     def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
-        """May be run again as long as no commit was sent: Unavailable. Afterwards it is _AnswerLost, to the callers."""
+        """May be run again as long as no commit was sent: Unavailable. Afterwards callers get OutcomeUnknown."""
         with self._server.lend() as db:
             if self._commit_saves(db, batch):
                 return
@@ -127,7 +123,7 @@ class PostgresIndex(PostgresReads):
                 self._lose(db, batch, error)
 
     def _lose(self, db: Connection, batch: Sequence[Waiting[Any]], error: Exception) -> None:
-        lost = _AnswerLost(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
+        lost = OutcomeUnknown(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
         for waiting in batch:
             waiting.error = waiting.error or lost
         db.close()
@@ -203,7 +199,7 @@ class PostgresIndex(PostgresReads):
         outcomes: list[Checkpoints | BaseException] = self._group.run_each([_Operation(self, save) for save in wanted])
         answers: Outcomes = []
         for (record, actor), outcome in zip(saves, outcomes, strict=True):
-            if isinstance(outcome, _AnswerLost):
+            if isinstance(outcome, OutcomeUnknown):
                 answers += one_by_one(self, [(record, actor)])
             else:
                 answers.append(outcome if isinstance(outcome, BaseException) else outcome[0])
@@ -307,13 +303,22 @@ class PostgresIndex(PostgresReads):
     ) -> bool:
         try:
             is_done = self._write(lambda writes: writes.set_keyring(keyring, key_id, replacing, actor, lease_token))
-        except _AnswerLost:
+        except OutcomeUnknown:
             is_done = self.keyring() == keyring
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
 
     def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
         return self._write_again(lambda writes: writes.reseal(record, replacing, actor))
+
+    def refuse_older(self) -> None:
+        """Nothing here knows what another database had."""
+
+    def accept(self) -> None:
+        """See refuse_older."""
+
+    def make_room(self) -> bool:
+        return False  # the disk is the server's
 
     def scrub(self) -> None:
         """The database's own vacuum does that, in its time."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.errors import NoSpace
+from holdfast.errors import Corrupted, NoSpace
 from holdfast.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
 from holdfast.ports import (
     CheckpointIds,
@@ -45,7 +45,7 @@ from .rows import (
     job_of,
     metadata_filter,
 )
-from .sqlite_file import SqliteFile
+from .sqlite_file import SqliteFile, has_event, newest_event
 from .sweeping import audit, integrity_problems, sweep
 from .transactions import MAX_JOBS, check_holder
 from .writes import missing
@@ -67,7 +67,7 @@ class SqliteIndex(SqliteFile):
     def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
         if self._path is None:
             return one_by_one(self, saves)
-        self._check_open()
+        self._check_room()
         outcomes = self._group.run_each([partial(self._writes.commit, (record,), actor) for record, actor in saves])
         return [outcome if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
 
@@ -197,7 +197,7 @@ class SqliteIndex(SqliteFile):
         return [job_of(row) for row in rows]
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
-        return self._write(partial(self._writes.delete, checkpoint_ids, even_pinned, actor))
+        return self._write(partial(self._writes.delete, checkpoint_ids, even_pinned, actor), is_urgent=True)
 
     def update(
         self,
@@ -211,7 +211,7 @@ class SqliteIndex(SqliteFile):
         return self._write(partial(self._writes.update, checkpoint_id, is_pinned, tags, status, actor))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
-        return self._write(partial(self._writes.mark, seen, status, actor)) if seen else []
+        return self._write(partial(self._writes.mark, seen, status, actor), is_urgent=True) if seen else []
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self._write(partial(self._writes.set_retention, job, policy_json, actor))
@@ -228,7 +228,7 @@ class SqliteIndex(SqliteFile):
         self._write(partial(self._writes.release_lease, lease))
 
     def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
-        self._write(partial(self._writes.event, action, actor, job, None, detail))
+        self._write(partial(self._writes.event, action, actor, job, None, detail), is_urgent=True)
 
     def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
         order = "DESC" if newest else "ASC"
@@ -279,7 +279,7 @@ class SqliteIndex(SqliteFile):
             after = rows[-1][0]
 
     def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
-        self._check_open()
+        self._check_writable()
         with translated(self._name):
             if self._path is None:
                 with self._memory_lock:
@@ -287,13 +287,13 @@ class SqliteIndex(SqliteFile):
                     swept = sweep(self._connection, self._ns, self.manifests, references, lambda: False, check)
                     assert swept is not None
                     return swept
+            self._say_open()
             try:
                 return self._sweep(references, lease_token)
             except NoSpace:
-                with self._writing:
-                    if not self._shrink_log():
-                        raise
-                return self._sweep(references, lease_token)  # in the space that the log has given back
+                if not self.make_room():
+                    raise
+                return self._sweep(references, lease_token)
 
     def _sweep(self, references: References, lease_token: int | None) -> tuple[int, int]:
         check = partial(check_holder, self._ns, self.namespace, lease_token)
@@ -329,10 +329,31 @@ class SqliteIndex(SqliteFile):
         return not self.is_pack_used(pack)  # gc asks while it holds the pack's lock: nobody is about to name it
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
-        return self._write(partial(self._writes.mark_damaged, chunks, is_damaged)) if chunks else []
+        return self._write(partial(self._writes.mark_damaged, chunks, is_damaged), is_urgent=True) if chunks else []
 
     def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
-        return self._write(partial(self._writes.relocate, chunks, from_pack))
+        return self._write(partial(self._writes.relocate, chunks, from_pack), is_urgent=True)
+
+    # What the store once had
+
+    def refuse_older(self) -> None:
+        if self._state is None:
+            return
+        with self._reading() as db:
+            said = self._state.read()
+            if not has_event(db, said.event, said.chain):
+                raise Corrupted(
+                    f"{self._name} is older than what is stored: it does not know event {said.event:,}",
+                    hint="put the newer one back, or run holdfast rebuild, which adds what the packs know",
+                )
+
+    def accept(self) -> None:
+        if self._state is None:
+            return
+        with self._reading() as db:
+            newest = newest_event(db)
+        with self._state.alone():
+            self._state.accept(*newest)
 
     # Keys
 

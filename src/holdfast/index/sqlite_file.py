@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from holdfast.errors import Corrupted, NoSpace, StorageError
+from holdfast.ending import close_at_end
+from holdfast.errors import Corrupted, NoSpace, StorageError, storage_error
+from holdfast.reserve import Reserve
+from holdfast.sharing import share
 
-from .connections import FORK_WAIT_S, Pool, Reading, survive_forks
+from .connections import FORK_WAIT_S, Pool, Reading, open_indexes, survive_forks
 from .database import (
     connect,
     is_encrypted,
@@ -27,9 +30,14 @@ from .database import (
     typed,
 )
 from .groupcommit import REFUSALS, GroupCommit, Waiting
+from .read_only import ReadOnlyFile, read_only_error
+from .state import Closing, IndexState
 from .writes import Writes
 
 T = TypeVar("T")
+
+_NO_NAMESPACE = -1
+_MAKE_ROOM = "free some space (holdfast cleanup, holdfast gc), then run it again"
 
 
 class SqliteFile:
@@ -43,43 +51,81 @@ class SqliteFile:
         busy_timeout_s: float = 30.0,
         create: bool = True,
         store_id: str | None = None,  # given when an index is made anew for a store that has an ID
+        reserve: Reserve | None = None,
+        read_only: bool = False,
     ) -> None:
         self.namespace = namespace
+        self._is_closed = True  # until it is open
         self._path = path
+        self._reserve = reserve
+        self._file = ReadOnlyFile(path) if read_only and path is not None else None
+        self._state = None if path is None or self._file is not None else IndexState(path)
         self._name = path or "the index in memory"
         self._busy_timeout_s = busy_timeout_s
-        self._is_closed = False
         self._is_connected = True  # until a fork
         self._was_full = False  # the disk, when last written to
         with translated(self._name):
             self._open(create, store_id)
+        self._is_closed = False
         survive_forks(self)
 
     def _open(self, create: bool, store_id: str | None) -> None:
         self._make_locks()
         _refuse_after_fork(self._path)
-        if self._path is not None:
+        if self._file is not None:
+            with self._file.reading() as db:
+                self._connection = db
+                migrate(db, self._name, None)
+                self._learn()
+                self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
+        elif self._state is None or self._path is None:
+            self._start(create, store_id)
+        else:
             refuse_full_small_blocks(self._path)
+            with self._state.alone():
+                self._state.enter()
+                try:
+                    self._start(create, store_id)
+                except BaseException:
+                    self._state.leave()
+                    raise
+
+    def _start(self, create: bool, store_id: str | None) -> None:
         self._connection = db = connect(self._path, self._busy_timeout_s, create=create)
         try:
+            self._share()
             migrate(db, self._name, store_id)
+            self._share()
             if self._path is not None:
                 db.execute("PRAGMA busy_timeout=0")
                 self._move_log_on()
                 db.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
                 self._identity = _identity(self._path)
-            found = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
-            if found is None:
-                raise Corrupted(f"{self._name} has lost the ID of its store", hint="run holdfast check --repair")
-            self.store_id: str = found[0]
-            self._ns = self._namespace_no()
-            self.is_encrypted = is_encrypted(db)
+            self._learn()
             if self.is_encrypted:
                 overwrite_deleted(db)
         except BaseException:
-            db.close()
+            self._close_connection()
             raise
         self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
+
+    def _share(self) -> None:
+        """Where a group shares the store: SQLite gives its other files the mode of the database, but not the group."""
+        if self._path is not None:
+            try:
+                for suffix in ("", "-wal", "-shm"):
+                    share(self._path + suffix)
+            except OSError as error:
+                raise storage_error("share", self._path, error) from error
+
+    def _learn(self) -> None:
+        """The ID of the store, the number of our namespace, whether rows are sealed."""
+        found = self._connection.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
+        if found is None:
+            raise Corrupted(f"{self._name} has lost the ID of its store", hint="run holdfast check --repair")
+        self.store_id: str = found[0]
+        self._ns = self._namespace_no()
+        self.is_encrypted = is_encrypted(self._connection)
 
     def _move_log_on(self) -> bool:
         """Move what the WAL holds into the database proper; answers whether all of it went.
@@ -99,7 +145,10 @@ class SqliteFile:
     def _namespace_no(self) -> int:
         look_up = "SELECT no FROM namespace WHERE name = ?"
         found = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        if found is None and self._file is not None:
+            return _NO_NAMESPACE
         if found is None:  # only then: opening a store that is full writes nothing
+            self._say_open()
             self._connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
             found = self._connection.execute(look_up, (self.namespace,)).fetchone()
         return int(found[0])
@@ -107,6 +156,7 @@ class SqliteFile:
     def _make_locks(self) -> None:
         self._memory_lock = threading.RLock()
         self._writing = threading.Lock()  # held while a transaction of ours is open
+        self._joining = threading.Lock()
         self._pool = Pool(self._connect_again)
         self._numbers: dict[str, int] = {}  # of jobs that were asked for
         self._group = GroupCommit(self._run_batch)
@@ -119,13 +169,15 @@ class SqliteFile:
         self._is_writing_stopped = self._writing.acquire(timeout=FORK_WAIT_S)
         self._is_stopped = self._pool.pause(FORK_WAIT_S) and self._is_writing_stopped
         if self._is_stopped:
-            self._connection.close()
+            self._close_connection()
             self._is_connected = False
 
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
             if self._path is not None and not self._is_stopped:
                 _forked_while_open.add(self._identity)
+            if self._state is not None:
+                self._state.forget()
             self._make_locks()  # those of the parent may be held by threads that do not exist here
         elif self._path is None:
             self._memory_lock.release()
@@ -139,14 +191,99 @@ class SqliteFile:
             return
         self._is_closed = True
         with translated(self._name):
-            self._pool.close()
+            is_unused = self._pool.close(FORK_WAIT_S)
             with self._writing:
-                self._connection.close()
+                if is_unused:
+                    self._close_connection()
+                else:
+                    _leave_open(self._connection)  # else the reader's is the last one, and SQLite removes the log
+
+    def __del__(self) -> None:
+        """What nobody closed is closed all the same: SQLite would remove its log, and nobody had said "closed"."""
+        if not getattr(self, "_is_closed", True):
+            self.close()
+
+    def _close_connection(self) -> None:
+        """Close what is left of our connections; as the last user of the file, say that its log has been moved on."""
+        state = self._state
+        if self._file is not None:
+            self._file.close()
+        if state is None or self._path is None or _is_gone(self._path):
+            self._connection.close()
+            return
+        try:
+            with state.alone():
+                try:
+                    if state.is_entered and state.is_last():
+                        self._say_closed(state)
+                    self._connection.close()
+                finally:
+                    state.leave()
+        except BaseException:
+            _leave_open(self._connection)
+            raise
+
+    def _say_closed(self, state: IndexState) -> None:
+        if not (said := state.read()).is_open:
+            return
+        if not self._is_connected:
+            assert self._path is not None
+            self._connection = connect(self._path, self._busy_timeout_s, create=False)
+        closing = self._newest(said)
+        self._connection.execute("PRAGMA busy_timeout=0")
+        if self._move_log_on():
+            state.close(closing)
+
+    def _newest(self, said: Closing) -> Closing:
+        """What to say at closing: the newest event, unless this index is older than the one the store had."""
+        if not has_event(self._connection, said.event, said.chain):
+            return said
+        number, chain = newest_event(self._connection)
+        return Closing(event=number, chain=chain)
+
+    def _say_open(self) -> None:
+        """Before anything is written; but for the first time this costs nothing (I6)."""
+        if self._state is not None and not self._state.is_marked:
+            with self._joining:
+                self._join()
+                self._state.mark_open()
+
+    def _join(self) -> None:
+        """Be counted among those who have the file open, after a fork anew."""
+        if self._state is not None and not self._state.is_entered:
+            with self._state.alone():
+                self._state.enter()
 
     # Transactions
 
-    def _write(self, operation: Callable[[], T]) -> T:
-        self._check_open()
+    def _write(self, operation: Callable[[], T], *, is_urgent: bool = False) -> T:
+        """What frees space or notes damage is urgent and may use the reserve; the rest waits until that is whole."""
+        if is_urgent:
+            self._check_writable()
+        else:
+            self._check_room()
+        try:
+            return self._run(operation)
+        except NoSpace:
+            if not is_urgent or self._reserve is None or not self._reserve.release():
+                raise
+        return self._run(operation)
+
+    def _check_room(self) -> None:
+        """Before a save: what is left of the reserve is not for it."""
+        self._check_writable()
+        if self._reserve is not None and not self._reserve.is_whole and not self._reserve.refill():
+            raise NoSpace(f"{self._name}: the disk is full", hint=_MAKE_ROOM)
+
+    def make_room(self) -> bool:
+        """Give back the space of the log and of the reserve, for gc on a full disk; whether there was any."""
+        if self._path is None:
+            return False
+        with self._writing:
+            is_shorter = self._shrink_log()
+        return (self._reserve is not None and self._reserve.release()) or is_shorter
+
+    def _run(self, operation: Callable[[], T]) -> T:
         if self._path is None:
             with self._memory_lock:
                 return self._group.run(operation)
@@ -180,6 +317,7 @@ class SqliteFile:
                 self._connection = self._connect_again()
                 self._is_connected = True
                 self._writes.use(self._connection)
+            self._say_open()
             if not self._run_together(batch):
                 self._run_apart(batch)
             self._connection.execute("COMMIT")
@@ -234,6 +372,11 @@ class SqliteFile:
         if self._is_closed:
             raise StorageError(f"{self._name} is closed", hint="open the store again")
 
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._file is not None:
+            raise read_only_error(self._name)
+
     def _check_identity(self) -> None:
         if self._path is not None and _identity(self._path) != self._identity:
             raise StorageError(
@@ -244,6 +387,8 @@ class SqliteFile:
     def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection for a `with` block. SQLite's errors leave it as ours."""
         self._check_open()
+        if self._file is not None:
+            return self._file.reading()
         return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
 
     def _connect_again(self) -> sqlite3.Connection:
@@ -251,9 +396,12 @@ class SqliteFile:
         assert self._path is not None
         _refuse_after_fork(self._path)
         self._check_identity()
+        with self._joining:
+            self._join()
         connection = connect(self._path, self._busy_timeout_s, create=False)
         if self.is_encrypted:
             overwrite_deleted(connection)
+        self._share()
         return connection
 
     def _one(self, sql: str, *parameters: object) -> Any:
@@ -268,10 +416,47 @@ class SqliteFile:
         """`secure_delete` leaves pieces of rows in pages whose cells were moved: every page is written anew."""
         if self._path is None:
             return
-        self._check_open()
+        self._check_writable()
         with self._writing, translated(self._name):
+            self._say_open()
             run_alone(self._connection, "VACUUM", self._busy_timeout_s)
             self._move_log_on()
+
+
+def newest_event(db: sqlite3.Connection) -> tuple[int, str]:
+    """Its number and hash."""
+    found = db.execute("SELECT id, chain FROM event ORDER BY id DESC LIMIT 1").fetchone()
+    return (0, "0" * 64) if found is None else (found[0], found[1].hex())
+
+
+def has_event(db: sqlite3.Connection, number: int, chain: str) -> bool:
+    found = db.execute("SELECT chain FROM event WHERE id = ?", (number,)).fetchone()
+    return number == 0 or (found is not None and found[0].hex() == chain)
+
+
+def _leave_open(connection: sqlite3.Connection) -> None:
+    """Let the end of the process close it: SQLite would remove the log, and nobody has said "closed"."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+@close_at_end
+def _close_all() -> None:
+    """At the end of the program, before the interpreter takes connections apart."""
+    for index in open_indexes():
+        if isinstance(index, SqliteFile):
+            index.close()
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@ kill forgets some money that was saved, never any that was spent.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from holdfast.ending import save_at_end
 from holdfast.errors import CheckpointError
 from holdfast.manager import CheckpointManager
 from holdfast.model import CheckpointLevel
@@ -212,7 +212,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@atexit.register
+@save_at_end
 def write_all() -> None:
     """Write the books of this process."""
     for books in list(_open_books):

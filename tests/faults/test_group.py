@@ -1,0 +1,82 @@
+"""Users of a group share a store: whoever made which file, and whatever their umask, each can go on."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.users import public_folder, run_as
+
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")]
+
+TEAM, ANNA, BEN = 54321, 54331, 54332
+SAVE = """
+with holdfast.open(arguments[0]) as store:
+    store.save("job", "small", {"n": 1})
+    store.save("job", "large", os.urandom(200_000))
+"""
+READ = """
+store = holdfast.open(arguments[0])
+for checkpoint in store.list("job"):
+    store.load(checkpoint.id)
+{end}
+"""
+CLEAN = """
+with holdfast.open(arguments[0]) as store:
+    store.cleanup("job", keep_last=1)
+    store.gc()
+    assert store.verify().is_ok
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with public_folder() as folder:
+        yield folder
+
+
+def act(user: int, program: str, url: str, umask: int) -> None:
+    run_as(user, program, url, group=user, also_in=TEAM, umask=umask)
+
+
+@pytest.mark.parametrize("scheme", ["file", "files"])
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077], ids=oct)
+def test_two_users_of_a_group(place: Path, scheme: str, umask: int) -> None:
+    team = place / "team"
+    team.mkdir()
+    os.chown(team, 0, TEAM)
+    team.chmod(0o775)
+    url = f"{scheme}:{team / 'store'}"
+    act(ANNA, SAVE, url, umask)
+    act(BEN, READ.replace("{end}", "os.kill(os.getpid(), 9)"), url, umask)  # leaves the files that reading needs
+    act(ANNA, SAVE, url, umask)
+    act(BEN, READ.replace("{end}", "store.close()"), url, umask)
+    act(BEN, SAVE + "    os.kill(os.getpid(), 9)\n", url, umask)
+    act(ANNA, SAVE, url, umask)
+    act(BEN, CLEAN, url, umask)
+    act(ANNA, CLEAN, url, umask)
+    others = {path for path in team.rglob("*") if path.stat().st_gid != TEAM}
+    assert not others
+
+
+def test_a_folder_that_is_not_shared_stays_private(place: Path) -> None:
+    """The umask decides where the group may not write."""
+    home = place / "home"
+    home.mkdir()
+    os.chown(home, ANNA, ANNA)
+    act(ANNA, SAVE, f"file:{home / 'store'}", 0o077)
+    assert {path.stat().st_mode & 0o077 for path in (home / "store").rglob("*")} == {0}
+
+
+def test_an_index_from_before_is_shared_when_its_owner_opens_it(place: Path) -> None:
+    team = place / "team"
+    team.mkdir()
+    os.chown(team, ANNA, TEAM)
+    team.chmod(0o2775)
+    url = f"file:{team / 'store'}"
+    act(ANNA, SAVE, url, 0o002)
+    (team / "store/index.sqlite").chmod(0o644)
+    act(BEN, READ.replace("{end}", "store.close()"), url, 0o002)  # can only read it
+    act(ANNA, SAVE, url, 0o002)
+    act(BEN, SAVE, url, 0o002)
