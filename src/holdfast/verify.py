@@ -146,7 +146,7 @@ class _Check:
         self._ends[pack] = rows[-1].offset + 1
 
     def _mark(self, seen: Sequence[Seen], status: CheckpointStatus) -> Sequence[str]:
-        """Write down what was seen; answers what still is so. Where nothing can be written, the report alone says it."""
+        """Write down what was seen; answers what still is so. Where nothing can be written, only the report says it."""
         try:
             return self._store.index.mark(seen, status, actor=self._actor)
         except ReadOnly:

@@ -122,6 +122,13 @@ class Reading:
             raise typed(error, self._name) from error
 
 
+def leave_open(connection: sqlite3.Connection) -> None:
+    """Let the end of the process close it: SQLite would remove the log, and nobody has said "closed"."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
 class Forkable(Protocol):
     def before_fork(self) -> None: ...
 

@@ -45,7 +45,8 @@ from .rows import (
     job_of,
     metadata_filter,
 )
-from .sqlite_file import SqliteFile, has_event, newest_event
+from .sqlite_file import SqliteFile
+from .state import has_event, newest_event
 from .sweeping import audit, integrity_problems, sweep
 from .transactions import MAX_JOBS, check_holder
 from .writes import missing

@@ -18,7 +18,7 @@ from holdfast.errors import Corrupted, NoSpace, StorageError, storage_error
 from holdfast.reserve import Reserve
 from holdfast.sharing import share
 
-from .connections import FORK_WAIT_S, Pool, Reading, open_indexes, survive_forks
+from .connections import FORK_WAIT_S, Pool, Reading, leave_open, open_indexes, survive_forks
 from .database import (
     connect,
     is_encrypted,
@@ -31,7 +31,7 @@ from .database import (
 )
 from .groupcommit import REFUSALS, GroupCommit, Waiting
 from .read_only import ReadOnlyFile, read_only_error
-from .state import Closing, IndexState
+from .state import Closing, IndexState, has_event, newest_event
 from .writes import Writes
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class SqliteFile:
                 if is_unused:
                     self._close_connection()
                 else:
-                    _leave_open(self._connection)  # else the reader's is the last one, and SQLite removes the log
+                    leave_open(self._connection)  # else the reader's is the last one, and SQLite removes the log
 
     def __del__(self) -> None:
         """What nobody closed is closed all the same: SQLite would remove its log, and nobody had said "closed"."""
@@ -220,7 +220,7 @@ class SqliteFile:
                 finally:
                     state.leave()
         except BaseException:
-            _leave_open(self._connection)
+            leave_open(self._connection)
             raise
 
     def _say_closed(self, state: IndexState) -> None:
@@ -421,24 +421,6 @@ class SqliteFile:
             self._say_open()
             run_alone(self._connection, "VACUUM", self._busy_timeout_s)
             self._move_log_on()
-
-
-def newest_event(db: sqlite3.Connection) -> tuple[int, str]:
-    """Its number and hash."""
-    found = db.execute("SELECT id, chain FROM event ORDER BY id DESC LIMIT 1").fetchone()
-    return (0, "0" * 64) if found is None else (found[0], found[1].hex())
-
-
-def has_event(db: sqlite3.Connection, number: int, chain: str) -> bool:
-    found = db.execute("SELECT chain FROM event WHERE id = ?", (number,)).fetchone()
-    return number == 0 or (found is not None and found[0].hex() == chain)
-
-
-def _leave_open(connection: sqlite3.Connection) -> None:
-    """Let the end of the process close it: SQLite would remove the log, and nobody has said "closed"."""
-    import ctypes
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
 @close_at_end

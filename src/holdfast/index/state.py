@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -200,6 +201,17 @@ def _parsed(text: bytes) -> Closing:
     if found is None:  # what could not be written whole was being opened or closed
         return Closing(is_open=True)
     return Closing(found[1] == b"open", int(found[2]), found[3].decode())
+
+
+def newest_event(db: sqlite3.Connection) -> tuple[int, str]:
+    """Its number and hash."""
+    found = db.execute("SELECT id, chain FROM event ORDER BY id DESC LIMIT 1").fetchone()
+    return (0, "0" * 64) if found is None else (found[0], found[1].hex())
+
+
+def has_event(db: sqlite3.Connection, number: int, chain: str) -> bool:
+    found = db.execute("SELECT chain FROM event WHERE id = ?", (number,)).fetchone()
+    return number == 0 or (found is not None and found[0].hex() == chain)
 
 
 def _lock(handle: int, how: int, path: str) -> None:
