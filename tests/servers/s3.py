@@ -56,15 +56,17 @@ class Server:
         raise RuntimeError(f"the S3 server did not start again:\n{_log(self._folder)}")
 
     def _is_writable(self) -> bool:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        def has_bucket() -> bool:
             try:
                 _make_bucket(self.address)
             except Exception:
-                time.sleep(0.1)
-            else:
-                return True
-        return False
+                return False
+            return True
+
+        try:
+            return wait_for(has_bucket, "the S3 server takes no bucket", 30)
+        except AssertionError:
+            return False
 
     def stop(self) -> None:
         self._process.kill()

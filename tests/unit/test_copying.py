@@ -22,7 +22,7 @@ import holdfast
 from holdfast.copying import CopyReport
 from holdfast.errors import Conflict, LeaseHeld, NotFound, Validation
 from holdfast.manager import CheckpointManager
-from tests.parts import require
+from tests.parts import library, require
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
 
 OLD = datetime(2020, 1, 1, tzinfo=UTC)

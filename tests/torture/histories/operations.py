@@ -214,7 +214,7 @@ def fenced(worker: Worker) -> None:
         return
     lease = taken[0]
     for _ in range(worker.draw.randint(1, 3)):
-        time.sleep(worker.draw.choice((0, 0, 0.05, 1.2 * LEASE_S)))
+        time.sleep(worker.draw.choice((0, 0, 0.05, 1.2 * LEASE_S)))  # sleep: until the lease may have run out
         if worker.draw.random() < 0.4:
             worker.do("renew", lambda: _nothing(worker.store.renew_lease(lease)), job=job, token=lease.token)
         save(worker, lease, job)

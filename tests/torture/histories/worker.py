@@ -98,7 +98,7 @@ class Worker:
 
     def refused(self, number: int, error: Exception) -> None:
         if isinstance(error, holdfast.StorageError):
-            time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)  # sleep: between two looks at what the controller says
         self.is_stale |= isinstance(error, holdfast.Validation)
         if isinstance(error, holdfast.CheckpointError):
             self._report("error", number, type(error).__name__, str(error))
