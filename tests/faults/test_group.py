@@ -8,7 +8,7 @@ import pytest
 
 from tests.users import public_folder, run_as
 
-pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")]
+pytestmark = [pytest.mark.faults, pytest.mark.requires("root")]
 
 TEAM, ANNA, BEN = 54321, 54331, 54332
 SAVE = """

@@ -1,6 +1,5 @@
 """A store that can only be read is read; every write is refused with ReadOnly, and nothing in it changes."""
 
-import os
 import random
 import shutil
 import subprocess
@@ -124,7 +123,7 @@ def test_what_changed_while_it_was_read_is_not_given_out(tmp_path: Path) -> None
             writer.save("job", "more", 1)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.requires("root")
 @pytest.mark.parametrize("scheme", ["file", "files"])
 def test_the_folder_of_somebody_else(scheme: str) -> None:
     with public_folder() as folder:
