@@ -17,6 +17,7 @@ from .chunks import WORKERS, Staged
 from .errors import Corrupted, NotFound
 from .manifest import ZERO, Entry, decompress
 from .ports import Blobs, Buffer, Chunk, Encoding
+from .shelter import give_up_if_abandoned, sheltered
 
 if TYPE_CHECKING:
     from .crypto import Vault
@@ -43,6 +44,7 @@ class ChunkReader:
         self._pool = pool
         self._vault = vault
 
+    @sheltered
     def find(self, digests: Iterable[bytes]) -> dict[bytes, Chunk]:
         """Where the chunks with this content are; unknown ones are left out."""
         if self._vault is None:
@@ -59,6 +61,7 @@ class ChunkReader:
         moved = self.find([digest]).get(digest)
         return None if moved == place else moved
 
+    @sheltered
     def read(self, wanted: Sequence[tuple[Entry, memoryview | Staged]], *, of: str) -> None:
         """Fill each target with the chunk of its entry, in parallel, every one verified (I2)."""
         places = self.find({e.digest for e, _ in wanted if not e.is_zero})
@@ -72,6 +75,7 @@ class ChunkReader:
         futures += [self._pool().submit(self._read_some, task, places, of) for task in tasks]
         try:
             for future in futures:
+                give_up_if_abandoned()
                 future.result()
         finally:
             for future in futures:
@@ -80,6 +84,7 @@ class ChunkReader:
                 if not future.cancelled():
                     future.exception()
 
+    @sheltered
     def read_row(self, entries: Sequence[Entry], memory: memoryview, *, of: str) -> None:
         """Fill `memory` with chunks one behind the other, every one verified (I2): in this thread, for callers with
         threads of their own. What lies in a pack as it is wanted is read at once. Zeros are left out."""
@@ -158,6 +163,7 @@ class ChunkReader:
             if not isinstance(target, memoryview):
                 target.take(memory)
 
+    @sheltered
     def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
         """The bytes of chunks that are known by their digests alone, verified by them (I2)."""
         places = self.find(digests)
@@ -209,6 +215,7 @@ class ChunkReader:
                 is_second = moved is None
                 place = place if moved is None else moved
 
+    @sheltered
     def map(self, entries: Sequence[Entry], *, of: str) -> memoryview:
         """A stream as read-only memory over the packs themselves: only compressed chunks are copied.
 

@@ -4,6 +4,10 @@ For each chunk (the order is measured, docs/benchmarks.md): BLAKE3 → equal to 
 checkpoint? then that one is reused → SHA-256 → known to the index? then that one is reused → zstd where a sample
 shrinks → a pack, or the index row itself when all that is new is small.
 
+What is written is what was digested (I2): a piece that others can change is copied first, to memory the disk can take
+it from, and all that follows is about the copy. Only the comparison with an earlier checkpoint may look at the
+original, because nothing is written when they are equal.
+
 In an encrypted namespace (I10) a chunk is an envelope, sealed after it was compressed, and the index knows it by a name
 that only the key gives. Manifests, which are encrypted themselves, go on naming chunks by their content, so that they
 are the same in every store and under every key.
@@ -27,6 +31,7 @@ from blake3 import blake3
 from .chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, Deferred
 from .manifest import ZERO, Entry
 from .ports import Blobs, BlobWriter, Buffer, Chunk, Encoding
+from .shelter import give_up_if_abandoned
 
 if TYPE_CHECKING:
     from .crypto import DataKey
@@ -41,6 +46,14 @@ _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry,
 _Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
 
 _local = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """What a stream is compared with, and whether its pieces lie in memory that others may change."""
+
+    entries: Sequence[Entry]
+    is_shared: bool
 
 
 @lru_cache(maxsize=16)
@@ -89,10 +102,21 @@ class ChunkWriter:
         self._writer: BlobWriter | None = None
         self._in_flight: list[Future[None]] = []
         self._streams = 0
+        self._is_changing = False  # a guess: as the piece before
 
-    def add(self, pieces: Iterable[Buffer | Deferred], *, size_bytes: int, at_once: int = WORKERS) -> list[Entry]:
-        """Write one stream, by at most so many workers; its entries are complete after `finish`."""
-        earlier = self._previous[self._streams] if self._streams < len(self._previous) else ()
+    def add(
+        self,
+        pieces: Iterable[Buffer | Deferred],
+        *,
+        size_bytes: int,
+        at_once: int = WORKERS,
+        is_shared: bool = False,
+    ) -> list[Entry]:
+        """Write one stream, by at most so many workers; its entries are complete after `finish`.
+
+        `is_shared` pieces lie in memory that others may change meanwhile.
+        """
+        earlier = _Earlier(self._previous[self._streams] if self._streams < len(self._previous) else (), is_shared)
         self._streams += 1
         entries: list[Entry] = []
         task: _Task = []
@@ -133,20 +157,30 @@ class ChunkWriter:
         """What the index calls the chunk with this content."""
         return digest if self.key is None else self.key.chunk_id(digest)
 
-    def _submit(self, entries: list[Entry], task: _Task, earlier: Sequence[Entry], at_once: int) -> None:
+    def _submit(self, entries: list[Entry], task: _Task, earlier: _Earlier, at_once: int) -> None:
+        give_up_if_abandoned()
         while len(self._in_flight) > at_once:  # bounds what sources with pieces of their own keep in memory
             self._in_flight.pop(0).result()
         self._in_flight.append(self._pool().submit(self._work, entries, task, earlier))
 
-    def _work(self, entries: list[Entry], task: _Task, earlier: Sequence[Entry]) -> None:
+    def _work(self, entries: list[Entry], task: _Task, earlier: _Earlier) -> None:
         fresh: dict[bytes, memoryview] = {}
+        copied_bytes = 0
         for slot, piece in task:
             if isinstance(piece, Deferred):
                 piece = memoryview(piece.read())
             size = len(piece)
+            old = earlier.entries[slot] if slot < len(earlier.entries) else _PENDING
+            if earlier.is_shared:
+                if not self._is_changing and self._is_same(old, size, blake3(piece).digest()):
+                    entries[slot] = old
+                    continue
+                piece = _copy(piece, copied_bytes)
+                copied_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
             fast = blake3(piece).digest()
-            old = earlier[slot] if slot < len(earlier) else _PENDING
-            if old.fast == fast and old.size_bytes == size and self._reuse(old):
+            is_same = self._is_same(old, size, fast)
+            self._is_changing = not is_same
+            if is_same:
                 entries[slot] = old
                 continue
             if size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and fast == _zeros_fast(size):
@@ -156,6 +190,9 @@ class ChunkWriter:
             entries[slot] = Entry(size, digest, fast)
             fresh[self.name(digest)] = piece
         self._store_fresh(fresh)
+
+    def _is_same(self, old: Entry, size: int, fast: bytes) -> bool:
+        return old.fast == fast and old.size_bytes == size and self._reuse(old)
 
     def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
         """Write chunks that belong to no stream and whose digests are known: one look-up for all."""
@@ -316,6 +353,18 @@ def _joining_memory() -> memoryview:
         region = mmap.mmap(-1, BUNDLE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         found = _local.joining = memoryview(region)
     return found
+
+
+def _copy(piece: memoryview, offset: int) -> memoryview:
+    """A copy at `offset` of this thread's memory, page-aligned and good until its next task: nobody else changes it."""
+    memory: memoryview | None = getattr(_local, "copies", None)
+    if memory is None or len(memory) < offset + len(piece):
+        size = len(piece) if offset == 0 and len(piece) <= CHUNK_BYTES // 2 else TASK_BYTES + CHUNK_BYTES
+        region = mmap.mmap(-1, max(size, offset + len(piece)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = _local.copies = memoryview(region)  # a smaller one lives on in the pieces that were copied there
+    copy = memory[offset : offset + len(piece)]
+    copy[:] = piece
+    return copy
 
 
 def _shrinks(piece: memoryview) -> bool:

@@ -6,12 +6,14 @@ import hashlib
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .errors import LeaseLost, StorageError, Validation
 from .model import Lease
 from .ports import Index
+from .shelter import give_up_if_abandoned, run
 
 
 def default_holder() -> str:
@@ -52,6 +54,41 @@ def started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+class _Holding:
+    """A lease, and the thread that renews it. It ends when somebody says so, or when nobody has it any more."""
+
+    def __init__(self, index: Index, job: str, holder: str, ttl_s: float) -> None:
+        self.lease = index.acquire_lease(job, holder, ttl_s)
+        self._index = index
+        self._stop = threading.Event()
+        me = weakref.ref(self)  # an interrupt may drop the holder anywhere: then the lease is given back too
+        self._thread = threading.Thread(
+            target=_renew,
+            args=(me, index, self.lease, self._stop, ttl_s / 3),
+            name=f"holdfast-lease-{job}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._index.release_lease(self.lease)
+
+
+def _renew(holding: weakref.ref[_Holding], index: Index, lease: Lease, stop: threading.Event, every_s: float) -> None:
+    while not stop.wait(every_s):
+        try:
+            if holding() is None:
+                index.release_lease(lease)
+                return
+            index.renew_lease(lease)
+        except LeaseLost:
+            return
+        except StorageError:
+            continue  # busy or unreachable just now; the index refuses our writes if it lasts too long
+
+
 @contextmanager
 def hold(index: Index, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
     """The right to write `job` for as long as the block runs; LeaseHeld when somebody else has it (I5).
@@ -61,23 +98,18 @@ def hold(index: Index, job: str, *, ttl_s: float, holder: str | None = None) -> 
     """
     if not isinstance(ttl_s, int | float) or not 0.1 <= ttl_s <= 86_400:
         raise Validation(f"a lease of {ttl_s!r} s makes no sense", hint="use 0.1 to 86400 seconds")
-    lease = index.acquire_lease(job, holder or default_holder(), ttl_s)
-    stop = threading.Event()
-
-    def renew() -> None:
-        while not stop.wait(ttl_s / 3):
-            try:
-                index.renew_lease(lease)
-            except LeaseLost:
-                return
-            except StorageError:
-                continue  # busy or unreachable just now; the index refuses our writes if it lasts too long
-
-    thread = threading.Thread(target=renew, name=f"holdfast-lease-{job}", daemon=True)
-    thread.start()
+    holding = run(_begin, index, job, holder, ttl_s)
     try:
-        yield lease
+        yield holding.lease
     finally:
-        stop.set()
-        thread.join()
-        index.release_lease(lease)
+        run(holding.end)
+
+
+def _begin(index: Index, job: str, holder: str | None, ttl_s: float) -> _Holding:
+    holding = _Holding(index, job, holder or default_holder(), ttl_s)
+    try:
+        give_up_if_abandoned()
+    except BaseException:
+        holding.end()
+        raise
+    return holding

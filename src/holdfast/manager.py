@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
-from . import codec, lease
+from . import codec, lease, shelter
 from .errors import CheckpointError, Conflict, Corrupted, NotFound, Validation
 from .model import (
     Checkpoint,
@@ -95,7 +95,7 @@ class CheckpointManager:
         self.namespace = parse_name("namespace", namespace)
         self.actor = actor_here()
         lock = find_lock(key, encrypt_names)
-        self._store = self._open(create, lock)
+        self._store = shelter.run(self._open, create, lock)
         self._lock = lock
         self.key_source = key  # what was given, for processes that open the same store; no one else's business
         self.counters: Counter[str] = Counter()
@@ -130,7 +130,8 @@ class CheckpointManager:
 
         When this returns, the checkpoint survives kill -9 and power loss (I1). When it raises, nothing was stored
         that anyone can see, except when a `watch` callback raised: those run after the commit. The same
-        `idempotency_key` again returns the first ID instead of saving twice.
+        `idempotency_key` again returns the first ID instead of saving twice. Keep the state as it is until this
+        returns: one that another thread changes meanwhile may be saved half old and half new, though it always loads.
         """
         request = parse_request(
             job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
@@ -171,13 +172,20 @@ class CheckpointManager:
         request = parse_request(job_id, step_name, **options)
         self._check_open()
         self._background.raise_unseen()
-        return self._background.submit(codec.encode(state), lambda staged: self._commit(request, staged).id)
+        staged = self._background.stage(codec.encode(state))
+        return self._store.turns.run(
+            self._background.commit_later, staged, lambda encoded: self._commit(request, encoded).id
+        )
 
     def _commit(self, request: Request, encoded: codec.Encoded) -> Checkpoint:
         self._check_open()
-        checkpoint = self._store.save(request, encoded, actor=self.actor)
+        checkpoint = self._store.turns.run(self._save_in_turn, request, encoded)
         self._note(checkpoint)
         return checkpoint
+
+    def _save_in_turn(self, request: Request, encoded: codec.Encoded) -> Checkpoint:
+        self._background.drain()  # an interrupted save_async may have got there meanwhile
+        return self._store.save(request, encoded, actor=self.actor)
 
     def _note(self, checkpoint: Checkpoint) -> None:
         """Whatever is to follow a save."""
@@ -750,6 +758,11 @@ class CheckpointManager:
         try:
             while self._closers:
                 self._closers.pop(0)()
+        finally:
+            self._store.turns.run(self._let_go)
+
+    def _let_go(self) -> None:
+        try:
             self._background.close()
             self._finish_upkeep()
         finally:

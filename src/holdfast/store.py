@@ -13,7 +13,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,6 +34,7 @@ from .chunks import (
     cut_by_content,
 )
 from .errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
+from .guarded import guarded
 from .known import KnownChunks
 from .manifest import (
     SPILL_OVER_BYTES,
@@ -50,6 +50,7 @@ from .ports import Blobs, Chunk, ChunksGone, IdTaken, Index, KeysChanged, NewChe
 from .records import new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
+from .shelter import Turns, give_up_if_abandoned, sheltered
 from .streams import SMALL_BUFFER_BYTES, TREE_CHUNK_BYTES, SharedChunk, add_streams, entries_at, part_of, place, size_of
 from .workers import Workers
 
@@ -75,23 +76,21 @@ class Store:
         self, index: Index, blobs: Blobs, vault: Vault | None = None, *, inline_bytes: int = INLINE_BYTES
     ) -> None:
         """`inline_bytes`: new chunks of a save up to this go to the index, if none of them is large by itself."""
-        self.index = index
-        self.blobs = blobs
+        self.index = guarded(index)
+        self.blobs = guarded(blobs)
         self.vault = vault
         self.inline_bytes = inline_bytes
         self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
         self._known = KnownChunks(index, blobs)
         self._groups: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
-        self._workers: ThreadPoolExecutor | None = None
+        self.turns = Turns()
+        self._workers = _new_workers()
         self.reader = ChunkReader(blobs, index.locate, self.pool, vault)
 
-    def pool(self) -> ThreadPoolExecutor:
-        """Workers for large states; made when first needed."""
-        with self._lock:
-            if self._workers is None:
-                self._workers = Workers(WORKERS, thread_name_prefix="holdfast")
-            return self._workers
+    def pool(self) -> Workers:
+        """Threads for large states, which begin when first needed."""
+        return self._workers
 
     def at_rest(self) -> Store:
         """The store that outlives the process, whose keys count: another one where this is memory that is kept."""
@@ -101,12 +100,12 @@ class Store:
         """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
         self._lock = threading.Lock()
         self._known.after_fork()
-        self._workers = None
+        self.turns = Turns()
+        self._workers = _new_workers()
 
     def close(self) -> None:
-        if self._workers is not None:
-            self._workers.shutdown(wait=True)
-            self._workers = None
+        workers, self._workers = self._workers, _new_workers()
+        workers.shutdown(wait=True)
         self.blobs.close()
         self.index.close()
 
@@ -114,7 +113,7 @@ class Store:
 
     def save(self, request: Request, encoded: codec.Encoded | PartedTree, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
-        return self._save(request, encoded, *self._identity(request), actor)
+        return self.turns.run(self._save, request, encoded, *self._identity(request), actor)
 
     def _identity(self, request: Request) -> tuple[CheckpointId, int]:
         """The ID and the time of a new checkpoint: given ones where it is an old one."""
@@ -123,6 +122,9 @@ class Store:
 
     def save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> Outcomes:
         """`save` of each, by its actor: its checkpoint, or what it raises. Small ones share one commit (I1)."""
+        return self.turns.run(self._save_each, saves)
+
+    def _save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> Outcomes:
         records: dict[int, NewCheckpoint] = {}
         for n, (request, encoded, _) in enumerate(saves):
             if _is_small(encoded):
@@ -284,6 +286,7 @@ class Store:
         """Make the chunks of a record durable; the record as it is to be committed."""
         written = writer.finish(lambda placed: self.describe(record, placed, writer.key))
         self._known.check_packs(written.reused)
+        give_up_if_abandoned()  # the state's owner was interrupted, and may be changing it
         return replace(
             record,
             stored_bytes=record.stored_bytes + written.stored_bytes,
@@ -313,6 +316,9 @@ class Store:
 
     def commit_shared(self, record: NewCheckpoint, *, actor: str) -> Checkpoint:
         """Commit a record whose chunks all exist already: a branch or a copy."""
+        return self.turns.run(self._commit_shared, record, actor)
+
+    def _commit_shared(self, record: NewCheckpoint, actor: str) -> Checkpoint:
         for _ in range(_MAX_ATTEMPTS):
             try:
                 with self.under_current_key(record) as current:
@@ -544,6 +550,7 @@ class Store:
             return True  # what is wrong with it, reading it tells
         return True
 
+    @sheltered
     def _read_groups(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """Chunks of digests, remembered: neighbours in a history share most of them."""
         missing = [digest for digest in digests if digest not in self._groups]
@@ -581,6 +588,10 @@ class Store:
         if root is not None:
             yield from (e.digest for e in root[1] if not e.is_zero)
         yield from self.parse(packed, of="a checkpoint").digests()
+
+
+def _new_workers() -> Workers:
+    return Workers(WORKERS, "holdfast", keep=WORKERS)
 
 
 def _is_small(encoded: codec.Encoded) -> bool:

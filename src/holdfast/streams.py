@@ -39,7 +39,8 @@ def add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
             pieces = buffer.pieces()
         is_memory = isinstance(buffer, memoryview | DeviceMemory)
         spans[n] = Span(len(streams), 0, size, is_lazy=not is_memory)
-        streams.append(writer.add(pieces, size_bytes=size, at_once=WORKERS if is_memory else _SOURCE_WORKERS))
+        at_once = WORKERS if is_memory else _SOURCE_WORKERS
+        streams.append(writer.add(pieces, size_bytes=size, at_once=at_once, is_shared=_is_shared(buffer, encoded)))
     if small:
         offset = 0
         for n, view in small:
@@ -52,6 +53,14 @@ def add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
         tree, tree_stream = None, len(streams)
         streams.append(writer.add(cut_by_content(encoded.tree, TREE_CHUNK_BYTES), size_bytes=len(encoded.tree)))
     return Manifest(tree, tree_stream, [span for span in spans if span is not None], streams)
+
+
+def _is_shared(buffer: codec.Source, encoded: codec.Encoded) -> bool:
+    """Whether somebody else may change these bytes while they are saved: neither what is immutable, nor a copy.
+
+    Sources that are not memory read their pieces into memory of their own.
+    """
+    return isinstance(buffer, memoryview) and not encoded.is_private and not isinstance(buffer.obj, bytes)
 
 
 def _bundles(views: list[memoryview]) -> Iterable[bytes]:

@@ -17,6 +17,7 @@ from .model import Checkpoint
 from .policies import RetentionPolicy
 from .ports import Index
 from .review import Verdict, carry_out
+from .shelter import sheltered
 
 PAGE_ROWS = 100
 _READ_POLICY_EVERY = 16  # saves: another process may have set it
@@ -43,11 +44,13 @@ class Upkeep:
         """In a forked child: the parent goes on with its walks, and its lock may never be released here."""
         self.__init__()  # type: ignore[misc]
 
+    @sheltered
     def set_policy(self, job: str, policy: RetentionPolicy | None) -> None:
         """A policy that was just stored: it is applied from the next save on."""
         with self._lock:
             self._jobs[job] = _Job(policy=policy, is_new_policy=True)
 
+    @sheltered
     def after_save(self, index: Index, saved: Checkpoint, *, actor: str) -> None:
         """Do a bounded part of what the job's policy asks for."""
         if not self._lock.acquire(blocking=False):
@@ -64,6 +67,7 @@ class Upkeep:
         finally:
             self._lock.release()
 
+    @sheltered
     def finish(self) -> None:
         """Go on with what has begun, for a moment: for processes that save little and end."""
         until_s = time.monotonic() + _FINISH_WITHIN_S

@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from . import interrupts
 from .mutants import MUTANTS
 
 NAMES = (
@@ -36,6 +37,7 @@ NAMES = (
     "partitions",
     "indexed_job",
     "server",
+    "interrupts",
     "mutants",
     "model",
 )
@@ -53,6 +55,7 @@ def main() -> int:
         "--kind", help="of histories: dir, files, memory, postgres, postgres+s3, http; dir+key: encrypted"
     )
     parser.add_argument("--without", default="", help="of histories: operations to leave out: copy_to,rewrite")
+    parser.add_argument("--count", type=int, default=100_000, help="of interrupts (default: 100,000)")
     parser.add_argument("--keep", action="store_true", help="keep the stores of what failed")
     chosen = parser.parse_args()
     rows: list[tuple[str, float, str]] = []
@@ -83,6 +86,8 @@ def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float
         return _model(chosen.minutes)
     if name == "mutants":
         return _mutants()
+    if name == "interrupts":
+        return interrupts.torture(chosen.minutes, folder, chosen.count)
     options: dict[str, object] = {}
     if name == "histories":
         without = frozenset(filter(None, chosen.without.split(",")))

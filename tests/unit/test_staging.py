@@ -72,3 +72,19 @@ def test_a_lease_lasts_until_its_pending_saves_are_done() -> None:
         with store.lease("job") as lease:
             pending = store.save_async("job", "step", {"bytes": bytes(30_000_000)}, lease=lease)
         assert store.get(pending.result(30)).job == "job"
+
+
+def test_a_watcher_that_saves_while_the_store_is_closed() -> None:
+    """It runs in the thread that commits, which must not wait for itself."""
+    store = holdfast.open("memory:")
+    saved: list[str] = []
+
+    def again(_: str, checkpoint: holdfast.Checkpoint) -> None:
+        if checkpoint.job == "job":
+            saved.append(store.save("watcher", "step", 1))
+
+    store.watch(again)
+    for n in range(4):
+        store.save_async("job", "step", n)
+    store.close()
+    assert len(saved) == 4

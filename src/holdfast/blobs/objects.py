@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from obstore.store import from_url
 
 from holdfast.errors import Corrupted, NotFound, ReadOnly, StorageError, Unavailable, Validation
 from holdfast.ports import Buffer
+from holdfast.workers import Workers
 
 from .owner import claim
 from .pack_file import check_header, header
@@ -66,7 +67,7 @@ class ObjectBlobs:
         self.grace_s = grace_s
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._workers: ThreadPoolExecutor | None = None
+        self._workers: Workers | None = None
         self._registered: dict[str, float] = {}  # writers of ours, and when we last said so (monotonic)
         self._dropped: deque[str] = deque()  # of those, forgotten before their commit
         self._clock: tuple[float, float] | None = None  # (monotonic, the store's) at one moment
@@ -174,7 +175,7 @@ class ObjectBlobs:
     def submit(self, action: Callable[[], None]) -> Future[None]:
         with self._lock:
             if self._workers is None:
-                self._workers = ThreadPoolExecutor(2 * PUTS_AT_ONCE, thread_name_prefix="holdfast-put")
+                self._workers = Workers(2 * PUTS_AT_ONCE, "holdfast-put", keep=2 * PUTS_AT_ONCE)
             return self._workers.submit(action)
 
     def create(self, pack: str, data: Buffer) -> None:

@@ -98,6 +98,7 @@ class Encoded:
 
     tree: bytes
     buffers: list[Source]  # in the order the tree numbers them: memoryviews ("B", one dimension), or chunked
+    is_private: bool = False  # the buffers are copies that nobody changes
 
 
 def encode(state: object, *, out_of_band_bytes: int = 4096) -> Encoded:

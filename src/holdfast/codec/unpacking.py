@@ -12,6 +12,7 @@ from typing import Any
 
 import ormsgpack
 
+from holdfast import shelter
 from holdfast.chunks import DeviceMemory, StoredStream
 from holdfast.errors import CheckpointError, Corrupted, Validation
 from holdfast.ports import Buffer
@@ -65,10 +66,25 @@ def read(data: Buffer) -> Raw:
     try:
         value, end = ormsgpack.unpackb(b"".join((b"\x92", data, _END)), ext_hook=_closed)
     except ValueError as error:
+        _raise_interrupt(data, error)
         raise Problem(f"not a msgpack value ({error})") from error
     if end != _END_VALUE:
         raise Problem("bytes follow the end of the value")
     return value
+
+
+def _raise_interrupt(data: Buffer, error: ValueError) -> None:
+    """Where a signal handler raised inside our hook, ormsgpack says that the hook failed, and not what was raised.
+
+    That is no damage: read again where there are no signals, it is a value. Ctrl-C is the likeliest by far.
+    """
+    if not shelter.is_exposed():
+        return
+    try:
+        shelter.run(read, data)
+    except Problem:
+        return
+    raise KeyboardInterrupt("a signal handler raised while a state was decoded") from error
 
 
 class Unpacker:

@@ -107,7 +107,7 @@ class Filling:
         total = self._stream.size_bytes if self._stream is not None else 0
         done = 0
         waiting: deque[tuple[Future[None], int]] = deque()
-        with Workers(_WORKERS, thread_name_prefix="holdfast-restore") as pool:
+        with Workers(_WORKERS, "holdfast-restore", keep=_WORKERS) as pool:
             try:
                 for work, size in self._tasks():
                     waiting.append((pool.submit(work), size))

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from holdfast.shelter import forking
+
 from .database import TRANSLATED, typed
 
 MAX_IDLE = 8
@@ -148,6 +150,7 @@ def open_indexes() -> list[Forkable]:
 
 
 def _before() -> None:
+    forking(True)
     _paused[:] = _open
     for index in _paused:
         index.before_fork()
@@ -156,6 +159,7 @@ def _before() -> None:
 def _after(is_child: bool) -> None:
     while _paused:
         _paused.pop().after_fork(is_child=is_child)
+    forking(False)
 
 
 os.register_at_fork(before=_before, after_in_parent=lambda: _after(False), after_in_child=lambda: _after(True))

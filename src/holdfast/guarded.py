@@ -1,0 +1,60 @@
+"""Ports behind which the main thread is safe from signals: every call of it runs in another thread (`shelter`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+from .shelter import run, wait_for
+
+P = TypeVar("P")
+
+
+def guarded(port: P) -> P:
+    """The same index, blobs or writer. Wherever it is called from, an interrupt leaves no lock held in it."""
+    return port if isinstance(port, _Guarded) else cast(P, _Guarded(port))
+
+
+class _Guarded:
+    """Looks like what it guards, also to isinstance."""
+
+    def __init__(self, port: Any) -> None:
+        object.__setattr__(self, "_port", port)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._port)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._port, name)
+        if name.startswith("_") or not callable(value):
+            return value
+        guard = _guard(self._port, name)
+        object.__setattr__(self, name, guard)  # found at once the next time
+        return guard
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """A method that somebody puts in the place of ours is called by who calls this, not by what is guarded."""
+        if name.startswith("_"):
+            setattr(self._port, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+
+def _guard(port: Any, name: str) -> Callable[..., Any]:
+    calling = wait_for if name == "wait_for_event" else run
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = calling(getattr(port, name), *args, **kwargs)
+        if name == "writer":
+            return guarded(result)
+        return _steps(result) if isinstance(result, Iterator) else result
+
+    return call
+
+
+def _steps(items: Iterator[Any]) -> Iterator[Any]:
+    """A generator works when it is asked for the next item: that too must happen elsewhere."""
+    end = object()
+    while (item := run(next, items, end)) is not end:
+        yield item

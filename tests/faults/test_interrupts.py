@@ -1,0 +1,262 @@
+"""Signals while a store is used: handlers that save, and handlers that raise, at every line the main thread passes.
+
+The long form, at random instants and with other threads beside: `./dev torture interrupts --count 100000`.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.index.writes import Writes
+from tests.torture import interrupts
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore"),  # what raises inside the `__del__` of something is told so, and ignored
+]
+
+Store = holdfast.CheckpointManager
+
+
+class Interrupted(BaseException):
+    """What a handler raises."""
+
+
+def _save_async(store: Store) -> None:
+    store.save_async("job", "step", {"array": np.arange(100_000)}).result()
+
+
+def _lease(store: Store) -> None:
+    with store.lease("leased", ttl_s=0.3) as lease:
+        store.save("leased", "step", 1, lease=lease)
+
+
+def _delete(store: Store) -> None:
+    store.delete("job", store.list("job")[0].id)
+
+
+OPERATIONS: dict[str, Callable[[Store], object]] = {
+    "small save": lambda store: store.save("job", "step", {"n": 1}),
+    "large save": lambda store: store.save("job", "step", {"array": np.random.default_rng().bytes(300_000)}),
+    "save_async": _save_async,
+    "load": lambda store: store.load(store.list("loaded")[0].id),
+    "delete": _delete,
+    "lease": _lease,
+}
+
+
+class _At:
+    """Does something at the n-th line of Python that this thread runs, wherever that is."""
+
+    def __init__(self, n: int, act: Callable[[], None]) -> None:
+        self.left = n
+        self._act = act
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self._act()
+        return self
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+def _raise() -> None:
+    raise Interrupted
+
+
+@pytest.mark.parametrize("kind", ["file:", "memory:", "files:"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_handler_raises_anywhere(tmp_path: Path, kind: str, operation: str) -> None:
+    """Whatever was interrupted, the store goes on, and what it had is there."""
+    _at_every_line(tmp_path, kind, operation, lambda _: _raise()).close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_handler_saves_anywhere(tmp_path: Path, operation: str) -> None:
+    saved: list[str] = []
+
+    def save(store: Store) -> None:
+        saved.append(store.save("handler", "step", {"array": bytes(80_000), "n": len(saved)}))
+
+    with _at_every_line(tmp_path, "file:", operation, save) as store:
+        assert [c.id for c in store.list("handler")] == saved
+
+
+def _at_every_line(tmp_path: Path, kind: str, operation: str, handler: Callable[[Store], None]) -> Store:
+    assert threading.current_thread() is threading.main_thread()
+    step = 2 if kind == "file:" else 8  # of lines: their stores do not differ in what the main thread does
+    store = holdfast.open("memory:" if kind == "memory:" else f"{kind}{tmp_path / 'store'}")
+    kept = store.save("loaded", "step", {"array": np.arange(200_000)})
+    for _ in range(3):
+        store.save("job", "step", 0)
+    OPERATIONS[operation](store)
+    n = 1
+    while True:
+        at = _At(n, lambda: handler(store))
+        try:
+            with at.tracing():
+                OPERATIONS[operation](store)
+        except (Interrupted, KeyboardInterrupt):  # the latter where a library has forgotten which it was
+            pass
+        except holdfast.LeaseHeld:
+            pass  # the one that was interrupted before ends by itself
+        if at.left > 0:
+            break
+        n += step
+        last = store.save("job", "after", {"n": n})
+    assert n > 10
+    assert store.load(last) == {"n": n}
+    assert store.load(kept)["array"][-1] == 199_999  # type: ignore[index]
+    for checkpoint in store.list("job"):
+        store.load(checkpoint.id)
+    return store
+
+
+@pytest.mark.parametrize("kind", ["file:", "memory:", "files:"])
+def test_a_handler_saves_in_the_middle_of_a_commit(tmp_path: Path, kind: str) -> None:
+    """A preemption: SIGTERM comes inside a save, its handler saves. It comes behind the one it met."""
+    store = holdfast.open("memory:" if kind == "memory:" else f"{kind}{tmp_path / 'store'}")
+    main = threading.get_ident()
+    entered = threading.Event()
+    saved: list[str] = []
+    real = Writes.commit
+
+    def commit(self: Writes, *args: Any) -> Any:
+        if not entered.is_set():
+            signal.pthread_kill(main, signal.SIGUSR1)
+            assert entered.wait(30), "the handler does not run while the main thread waits"
+        return real(self, *args)
+
+    def handler(*_: object) -> None:
+        entered.set()
+        saved.append(store.save("job", "from the handler", 2))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with mock.patch.object(Writes, "commit", commit):
+            first = store.save("job", "met by it", 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [c.id for c in store.list("job")] == [first, *saved]
+    store.close()
+
+
+def test_an_interrupted_save_is_not_finished_behind_the_callers_back(tmp_path: Path) -> None:
+    """Its state may be changing: once the caller has gone, nothing of it is committed."""
+    store = holdfast.open(tmp_path / "store")
+    main = threading.get_ident()
+    left = threading.Event()
+    state = np.arange(4_000_000)
+    real = holdfast.index.sqlite.SqliteIndex.locate  # type: ignore[attr-defined]
+
+    def locate(self: Any, digests: Any) -> Any:
+        if not left.is_set():
+            left.set()
+            signal.pthread_kill(main, signal.SIGUSR1)
+        return real(self, digests)
+
+    def handler(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with mock.patch("holdfast.index.sqlite.SqliteIndex.locate", locate), pytest.raises(Interrupted):
+            store.save("job", "step", state)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert store.list("job") == []
+    store.save("job", "step", state)
+    assert len(store.list("job")) == 1
+    store.close()
+
+
+def test_a_load_into_memory_ends_before_the_interrupt_is_seen(tmp_path: Path) -> None:
+    with holdfast.open(tmp_path / "store") as store:
+        saved = store.save("job", "step", {"array": np.random.default_rng(1).bytes(1)} | {"a": np.arange(4_000_000)})
+        target = {"array": b"", "a": np.zeros(4_000_000, np.int64)}
+
+        for n in (20, 60, 100):
+            target["a"][:] = 0  # type: ignore[index]
+            try:
+                with _At(n, _raise).tracing():
+                    store.load(saved, into=target)
+            except (Interrupted, KeyboardInterrupt):
+                pass
+            copy = target["a"].copy()  # type: ignore[attr-defined]
+            store.load(saved)
+            assert (copy == target["a"]).all()
+
+
+def test_locks_in_the_main_thread_would_be_noticed(tmp_path: Path) -> None:
+    """The mutant: calls of the main thread run where they are."""
+    program = """
+import faulthandler, pathlib, sys
+faulthandler.dump_traceback_later(8, exit=True)  # a hang
+from unittest import mock
+from tests.faults import test_interrupts as tests
+with mock.patch("holdfast.shelter.is_exposed", return_value=False):
+    tests.test_a_handler_saves_anywhere(pathlib.Path(sys.argv[1]), "small save")
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=interrupts.ROOT, timeout=60, check=False)
+    assert ended.returncode
+
+
+def test_signals_at_random_instants(tmp_path: Path) -> None:
+    done = interrupts.torture(0.3, tmp_path, count=900)
+    assert done["interrupts"] > 400
+    assert done["interrupted"] > 50
+    assert done["handlers that saved"] > 50
+
+
+def test_a_handler_in_the_middle_of_a_fork_is_told(tmp_path: Path) -> None:
+    """Everybody else is stopped then: waiting for one of them would be for ever."""
+    program = """
+import os, signal, sys, threading
+import holdfast
+from holdfast.index.connections import Pool
+store = holdfast.open(sys.argv[1])
+store.save("job", "step", 1)
+real = Pool.pause
+def pause(self, wait_s):
+    signal.raise_signal(signal.SIGUSR1)
+    return real(self, wait_s)
+Pool.pause = pause
+told = []
+def handler(*_):
+    try:
+        store.save("job", "step", 2)
+    except holdfast.StorageError as error:
+        told.append(str(error))
+signal.signal(signal.SIGUSR1, handler)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+assert "while its process forks" in told[0], told
+store.save("job", "step", 3)
+assert len(store.list("job")) == 2
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True, timeout=60)
