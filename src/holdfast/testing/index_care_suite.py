@@ -412,6 +412,21 @@ class IndexCareSuite(IndexFixtures):
         assert index.events() == before
         assert save(peer)[0].seq == 3
 
+    # what a store once had, and what it keeps for a full disk
+
+    def test_the_index_of_a_store_is_not_older_than_itself(self, index: Index, peer: Index) -> None:
+        save(index)
+        index.refuse_older()
+        index.accept()
+        index.delete([c.id for c in index.list("job")], actor="t")
+        for mine in (index, peer):
+            mine.refuse_older()
+
+    def test_saves_go_on_when_room_was_made(self, index: Index) -> None:
+        first = save(index)[0]
+        assert index.make_room() in (True, False)
+        assert save(index)[0].seq == first.seq + 1
+
     # closing
 
     def test_a_closed_index_says_so(self, tmp_path: Path) -> None:
