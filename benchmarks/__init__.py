@@ -1,1 +1,1 @@
-"""Holdfast against its peers: `./dev bench store`. What is compared with what, and how: docs/benchmarks.md."""
+"""Kedge against its peers: `./dev bench store`. What is compared with what, and how: docs/benchmarks.md."""

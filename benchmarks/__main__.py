@@ -71,7 +71,7 @@ SUITES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev bench", description="Measure Holdfast against its peers.")
+    parser = argparse.ArgumentParser(prog="./dev bench", description="Measure Kedge against its peers.")
     parser.add_argument("suite", choices=SUITES)
     known = ", ".join(row for rows in SUITES.values() for row in rows)
     parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {known}")

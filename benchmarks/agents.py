@@ -1,4 +1,4 @@
-"""HoldfastSaver against LangGraph's own SqliteSaver, made as durable: synchronous=FULL."""
+"""KedgeSaver against LangGraph's own SqliteSaver, made as durable: synchronous=FULL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _savers(bench: Bench, name: str) -> tuple[Any, Any]:
     try:
         from langgraph.checkpoint.sqlite import SqliteSaver
 
-        from holdfast.integrations.langgraph import HoldfastSaver
+        from kedge.integrations.langgraph import KedgeSaver
     except ImportError as error:
         raise Missing(str(error)) from None
     place = bench.fresh(name)
@@ -26,7 +26,7 @@ def _savers(bench: Bench, name: str) -> tuple[Any, Any]:
     peer = SqliteSaver(connection)
     peer.setup()
     connection.execute("PRAGMA synchronous=FULL")
-    return HoldfastSaver(place / "store"), peer
+    return KedgeSaver(place / "store"), peer
 
 
 def _text(size: int, rnd: random.Random) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import holdfast
+import kedge
 
 from . import peers
 from .harness import Bench, Missing, Row, disk_bytes, drop_cache, fill_cache, interleave, log, mib, timed
@@ -16,8 +16,8 @@ HISTORY = 10
 
 
 @contextmanager
-def fresh_store(bench: Bench, name: str) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(bench.fresh(name) / "store") as manager:
+def fresh_store(bench: Bench, name: str) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(bench.fresh(name) / "store") as manager:
         yield manager
 
 
@@ -41,15 +41,15 @@ def full_save(bench: Bench) -> list[Row]:
         peers.reserve(raw, state.size_bytes)
         return timed(lambda: peers.write_direct(raw, state.views), memory=2 * state.size_bytes)
 
-    sides = {"holdfast": ours, "disk": disk}
+    sides = {"kedge": ours, "disk": disk}
     missing = _add(sides, "torch", torch, peers.torch)
     samples = interleave(bench.rounds, sides)
     work = f"{mib(state.size_bytes)} of arrays, full save"
     return [
-        Row(work, samples["holdfast"], "torch.save + fsync", samples["torch"], target=1.4, best=True)
+        Row(work, samples["kedge"], "torch.save + fsync", samples["torch"], target=1.4, best=True)
         if not missing
         else Row(work, skipped=missing),
-        Row(work, samples["holdfast"], "O_DIRECT, no work", samples["disk"], target=0.85),
+        Row(work, samples["kedge"], "O_DIRECT, no work", samples["disk"], target=0.85),
     ]
 
 
@@ -71,7 +71,7 @@ def changed_save(bench: Bench) -> list[Row]:
             state.write_files(files)
             return cost
 
-        sides: dict[str, Callable[[], float]] = {"holdfast": ours}
+        sides: dict[str, Callable[[], float]] = {"kedge": ours}
         missing = {
             "torch": _add(
                 sides,
@@ -101,7 +101,7 @@ def changed_save(bench: Bench) -> list[Row]:
     ):
         work = "same, 5 % changed"
         if name in samples:
-            rows.append(Row(work, samples["holdfast"], title, samples[name], target=target, best=best))
+            rows.append(Row(work, samples["kedge"], title, samples[name], target=target, best=best))
         else:
             rows.append(Row(work, skipped=missing[name]))
     one, ten = float(sizes[0]), float(sizes[HISTORY - 1])
@@ -149,7 +149,7 @@ def async_stall(bench: Bench) -> list[Row]:
     archive = bench.workspace / "state.pt"
     first: list[float] = []
 
-    def stall(manager: holdfast.CheckpointManager) -> float:
+    def stall(manager: kedge.CheckpointManager) -> float:
         state.change_all()
         pending = []
         cost = timed(
@@ -167,9 +167,9 @@ def async_stall(bench: Bench) -> list[Row]:
         archive.unlink(missing_ok=True)
         return timed(lambda: peers.torch_save(state.tensors, archive), memory=2 * state.size_bytes)
 
-    samples = interleave(bench.rounds, {"holdfast": ours, "torch": torch})
+    samples = interleave(bench.rounds, {"kedge": ours, "torch": torch})
     rows = []
-    for name, stalls in (("first", first), ("steady", samples["holdfast"])):
+    for name, stalls in (("first", first), ("steady", samples["kedge"])):
         rows.append(
             Row(f"save_async stall, {name}", stalls, "torch.save + fsync", samples["torch"], 0.125, "share", best=True)
         )

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import holdfast
-from holdfast.containers import runtime
+import kedge
+from kedge.containers import runtime
 
 from .harness import Bench, Missing, Row, interleave, log, mib, milliseconds, seconds, timed
 
@@ -82,13 +82,13 @@ def freeze(bench: Bench) -> list[Row]:
     with subject(bench, ballast) as one:
         one.ours("--leave-running")  # later generations are the usual case
         sides = {
-            "holdfast": lambda: one.gap(lambda: one.ours("--leave-running")),
+            "kedge": lambda: one.gap(lambda: one.ours("--leave-running")),
             "runc": lambda: one.gap(lambda: one.bare("--leave-running")),
         }
         found = interleave(bench.rounds, sides)
     work = f"standing still, {ballast // 1_000_000} MB, left running"
     peer = "runc checkpoint"
-    return [Row(work, found["holdfast"], peer, found["runc"], 1.15, "share", milliseconds)]
+    return [Row(work, found["kedge"], peer, found["runc"], 1.15, "share", milliseconds)]
 
 
 def generations(bench: Bench) -> list[Row]:
@@ -96,7 +96,7 @@ def generations(bench: Bench) -> list[Row]:
     with subject(bench, ballast) as one:
         for _ in range(GENERATIONS):
             one.ours("--leave-running")
-        with holdfast.open(one.lab.store) as store:
+        with kedge.open(one.lab.store) as store:
             stored = [float(found.stored_bytes) for found in store.list("container:k")]
         one.bare("--leave-running")
         size = float(sum(path.stat().st_size for path in one.images.iterdir()))
@@ -130,17 +130,17 @@ def restore(bench: Bench) -> list[Row]:
         installed = {name: value for name, value in lab.environment().items() if name != "PYTHONDONTWRITEBYTECODE"}
 
         def ours() -> None:
-            lab.holdfast("container", "restore", "k", env=installed)
+            lab.kedge("container", "restore", "k", env=installed)
 
         measured(ours)
-        sides = {"holdfast": lambda: measured(ours), "runc": lambda: measured(bare)}
+        sides = {"kedge": lambda: measured(ours), "runc": lambda: measured(bare)}
         found = interleave(bench.rounds, sides)
     work = f"back again, {ballast // 1_000_000} MB"
-    return [Row(work, found["holdfast"], "tar + runc restore", found["runc"], 1.3, "share", seconds)]
+    return [Row(work, found["kedge"], "tar + runc restore", found["runc"], 1.3, "share", seconds)]
 
 
 def pass_through(bench: Bench) -> list[Row]:
-    front = Path(runtime.__file__).with_name("holdfast-runc")
+    front = Path(runtime.__file__).with_name("kedge-runc")
     with subject(bench, 1_000_000) as one:
         root = str(one.lab.runtime_root)
         runc = shutil.which("runc") or "runc"
@@ -154,8 +154,8 @@ def pass_through(bench: Bench) -> list[Row]:
             os.close(null)
             return time.perf_counter() - started
 
-        found = interleave(30 * bench.rounds, {"holdfast": lambda: call(str(front)), "runc": lambda: call(runc)})
-    row = Row("state of a container that did not opt in", found["holdfast"], "runc", found["runc"], 1.4, "share")
+        found = interleave(30 * bench.rounds, {"kedge": lambda: call(str(front)), "runc": lambda: call(runc)})
+    row = Row("state of a container that did not opt in", found["kedge"], "runc", found["runc"], 1.4, "share")
     row.show = milliseconds
     return [row]
 
@@ -169,7 +169,7 @@ def shim(bench: Bench) -> list[Row]:
     if reason := missing("criu") or missing("containerd"):
         raise Missing(reason)
     with lab(bench.fresh("shim").resolve()) as made, containerd(made) as engine:
-        with holdfast.open(made.store) as store:
+        with kedge.open(made.store) as store:
             store.save("container:another", "another", {})  # there is a store, which must be asked
 
         def started(name: str, runtime: str, *wishes: str) -> float:
@@ -180,14 +180,14 @@ def shim(bench: Bench) -> list[Row]:
             return took
 
         sides = {
-            "holdfast": lambda: started("ours", OURS),
-            "opted in": lambda: started("kept", OURS, "HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=none"),
+            "kedge": lambda: started("ours", OURS),
+            "opted in": lambda: started("kept", OURS, "KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=none"),
             "runc.v2": lambda: started("plain", PLAIN),
         }
         found = interleave(5 if bench.quick else 20, sides)
     peer = "containerd's shim"
     return [
-        Row("ctr run -d, not opted in", found["holdfast"], peer, found["runc.v2"], 1.25, "share", milliseconds),
+        Row("ctr run -d, not opted in", found["kedge"], peer, found["runc.v2"], 1.25, "share", milliseconds),
         Row("ctr run -d, opted in, its first", found["opted in"], peer, found["runc.v2"], 1.25, "share", milliseconds),
     ]
 
@@ -205,7 +205,7 @@ def shim_calls(bench: Bench) -> list[Row]:
         for name, runtime, wishes in (
             ("plain", PLAIN, ()),
             ("ours", OURS, ()),
-            ("kept", OURS, ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=none")),
+            ("kept", OURS, ("KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=none")),
         ):
             before = set(engine.shims())
             engine.run(name, *wishes, shim=runtime, program=("/usr/bin/sleep", "1000"))
@@ -255,8 +255,8 @@ def preempt(bench: Bench) -> list[Row]:
             for name in names:
                 engine.run(
                     name,
-                    "HOLDFAST_CHECKPOINT=1",
-                    f"HOLDFAST_WORKLOAD={os.urandom(4).hex()}",
+                    "KEDGE_CHECKPOINT=1",
+                    f"KEDGE_WORKLOAD={os.urandom(4).hex()}",
                     shim=shim,
                     program=program,
                 )
@@ -275,11 +275,9 @@ def preempt(bench: Bench) -> list[Row]:
                 made.run("runc", "--root", place, "checkpoint", *command)
 
         def ours() -> None:
-            made.holdfast("preempt", "--now", "--deadline", "600", env=engine.environment)
+            made.kedge("preempt", "--now", "--deadline", "600", env=engine.environment)
 
         found = interleave(
-            1 if bench.quick else 3, {"holdfast": lambda: timed(OURS, ours), "runc": lambda: timed(PLAIN, bare)}
+            1 if bench.quick else 3, {"kedge": lambda: timed(OURS, ours), "runc": lambda: timed(PLAIN, bare)}
         )
-    return [
-        Row("preempt, 10 containers of 50 MB", found["holdfast"], "10 × runc checkpoint", found["runc"], 1.5, "share")
-    ]
+    return [Row("preempt, 10 containers of 50 MB", found["kedge"], "10 × runc checkpoint", found["runc"], 1.5, "share")]

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-import holdfast
+import kedge
 
 from .harness import Bench, Row, interleave, mib, per_second, timed
 from .small_saves import PAYLOAD_BYTES, cost_of
@@ -19,8 +19,8 @@ MOST = 1 / 0.7  # costs at most 30 % of the throughput
 SIDES = {"plain": "none", "encrypted": KEY}
 
 
-def _open(bench: Bench, name: str, side: str) -> AbstractContextManager[holdfast.CheckpointManager]:
-    return holdfast.open(bench.fresh(f"{name}-{side}") / "store", key=SIDES[side])
+def _open(bench: Bench, name: str, side: str) -> AbstractContextManager[kedge.CheckpointManager]:
+    return kedge.open(bench.fresh(f"{name}-{side}") / "store", key=SIDES[side])
 
 
 def arrays(bench: Bench) -> list[Row]:

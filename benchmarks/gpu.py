@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import kedge
 
 from . import peers
 from .harness import GIB, Bench, Missing, Row, drop_cache, log
@@ -24,7 +24,7 @@ class GpuState:
 
     def __init__(self, size_bytes: int) -> None:
         self.torch = peers.torch()
-        if not self.torch.cuda.is_available() and "HOLDFAST_BENCH_CPU" not in os.environ:
+        if not self.torch.cuda.is_available() and "KEDGE_BENCH_CPU" not in os.environ:
             raise Missing("no GPU here")
         self.device = "cuda" if self.torch.cuda.is_available() else "cpu"
         self.tensors = {f"layer{n:02}": self._random(size_bytes // TENSORS) for n in range(TENSORS)}
@@ -70,7 +70,7 @@ def run(bench: Bench) -> list[Row]:
 def _saves(state: GpuState, place: Path, rounds: int) -> list[Row]:
     stalls, durable, changed_stalls, changed, plain = [], [], [], [], []
     first = 0.0
-    with holdfast.open(place / "store") as store:
+    with kedge.open(place / "store") as store:
         for n in range(rounds + 1):  # the first makes and locks the memory to copy into
             state.change_all()
             start = time.perf_counter()
@@ -143,7 +143,7 @@ def _loads(state: GpuState, place: Path, rounds: int) -> list[Row]:
         for path in (place / "store", archive, tensors):
             drop_cache(path)
 
-    with holdfast.open(place / "store") as store:
+    with kedge.open(place / "store") as store:
         newest = store.list("training")[-1].id
         for _ in range(rounds):
             cold()

@@ -8,7 +8,7 @@ Not part of CI: it needs an NVIDIA GPU with driver 570 or newer, PyTorch and abo
     shared   two processes on one GPU, frozen as one job
     killed   the tool killed at each stage; the next call frees the job
     container  1 GiB on the device of a container below runc: kept while it runs, frozen and restored by hand, then
-             stopped and created anew by holdfast-runc; its program compares host, device and file at each step
+             stopped and created anew by kedge-runc; its program compares host, device and file at each step
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ class Job:
         self.wait(self.path.read_text())
 
 
-def holdfast(*arguments: str, check: bool = True) -> dict[str, Any]:
+def kedge(*arguments: str, check: bool = True) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "process", *arguments, "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "kedge", "process", *arguments, "--json"], capture_output=True, text=True, check=False
     )
     assert not check or done.returncode == 0, done.stderr
     return json.loads(done.stdout) if done.stdout.strip() else {"status": done.returncode, "said": done.stderr}
@@ -128,12 +128,12 @@ def rounds(folder: Path) -> dict[str, Any]:
     (folder / "cut").mkdir()
     job = Job(folder / "cut", TRAIN, steps)
     job.goes_on()
-    holdfast("checkpoint", str(job.process.pid), "--key", "train")
+    kedge("checkpoint", str(job.process.pid), "--key", "train")
     job.process.wait(60)
     count = 1
     while not (folder / "cut" / "steps.loss").exists() and count < 20:
         running = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "process", "run", "--key", "train"], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "kedge", "process", "run", "--key", "train"], stderr=subprocess.PIPE, text=True
         )
         job.goes_on()
         running.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def rounds(folder: Path) -> dict[str, Any]:
         assert running.returncode == 75, errors
         count += 1
     last = subprocess.run(
-        [sys.executable, "-m", "holdfast", "process", "run", "--key", "train"],
+        [sys.executable, "-m", "kedge", "process", "run", "--key", "train"],
         check=False,
         capture_output=True,
         text=True,
@@ -155,7 +155,7 @@ def rounds(folder: Path) -> dict[str, Any]:
 
 
 def memory(folder: Path) -> dict[str, Any]:
-    from holdfast.containers import cuda
+    from kedge.containers import cuda
 
     job = Job(folder, HOLD, "8")
     pid = job.process.pid
@@ -179,7 +179,7 @@ def memory(folder: Path) -> dict[str, Any]:
     job.goes_on()
     found: dict[str, Any] = {"bare": bare, "images GiB": round(size / (1 << 30), 2)}
     for name in ("first", "second"):
-        told = holdfast("checkpoint", str(pid), "--key", "held", "--leave-running")
+        told = kedge("checkpoint", str(pid), "--key", "held", "--leave-running")
         kept = told["checkpoint"]
         found[name] = {
             "phases_ms": told["phases_ms"],
@@ -190,8 +190,8 @@ def memory(folder: Path) -> dict[str, Any]:
         job.goes_on()
     found["pause : bare"] = round(found["first"]["pause_ms"] / 1000 / sum(bare.values()), 2)
     found["second stores"] = f"{found['second']['stored'] / found['second']['size']:.2%}"
-    found["hibernate"] = holdfast("hibernate", str(pid))["seconds"]
-    found["wake"] = holdfast("wake", str(pid))["seconds"]
+    found["hibernate"] = kedge("hibernate", str(pid))["seconds"]
+    found["wake"] = kedge("wake", str(pid))["seconds"]
     found["wake : bare"] = round(found["wake"] / (bare["back"] + bare["unlock"]), 2)
     job.goes_on()
     os.killpg(pid, signal.SIGKILL)
@@ -205,11 +205,11 @@ def shared(folder: Path) -> dict[str, Any]:
     while not child.exists():
         assert time.monotonic() < until
         time.sleep(0.05)
-    told = holdfast("checkpoint", str(job.process.pid), "--key", "two")
+    told = kedge("checkpoint", str(job.process.pid), "--key", "two")
     job.process.wait(60)
     before = job.path.read_text(), child.read_text()
     running = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "process", "run", "--key", "two"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "kedge", "process", "run", "--key", "two"], stderr=subprocess.PIPE, text=True
     )
     job.wait(before[0])
     while child.read_text() in ("", before[1]):
@@ -229,13 +229,13 @@ def killed(folder: Path) -> dict[str, Any]:
     outcomes = []
     for delay in (0.1, 0.4, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0):
         tool = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "process", "checkpoint", pid, "--key", "k", "--leave-running"],
+            [sys.executable, "-m", "kedge", "process", "checkpoint", pid, "--key", "k", "--leave-running"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         time.sleep(delay)
         os.killpg(tool.pid, signal.SIGKILL)
         tool.wait()
-        from holdfast.containers import cuda, gpu
+        from kedge.containers import cuda, gpu
 
         before = cuda.driver().state(int(pid))
         gpu.free_forgotten()
@@ -246,7 +246,7 @@ def killed(folder: Path) -> dict[str, Any]:
 
 
 def container(folder: Path) -> dict[str, Any]:
-    from holdfast.containers import runtime
+    from kedge.containers import runtime
     from tests.lab import PYTHON, Lab, lab, wait_for
 
     def steps(bundle: Path) -> int:
@@ -294,14 +294,14 @@ def container(folder: Path) -> dict[str, Any]:
         before = steps(bundle)
         assert not made.is_running("one")
         started = time.monotonic()
-        made.holdfast("container", "restore", "k")
+        made.kedge("container", "restore", "k")
         found["restored after s"] = round(time.monotonic() - started, 2)
         found["went on at, to"] = before, goes_on(bundle)
         made.remove("one")
 
-        bundle = bundle_of(made, "two", "HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=two", "HOLDFAST_POLICY=fail")
-        front = Path(runtime.__file__).with_name("holdfast-runc")
-        environment = made.environment(HOLDFAST_PYTHON=sys.executable, HOLDFAST_RUNC_STATE=str(made.root / "marks"))
+        bundle = bundle_of(made, "two", "KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=two", "KEDGE_POLICY=fail")
+        front = Path(runtime.__file__).with_name("kedge-runc")
+        environment = made.environment(KEDGE_PYTHON=sys.executable, KEDGE_RUNC_STATE=str(made.root / "marks"))
 
         log = os.open(made.root / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -320,7 +320,7 @@ def container(folder: Path) -> dict[str, Any]:
             call("kill", "two", "TERM")
             wait_for(lambda: None if made.is_running("two") else True, (made.root / "said").read_text(), 20)
             call("delete", "--force", "two")
-        found["by holdfast-runc, steps reached in three lives"] = reached
+        found["by kedge-runc, steps reached in three lives"] = reached
         assert reached == sorted(set(reached)), reached
     return found
 
@@ -328,8 +328,8 @@ def container(folder: Path) -> dict[str, Any]:
 def main() -> None:
     chosen = sys.argv[1:] or ["rounds", "memory", "shared", "killed", "container"]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
-        os.environ["HOLDFAST_STATE_DIR"] = f"{temporary}/state"
-        os.environ["HOLDFAST_STORE"] = f"{tempfile.mkdtemp()}/store"
+        os.environ["KEDGE_STATE_DIR"] = f"{temporary}/state"
+        os.environ["KEDGE_STORE"] = f"{tempfile.mkdtemp()}/store"
         for name in chosen:
             folder = Path(temporary) / name
             (folder / "whole").mkdir(parents=True)

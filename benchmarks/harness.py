@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 class Missing(Exception):
-    """A peer is not installed, or a part of Holdfast does not exist yet: the row is left out, with the reason."""
+    """A peer is not installed, or a part of Kedge does not exist yet: the row is left out, with the reason."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Row:
     """
 
     work: str
-    holdfast: list[float] = field(default_factory=list)
+    kedge: list[float] = field(default_factory=list)
     peer: str = ""
     other: list[float] = field(default_factory=list)
     target: float | None = None
@@ -95,14 +95,14 @@ class Row:
     def _ratio(self, pick: Callable[[list[float]], float]) -> float | None:
         if not self.other:
             return None
-        ours, theirs = pick(self.holdfast), pick(self.other)
+        ours, theirs = pick(self.kedge), pick(self.other)
         return theirs / ours if self.kind == "faster" else ours / theirs
 
     @property
     def is_reached(self) -> bool | None:
         if self.skipped or self.target is None:
             return None
-        value = self._pick(self.holdfast) if self.kind == "limit" else self.ratio
+        value = self._pick(self.kedge) if self.kind == "limit" else self.ratio
         if value is None:
             return None
         return value >= self.target if self.kind == "faster" else value <= self.target
@@ -113,7 +113,7 @@ class Row:
         ratio, median = self.ratio, self.ratio_of_medians
         return [
             self.work,
-            self.show(self._pick(self.holdfast)),
+            self.show(self._pick(self.kedge)),
             f"{self.peer} {self.show(self._pick(self.other))}" if self.other else "",
             "" if ratio is None else f"{ratio:.2f}",
             "" if median is None else f"{median:.2f}",
@@ -123,7 +123,7 @@ class Row:
         ]
 
     def _cpu_text(self) -> str:
-        used = [cpu_of(samples) for samples in (self.holdfast, self.other) if samples]
+        used = [cpu_of(samples) for samples in (self.kedge, self.other) if samples]
         return " / ".join(_short(cpu_s) for cpu_s in used if cpu_s) if all(used) else ""
 
     def _target_text(self) -> str:
@@ -136,7 +136,7 @@ class Row:
 
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table with aligned columns."""
-    head = ["work", "Holdfast", "peer", "ratio", "of medians", "CPU time", "target", "reached"]
+    head = ["work", "Kedge", "peer", "ratio", "of medians", "CPU time", "target", "reached"]
     lines = [head, *(row.cells() for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     texts = [
@@ -164,9 +164,9 @@ def write_json(path: Path, rows: list[Row], *, quick: bool) -> None:
                 "target": row.target,
                 "reached": row.is_reached,
                 "skipped": row.skipped or None,
-                "holdfast_samples": row.holdfast,
+                "kedge_samples": row.kedge,
                 "peer_samples": row.other,
-                "holdfast_cpu_s": cpu_of(row.holdfast),
+                "kedge_cpu_s": cpu_of(row.kedge),
                 "peer_cpu_s": cpu_of(row.other),
             }
             for row in rows

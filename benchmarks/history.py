@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import holdfast
-from holdfast.records import copy_record
+import kedge
+from kedge.records import copy_record
 
 from .harness import Bench, Row, log, milliseconds, timed
 
@@ -22,7 +22,7 @@ TARGET = 1.5
 def run(bench: Bench) -> list[Row]:
     large = LARGE // 10 if bench.quick else LARGE
     stores = [_filled(bench, "history-small", SMALL), _filled(bench, "history-large", large)]
-    operations: dict[str, Callable[[holdfast.CheckpointManager], object]] = {
+    operations: dict[str, Callable[[kedge.CheckpointManager], object]] = {
         "list 50": lambda store: store.list("job", limit=50),
         "latest": lambda store: store.load_latest("job"),
         "save": lambda store: store.save("job", "step", _state()),
@@ -44,9 +44,9 @@ def _state() -> dict[str, bytes]:
     return {"payload": os.urandom(1024)}
 
 
-def _filled(bench: Bench, name: str, count: int) -> holdfast.CheckpointManager:
+def _filled(bench: Bench, name: str, count: int) -> kedge.CheckpointManager:
     """A store where one job has half of all checkpoints and many jobs share the rest; written in large transactions."""
-    store = holdfast.open(bench.fresh(name) / "store")
+    store = kedge.open(bench.fresh(name) / "store")
     index = store._store.index
     first = store.save("job", "step", _state())
     template = copy_record(*index.read(first), "job", references=())

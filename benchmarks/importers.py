@@ -11,9 +11,9 @@ from pathlib import Path
 from .harness import Bench, Row, interleave, mib, per_second, timed
 
 _IMPORT = """
-import resource, sys, holdfast
-from holdfast.importers import bring
-with holdfast.open(sys.argv[2]) as store:
+import resource, sys, kedge
+from kedge.importers import bring
+with kedge.open(sys.argv[2]) as store:
     assert bring(sys.argv[1], store).imported == int(sys.argv[3])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
@@ -62,7 +62,7 @@ def run(bench: Bench) -> list[Row]:
         return timed(lambda: (shutil.copytree(source, target), subprocess.run(["sync", "-f", str(target)], check=True)))
 
     rounds = 1 if not bench.quick else min(bench.rounds, 2)
-    samples = interleave(rounds, {"holdfast": lambda: bring(count, source), "copy": copy})
+    samples = interleave(rounds, {"kedge": lambda: bring(count, source), "copy": copy})
     large = max(used)
     few = bench.fresh("few")
     _write(few, count // 10)
@@ -71,7 +71,7 @@ def run(bench: Bench) -> list[Row]:
     return [
         Row(
             f"import {count:,} old checkpoints of 1 KB",
-            [cost / count for cost in samples["holdfast"]],
+            [cost / count for cost in samples["kedge"]],
             "copytree + sync",
             [cost / count for cost in samples["copy"]],
             target=1 / 2000,

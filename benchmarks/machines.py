@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import holdfast
+import kedge
 
 from .harness import Bench, Missing, Row, interleave, mib, milliseconds, per_second, seconds, timed
 from .small_saves import PAYLOAD_BYTES, cost_of
@@ -45,14 +45,14 @@ def postgres(bench: Bench) -> list[Row]:
         import psycopg
         from langgraph.checkpoint.postgres import PostgresSaver
 
-        from holdfast.integrations.langgraph import HoldfastSaver
+        from kedge.integrations.langgraph import KedgeSaver
     except ImportError as error:
         raise Missing(str(error)) from None
     from .agents import CONFIG, _put, _text
 
     rows: list[Row] = []
     with _postgres() as url:
-        ours = HoldfastSaver(url)
+        ours = KedgeSaver(url)
         with PostgresSaver.from_conn_string(url) as theirs:
             theirs.setup()
             heads = [CONFIG, CONFIG]
@@ -74,7 +74,7 @@ def postgres(bench: Bench) -> list[Row]:
                 rows.append(Row(f"PostgreSQL, put {what}", *_both("PostgresSaver", samples), target, show=milliseconds))
         ours.close()
 
-        with holdfast.open(url) as manager, psycopg.connect(url, autocommit=True) as db:
+        with kedge.open(url) as manager, psycopg.connect(url, autocommit=True) as db:
             db.execute("CREATE TABLE peer (id text PRIMARY KEY, job text, state bytea)")
             connections: list[Any] = []
 
@@ -127,7 +127,7 @@ def s3(bench: Bench) -> list[Row]:
         def fresh() -> list[Any]:
             return [draw.integers(0, 256, _OBJECT_BYTES, dtype="u1") for _ in range(size // _OBJECT_BYTES)]
 
-        with holdfast.open(f"{url}&blobs=s3://{BUCKET}/bench") as store, ThreadPoolExecutor(_AT_ONCE) as pool:
+        with kedge.open(f"{url}&blobs=s3://{BUCKET}/bench") as store, ThreadPoolExecutor(_AT_ONCE) as pool:
 
             def save() -> float:
                 arrays = fresh()
@@ -167,7 +167,7 @@ def copies(bench: Bench) -> list[Row]:
     place = bench.fresh("copies")
     draw = np.random.default_rng(1)
     weights = draw.integers(0, 256, max(bench.state_bytes // 8, 64 << 20), dtype="u1")
-    with holdfast.open(place / "source") as source, holdfast.open(place / "target") as target:
+    with kedge.open(place / "source") as source, kedge.open(place / "target") as target:
         source.save("job", "one", {"w": weights})
         source.copy_to(target)
         tenth = len(weights) // 10 >> 20 << 20  # in whole chunks

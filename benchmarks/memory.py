@@ -29,7 +29,7 @@ def run(bench: Bench) -> list[Row]:
 
 
 def measure(name: str, store: Path, state_bytes: int) -> int:
-    """Bytes of peak memory above state, interpreter and numpy; importing Holdfast counts as Holdfast's."""
+    """Bytes of peak memory above state, interpreter and numpy; importing Kedge counts as Kedge's."""
     from .state import State
 
     state = State(state_bytes)
@@ -38,9 +38,9 @@ def measure(name: str, store: Path, state_bytes: int) -> int:
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
 
-    import holdfast
+    import kedge
 
-    with holdfast.open(store) as manager:
+    with kedge.open(store) as manager:
         if name in ("save", "changed"):
             manager.save("train", "epoch", state.arrays)
         elif name == "into":

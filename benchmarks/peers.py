@@ -1,4 +1,4 @@
-"""The peers, each as durable as Holdfast: what returns is on the disk."""
+"""The peers, each as durable as Kedge: what returns is on the disk."""
 
 from __future__ import annotations
 

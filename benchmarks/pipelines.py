@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import kedge
 
 from .harness import Bench, Missing, Row, interleave, milliseconds, per_second
 
@@ -26,10 +26,10 @@ def tiny(number: int) -> int:
 def steps(bench: Bench) -> list[Row]:
     """A durable step with a result of 1 KB, and the same one found again."""
     count = 200 if bench.quick else 500
-    store = holdfast.open(bench.fresh("steps") / "store")
+    store = kedge.open(bench.fresh("steps") / "store")
     keys = iter(range(10**9))
-    durable: dict[str, Callable[[], float]] = {"holdfast": lambda: _run_steps(store, f"r{next(keys)}", count)}
-    found: dict[str, Callable[[], float]] = {"holdfast": lambda: _run_steps(store, "again", count)}
+    durable: dict[str, Callable[[], float]] = {"kedge": lambda: _run_steps(store, f"r{next(keys)}", count)}
+    found: dict[str, Callable[[], float]] = {"kedge": lambda: _run_steps(store, "again", count)}
     skipped = ""
     try:
         peer = Dbos(bench.workspace / "steps" / "dbos.sqlite")
@@ -50,15 +50,15 @@ def steps(bench: Bench) -> list[Row]:
         return [*rows, Row("durable step, replay of a finished step", skipped=skipped)]
     peer.close()
     return [
-        Row("durable step, 1 KB", ran["holdfast"], "DBOS", ran["dbos"], target=5, show=per_second),
-        Row("finished step, 1 KB", replayed["holdfast"], "DBOS", replayed["dbos"], target=10, show=milliseconds),
+        Row("durable step, 1 KB", ran["kedge"], "DBOS", ran["dbos"], target=5, show=per_second),
+        Row("finished step, 1 KB", replayed["kedge"], "DBOS", replayed["dbos"], target=10, show=milliseconds),
         *rows,
     ]
 
 
-def _run_steps(store: holdfast.CheckpointManager, key: str, count: int, group: int = 0) -> float:
+def _run_steps(store: kedge.CheckpointManager, key: str, count: int, group: int = 0) -> float:
     """Seconds each; of the fastest `group` in a row when one is given, as a busy machine disturbs the others."""
-    with holdfast.run(key, store=store, progress=False) as run:
+    with kedge.run(key, store=store, progress=False) as run:
         numbers = iter(range(count))
         return quietest_of(lambda: run.step(f"step {(n := next(numbers))}", one_kilobyte, n), count, group or count)
 
@@ -130,8 +130,8 @@ def models(bench: Bench) -> list[Row]:
 
     count = 200
     asked: Any = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": PAYLOAD}]}
-    store = holdfast.open(bench.fresh("models") / "store")
-    client = holdfast.llm.http_client(store=store, transport=httpx2.MockTransport(respond))
+    store = kedge.open(bench.fresh("models") / "store")
+    client = kedge.llm.http_client(store=store, transport=httpx2.MockTransport(respond))
     plain = httpx2.Client(transport=httpx2.MockTransport(respond))
     sdk = openai.OpenAI(api_key="none", base_url="http://model/v1", http_client=client)
     without = openai.OpenAI(api_key="none", base_url="http://model/v1", http_client=plain)
@@ -149,7 +149,7 @@ def models(bench: Bench) -> list[Row]:
     whole = interleave(
         bench.rounds,
         {
-            "holdfast": lambda: each(lambda: sdk.chat.completions.create(**asked)),
+            "kedge": lambda: each(lambda: sdk.chat.completions.create(**asked)),
             "without": lambda: each(lambda: without.chat.completions.create(**asked)),
         },
     )
@@ -159,7 +159,7 @@ def models(bench: Bench) -> list[Row]:
     return [
         Row("model's answer from the store, transport, quietest 20", quietest, target=200e-6, kind="limit",
             show=milliseconds, best=True),
-        Row("the same through OpenAI's SDK", whole["holdfast"], "an answer at once", whole["without"], kind="share",
+        Row("the same through OpenAI's SDK", whole["kedge"], "an answer at once", whole["without"], kind="share",
             show=milliseconds),
     ]  # fmt: skip
 
@@ -170,12 +170,12 @@ def maps(bench: Bench) -> list[Row]:
     overhead, resumed = [], []
     for round_number in range(min(bench.rounds, 3)):
         place = bench.fresh(f"map{round_number}") / "store"
-        with holdfast.run("map", store=place, progress=False) as run:
+        with kedge.run("map", store=place, progress=False) as run:
             run.step("warm", abs, -1, timeout_s=60)
             began = time.perf_counter()
             run.map(tiny, range(count * 99 // 100), executor="process", workers=2, collect=False)
             overhead.append((time.perf_counter() - began) / (count * 99 // 100))
-        with holdfast.run("map", store=place, progress=False) as run:
+        with kedge.run("map", store=place, progress=False) as run:
             began = time.perf_counter()
             run.map(_Clock(began), range(count), name="tiny", workers=1, collect=False)
             resumed.append(_Clock.first)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-import holdfast
+import kedge
 
 from .harness import Bench, Cost, Missing, Row, interleave, log, milliseconds, per_second
 from .history import _filled
@@ -89,7 +89,7 @@ def look_ups(bench: Bench) -> list[Row]:
     """GET of one checkpoint's metadata against a bare FastAPI route that returns the same JSON; one worker each."""
     _need_wrk()
     place = bench.fresh("look-ups") / "store"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         saved = store.save("job", "step", {"payload": os.urandom(PAYLOAD_BYTES)})
     with _serving(place) as ours:
         path = f"/api/v1/checkpoints/{saved}"
@@ -98,11 +98,11 @@ def look_ups(bench: Bench) -> list[Row]:
             samples = interleave(
                 bench.rounds,
                 {
-                    "holdfast": lambda: _wrk(ours, path, bench, clients=8),
+                    "kedge": lambda: _wrk(ours, path, bench, clients=8),
                     "bare": lambda: _wrk(bare, "/x", bench, clients=8),
                 },
             )
-    return [Row("GET metadata", samples["holdfast"], "bare FastAPI", samples["bare"], 0.5, show=per_second)]
+    return [Row("GET metadata", samples["kedge"], "bare FastAPI", samples["bare"], 0.5, show=per_second)]
 
 
 def durable_posts(bench: Bench) -> list[Row]:
@@ -114,13 +114,13 @@ def durable_posts(bench: Bench) -> list[Row]:
     script = folder / "post.lua"
     script.write_text(_POST.replace("BODY", f"'{body}'"))
     rows = []
-    with holdfast.open(folder / "own") as manager:
+    with kedge.open(folder / "own") as manager:
         for workers in (1, 2):
             with _serving(folder / f"store-{workers}", "--workers", str(workers)) as url:
                 samples = interleave(
                     bench.rounds,
                     {
-                        "holdfast": lambda url=url: _wrk(url, "", bench, clients=CLIENTS, script=script),  # type: ignore[misc]
+                        "kedge": lambda url=url: _wrk(url, "", bench, clients=CLIENTS, script=script),  # type: ignore[misc]
                         "store": lambda: cost_of(
                             lambda n: lambda _: manager.save(f"job-{n}", "step", {"payload": "x" * PAYLOAD_BYTES}),
                             CLIENTS,
@@ -129,7 +129,7 @@ def durable_posts(bench: Bench) -> list[Row]:
                     },
                 )
             work = f"durable POST of 1 KB, {CLIENTS} clients, {workers} worker{'s' if workers > 1 else ''}"
-            rows.append(Row(work, samples["holdfast"], "group commit", samples["store"], 0.7, show=per_second))
+            rows.append(Row(work, samples["kedge"], "group commit", samples["store"], 0.7, show=per_second))
     return rows
 
 
@@ -154,7 +154,7 @@ def _wrk(server: Server, path: str, bench: Bench, *, clients: int, script: Path 
 
 @contextmanager
 def _serving(place: Path, *arguments: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "holdfast", "serve", "--store", str(place), "--port", "{port}"]
+    command = [sys.executable, "-m", "kedge", "serve", "--store", str(place), "--port", "{port}"]
     with _process([*command, "--log-level", "warning", *arguments], "/readyz") as url:
         yield url
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-import holdfast
+import kedge
 
 from .harness import Bench, Row, Stopwatch, interleave, per_second
 from .peers import SqliteTable
@@ -19,7 +19,7 @@ TARGETS = {1: 0.8, 8: 2.5, 64: 6.0}
 def run(bench: Bench) -> list[Row]:
     duration_s = 0.7 if bench.quick else 2.0
     rows = []
-    with holdfast.open(bench.fresh("small") / "store") as manager:
+    with kedge.open(bench.fresh("small") / "store") as manager:
         table = SqliteTable(bench.workspace / "small" / "peer.sqlite")
 
         def saver(thread: int) -> Callable[[int], object]:
@@ -37,14 +37,12 @@ def run(bench: Bench) -> list[Row]:
             samples = interleave(
                 bench.rounds,
                 {
-                    "holdfast": lambda threads=threads: cost_of(saver, threads, duration_s),
+                    "kedge": lambda threads=threads: cost_of(saver, threads, duration_s),
                     "sqlite": lambda threads=threads: cost_of(inserter, threads, duration_s),
                 },
             )
             work = f"1 KB save, {threads} thread{'s' if threads > 1 else ''}"
-            rows.append(
-                Row(work, samples["holdfast"], "SQLite FULL", samples["sqlite"], target=target, show=per_second)
-            )
+            rows.append(Row(work, samples["kedge"], "SQLite FULL", samples["sqlite"], target=target, show=per_second))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""How long `import holdfast` and `holdfast --help` take."""
+"""How long `import kedge` and `kedge --help` take."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from .harness import Bench, Row, interleave, milliseconds, timed
 
-TIMED_IMPORT = "import time; t = time.perf_counter(); import holdfast; {}; print(time.perf_counter() - t)"
-OPEN = "holdfast.open('memory:')"  # the import is lazy: what a program needs in any case
+TIMED_IMPORT = "import time; t = time.perf_counter(); import kedge; {}; print(time.perf_counter() - t)"
+OPEN = "kedge.open('memory:')"  # the import is lazy: what a program needs in any case
 
 
 def run(bench: Bench) -> list[Row]:
-    program = Path(sys.executable).with_name("holdfast")
+    program = Path(sys.executable).with_name("kedge")
     # Bytecode as an installed program has it, whatever this environment says about writing it.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(bench.fresh("bytecode"))
-    help_command = [str(program)] if program.exists() else [sys.executable, "-m", "holdfast"]
+    help_command = [str(program)] if program.exists() else [sys.executable, "-m", "kedge"]
 
     def importing(then: str) -> float:
         command = [sys.executable, "-c", TIMED_IMPORT.format(then)]
@@ -40,7 +40,7 @@ def run(bench: Bench) -> list[Row]:
     )
     empty = ("python -c pass", samples["python"])
     return [
-        Row("import holdfast, in a running Python", samples["import"], *empty, 0.060, "limit", milliseconds),
+        Row("import kedge, in a running Python", samples["import"], *empty, 0.060, "limit", milliseconds),
         Row("import and open a store, in a running Python", samples["open"], *empty, show=milliseconds, kind="share"),
-        Row("holdfast --help, whole process", samples["help"], *empty, 0.150, "limit", milliseconds),
+        Row("kedge --help, whole process", samples["help"], *empty, 0.150, "limit", milliseconds),
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-import holdfast
+import kedge
 
 from . import peers
 from .harness import GIB, Bench, Missing, Row, interleave, log, timed
@@ -18,22 +18,22 @@ WORDS = ["state", "step", "epoch", "loss", "tile", "weight", "result", "error", 
 
 
 def run(bench: Bench) -> list[Row]:
-    if not hasattr(holdfast, "Tree"):
-        raise Missing("holdfast.Tree does not exist yet")
+    if not hasattr(kedge, "Tree"):
+        raise Missing("kedge.Tree does not exist yet")
     small, large_bytes = (SMALL_FILES // 8, GIB // 4) if bench.quick else (SMALL_FILES, 2 * GIB)
     source = bench.fresh("tree-source")
     write_tree(source, small, large_bytes)
     log(f"  {small:,} small files, {large_bytes >> 20:,} MiB of large ones")
-    again: dict[str, list[float]] = {"holdfast": [], "restic": []}
+    again: dict[str, list[float]] = {"kedge": [], "restic": []}
 
     def ours() -> float:
-        with holdfast.open(bench.fresh("tree") / "store") as manager:
+        with kedge.open(bench.fresh("tree") / "store") as manager:
 
             def save() -> object:
-                return manager.save("backup", "tree", {"tree": holdfast.Tree(source)})
+                return manager.save("backup", "tree", {"tree": kedge.Tree(source)})
 
             cost = timed(save, memory=2 * large_bytes)
-            again["holdfast"].append(timed(save, memory=2 * large_bytes))
+            again["kedge"].append(timed(save, memory=2 * large_bytes))
             return cost
 
     def restic() -> float:
@@ -46,9 +46,9 @@ def run(bench: Bench) -> list[Row]:
         archive = bench.fresh("tar") / "tree.tar.zst"
         return timed(lambda: peers.tar(source, archive, compressor), memory=2 * large_bytes)
 
-    sides = {"holdfast": ours, "restic": restic, "zstd": lambda: tar("zstd"), "zstd -1 -T0": lambda: tar("zstd -1 -T0")}
+    sides = {"kedge": ours, "restic": restic, "zstd": lambda: tar("zstd"), "zstd -1 -T0": lambda: tar("zstd -1 -T0")}
     missing: dict[str, str] = {}
-    for name in [name for name in sides if name != "holdfast"]:
+    for name in [name for name in sides if name != "kedge"]:
         try:
             peers.need(name.split()[0])
         except Missing as reason:
@@ -63,11 +63,11 @@ def run(bench: Bench) -> list[Row]:
         ("zstd -1 -T0", "tar + zstd -1 -T0 + fsync", None),
     ):
         if name in samples:
-            rows.append(Row(work, samples["holdfast"], title, samples[name], target, best=name != "restic"))
+            rows.append(Row(work, samples["kedge"], title, samples[name], target, best=name != "restic"))
         else:
             rows.append(Row(work, skipped=missing[name]))
     if again["restic"]:
-        rows.append(Row("same tree, nothing changed", again["holdfast"], "restic", again["restic"]))
+        rows.append(Row("same tree, nothing changed", again["kedge"], "restic", again["restic"]))
     return rows
 
 

@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from kedge.integrations.langgraph import KedgeSaver
 
 CONFIG: Any = {"configurable": {"thread_id": "report"}}
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--store", default="agent-store")
     parser.add_argument("--kill-in", choices=["draft"])
     chosen = parser.parse_args()
-    with HoldfastSaver(chosen.store) as saver:
+    with KedgeSaver(chosen.store) as saver:
         graph = build(chosen.kill_in).compile(checkpointer=saver)
         if chosen.command == "ask":
             waiting = graph.get_state(CONFIG).next

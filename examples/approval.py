@@ -1,41 +1,41 @@
 """A release with a person in it: it stops where it has to wait, costs nothing meanwhile, and goes on when allowed.
 
     python examples/approval.py 1.2.0                 builds, tests, asks, and exits with code 75
-    holdfast runs show release-1.2.0                  what it waits for
-    holdfast approve release-1.2.0 --resume           decides, for good, and starts it again
-    holdfast approve release-1.2.0 --deny             … or ends it
+    kedge runs show release-1.2.0                  what it waits for
+    kedge approve release-1.2.0 --resume           decides, for good, and starts it again
+    kedge approve release-1.2.0 --deny             … or ends it
 
-The store is $HOLDFAST_STORE, else ./.holdfast.
+The store is $KEDGE_STORE, else ./.kedge.
 """
 
 import sys
 import time
 
-import holdfast
+import kedge
 
 
-@holdfast.step
+@kedge.step
 def build(version: str) -> dict[str, object]:
     print(f"building {version}", flush=True)
     time.sleep(0.3)
     return {"file": f"app-{version}.tar", "size": 1_234_567}
 
 
-@holdfast.step(retries=2, name="test {part}")
+@kedge.step(retries=2, name="test {part}")
 def test(part: str, artifact: dict[str, object]) -> bool:
     print(f"testing {part} of {artifact['file']}", flush=True)
     time.sleep(0.3)
     return True
 
 
-@holdfast.step
+@kedge.step
 def publish(artifact: dict[str, object], approved_by: str) -> str:
     print(f"publishing {artifact['file']}, approved by {approved_by}", flush=True)
     return f"https://example.org/{artifact['file']}"
 
 
 def main(version: str) -> None:
-    with holdfast.run(f"release-{version}") as run:
+    with kedge.run(f"release-{version}") as run:
         artifact = build(version)
         with run.stage("tests"):
             for part in ("units", "pages", "upgrade"):

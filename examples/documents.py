@@ -3,7 +3,7 @@
     python examples/model_server.py --port 8000 &
     python examples/documents.py --url http://127.0.0.1:8000/v1 --store documents-store
 
-Each document is summarised once, by whichever run asks first; `holdfast llm stats` says what was spent and saved.
+Each document is summarised once, by whichever run asks first; `kedge llm stats` says what was spent and saved.
 With a real vendor, leave --url out and set OPENAI_API_KEY. Needs the openai package.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import openai
 
-import holdfast
+import kedge
 
 MODEL = "gpt-4o-mini"
 SUBJECTS = [
@@ -48,9 +48,9 @@ def main() -> None:
     chosen = parser.parse_args()
     key = os.environ.get("OPENAI_API_KEY", "none")
 
-    with holdfast.open(chosen.store) as store, holdfast.run(chosen.run, store=store) as run:
+    with kedge.open(chosen.store) as store, kedge.run(chosen.run, store=store) as run:
         client = openai.OpenAI(
-            api_key=key, base_url=chosen.url, http_client=holdfast.llm.http_client(store=store), max_retries=0
+            api_key=key, base_url=chosen.url, http_client=kedge.llm.http_client(store=store), max_retries=0
         )
 
         def ask(**request: Any) -> str:
@@ -58,7 +58,7 @@ def main() -> None:
 
         def summarise(document: str) -> str:
             asked = [{"role": "user", "content": f"Summarise: {document}"}]
-            return str(holdfast.current_run().llm("summary", ask, model=MODEL, messages=asked))
+            return str(kedge.current_run().llm("summary", ask, model=MODEL, messages=asked))
 
         texts = run.step("read", documents)
         with run.stage("summaries"):

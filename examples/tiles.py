@@ -2,7 +2,7 @@
 
     python examples/tiles.py --store tiles-store
 
-Each tile is kept when it is done, by the process that did it; `holdfast runs show tiles` says how far it is.
+Each tile is kept when it is done, by the process that did it; `kedge runs show tiles` says how far it is.
 Needs numpy.
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-import holdfast
+import kedge
 
 SIZE, TILE, MARGIN = 768, 128, 4
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.05, help="seconds each tile takes longer")
     parser.add_argument("--processes", action="store_true", help="work in processes instead of threads")
     chosen = parser.parse_args()
-    with holdfast.run("tiles", store=chosen.store, version=chosen.seed) as run:
+    with kedge.run("tiles", store=chosen.store, version=chosen.seed) as run:
         heights = run.step("terrain", terrain, chosen.seed)
         with run.stage("tiles"):
             done = run.map(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from holdfast.integrations.torch import Batches, Training
+from kedge.integrations.torch import Batches, Training
 
 
 def make(store: str | Path) -> Training:

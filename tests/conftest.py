@@ -61,8 +61,8 @@ def postgres() -> Iterator["Cluster"]:
 @pytest.fixture(autouse=True)
 def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test must never open the store of whoever runs it."""
-    for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
-        if name not in {"HOLDFAST_REQUIRE", "HOLDFAST_HYPOTHESIS_PROFILE"}:
+    for name in [name for name in os.environ if name.startswith("KEDGE_")]:
+        if name not in {"KEDGE_REQUIRE", "KEDGE_HYPOTHESIS_PROFILE"}:
             monkeypatch.delenv(name)
 
 
@@ -80,4 +80,4 @@ settings.register_profile(
     phases=[Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
     print_blob=True,
 )
-settings.load_profile(os.environ.get("HOLDFAST_HYPOTHESIS_PROFILE", "dev"))
+settings.load_profile(os.environ.get("KEDGE_HYPOTHESIS_PROFILE", "dev"))

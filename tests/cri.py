@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.containers import grpc
-from holdfast.containers.wire import Message, encode
-from holdfast.errors import Conflict
+from kedge.containers import grpc
+from kedge.containers.wire import Message, encode
+from kedge.errors import Conflict
 
 # network: the pod's, or that of the node; processes: those of each container
 _OWN_NETWORK, _HOST_NETWORK = encode([(1, 0), (2, 1)]), encode([(1, 2), (2, 1)])
@@ -35,7 +35,7 @@ class Cri:
         host_network: bool = True,
         host_pid: bool = False,
         privileged: bool = False,
-        handler: str = "holdfast",
+        handler: str = "kedge",
         logs: Path | None = None,
     ) -> str:
         """A pod of that runtime handler, with the labels that a kubelet gives it besides its own; `logs`: where."""

@@ -14,17 +14,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.containers import runtime
+from kedge.containers import runtime
 from tests.lab import COUNTER, PYTHON, Lab
 from tests.waiting import wait_for
 
-SHIM = Path(runtime.__file__).with_name("containerd-shim-holdfast-v1")
-OURS = "io.containerd.holdfast.v1"
+SHIM = Path(runtime.__file__).with_name("containerd-shim-kedge-v1")
+OURS = "io.containerd.kedge.v1"
 PLAIN = "io.containerd.runc.v2"
-IMAGE = "holdfast.test/scratch:1"
+IMAGE = "kedge.test/scratch:1"
 COUNT = (PYTHON, "-c", COUNTER, "0.002", "0")
 # "system", or one that `./dev lab` unpacked: 1.7 or 2
-VERSION = os.environ.get("HOLDFAST_CONTAINERD") or "system"
+VERSION = os.environ.get("KEDGE_CONTAINERD") or "system"
 
 _CONFIG = """
 version = 2
@@ -47,10 +47,10 @@ bin_dir = "/usr/lib/cni"
 conf_dir = "{0}/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.holdfast]
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kedge]
 runtime_type = "{2}"
-pod_annotations = ["holdfast.dev/*"]
-container_annotations = ["holdfast.dev/*"]
+pod_annotations = ["kedge.dev/*"]
+container_annotations = ["kedge.dev/*"]
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.by-path]
 runtime_type = "io.containerd.runc.v2"
 runtime_path = "{3}"
@@ -81,7 +81,7 @@ class Containerd:
         self.home = made.root / "containerd"
         self.home.mkdir()
         # runc's root is shared by all containerds of a machine
-        self.namespace = "k8s.io" if pods else f"hf-{made.root.name}-{id(self):x}"
+        self.namespace = "k8s.io" if pods else f"kd-{made.root.name}-{id(self):x}"
         self.log = self.home / "log"
         config = _CONFIG.format(self.home, "" if pods else '"io.containerd.grpc.v1.cri"')
         (self.home / "config.toml").write_text(config + (_PODS.format(self.home, IMAGE, OURS, SHIM) if pods else ""))
@@ -92,9 +92,9 @@ class Containerd:
             (self.home / "cni/lab.conflist").write_text(json.dumps(network))
         places = {
             "PATH": f"{SHIM.parent}:{self.programs}:{os.environ['PATH']}",
-            "HOLDFAST_RUNC_STATE": str(made.root / "marks"),
-            "HOLDFAST_SHIM_LINKS": str(made.root / "links"),
-            "HOLDFAST_PYTHON": sys.executable,
+            "KEDGE_RUNC_STATE": str(made.root / "marks"),
+            "KEDGE_SHIM_LINKS": str(made.root / "links"),
+            "KEDGE_PYTHON": sys.executable,
         }
         self.environment = made.environment(**{**places, **environment})
         self._pods = pods

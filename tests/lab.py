@@ -1,4 +1,4 @@
-"""Real containers for tests: bundles with an overlay root, runc, and `holdfast` beside them.
+"""Real containers for tests: bundles with an overlay root, runc, and `kedge` beside them.
 
 Everything runs in network and mount namespaces of the lab's own: CRIU's network lock can never reach the machine, and
 mounts are gone with the lab.
@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.waiting import wait_for
 
-HOLDFAST = [sys.executable, "-m", "holdfast"]
+KEDGE = [sys.executable, "-m", "kedge"]
 PYTHON = os.path.realpath(shutil.which("python3", path="/usr/local/bin:/usr/bin") or "/usr/bin/python3")
 
 # Each counts in memory and in files at once, compares both at every step, and says so if they differ.
@@ -80,7 +80,7 @@ int main(void) {
 
 
 class Lab:
-    """One lab. Containers live below `root`, the store and Holdfast's own files too."""
+    """One lab. Containers live below `root`, the store and Kedge's own files too."""
 
     def __init__(self, root: Path, holder: subprocess.Popen[bytes]) -> None:
         self.root = root
@@ -98,7 +98,7 @@ class Lab:
         return ["nsenter", f"--target={self._holder.pid}", "--net", "--mount", "--", *map(str, command)]
 
     def environment(self, **more: str) -> dict[str, str]:
-        return {**os.environ, "HOLDFAST_STATE_DIR": str(self.state), "HOLDFAST_STORE": str(self.store), **more}
+        return {**os.environ, "KEDGE_STATE_DIR": str(self.state), "KEDGE_STORE": str(self.store), **more}
 
     def run(self, *command: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
         options = {"stdin": subprocess.DEVNULL, "env": self.environment(), "timeout": 120, **options}
@@ -106,11 +106,11 @@ class Lab:
         assert not check or done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout}{done.stderr}"
         return done
 
-    def holdfast(self, *arguments: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-        return self.run(*HOLDFAST, *arguments, check=check, **options)
+    def kedge(self, *arguments: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        return self.run(*KEDGE, *arguments, check=check, **options)
 
     def answer(self, *arguments: str | Path, **options: Any) -> Any:
-        return json.loads(self.holdfast(*arguments, "--json", **options).stdout)
+        return json.loads(self.kedge(*arguments, "--json", **options).stdout)
 
     def python(self, code: str, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-c", code, *arguments, check=check)
@@ -153,7 +153,7 @@ class Lab:
             ],
             "linux": {
                 # runc derives it from the ID alone: containers of two labs would be frozen together
-                "cgroupsPath": f"/holdfast-{self._token}-{name}",
+                "cgroupsPath": f"/kedge-{self._token}-{name}",
                 "namespaces": [*({"type": kind} for kind in ("pid", "ipc", "mount")), *network_namespace],
             },
         }
@@ -164,7 +164,7 @@ class Lab:
         """Another bundle with the same layers and the same configuration."""
         copy = self.bundle(name, "ignored", lower=bundle / "lower")
         spec = json.loads((bundle / "config.json").read_text())
-        spec["linux"]["cgroupsPath"] = f"/holdfast-{self._token}-{name}"
+        spec["linux"]["cgroupsPath"] = f"/kedge-{self._token}-{name}"
         (copy / "config.json").write_text(json.dumps(spec))
         return copy
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import CheckpointError
+from kedge.errors import CheckpointError
 from tests.cri import Cri, Failed
 from tests.engine import IMAGE, VERSION, Containerd
 from tests.lab import Lab
@@ -76,7 +76,7 @@ class Node(Containerd):
         super().__init__(made, version=VERSION, pods=True)
         self._init = init
         self._config = self.home / "config.toml"
-        plain = self._config.read_text().partition('[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.holdfast]')
+        plain = self._config.read_text().partition('[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kedge]')
         imports = 'imports = ["/etc/containerd/conf.d/*.toml"]\n' if VERSION == "2" else ""
         self._config.write_text(imports + plain[0].replace(f"{self.home}/state", "/run/containerd"))
         self._config.chmod(0o640)

@@ -1,6 +1,6 @@
 """The parts a test can need of the machine: programs, rights, servers, Python libraries.
 
-A missing part skips the test and says why; with HOLDFAST_REQUIRE=all (CI) it fails instead, so that a
+A missing part skips the test and says why; with KEDGE_REQUIRE=all (CI) it fails instead, so that a
 machine that lost a tool cannot turn the proofs off unnoticed. `tests/unit/test_test_rules.py` sees to it that
 nothing else in the tests skips for a missing part.
 """
@@ -154,10 +154,10 @@ def _netns() -> str | None:
     """Network namespaces joined by a cable: two hosts on one machine."""
     if reason := _root() or _command("ip"):
         return reason
-    name = f"hf-probe-{os.getpid()}"
+    name = f"kd-probe-{os.getpid()}"
     try:
         subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, timeout=30)
-        veth = ["ip", "link", "add", f"hfp{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name]
+        veth = ["ip", "link", "add", f"kdp{os.getpid()}", "type", "veth", "peer", "name", "eth0", "netns", name]
         subprocess.run(veth, check=True, capture_output=True, timeout=30)
     except subprocess.CalledProcessError as error:
         return f"no network namespaces ({_output(error)})"
@@ -205,7 +205,7 @@ def missing(name: str) -> str | None:
 
 
 def require(*names: str) -> None:
-    """Skip the calling test or module, or fail it under HOLDFAST_REQUIRE=all, unless all parts are there."""
+    """Skip the calling test or module, or fail it under KEDGE_REQUIRE=all, unless all parts are there."""
     for name in names:
         if reason := missing(name):
             lack(name, reason)
@@ -218,7 +218,7 @@ def library(name: str) -> Any:
 
 
 def lack(name: str, reason: str) -> NoReturn:
-    """Skip the caller for the want of a part that only it can probe, or fail it under HOLDFAST_REQUIRE=all."""
-    if os.environ.get("HOLDFAST_REQUIRE") == "all":
+    """Skip the caller for the want of a part that only it can probe, or fail it under KEDGE_REQUIRE=all."""
+    if os.environ.get("KEDGE_REQUIRE") == "all":
         pytest.fail(f"required part {name!r} is missing: {reason}", pytrace=False)
     pytest.skip(f"{name}: {reason}", allow_module_level=True)

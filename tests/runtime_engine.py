@@ -1,4 +1,4 @@
-"""An engine for tests of `holdfast-runc`: it calls a runtime as engines do, and may have it killed on the way."""
+"""An engine for tests of `kedge-runc`: it calls a runtime as engines do, and may have it killed on the way."""
 
 import json
 import shlex
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.containers import runtime
+from kedge.containers import runtime
 from tests.lab import COUNTER, PYTHON, Lab
 from tests.waiting import wait_for
 
-RUNTIME = Path(runtime.__file__).with_name("holdfast-runc")
-KEPT = ("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=counter")
+RUNTIME = Path(runtime.__file__).with_name("kedge-runc")
+KEPT = ("KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=counter")
 COUNT = (PYTHON, "-c", COUNTER, "0.002", "0")
 
 
@@ -23,9 +23,7 @@ class Engine:
     def __init__(self, made: Lab) -> None:
         self.lab = made
         self.log = made.root / "log.json"
-        self.environment = made.environment(
-            HOLDFAST_RUNC_STATE=str(made.root / "marks"), HOLDFAST_PYTHON=sys.executable
-        )
+        self.environment = made.environment(KEDGE_RUNC_STATE=str(made.root / "marks"), KEDGE_PYTHON=sys.executable)
 
     def call(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         options = ("--root", self.lab.runtime_root, "--log", self.log, "--log-format", "json")
@@ -69,12 +67,12 @@ class Engine:
         return self.log.read_text() if self.log.exists() else ""
 
     def die_at(self, stage: str, mutant: str = "") -> None:
-        """From now on `holdfast-runc` is killed at that stage; "" for never. `mutant`: a safeguard taken out."""
+        """From now on `kedge-runc` is killed at that stage; "" for never. `mutant`: a safeguard taken out."""
         front = self.lab.root / "python"
         patches = f"STAGE, MUTANT = {stage!r}, {mutant!r}\n{DYING}"
         front.write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} -c {shlex.quote(patches)} "$@"\n')
         front.chmod(0o755)
-        self.environment["HOLDFAST_PYTHON"] = str(front) if stage or mutant else sys.executable
+        self.environment["KEDGE_PYTHON"] = str(front) if stage or mutant else sys.executable
 
 
 # Where a call can be killed. Each is a place in our code at which the process kills itself.
@@ -84,8 +82,8 @@ DELETING = ("deleting", "deleted")
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from holdfast import CheckpointManager
-from holdfast.containers import attempts, criu, freezing, guarding, network, rootfs, runtime, thawing
+from kedge import CheckpointManager
+from kedge.containers import attempts, criu, freezing, guarding, network, rootfs, runtime, thawing
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

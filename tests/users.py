@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-import holdfast
+import kedge
 
 
 @cache
 def _import_all() -> None:
     """What a store imports only when it is used."""
     for scheme in ("file", "files"):
-        with tempfile.TemporaryDirectory() as place, holdfast.open(f"{scheme}:{place}/warm") as store:
+        with tempfile.TemporaryDirectory() as place, kedge.open(f"{scheme}:{place}/warm") as store:
             store.save("job", "small", 1)
             store.save("job", "large", os.urandom(200_000))
             store.cleanup("job", keep_last=1)
@@ -45,7 +45,7 @@ def run_as(user: int, program: str, *arguments: str, group: int, also_in: int, u
             os.umask(umask)
             os.chdir("/")
             sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-            exec(compile(program, "program", "exec"), {"holdfast": holdfast, "os": os, "arguments": arguments})
+            exec(compile(program, "program", "exec"), {"kedge": kedge, "os": os, "arguments": arguments})
             code = 0
         except BaseException:
             traceback.print_exc(file=sys.stdout)

@@ -1,7 +1,7 @@
 """Work shared by pods: each takes items from PostgreSQL, one at a time, and keeps what comes out in the store.
 
-    HOLDFAST_STORE=postgresql://user@db/holdfast python items.py fill 1000
-    HOLDFAST_STORE=postgresql://user@db/holdfast python items.py work
+    KEDGE_STORE=postgresql://user@db/kedge python items.py fill 1000
+    KEDGE_STORE=postgresql://user@db/kedge python items.py work
 
 `FOR UPDATE SKIP LOCKED` gives every pod another item without waiting. An item is leased for a while: a pod that is
 killed loses it when the time is over, and another one takes it. Each item is a job of the store, written under a lease
@@ -15,8 +15,8 @@ from typing import Any
 
 import psycopg
 
-import holdfast
-from holdfast.errors import Conflict
+import kedge
+from kedge.errors import Conflict
 
 LEASE_S = float(os.environ.get("ITEM_LEASE_S", "60"))
 POD = f"pod {os.environ.get('JOB_COMPLETION_INDEX', '0')}"  # which an Indexed Job tells
@@ -47,7 +47,7 @@ def fill(db: psycopg.Connection[Any], count: int) -> None:
     db.execute("INSERT INTO item (name) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING", (names,))
 
 
-def work(db: psycopg.Connection[Any], store: holdfast.CheckpointManager) -> None:
+def work(db: psycopg.Connection[Any], store: kedge.CheckpointManager) -> None:
     while True:
         taken = db.execute(TAKE, (LEASE_S,)).fetchone()
         if taken is None:
@@ -69,12 +69,12 @@ def work(db: psycopg.Connection[Any], store: holdfast.CheckpointManager) -> None
 
 
 def main() -> None:
-    url = os.environ["HOLDFAST_STORE"]
+    url = os.environ["KEDGE_STORE"]
     with psycopg.connect(os.environ.get("ITEMS_DATABASE") or url, autocommit=True) as db:
         if sys.argv[1] == "fill":
             fill(db, int(sys.argv[2]))
             return
-        with holdfast.open(url) as store:
+        with kedge.open(url) as store:
             work(db, store)
 
 

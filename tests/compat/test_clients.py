@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.compat import arch, artemis, jobs, unified
-from holdfast.importers import bring
+import kedge
+from kedge.compat import arch, artemis, jobs, unified
+from kedge.importers import bring
 
 from .writers import artemis as old_cards
 from .writers import jobs as old_jobs
@@ -89,7 +89,7 @@ def test_artemis_states_and_refusals(tmp_path: Path) -> None:
     assert manager.resume() is None
     manager.create_checkpoint(0)
     assert manager.get_progress()["progress_percent"] == 0.0
-    with pytest.raises(holdfast.UnsupportedType, match="state"):
+    with pytest.raises(kedge.UnsupportedType, match="state"):
         manager.save_stage_checkpoint("a", "completed", {"socket": object()})
     assert manager.get_next_stage(["a"]) == "a"  # what could not be saved changed nothing
     with pytest.raises(ValueError):
@@ -105,7 +105,7 @@ def test_artemis_states_and_refusals(tmp_path: Path) -> None:
     assert again.get_next_stage(["a", "b"]) == "b"
     assert again.repository.list_all() == ["c/../1"]
     assert artemis.create_checkpoint_repository("filesystem", checkpoint_dir=tmp_path).exists("c/../1")
-    assert [p.name for p in tmp_path.iterdir()] == [".holdfast"]
+    assert [p.name for p in tmp_path.iterdir()] == [".kedge"]
     assert artemis.LLMCacheKeyGenerator.generate_key("c", "s", "p") == "c:s:148de9c5a7a44d19"
     assert not artemis.CheckpointValidator.validate_checkpoint_data({"card_id": 1})
 
@@ -126,7 +126,7 @@ def test_an_imported_card_goes_on_under_the_old_name_and_the_new(
     assert manager.get_cached_llm_response("architecture", "do architecture") == "did architecture"
     assert manager.get_next_stage(STAGES) == "development"
     manager.save_stage_checkpoint("development", "completed", {"n": 1})
-    with holdfast.run("CARD-123", store=repository.store) as run:
+    with kedge.run("CARD-123", store=repository.store) as run:
         assert run.step("development", lambda: None) == {"n": 1}
         run.step("review", lambda: {"n": 2})
     found = repository.load("CARD-123")
@@ -193,7 +193,7 @@ def test_a_workflow_with_an_approval(manager: jobs.CheckpointManager) -> None:
     assert done == ["active", "completed"]
     status = manager.get_execution_status(first)
     assert (status["state"], status["pending_approvals"], status["completed_checkpoints"]) == ("paused", 1, 1)
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         manager.resume_execution(first)  # it used to go on without an answer
     assert manager.approve_checkpoint(first, "publish", True) is True
     assert manager.complete_checkpoint(first, "publish", {}) is True

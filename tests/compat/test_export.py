@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
-import holdfast
-from holdfast.cli import cli
-from holdfast.importers import bring
-from holdfast.workflow import Workflows
+import kedge
+from kedge.cli import cli
+from kedge.importers import bring
+from kedge.workflow import Workflows
 
 from .writers import artemis, jobs
 
@@ -21,7 +21,7 @@ from .writers import artemis, jobs
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "store"
-    monkeypatch.setenv("HOLDFAST_STORE", str(place))
+    monkeypatch.setenv("KEDGE_STORE", str(place))
     return place
 
 
@@ -48,7 +48,7 @@ def test_jobs_there_and_back(store: Path, tmp_path: Path) -> None:
     assert run("export", "job_9", str(tmp_path / "new"), "--format", "jobs")["files"] == 3
     found = [read(path) for path in (tmp_path / "new" / "job_9").iterdir()]
     assert sorted(found, key=lambda d: d["timestamp"]) == written
-    with holdfast.open("memory:") as other:
+    with kedge.open("memory:") as other:
         assert bring(str(tmp_path / "new"), other).imported == 3
         assert other.restore("job_9") == written[-1]["state"]
 
@@ -77,11 +77,11 @@ def test_into_a_directory_that_has_others(store: Path, tmp_path: Path) -> None:
 @given(jobs.checkpoints())
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_checkpoint_there_and_back(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
-    from holdfast.importers.leaving import jobs_files
+    from kedge.importers.leaving import jobs_files
 
     folder = tmp_path_factory.mktemp("any")
     put(folder, "a.json", document)
-    with holdfast.open("memory:") as opened:
+    with kedge.open("memory:") as opened:
         report = bring(str(folder), opened)
         (job,) = report.jobs
         ((_, found),) = jobs_files(opened.list(job), lambda c: opened.load(c.id))
@@ -89,7 +89,7 @@ def test_any_checkpoint_there_and_back(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_new_checkpoints_in_the_old_layout(store: Path, tmp_path: Path) -> None:
-    with holdfast.open(store) as opened:
+    with kedge.open(store) as opened:
         made = opened.save("train", "epoch 1", {"loss": 0.5, "tuple": (1, 2)})
     run("export", "train", str(tmp_path / "out"), "--format", "jobs")
     document = read(tmp_path / "out" / "train" / f"{made}.json")
@@ -104,7 +104,7 @@ def test_executions_there_and_back(store: Path, tmp_path: Path) -> None:
     run("import", str(tmp_path / "old"))
     run("export", "exec_c1_1763461834", str(tmp_path / "same"), "--format", "jobs")
     assert read(tmp_path / "same" / "exec_c1_1763461834.json") == document
-    with holdfast.open(store) as opened:
+    with kedge.open(store) as opened:
         Workflows(opened).approve_checkpoint("exec_c1_1763461834", "publish", True)
     run("export", "exec_c1_1763461834", str(tmp_path / "later"), "--format", "jobs")
     later = read(tmp_path / "later" / "exec_c1_1763461834.json")
@@ -118,7 +118,7 @@ def test_cards_there_and_back(store: Path, tmp_path: Path) -> None:
     run("import", str(tmp_path / "old"))
     run("export", "card-77", str(tmp_path / "same"), "--format", "artemis")
     assert read(tmp_path / "same" / "card-77.json") == document
-    with holdfast.open(store) as opened, holdfast.run("card-77", store=opened) as going:
+    with kedge.open(store) as opened, kedge.run("card-77", store=opened) as going:
         going.step("review", lambda: {"ok": True})
         going.step("build", lambda: "text")
     run("export", "card-77", str(tmp_path / "later"), "--format", "artemis")
@@ -127,19 +127,19 @@ def test_cards_there_and_back(store: Path, tmp_path: Path) -> None:
     assert (later["failed_stages"], later["status"], later["stages_completed"]) == ([], "completed", 3)
     assert later["stage_checkpoints"]["plan"] == stages["plan"]
     assert later["stage_checkpoints"]["build"]["result"] == {"result": "text"}
-    with holdfast.open("memory:") as other:  # and forth again
+    with kedge.open("memory:") as other:  # and forth again
         bring(str(tmp_path / "later"), other)
-        with holdfast.run("card-77", store=other) as going:
+        with kedge.run("card-77", store=other) as going:
             assert going.step("review", lambda: None) == {"ok": True}
 
 
 def test_any_run_as_a_card(store: Path, tmp_path: Path) -> None:
-    with holdfast.open(store) as opened, holdfast.run("nightly", store=opened) as going:
+    with kedge.open(store) as opened, kedge.run("nightly", store=opened) as going:
         going.step("load", lambda: [1, 2])
     run("export", "nightly", str(tmp_path / "out"), "--format", "artemis")
     card = read(tmp_path / "out" / "nightly.json")
     assert (card["card_id"], card["completed_stages"], card["status"]) == ("nightly", ["load"], "completed")
-    with holdfast.open(store) as opened:
+    with kedge.open(store) as opened:
         opened.save("no-run", "s", 1)
     refused = CliRunner().invoke(cli, ["export", "no-run", str(tmp_path / "x"), "--format", "artemis"])
     assert refused.exit_code == 3

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-import holdfast
-from holdfast.importers import Options, Report, Verdict, bring, look
-from holdfast.importers.common import salvage
-from holdfast.pipeline.history import explain, find_run
-from holdfast.workflow import Workflows
+import kedge
+from kedge.importers import Options, Report, Verdict, bring, look
+from kedge.importers.common import salvage
+from kedge.pipeline.history import explain, find_run
+from kedge.workflow import Workflows
 
 from .writers import artemis, geo, jobs
 
 
 @pytest.fixture
-def store() -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open("memory:") as opened:
+def store() -> Iterator[kedge.CheckpointManager]:
+    with kedge.open("memory:") as opened:
         yield opened
 
 
@@ -46,7 +46,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def bring_twice(folder: Path, store: holdfast.CheckpointManager, **options: Any) -> Report:
+def bring_twice(folder: Path, store: kedge.CheckpointManager, **options: Any) -> Report:
     """What every import must hold to: the plan is right, the source is untouched, and again adds nothing."""
     chosen = Options(**options)
     before = snapshot(folder)
@@ -70,7 +70,7 @@ def never(*_: object) -> Any:
 # --- artemis ---
 
 
-def test_a_card_goes_on_at_its_next_stage(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_card_goes_on_at_its_next_stage(old: Path, store: kedge.CheckpointManager) -> None:
     stages = {"architecture": artemis.stage("architecture", 0), "review": artemis.stage("review", 1, "failed")}
     document = artemis.card("card-77", stages)
     put(old, "card-77.json", document)
@@ -80,20 +80,20 @@ def test_a_card_goes_on_at_its_next_stage(old: Path, store: holdfast.CheckpointM
     about = store.get("checkpoint-card-77-1761178645")
     assert about.created_at == datetime.fromisoformat(document["updated_at"]).astimezone(UTC)
     assert find_run(store, "card-77").progress == {"done": 1, "total": 3}
-    with holdfast.run("card-77", store=store) as run:
+    with kedge.run("card-77", store=store) as run:
         assert run.step("architecture", never, "whatever", now=1) == {"of": "architecture"}
         assert run.step("review", lambda: "reviewed") == "reviewed"
         assert run.step("development", lambda: "built") == "built"
     verdicts = {e.path: e.verdict for e in explain(store, "card-77")}
     assert verdicts == {"architecture": "reused", "review": "ran", "development": "ran"}
-    with holdfast.run("card-77", store=store) as run:  # and again, as any run
+    with kedge.run("card-77", store=store) as run:  # and again, as any run
         assert run.step("architecture", never) == {"of": "architecture"}
         assert run.step("development", never) == "built"
-    with holdfast.run("card-77", store=store) as run:
+    with kedge.run("card-77", store=store) as run:
         assert run.step("architecture", lambda: "anew", version=2) == "anew"
 
 
-def test_answers_of_models_are_not_paid_again(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_answers_of_models_are_not_paid_again(old: Path, store: kedge.CheckpointManager) -> None:
     put(old, "c.json", artemis.card("c", {"review": artemis.stage("review", 0, "failed")}))
     bring_twice(old, store)
 
@@ -105,24 +105,24 @@ def test_answers_of_models_are_not_paid_again(old: Path, store: holdfast.Checkpo
     def call(**_: Any) -> str:
         return "paid"
 
-    with holdfast.run("c", store=store) as run, run.stage("review"):
+    with kedge.run("c", store=store) as run, run.stage("review"):
         assert ask("do review") == "did review"
         assert ask("do review", temperature=1) == "did review"
         assert ask("do more") == "paid"
         assert ask("do review", mode="refresh") == "paid"
         assert ask("do review", version=2) == "paid"
-    with holdfast.run("another", store=store) as run:
+    with kedge.run("another", store=store) as run:
         assert ask("do review", top_p=1) == "paid"  # the prompt was one of that card
-    assert holdfast.llm.Cache.of(store).counters["hits"] == 2
+    assert kedge.llm.Cache.of(store).counters["hits"] == 2
 
 
-def test_a_card_that_was_continued_here_is_left_alone(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_card_that_was_continued_here_is_left_alone(old: Path, store: kedge.CheckpointManager) -> None:
     document = artemis.card("c", {"a": artemis.stage("a", 0)})
     put(old, "c.json", document)
     bring(str(old), store)
     put(old, "c.json", {**document, "status": "paused"})
     assert bring(str(old), store).imported == 1  # the old system went on
-    with holdfast.run("c", store=store) as run:
+    with kedge.run("c", store=store) as run:
         run.step("b", lambda: 1)
     put(old, "c.json", {**document, "status": "failed"})
     report = bring(str(old), store)
@@ -130,7 +130,7 @@ def test_a_card_that_was_continued_here_is_left_alone(old: Path, store: holdfast
     assert "checkpoints of its own" in reasons(report, Verdict.SKIPPED)[0]
 
 
-def test_all_forms_of_artemis_in_one_directory(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_all_forms_of_artemis_in_one_directory(old: Path, store: kedge.CheckpointManager) -> None:
     put(old, "one.json", artemis.card("one", {"a": artemis.stage("a", 0), "b": artemis.stage("b", 1, "skipped")}))
     put(old, "two_checkpoint.json", artemis.index(1, {"PlanStage": {"success": True}, "BuildStage": {"success": True}}))
     put(old, "none_checkpoint.json", artemis.index(-1, {}))
@@ -145,7 +145,7 @@ def test_all_forms_of_artemis_in_one_directory(old: Path, store: holdfast.Checkp
     assert not report.of(Verdict.CORRUPTED)
     done = {}
     for card in ("one", "two", "none", "three", "four", "five", "six"):
-        with holdfast.run(card, store=store) as run:
+        with kedge.run(card, store=store) as run:
             done[card] = [
                 name for name in ("a", "b", "c", "PlanStage", "BuildStage") if run.step(name, lambda: "ran") != "ran"
             ]
@@ -165,7 +165,7 @@ def test_all_forms_of_artemis_in_one_directory(old: Path, store: holdfast.Checkp
 def test_any_card(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("cards")
     put(folder, "card.json", document)
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         report = bring_twice(folder, store)
         assert not report.of(Verdict.CORRUPTED)
         assert not report.of(Verdict.SKIPPED)
@@ -174,20 +174,20 @@ def test_any_card(tmp_path_factory: pytest.TempPathFactory, document: dict[str, 
         assert store.load(newest.id) == document
 
 
-def test_a_cut_card_keeps_its_whole_stages(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_cut_card_keeps_its_whole_stages(old: Path, store: kedge.CheckpointManager) -> None:
     stages = {"a": artemis.stage("a", 0), "b": artemis.stage("b", 1)}
     text = json.dumps(artemis.card("c", stages))
     put(old, "c.json", text[: text.index('"duration_seconds": 45.0', text.index('"b": {')) + 10])
     report = bring_twice(old, store)
     assert "cut off" in reasons(report, Verdict.CORRUPTED)[0]
-    with holdfast.run("c", store=store) as run:
+    with kedge.run("c", store=store) as run:
         assert run.step("a", never) == {"of": "a"}
 
 
 # --- jobs ---
 
 
-def test_checkpoints_of_jobs(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_checkpoints_of_jobs(old: Path, store: kedge.CheckpointManager) -> None:
     written = [jobs.checkpoint("job_9", f"s{n}", {"n": n, "text": "ü"}, n) for n in range(12)]
     for document in reversed(written):
         jobs.write(old, document)
@@ -204,14 +204,14 @@ def test_checkpoints_of_jobs(old: Path, store: holdfast.CheckpointManager) -> No
 def test_any_checkpoint_of_a_job(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("jobs")
     put(folder, "any.json", document)
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         report = bring_twice(folder, store)
         (job,) = report.jobs
         (checkpoint,) = store.list(job)
         assert store.load(checkpoint.id) == document["state"]
 
 
-def test_prefix_and_the_same_id_in_two_jobs(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_prefix_and_the_same_id_in_two_jobs(old: Path, store: kedge.CheckpointManager) -> None:
     one, two = jobs.checkpoint("a", "s", 1), jobs.checkpoint("b", "s", 2)
     jobs.write(old, one)
     jobs.write(old, two)
@@ -222,7 +222,7 @@ def test_prefix_and_the_same_id_in_two_jobs(old: Path, store: holdfast.Checkpoin
     assert "belongs to another checkpoint" in reasons(report, Verdict.LOSSY)[0]
 
 
-def test_an_execution_goes_on_with_its_approval(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_an_execution_goes_on_with_its_approval(old: Path, store: kedge.CheckpointManager) -> None:
     waiting = jobs.step("publish", "paused", approval_required=True, approval_status="pending")
     put(old, "exec_c1_1763461834.json", jobs.execution("c1", [jobs.step("draft"), waiting], state="paused"))
     bring_twice(old, store)
@@ -230,9 +230,9 @@ def test_an_execution_goes_on_with_its_approval(old: Path, store: holdfast.Check
     name = "exec_c1_1763461834"
     status = flows.get_execution_status(name)
     assert (status["state"], status["current_checkpoint"], status["pending_approvals"]) == ("paused", "publish", 1)
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         flows.resume_execution(name)
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         flows.complete_checkpoint(name, "publish", {})
     assert flows.approve_checkpoint(name, "publish", True, actor="ada")
     assert flows.complete_checkpoint(name, "publish", {"url": "…"})
@@ -241,7 +241,7 @@ def test_an_execution_goes_on_with_its_approval(old: Path, store: holdfast.Check
 
 
 @pytest.mark.parametrize("state", ["running", "paused"])
-def test_a_truncated_execution(old: Path, store: holdfast.CheckpointManager, state: str) -> None:
+def test_a_truncated_execution(old: Path, store: kedge.CheckpointManager, state: str) -> None:
     document = jobs.execution("c1", [jobs.step("draft", "active"), jobs.step("publish")], state=state)
     put(old, "exec_c1_1763461834.json", jobs.truncated(document))
     report = bring_twice(old, store)
@@ -252,7 +252,7 @@ def test_a_truncated_execution(old: Path, store: holdfast.CheckpointManager, sta
     assert flows.complete_checkpoint("exec_c1_1763461834", "draft", {})
 
 
-def test_a_truncated_checkpoint_is_kept_apart(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_truncated_checkpoint_is_kept_apart(old: Path, store: kedge.CheckpointManager) -> None:
     path = jobs.write(old, jobs.checkpoint("job", "s", {"a": 1, "b": [1, 2, 3]}))
     text = path.read_text()
     path.write_text(text[: text.index("3\n") - 5])
@@ -262,7 +262,7 @@ def test_a_truncated_checkpoint_is_kept_apart(old: Path, store: holdfast.Checkpo
     assert store.restore("job:salvaged") == {"a": 1, "b": [1, 2]}
 
 
-def test_whole_jobs(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_whole_jobs(old: Path, store: kedge.CheckpointManager) -> None:
     put(old, "job_3.json", jobs.whole_job("job_3"))
     bring_twice(old, store)
     assert store.restore("job_3") == jobs.whole_job("job_3")["state"]
@@ -271,7 +271,7 @@ def test_whole_jobs(old: Path, store: holdfast.CheckpointManager) -> None:
 # --- geo ---
 
 
-def test_core_checkpoints(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_core_checkpoints(old: Path, store: kedge.CheckpointManager) -> None:
     state = {"completed_phases": ["load"], "grid": np.arange(6.0).reshape(2, 3), "at": datetime(2025, 1, 1, tzinfo=UTC)}
     forms = [(0, True, True), (2, False, False), (3, False, True), (5, True, False)]
     for n, (protocol, compressed, is_v1) in enumerate(forms):
@@ -293,7 +293,7 @@ def test_core_checkpoints(old: Path, store: holdfast.CheckpointManager) -> None:
     assert (resampling.level, merge.level, merge.step) == ("pipeline", "stage", "merge")
 
 
-def test_core_without_a_registry_and_with_damage(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_core_without_a_registry_and_with_damage(old: Path, store: kedge.CheckpointManager) -> None:
     geo.core(old, "e_a_1753401600", {"x": [1, 2]}, register=False)
     geo.core(old, "e_b_1753401601", {"x": 1, "y": 2}, register=False, timestamp=geo.EPOCH + 1)
     (old / "e_b_1753401601" / "y.pkl.gz").write_bytes(b"\x1f\x8bnonsense")
@@ -308,7 +308,7 @@ def test_core_without_a_registry_and_with_damage(old: Path, store: holdfast.Chec
     assert [store.load(c.id) for c in store.list("9f0c:salvaged")] == [{"x": 1}, {"x": 1}]
 
 
-class Resample(holdfast.CheckpointableProcess):
+class Resample(kedge.CheckpointableProcess):
     def get_state(self) -> Any:
         return self.inside
 
@@ -316,7 +316,7 @@ class Resample(holdfast.CheckpointableProcess):
         self.inside = state
 
 
-def test_processor_memory_goes_on(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_processor_memory_goes_on(old: Path, store: kedge.CheckpointManager) -> None:
     state = {
         "processor_state": {"class": "Resample", "config": {}, "items_processed": 1, "progress_node_id": None},
         "processed_items": ["a", "b"],
@@ -332,7 +332,7 @@ def test_processor_memory_goes_on(old: Path, store: holdfast.CheckpointManager) 
     assert store.list("Resample")[-1].metadata["items_done"] == 4
 
 
-def test_an_experiment_resumes_its_stages(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_an_experiment_resumes_its_stages(old: Path, store: kedge.CheckpointManager) -> None:
     geo.stage(old, "6b1e", "data_load", 1)
     geo.stage(old, "6b1e", "resample", 2)
     geo.stage(old, "6b1e", "merge", 3, stage_results={"merge": {"success": False, "error": "no space"}})
@@ -340,25 +340,25 @@ def test_an_experiment_resumes_its_stages(old: Path, store: holdfast.CheckpointM
     report = bring_twice(old, store)
     lossy = report.of(Verdict.LOSSY)
     assert ("shared_data.merged_dataset",) in [finding.paths for finding in lossy]
-    with holdfast.run("6b1e", store=store) as run:
+    with kedge.run("6b1e", store=store) as run:
         assert run.step("data_load", never)["metrics"] == {"n": 2}
         assert run.step("resample", never)["success"]
         assert run.step("merge", lambda: "merged") == "merged"
         assert run.step("analysis_som", lambda: "again") == "again"
 
 
-def test_old_stage_files(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_old_stage_files(old: Path, store: kedge.CheckpointManager) -> None:
     put(
         old,
         "checkpoint_load.json",
         {"stage": "load", "timestamp": "2025-01-01T00:00:00", "elapsed_time": 3.5, "data": {"n": 1}},
     )
     bring_twice(old, store)
-    with holdfast.run("old", store=store) as run:
+    with kedge.run("old", store=store) as run:
         assert run.step("load", never) == {"n": 1}
 
 
-def test_a_tile_job_goes_on_with_the_rest(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_tile_job_goes_on_with_the_rest(old: Path, store: kedge.CheckpointManager) -> None:
     tiles = [f"tile_{row}_{col}" for row in range(3) for col in range(3)]
     (old / "land_1753401600.pkl").write_bytes(geo.tiles(tiles[:3], protocol=0))
     later = {
@@ -373,26 +373,26 @@ def test_a_tile_job_goes_on_with_the_rest(old: Path, store: holdfast.CheckpointM
     bring_twice(old, store)
     assert find_run(store, "land").progress == {"done": 5, "total": 9}
     worked = []
-    with holdfast.run("land", store=store) as run:
+    with kedge.run("land", store=store) as run:
         run.map(worked.append, tiles, name="tiles", key=str)
     assert sorted(worked) == tiles[5:]
 
 
-def test_analysis_chunks_go_on(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_analysis_chunks_go_on(old: Path, store: kedge.CheckpointManager) -> None:
     for place in range(3):
         name, data = geo.chunk("run7", "som", place, 5, {"sum": place * 10})
         (old / f"{name}.pkl").write_bytes(data)
         put(old, f"{name}.json", {"checkpoint_id": name, "analysis_method": "som", "chunk_idx": place})
     report = bring_twice(old, store)
     assert not report.findings
-    with holdfast.run("run7", store=store) as run:
+    with kedge.run("run7", store=store) as run:
         answers = run.map(lambda place: {"sum": place * 10, "new": True}, range(5), name="som", key=int)
     assert [a.get("new", False) for a in answers] == [False, False, False, True, True]
     assert [a["sum"] for a in answers] == [0, 10, 20, 30, 40]
 
 
 @pytest.mark.xdist_group("postgres")
-def test_rows_of_a_database(old: Path, store: holdfast.CheckpointManager, postgres: Any) -> None:
+def test_rows_of_a_database(old: Path, store: kedge.CheckpointManager, postgres: Any) -> None:
     import psycopg
 
     url = postgres.empty_database()
@@ -436,7 +436,7 @@ def test_rows_of_a_database(old: Path, store: holdfast.CheckpointManager, postgr
 # --- any of them ---
 
 
-def test_formats_mixed_in_one_directory(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_formats_mixed_in_one_directory(old: Path, store: kedge.CheckpointManager) -> None:
     put(old, "card.json", artemis.card("card", {"a": artemis.stage("a", 0)}))
     jobs.write(old, jobs.checkpoint("job", "s", 1))
     put(old, "exec_c1_1.json", jobs.execution("c1", [jobs.step("draft")]))
@@ -451,13 +451,13 @@ def test_formats_mixed_in_one_directory(old: Path, store: holdfast.CheckpointMan
     assert not report.of(Verdict.CORRUPTED)
 
 
-def test_only_one_format_is_wanted(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_only_one_format_is_wanted(old: Path, store: kedge.CheckpointManager) -> None:
     put(old, "card.json", artemis.card("card", {}))
     jobs.write(old, jobs.checkpoint("job", "s", 1))
     assert bring(str(old), store, Options(form="jobs")).by_format == {"jobs": 1}
 
 
-def test_any_json(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_any_json(old: Path, store: kedge.CheckpointManager) -> None:
     put(old, "a.json", {"some": "thing"})
     (old / "sub").mkdir()
     put(old / "sub", "b.json", [1, 2])
@@ -466,7 +466,7 @@ def test_any_json(old: Path, store: holdfast.CheckpointManager) -> None:
     assert store.restore("sub") == [1, 2]
 
 
-def test_an_interrupted_import_goes_on(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_an_interrupted_import_goes_on(old: Path, store: kedge.CheckpointManager) -> None:
     for n in range(600):
         jobs.write(old, jobs.checkpoint("job", "s", n, n))
     seen = 0
@@ -496,7 +496,7 @@ def test_salvage_gives_a_prefix() -> None:
     assert salvage('{"a": [1, 2') == {"a": [1]}
 
 
-def test_local_times(old: Path, store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_times(old: Path, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
     monkeypatch.setenv("TZ", "Asia/Tokyo")
@@ -511,7 +511,7 @@ def test_local_times(old: Path, store: holdfast.CheckpointManager, monkeypatch: 
         os.environ.pop("TZ", None)
 
 
-def test_a_checkpoint_whose_metadata_is_cut(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_checkpoint_whose_metadata_is_cut(old: Path, store: kedge.CheckpointManager) -> None:
     geo.core(old, "9f0c_a_1753401600", {"x": 1}, register=False, metadata={"phase": "a", "deep": {"n": [1]}})
     geo.core(old, "9f0c_b_1753401600", {"x": 2}, register=False)
     (old / "9f0c_b_1753401600" / "metadata.json").write_text('{"checkpoint_id": "9f0c_b_17')
@@ -521,7 +521,7 @@ def test_a_checkpoint_whose_metadata_is_cut(old: Path, store: holdfast.Checkpoin
     assert store.restore("9f0c:salvaged") == {"x": 2}
 
 
-def test_files_that_are_just_being_written(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_files_that_are_just_being_written(old: Path, store: kedge.CheckpointManager) -> None:
     text = json.dumps(artemis.card("c", {"a": artemis.stage("a", 0)}))
     path = put(old, "c.json", text[:-40])
     report = bring(str(old), store, Options(is_watching=True))
@@ -531,7 +531,7 @@ def test_files_that_are_just_being_written(old: Path, store: holdfast.Checkpoint
     assert bring(str(old), store, Options(is_watching=True)).of(Verdict.CORRUPTED)
 
 
-def test_only_processors_are_wanted(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_only_processors_are_wanted(old: Path, store: kedge.CheckpointManager) -> None:
     geo.core(old, "9f0c_a_1753401600", {"x": 1})
     state = {"processor_state": {}, "processed_items": ["a"]}
     geo.core(old, "P_1753401600", state, level="step", parent_id=None, metadata={"processor": "P"})
@@ -542,7 +542,7 @@ def test_into_an_encrypted_store(old: Path, tmp_path: Path) -> None:
     jobs.write(old, jobs.checkpoint("job", "secret-step", {"n": "very secret text"}))
     put(old, "c.json", artemis.card("c", {"a": artemis.stage("a", 0, result={"x": "very secret text" * 9000})}))
     key = bytes(range(32))
-    with holdfast.open(tmp_path / "store", key=key, encrypt_names=True) as store:
+    with kedge.open(tmp_path / "store", key=key, encrypt_names=True) as store:
         bring_twice(old, store)
         assert store.restore("job") == {"n": "very secret text"}
         assert store.verify().is_ok

@@ -1,4 +1,4 @@
-"""`holdfast import` as users meet it."""
+"""`kedge import` as users meet it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import holdfast
-from holdfast.cli import cli
+import kedge
+from kedge.cli import cli
 from tests.waiting import wait_for
 
 from .writers import artemis, jobs
@@ -22,7 +22,7 @@ from .writers import artemis, jobs
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
     folder = tmp_path / "old"
     folder.mkdir()
     for n in range(3):
@@ -61,7 +61,7 @@ def test_wrong_words(old: Path) -> None:
 
 
 def test_watch_brings_what_is_new(old: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "holdfast", "import", str(old), "--watch", "--every", "0.1", "--json"]
+    words = [sys.executable, "-m", "kedge", "import", str(old), "--watch", "--every", "0.1", "--json"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     try:
         assert process.stdout is not None
@@ -70,7 +70,7 @@ def test_watch_brings_what_is_new(old: Path, tmp_path: Path) -> None:
             first += process.stdout.readline()
         assert json.loads(first)["imported"] == 6  # the one that is cut may just be written
         jobs.write(old, jobs.checkpoint("job", "s9", {"n": 9}, 9))
-        with holdfast.open(tmp_path / "store") as store:
+        with kedge.open(tmp_path / "store") as store:
             wait_for(lambda: len(store.list("job")) == 4, "what is new is not imported")
             assert store.restore("job") == {"n": 9}
     finally:

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.importers import Options, Report, Verdict, bring
-from holdfast.importers.common import Unreadable, name_of
-from holdfast.importers.unpickling import Pickles
-from holdfast.model import parse_name
+import kedge
+from kedge.importers import Options, Report, Verdict, bring
+from kedge.importers.common import Unreadable, name_of
+from kedge.importers.unpickling import Pickles
+from kedge.model import parse_name
 
 from .writers import artemis, geo, jobs
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(tmp_path / "store") as opened:
+def store(tmp_path: Path) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(tmp_path / "store") as opened:
         yield opened
 
 
@@ -110,7 +110,7 @@ def test_what_is_allowed_is_not_imported_either(tmp_path: Path) -> None:
         found = reader.read(pickle.dumps({"x": gadgets(mark)["posix.system"]}))
     assert found == {"x": {"$class": "posix.system", "$args": (f"touch {mark}",)}}
     assert not os.path.exists(mark)
-    with pytest.raises(holdfast.Validation):
+    with pytest.raises(kedge.Validation):
         Pickles(("not a name",))
 
 
@@ -156,14 +156,14 @@ def test_a_pickle_that_never_ends_is_given_up() -> None:
 def test_the_child_can_reach_nothing() -> None:
     code = """
 import os, socket, subprocess, sys, tempfile
-from holdfast.importers import unpickling_child
+from kedge.importers import unpickling_child
 unpickling_child.confine()
 def refused(call):
     try: call()
     except (OSError, MemoryError): return True
     return False
 print([refused(c) for c in (
-    lambda: socket.socket(), lambda: subprocess.run(["true"]), lambda: os.fork(), lambda: os.mkdir("/tmp/holdfast-x"),
+    lambda: socket.socket(), lambda: subprocess.run(["true"]), lambda: os.fork(), lambda: os.mkdir("/tmp/kedge-x"),
     lambda: os.unlink(sys.argv[1]), lambda: os.rename(sys.argv[1], sys.argv[1] + "x"), lambda: bytearray(3 << 30),
     lambda: os.kill(os.getppid(), 0),
 )])
@@ -202,7 +202,7 @@ def test_names_become_names(name: str) -> None:
     assert len({name_of(n) for n in NAMES}) == len(NAMES)
 
 
-def test_traversal_in_ids(old: Path, store: holdfast.CheckpointManager, tmp_path: Path) -> None:
+def test_traversal_in_ids(old: Path, store: kedge.CheckpointManager, tmp_path: Path) -> None:
     before = {str(p) for p in tmp_path.rglob("*") if "store" not in str(p)}
     for n, name in enumerate(NAMES):
         put(old, f"card{n}.json", artemis.card(name, {name or "s": artemis.stage(name, 0)}, checkpoint_id=name))
@@ -220,7 +220,7 @@ def test_traversal_in_ids(old: Path, store: holdfast.CheckpointManager, tmp_path
             store.load(checkpoint.id)
 
 
-def test_links_are_not_followed(old: Path, store: holdfast.CheckpointManager, tmp_path: Path) -> None:
+def test_links_are_not_followed(old: Path, store: kedge.CheckpointManager, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     jobs.write(outside, jobs.checkpoint("secret", "s", "x"))
     secret = next(outside.rglob("*.json"))
@@ -235,7 +235,7 @@ def test_links_are_not_followed(old: Path, store: holdfast.CheckpointManager, tm
     assert text_of(report).count("links are never followed") == 4
 
 
-def test_a_registry_that_points_outside(old: Path, store: holdfast.CheckpointManager, tmp_path: Path) -> None:
+def test_a_registry_that_points_outside(old: Path, store: kedge.CheckpointManager, tmp_path: Path) -> None:
     geo.core(tmp_path, "secret_1", {"x": "secret"}, register=False)
     about = geo.core(old, "9f0c_a_1753401600", {"x": 1}, register=False)
     outside = {**about, "checkpoint_id": "../secret_1", "data_files": ["../secret_1/x.pkl.gz"]}
@@ -247,7 +247,7 @@ def test_a_registry_that_points_outside(old: Path, store: holdfast.CheckpointMan
     assert [store.load(c.id) for job in store.jobs() for c in store.list(job.name)] == [{"x": 1}]
 
 
-def test_duplicate_ids_and_cyclic_parents(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_duplicate_ids_and_cyclic_parents(old: Path, store: kedge.CheckpointManager) -> None:
     for n in range(5):
         put(old, f"{n}.json", jobs.checkpoint("job", "s", n, 0, parent_id="s_1763461834_00000000"))
     report = bring(str(old), store)
@@ -262,8 +262,8 @@ def test_duplicate_ids_and_cyclic_parents(old: Path, store: holdfast.CheckpointM
 def memory_of(folder: Path, *words: str) -> tuple[str, int]:
     """What an import of `folder` prints, and how much memory it took, in bytes."""
     code = (
-        "import sys, holdfast\nfrom holdfast.importers import bring\n"
-        "with holdfast.open('memory:') as store:\n"
+        "import sys, kedge\nfrom kedge.importers import bring\n"
+        "with kedge.open('memory:') as store:\n"
         "    report = bring(sys.argv[1], store)\n"
         "print(report.imported, [f.reason for f in report.findings])\n"
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
@@ -305,14 +305,14 @@ def test_a_hundred_megabytes_of_json(old: Path) -> None:
     "data",
     [b"", b"\xff\xfe", b"nul", b'{"job_id": "\xff"}', b"{}", b"[]", b"null", b'{"a": 1e999}', b"\x80\x04", b"\x1f\x8b"],
 )
-def test_odd_files(old: Path, store: holdfast.CheckpointManager, data: bytes) -> None:
+def test_odd_files(old: Path, store: kedge.CheckpointManager, data: bytes) -> None:
     (old / "odd.json").write_bytes(data)
     report = bring(str(old), store)
     assert report.imported == 0
     assert len(report.findings) == 1
 
 
-def test_fields_of_the_wrong_type(old: Path, store: holdfast.CheckpointManager) -> None:
+def test_fields_of_the_wrong_type(old: Path, store: kedge.CheckpointManager) -> None:
     wrong: list[Any] = [None, -1, "x", [1], {"a": None}]
     n = 0
     for make in (
@@ -332,10 +332,10 @@ def test_fields_of_the_wrong_type(old: Path, store: holdfast.CheckpointManager) 
     assert store.verify().is_ok
 
 
-def test_a_store_is_no_source(store: holdfast.CheckpointManager, tmp_path: Path) -> None:
-    with pytest.raises(holdfast.Validation, match="is a Holdfast store"):
+def test_a_store_is_no_source(store: kedge.CheckpointManager, tmp_path: Path) -> None:
+    with pytest.raises(kedge.Validation, match="is a Kedge store"):
         bring(str(tmp_path / "store"), store)
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(kedge.NotFound):
         bring(str(tmp_path / "nowhere"), store)
-    with pytest.raises(holdfast.Validation):
+    with pytest.raises(kedge.Validation):
         bring(str(tmp_path), store, Options(form="floppy"))

@@ -1,4 +1,4 @@
-"""LangGraph's own savers: the graph goes on from what they kept, under HoldfastSaver."""
+"""LangGraph's own savers: the graph goes on from what they kept, under KedgeSaver."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-import holdfast
-from holdfast.importers import Verdict, bring, look
-from holdfast.integrations.langgraph import HoldfastSaver
+import kedge
+from kedge.importers import Verdict, bring, look
+from kedge.integrations.langgraph import KedgeSaver
 
 
 @pytest.fixture
-def store() -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open("memory:") as opened:
+def store() -> Iterator[kedge.CheckpointManager]:
+    with kedge.open("memory:") as opened:
         yield opened
 
 
@@ -70,7 +70,7 @@ def history(saver: Any, thread: str) -> list[Any]:
 THREADS = ["one", "two ü/..", "three"]
 
 
-def check(source: str, before: dict[str, Any], store: holdfast.CheckpointManager, form: str) -> None:
+def check(source: str, before: dict[str, Any], store: kedge.CheckpointManager, form: str) -> None:
     plan = look(source)
     report = bring(source, store)
     assert not report.findings
@@ -78,7 +78,7 @@ def check(source: str, before: dict[str, Any], store: holdfast.CheckpointManager
     assert report.by_format == {form: report.imported}
     again = bring(source, store)
     assert (again.imported, again.present) == (0, report.imported)
-    saver = HoldfastSaver(store)
+    saver = KedgeSaver(store)
     for thread in THREADS:
         assert history(saver, thread) == before[thread], thread
     chat = graph(saver)
@@ -92,7 +92,7 @@ def check(source: str, before: dict[str, Any], store: holdfast.CheckpointManager
 
 
 @pytest.mark.parametrize("is_live", [False, True])
-def test_sqlite(tmp_path: Path, store: holdfast.CheckpointManager, is_live: bool) -> None:
+def test_sqlite(tmp_path: Path, store: kedge.CheckpointManager, is_live: bool) -> None:
     path = tmp_path / "old" / "threads.db"
     path.parent.mkdir()
     with closing(sqlite3.connect(path, check_same_thread=False)) as db:
@@ -109,7 +109,7 @@ def test_sqlite(tmp_path: Path, store: holdfast.CheckpointManager, is_live: bool
 
 
 @pytest.mark.xdist_group("postgres")
-def test_postgres(store: holdfast.CheckpointManager, postgres: Any) -> None:
+def test_postgres(store: kedge.CheckpointManager, postgres: Any) -> None:
     import psycopg
     from langgraph.checkpoint.postgres import PostgresSaver
 
@@ -125,7 +125,7 @@ def test_postgres(store: holdfast.CheckpointManager, postgres: Any) -> None:
             db.execute("DROP TABLE checkpoints, checkpoint_blobs, checkpoint_writes, checkpoint_migrations")
 
 
-def test_types_that_are_not_built(tmp_path: Path, store: holdfast.CheckpointManager) -> None:
+def test_types_that_are_not_built(tmp_path: Path, store: kedge.CheckpointManager) -> None:
     """A row may name any class: none is imported, and the report says which."""
     import ormsgpack
 
@@ -133,7 +133,7 @@ def test_types_that_are_not_built(tmp_path: Path, store: holdfast.CheckpointMana
     with closing(sqlite3.connect(path, check_same_thread=False)) as db:
         saver = SqliteSaver(db)
         talk(saver, ["one"])
-        bad = ormsgpack.Ext(2, ormsgpack.packb(["holdfast.no_such_module", "Thing", {"a": 1}]))
+        bad = ormsgpack.Ext(2, ormsgpack.packb(["kedge.no_such_module", "Thing", {"a": 1}]))
         kind, blob = db.execute("SELECT type, checkpoint FROM checkpoints LIMIT 1").fetchone()
         assert kind == "msgpack"
         state = saver.serde.loads_typed((kind, blob))
@@ -144,6 +144,6 @@ def test_types_that_are_not_built(tmp_path: Path, store: holdfast.CheckpointMana
         db.commit()
     report = bring(str(path), store)
     lossy = report.of(Verdict.LOSSY)
-    assert lossy[0].paths == ("holdfast.no_such_module.Thing",)
-    assert "--allow holdfast.no_such_module.Thing" in lossy[0].reason
+    assert lossy[0].paths == ("kedge.no_such_module.Thing",)
+    assert "--allow kedge.no_such_module.Thing" in lossy[0].reason
     assert len(report.of(Verdict.CORRUPTED)) == 2

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.blobs.memory import MemoryBlobs
-from holdfast.index.sqlite import SqliteIndex
-from holdfast.ports import Blobs, Index
-from holdfast.testing.blobs_suite import BlobsSuite
-from holdfast.testing.index_suite import IndexSuite
+from kedge.blobs.memory import MemoryBlobs
+from kedge.index.sqlite import SqliteIndex
+from kedge.ports import Blobs, Index
+from kedge.testing.blobs_suite import BlobsSuite
+from kedge.testing.index_suite import IndexSuite
 from tests.conformance.test_encrypted_index import sealed
 
 CALLED: dict[str, set[str]] = {}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.blobs.faulty import FaultyBlobs, Plan
-from holdfast.blobs.memory import MemoryBlobs
-from holdfast.blobs.packs import PackBlobs
-from holdfast.blobs.retrying import RetryingBlobs
-from holdfast.ports import Blobs
-from holdfast.testing.blobs_suite import BlobsSuite
+from kedge.blobs.faulty import FaultyBlobs, Plan
+from kedge.blobs.memory import MemoryBlobs
+from kedge.blobs.packs import PackBlobs
+from kedge.blobs.retrying import RetryingBlobs
+from kedge.ports import Blobs
+from kedge.testing.blobs_suite import BlobsSuite
 from tests.parts import lack
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TestObjectBlobsInMemory(BlobsSuite):
         self.storage = MemoryStore()
 
     def open_blobs(self, where: Path) -> Blobs:
-        from holdfast.blobs.objects import ObjectBlobs
+        from kedge.blobs.objects import ObjectBlobs
 
         return ObjectBlobs(self.storage, "some/prefix")
 
@@ -93,7 +93,7 @@ class TestPostgresBlobs(BlobsSuite):
 
     @pytest.fixture(autouse=True)
     def _database(self, postgres: Cluster) -> Iterator[None]:
-        from holdfast.postgresql import Server
+        from kedge.postgresql import Server
 
         self.server = Server(postgres.empty_database())
         self.server.migrate()
@@ -101,7 +101,7 @@ class TestPostgresBlobs(BlobsSuite):
         self.server.close()
 
     def open_blobs(self, where: Path) -> Blobs:
-        from holdfast.blobs.postgres import PostgresBlobs
+        from kedge.blobs.postgres import PostgresBlobs
 
         return PostgresBlobs(self.server)
 
@@ -118,6 +118,6 @@ class TestObjectBlobsOnS3(BlobsSuite):
         self.address = s3
 
     def open_blobs(self, where: Path) -> Blobs:
-        from holdfast.blobs.objects import connect
+        from kedge.blobs.objects import connect
 
-        return RetryingBlobs(connect(f"s3://holdfast/{where.name}"))
+        return RetryingBlobs(connect(f"s3://kedge/{where.name}"))

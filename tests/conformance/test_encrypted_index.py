@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.index.files import FilesIndex, make_folder
-from holdfast.index.sqlite import SqliteIndex
-from holdfast.opening import Lock, unlock
-from holdfast.ports import Index
-from holdfast.readable import view
-from holdfast.store import Store
-from holdfast.testing.index_suite import IndexSuite
+from kedge.index.files import FilesIndex, make_folder
+from kedge.index.sqlite import SqliteIndex
+from kedge.opening import Lock, unlock
+from kedge.ports import Index
+from kedge.readable import view
+from kedge.store import Store
+from kedge.testing.index_suite import IndexSuite
 from tests.parts import require
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
 
 require("module:cryptography")
-from holdfast.blobs.memory import MemoryBlobs
-from holdfast.crypto import parse_master
+from kedge.blobs.memory import MemoryBlobs
+from kedge.crypto import parse_master
 
 MASTER = parse_master(bytes(range(32)))
 
@@ -64,8 +64,8 @@ class TestEncryptedPostgres(IndexSuite):
         self.url = postgres.empty_database()
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
-        from holdfast.index.postgres import PostgresIndex
-        from holdfast.postgresql import Server
+        from kedge.index.postgres import PostgresIndex
+        from kedge.postgresql import Server
 
         server = Server(self.url)
         server.migrate()

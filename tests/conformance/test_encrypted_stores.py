@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import Conflict, LeaseHeld, NotFound
+import kedge
+from kedge.errors import Conflict, LeaseHeld, NotFound
 from tests.parts import require
 from tests.unit.test_encryption import KEY, NAMES, fill, same, states
 
 require("module:cryptography")
 
-Open = Callable[..., holdfast.CheckpointManager]
+Open = Callable[..., kedge.CheckpointManager]
 HOW: dict[str, dict[str, Any]] = {
     "plain": {},
     "encrypted": {"key": KEY},
@@ -48,19 +48,19 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "packs":
         return f"{database}&blobs=file:{tmp_path / 'packs'}"
     request.getfixturevalue("s3")
-    return f"{database}&blobs=s3://holdfast/encrypted-{next(_count)}"
+    return f"{database}&blobs=s3://kedge/encrypted-{next(_count)}"
 
 
 _count = itertools.count()
 
 
 @pytest.fixture(params=HOW)
-def store(request: pytest.FixtureRequest, url: str) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(url, **HOW[request.param]) as opened:
+def store(request: pytest.FixtureRequest, url: str) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(url, **HOW[request.param]) as opened:
         yield opened
 
 
-def test_a_manager_does_the_same(store: holdfast.CheckpointManager, tmp_path: Path) -> None:
+def test_a_manager_does_the_same(store: kedge.CheckpointManager, tmp_path: Path) -> None:
     job, step = NAMES
     ids = fill(store)
     before = states(store, ids)
@@ -90,16 +90,16 @@ def test_a_manager_does_the_same(store: holdfast.CheckpointManager, tmp_path: Pa
     store.save_async("later", step, before["large"]).result()
     note = [e for e in store.events(limit=1000) if e.action == "note"]
     assert [(e.job, e.actor, e.detail) for e in note] == [(job, store.actor, '{"who": "hunter2"}')]
-    with holdfast.run("nightly", store=store) as run:
+    with kedge.run("nightly", store=store) as run:
         assert run.step("add", lambda a, b: a + b, 1, 2) == 3
-    with holdfast.run("nightly", store=store) as run:
+    with kedge.run("nightly", store=store) as run:
         assert run.step("add", lambda a, b: a - b, 1, 2) == 3
     store.delete(job, ids["zeros"])
     with pytest.raises(NotFound):
         store.load(ids.pop("zeros"))
     store.gc()
     assert store.verify().problems == ()
-    with holdfast.open(tmp_path / "there", key=None if store.encryption else KEY) as there:  # the other kind
+    with kedge.open(tmp_path / "there", key=None if store.encryption else KEY) as there:  # the other kind
         assert store.copy_to(there).damaged == ()
         assert store.copy_to(there, mirror=True).copied == 0
         assert all(same(there.load(i), before[name]) for name, i in ids.items())

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.index.files import FilesIndex, make_folder
-from holdfast.index.sqlite import SqliteIndex
-from holdfast.ports import Index
-from holdfast.testing.index_suite import IndexSuite
+from kedge.index.files import FilesIndex, make_folder
+from kedge.index.sqlite import SqliteIndex
+from kedge.ports import Index
+from kedge.testing.index_suite import IndexSuite
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
@@ -44,8 +44,8 @@ class TestPostgresIndex(IndexSuite):
         self.url = postgres.empty_database()
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
-        from holdfast.index.postgres import PostgresIndex
-        from holdfast.postgresql import Server
+        from kedge.index.postgres import PostgresIndex
+        from kedge.postgresql import Server
 
         server = Server(self.url)
         server.migrate()

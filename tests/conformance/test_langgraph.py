@@ -13,7 +13,7 @@ require("module:langgraph.checkpoint.conformance")
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import Capability
 
-from holdfast.integrations.langgraph import HoldfastSaver
+from kedge.integrations.langgraph import KedgeSaver
 
 # Everything the suite knows; delta_channel_history came after its first release.
 CAPABILITIES = (
@@ -33,9 +33,9 @@ CAPABILITIES = (
 def test_every_capability(tmp_path: Path, kind: str) -> None:
     numbers = iter(range(100))
 
-    @checkpointer_test(name=f"HoldfastSaver-{kind}")
-    async def make() -> AsyncIterator[HoldfastSaver]:
-        async with HoldfastSaver("memory:" if kind == "memory" else tmp_path / str(next(numbers))) as saver:
+    @checkpointer_test(name=f"KedgeSaver-{kind}")
+    async def make() -> AsyncIterator[KedgeSaver]:
+        async with KedgeSaver("memory:" if kind == "memory" else tmp_path / str(next(numbers))) as saver:
             yield saver
 
     known = {capability.value for capability in Capability}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import holdfast
-from holdfast.errors import CheckpointError, NotAStore, Validation
+import kedge
+from kedge.errors import CheckpointError, NotAStore, Validation
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
@@ -52,7 +52,7 @@ def test_what_cannot_be_opened_is_refused_and_nothing_is_made(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Validation) as refusal:
-        holdfast.open(url.format(tmp_path), key=key)
+        kedge.open(url.format(tmp_path), key=key)
     assert REFUSED[url] in refusal.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_opened_is_refused_and_nothing_is_made(
 def test_addresses_of_each_cloud_are_understood(
     url: str, kind: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.blobs.objects import connect
+    from kedge.blobs.objects import connect
 
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     blobs = connect(url)
@@ -81,19 +81,19 @@ def test_addresses_of_each_cloud_are_understood(
 def test_packs_of_a_database_stay_with_it(postgres: Cluster, tmp_path: Path) -> None:
     database = postgres.empty_database()
     large = random.Random(1).randbytes(200_000)
-    with holdfast.open(f"{database}&blobs=file:{tmp_path / 'packs'}") as store:
+    with kedge.open(f"{database}&blobs=file:{tmp_path / 'packs'}") as store:
         saved = store.save("j", "s", large)
         assert store.load(saved, mapped=True) == large
     with pytest.raises(NotAStore, match="holds none of the 1 packs"):  # as on another machine
-        holdfast.open(f"{database}&blobs=file:{tmp_path / 'other'}")
-    with holdfast.open(f"{database}&blobs=file://{tmp_path / 'packs'}") as store:
+        kedge.open(f"{database}&blobs=file:{tmp_path / 'other'}")
+    with kedge.open(f"{database}&blobs=file://{tmp_path / 'packs'}") as store:
         assert store.load(saved) == large
         store.delete("j", saved)
         assert store.gc().packs_kept == 0
-    holdfast.open(tmp_path / "embedded").close()
+    kedge.open(tmp_path / "embedded").close()
     (tmp_path / "file").touch()
     for wrong in ("embedded", "file"):
         with pytest.raises(NotAStore):
-            holdfast.open(f"{database}&blobs=file:{tmp_path / wrong}")
+            kedge.open(f"{database}&blobs=file:{tmp_path / wrong}")
     with pytest.raises(CheckpointError):
-        holdfast.open(f"{database}&blobs=file:/proc/nowhere")
+        kedge.open(f"{database}&blobs=file:/proc/nowhere")

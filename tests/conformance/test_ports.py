@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.ports import Blobs, BlobWriter, Index
+from kedge.ports import Blobs, BlobWriter, Index
 from tests.parts import require
 
 require("module:cryptography")
@@ -64,10 +64,10 @@ def adapters(package: str, port: type) -> set[str]:
 def test_every_adapter_runs_its_suite() -> None:
     plain, sealed = (HERE / "test_index.py").read_text(), (HERE / "test_encrypted_index.py").read_text()
     blobs = (HERE / "test_blobs.py").read_text()
-    indexes = adapters("holdfast.index", Index)
+    indexes = adapters("kedge.index", Index)
     assert {"SqliteIndex", "FilesIndex", "PostgresIndex", "EncryptedIndex"} <= indexes
     for name in indexes - {"EncryptedIndex"}:  # which wraps each of the others in the second file
         assert f"{name}(" in plain
         assert f"{name}(" in sealed
-    for name in adapters("holdfast.blobs", Blobs):
+    for name in adapters("kedge.blobs", Blobs):
         assert f"{name}(" in blobs

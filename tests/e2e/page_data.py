@@ -13,9 +13,9 @@ from unittest import mock
 
 import numpy as np
 
-import holdfast
-from holdfast.records import copy_record
-from holdfast.workflow import Workflows
+import kedge
+from kedge.records import copy_record
+from kedge.workflow import Workflows
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 RTL = "מחיר סופי \u202e gnp.exe"
@@ -25,7 +25,7 @@ REPORT = "\n".join(f"{n}. The pipeline read {n * 120} rows and kept {n * 117}." 
 def fill(place: Path, *, pace_s: float = 0.0) -> dict[str, str]:
     """Fill a store; answers the IDs the tests look for. With a pace, as if it had taken days: for pictures."""
     known: dict[str, str] = {}
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         if pace_s:
             fill_days(store, {"nightly-backup": 52_000_000, "sensor-archive": 21_000_000, "agent-threads": 9_000_000})
         with _long_ago(days=2.2) if pace_s else nullcontext():
@@ -45,7 +45,7 @@ def fill(place: Path, *, pace_s: float = 0.0) -> dict[str, str]:
     return known
 
 
-def fill_job(store: holdfast.CheckpointManager, job: str, count: int) -> None:
+def fill_job(store: kedge.CheckpointManager, job: str, count: int) -> None:
     """A long history, in one transaction."""
     first = store.save(job, "step 1", {"n": 1})
     index = store._store.index
@@ -57,7 +57,7 @@ def fill_job(store: holdfast.CheckpointManager, job: str, count: int) -> None:
     index.commit(records, actor="test")
 
 
-def fill_days(store: holdfast.CheckpointManager, jobs: dict[str, int], days: int = 28) -> None:
+def fill_days(store: kedge.CheckpointManager, jobs: dict[str, int], days: int = 28) -> None:
     """Histories that grew over days: name → bytes a day, more towards the end."""
     index = store._store.index
     for job, bytes_a_day in jobs.items():
@@ -73,7 +73,7 @@ def fill_days(store: holdfast.CheckpointManager, jobs: dict[str, int], days: int
         index.commit(records, actor="test")
 
 
-def _training(store: holdfast.CheckpointManager) -> dict[str, str]:
+def _training(store: kedge.CheckpointManager) -> dict[str, str]:
     """A model that learns, with a branch tried from the middle."""
     draw = np.random.default_rng(7)
     weights = draw.normal(size=(96, 96)).astype("float32")
@@ -106,7 +106,7 @@ def _training(store: holdfast.CheckpointManager) -> dict[str, str]:
     return {"first": ids[0], "last": ids[-1], "pinned": ids[8]}
 
 
-def _reports(store: holdfast.CheckpointManager) -> dict[str, str]:
+def _reports(store: kedge.CheckpointManager) -> dict[str, str]:
     old = store.save("weekly-report", "draft", {"title": "Week 46", "body": REPORT, "reviewers": ["ada"], "pages": 4})
     body = REPORT.replace("kept 1170.", "kept 1,168, two were rejected.") + "\n40. Signed off."
     new = store.save(
@@ -137,7 +137,7 @@ def _long_ago(days: float) -> Iterator[None]:
         yield
 
 
-def _runs(store: holdfast.CheckpointManager, pace_s: float) -> None:
+def _runs(store: kedge.CheckpointManager, pace_s: float) -> None:
     def rows_read(count: int) -> list[int]:
         time.sleep(8 * pace_s)  # sleep: the pace, for pictures
         return list(range(count))
@@ -150,28 +150,28 @@ def _runs(store: holdfast.CheckpointManager, pace_s: float) -> None:
         time.sleep(12 * pace_s)  # sleep: the pace, for pictures
         return {"tiles": count}
 
-    with holdfast.run("nightly-tiles", store=store, progress=False) as run:
+    with kedge.run("nightly-tiles", store=store, progress=False) as run:
         rows = run.step("download", rows_read, 60)
         with run.stage("tiles"):
             run.map(tile, rows, name="render", key=str, on_error="collect")
         run.step("merge", merge, 60)
         run.log("merged 60 tiles")
     for _ in range(2):  # the second time all answers are found
-        with holdfast.run("summarise-mail", store=store, progress=False) as run:
+        with kedge.run("summarise-mail", store=store, progress=False) as run:
             for n in range(3):
                 messages = [{"role": "user", "content": f"Summarise mail {n}."}]
                 run.llm(f"mail {n}", _model, model="gpt-4o-mini", messages=messages)
-    with holdfast.run("summarise-again", store=store, progress=False) as run:
+    with kedge.run("summarise-again", store=store, progress=False) as run:
         run.llm("mail", _model, model="gpt-4o-mini", messages=[{"role": "user", "content": "Summarise mail 1."}])
     try:
-        with holdfast.run("publish-site", store=store, progress=False) as run:
+        with kedge.run("publish-site", store=store, progress=False) as run:
             run.step("build", lambda: "site.tar")
             run.approval("go-live", prompt="Publish 214 pages to the public site?", wait_s=0)
     except BaseException as error:  # it pauses by leaving
-        if not isinstance(error, holdfast.CheckpointError | SystemExit):
+        if not isinstance(error, kedge.CheckpointError | SystemExit):
             raise
     try:
-        with holdfast.run("import-orders", store=store, progress=False) as run:
+        with kedge.run("import-orders", store=store, progress=False) as run:
             run.step("read", lambda: 812)
             run.step("convert", _broken)
     except ZeroDivisionError:

@@ -18,11 +18,11 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-backg
 
 @contextmanager
 def served(place: Path, *arguments: str) -> Iterator[str]:
-    """`holdfast serve` on a free port; its address."""
+    """`kedge serve` on a free port; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "holdfast", "serve", "--store", str(place), "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "kedge", "serve", "--store", str(place), "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     try:
@@ -47,7 +47,7 @@ def served_here(place: Path, runner: object) -> Iterator[str]:
     """The application with a job runner, in a thread of this process; its address."""
     import uvicorn
 
-    from holdfast.server import create_app
+    from kedge.server import create_app
 
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(place, runner), log_level="error", timeout_graceful_shutdown=5))

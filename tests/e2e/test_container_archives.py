@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers import snapshot
-from holdfast.containers.exporting import export
-from holdfast.containers.importing import import_archive
-from holdfast.containers.inspection import inspect_archive
+import kedge
+from kedge.containers import snapshot
+from kedge.containers.exporting import export
+from kedge.containers.importing import import_archive
+from kedge.containers.inspection import inspect_archive
 
 _SCRIPT = Path(__file__).with_name("podman_counter.sh")
 _COUNTER = r"""
@@ -42,7 +42,7 @@ def _podman(*words: str | Path) -> None:
 @pytest.mark.requires("podman")
 @pytest.mark.xdist_group("criu")
 def test_podman_to_podman_through_the_store_and_what_ctr_writes() -> None:
-    with tempfile.TemporaryDirectory(prefix="hf-") as folder:  # podman takes no long paths
+    with tempfile.TemporaryDirectory(prefix="kd-") as folder:  # podman takes no long paths
         _round(Path(folder))
 
 
@@ -57,7 +57,7 @@ def _round(work: Path) -> None:
     assert shown.environment["TOKEN"] == "secret"
     assert {("data.log", "file"), ("etc/gone", "deleted")} <= set(shown.changes)
     assert shown.statistics is not None
-    with holdfast.open(work / "store") as store:
+    with kedge.open(work / "store") as store:
         done = import_archive(store, work / "export.tar.zst")
         kept = snapshot.load(store, done.checkpoint.id)
         for format in ("podman", "cri", "containerd"):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers import relay
-from tests.lab import C_COUNTER, HOLDFAST, PYTHON, SHELL_COUNTER, Lab, lab
+import kedge
+from kedge.containers import relay
+from tests.lab import C_COUNTER, KEDGE, PYTHON, SHELL_COUNTER, Lab, lab
 from tests.parts import require
 from tests.waiting import wait_for
 
@@ -32,7 +32,7 @@ def freeze(lab: Lab, name: str, *options: str, key: str = "k") -> str:
 
 
 def thaw(lab: Lab, what: str, *options: str | Path) -> None:
-    lab.holdfast("container", "restore", what, *options)
+    lab.kedge("container", "restore", what, *options)
 
 
 @pytest.mark.parametrize("language", ["python", "shell", "c"])
@@ -78,8 +78,8 @@ def test_a_copy_of_one_moment(lab: Lab) -> None:
 
 DYING = """
 import os, signal, sys
-from holdfast import CheckpointManager
-from holdfast.containers import freezing, relay, runc
+from kedge import CheckpointManager
+from kedge.containers import freezing, relay, runc
 
 stage, name, root, mutant = sys.argv[1:]
 if mutant:
@@ -117,21 +117,21 @@ def test_the_kill_test_can_fail(lab: Lab, tmp_path: Path) -> None:
     """A relay that takes silence for a yes loses the container."""
     mutant = tmp_path / "relay.py"
     source = Path(relay.__file__).read_text()
-    assert source.count("return holdfast.recv(16) == GO_ON") == 1
-    mutant.write_text(source.replace("return holdfast.recv(16) == GO_ON", "return holdfast.recv(16) != b'no'"))
+    assert source.count("return kedge.recv(16) == GO_ON") == 1
+    mutant.write_text(source.replace("return kedge.recv(16) == GO_ON", "return kedge.recv(16) != b'no'"))
     lab.counter("one")
     lab.wait_beyond("one", 0)
     lab.python(DYING, "storing", "one", lab.runtime_root, mutant, check=False)
     while lab.is_running("one"):
         pass
-    with holdfast.open(lab.store) as store:
+    with kedge.open(lab.store) as store:
         assert store.list("container:k") == []
 
 
 FREEZING = """
 import sys
-from holdfast import CheckpointManager
-from holdfast.containers import freezing, runc
+from kedge import CheckpointManager
+from kedge.containers import freezing, runc
 
 name, root, is_mutant = sys.argv[1:]
 command = runc.Container.command
@@ -171,7 +171,7 @@ def test_disk_full(lab: Lab, place: str) -> None:
     small = lab.state if place == "images" else lab.store
     small.mkdir()
     lab.run("mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", small)
-    failed = lab.holdfast("container", "checkpoint", "one", "--root", lab.runtime_root, "--key", "k", check=False)
+    failed = lab.kedge("container", "checkpoint", "one", "--root", lab.runtime_root, "--key", "k", check=False)
     assert failed.returncode in (1, 7)
     assert "disk is full" in failed.stderr or "No space" in failed.stderr, failed.stderr
     lab.wait_beyond("one", lab.count("one"))
@@ -183,9 +183,9 @@ def test_disk_full(lab: Lab, place: str) -> None:
 # A root that cannot be mounted again when its files have changed places. The mutant leaves them so: the old are lost.
 UNMOUNTABLE = """
 import sys
-from holdfast import CheckpointManager
-from holdfast.containers import rootfs, thawing
-from holdfast.errors import Conflict
+from kedge import CheckpointManager
+from kedge.containers import rootfs, thawing
+from kedge.errors import Conflict
 
 tool, exchange, exchanged = rootfs._mount_tool, rootfs._exchange, []
 
@@ -216,7 +216,7 @@ def test_disk_full_elsewhere(lab: Lab) -> None:
         lab.run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place)
 
     def assert_full(*arguments: str | Path) -> None:
-        failed = lab.holdfast("container", *arguments, check=False)
+        failed = lab.kedge("container", *arguments, check=False)
         assert failed.returncode in (1, 7)
         assert "disk is full" in failed.stderr or "No space" in failed.stderr, failed.stderr
 
@@ -263,9 +263,9 @@ def test_a_damaged_generation_gives_way_to_the_one_before(lab: Lab) -> None:
         data = bytearray(pack.read_bytes())
         data[len(data) * 3 // 4 :: 512] = bytes(b ^ 0xFF for b in data[len(data) * 3 // 4 :: 512])
         pack.write_bytes(data)
-    damaged = lab.holdfast("container", "restore", second, check=False)
+    damaged = lab.kedge("container", "restore", second, check=False)
     assert damaged.returncode == 6, damaged.stderr
-    restored = lab.holdfast("container", "restore", "k", "--json")
+    restored = lab.kedge("container", "restore", "k", "--json")
     assert json.loads(restored.stdout)["checkpoint"] == first
     assert second in restored.stderr
     lab.wait_beyond("one", lab.count("one"))
@@ -275,13 +275,13 @@ def test_two_at_once(lab: Lab) -> None:
     """Of two checkpoints of one container at the same time one is taken; the other is told, or comes after it."""
     lab.counter("one")
     lab.wait_beyond("one", 0)
-    command = [*HOLDFAST, "container", "checkpoint", "one", "--root", str(lab.runtime_root), "--leave-running"]
+    command = [*KEDGE, "container", "checkpoint", "one", "--root", str(lab.runtime_root), "--leave-running"]
     both = [subprocess.Popen(lab.enter(command), env=lab.environment(), stderr=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate(timeout=60)[1].decode() for process in both]
     codes = sorted(process.returncode for process in both)
     assert codes in ([0, 5], [0, 0]), said
     lab.wait_beyond("one", lab.count("one"))
-    with holdfast.open(lab.store) as store:
+    with kedge.open(lab.store) as store:
         assert len(store.list("container:one")) == codes.count(0)
 
 
@@ -292,7 +292,7 @@ def test_only_what_changed_is_stored(lab: Lab) -> None:
     sizes = []
     for _ in range(2):
         identity = freeze(lab, "one", "--leave-running")
-        with holdfast.open(lab.store) as store:
+        with kedge.open(lab.store) as store:
             sizes.append(store.get(identity).stored_bytes)
     assert sizes[0] > 24 << 20
     assert sizes[1] <= sizes[0] / 20
@@ -377,15 +377,15 @@ def test_the_network_lock_is_taken_back(lab: Lab) -> None:
     config = json.loads((lab.root / "one/config.json").read_text())
     config["process"]["args"] = ["/nothing"]
     (lab.root / "one/upper/work/cells").unlink()
-    with holdfast.open(lab.store) as store:  # an image CRIU refuses after it has locked the network
+    with kedge.open(lab.store) as store:  # an image CRIU refuses after it has locked the network
         state = store.load(identity)
         assert isinstance(state, dict)
         state["images"].write_to(lab.root / "broken")
         core = next((lab.root / "broken").glob("core-1.img"))
         core.write_bytes(core.read_bytes()[:200])
-        state["images"] = holdfast.Tree(lab.root / "broken")
+        state["images"] = kedge.Tree(lab.root / "broken")
         store.save("container:k", "k", state, metadata={"kind": "container"})
-    failed = lab.holdfast("container", "restore", "k", check=False)
+    failed = lab.kedge("container", "restore", "k", check=False)
     assert failed.returncode == 1, failed.stderr
     assert "CRIU" not in lab.run(*rules).stdout
     assert not (lab.root / "one/upper/work/cells").exists()  # its files are what they were
@@ -405,8 +405,8 @@ def lasting_namespace(lab: Lab) -> tuple[Path, tuple[str, ...]]:
 
 UNLOCKED_BY_NOBODY = """
 import sys
-from holdfast import CheckpointManager
-from holdfast.containers import freezing, network, runc
+from kedge import CheckpointManager
+from kedge.containers import freezing, network, runc
 
 network.remove_lock = lambda namespace: False
 with CheckpointManager() as manager:
@@ -430,7 +430,7 @@ def test_another_kind_of_network_is_refused(lab: Lab) -> None:
     spec = json.loads((bundle / "config.json").read_text())
     spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "network"]
     (bundle / "config.json").write_text(json.dumps(spec))
-    refused = lab.holdfast("container", "restore", "k", check=False)
+    refused = lab.kedge("container", "restore", "k", check=False)
     assert refused.returncode == 5
     assert "network mode own, the bundle has host" in refused.stderr
 
@@ -464,10 +464,10 @@ def test_open_connections(lab: Lab) -> None:
     lab.start("one")
     lab.wait_beyond("one", 5)
     root = ("--root", lab.runtime_root)
-    refused = lab.holdfast("container", "checkpoint", "one", *root, "--key", "k", check=False)
+    refused = lab.kedge("container", "checkpoint", "one", *root, "--key", "k", check=False)
     assert refused.returncode == 1
     assert "--tcp-established" in refused.stderr
-    assert "--tcp-established" in lab.holdfast("container", "preflight", "one", *root, check=False).stdout
+    assert "--tcp-established" in lab.kedge("container", "preflight", "one", *root, check=False).stdout
     lab.wait_beyond("one", lab.count("one"))
     freeze(lab, "one", "--tcp-established")
     reached = lab.count("one")
@@ -484,21 +484,21 @@ def test_errors_and_preflight(lab: Lab, tmp_path: Path) -> None:
     with (tmp_path / "output").open("wb") as output:
         lab.start("one", stdout=output)
     root = ("--root", lab.runtime_root)
-    said = lab.holdfast("container", "preflight", "one", *root, "--json", check=False)
+    said = lab.kedge("container", "preflight", "one", *root, "--json", check=False)
     assert said.returncode == 1
     assert any("a file of the host" in one["what"] for one in json.loads(said.stdout)["findings"])
-    failed = lab.holdfast("container", "checkpoint", "one", *root, check=False)
+    failed = lab.kedge("container", "checkpoint", "one", *root, check=False)
     assert failed.returncode == 1
-    assert "holdfast container logs" in failed.stderr
+    assert "kedge container logs" in failed.stderr
     assert lab.is_running("one")
-    lab.holdfast("container", "logs", "latest")
+    lab.kedge("container", "logs", "latest")
     fleeting = ("checkpoint", "one", "--store", "memory:")  # it would be gone with its only checkpoint
     for arguments, code in (
         (("checkpoint", "nobody"), 4), (("checkpoint", "../x"), 3), (("restore", "nobody"), 4), (fleeting, 3),
     ):  # fmt: skip
-        assert lab.holdfast("container", *arguments, *root, check=False).returncode == code
+        assert lab.kedge("container", *arguments, *root, check=False).returncode == code
     machine = tmp_path / "there.json"
     here = lab.answer("container", "doctor")["host"]
     for arch, what in ((here["arch"], "nothing stands in the way"), ("vax", "vax, not")):
         machine.write_text(json.dumps({"host": {**here, "arch": arch}}))
-        assert what in lab.holdfast("container", "preflight", "one", *root, "--target", machine, check=False).stdout
+        assert what in lab.kedge("container", "preflight", "one", *root, "--target", machine, check=False).stdout

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import CheckpointManager, demo
+from kedge import CheckpointManager, demo
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, cwd=cwd, env=environment, timeout=90
     )
 
 
 def test_the_result_equals_an_uninterrupted_run(tmp_path: Path) -> None:
-    result = run("-m", "holdfast.demo", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
+    result = run("-m", "kedge.demo", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     account = json.loads(result.stdout)
     assert account["equal"]
@@ -35,15 +35,15 @@ def test_the_result_equals_an_uninterrupted_run(tmp_path: Path) -> None:
 
 
 def test_it_shows_the_real_commands(tmp_path: Path) -> None:
-    result = run("-m", "holdfast", "demo", "--fast", cwd=tmp_path)
+    result = run("-m", "kedge", "demo", "--fast", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     for text in (
         "kill -9",
         "goes on after step",
         "equals a run without interruption",
-        "$ holdfast list heat",
-        "$ holdfast show heat",
-        "$ holdfast diff heat~1 heat",
+        "$ kedge list heat",
+        "$ kedge show heat",
+        "$ kedge diff heat~1 heat",
         " 19 → 20",
     ):
         assert text in result.stdout
@@ -52,12 +52,12 @@ def test_it_shows_the_real_commands(tmp_path: Path) -> None:
 
 def test_it_can_run_again_in_the_same_store(tmp_path: Path) -> None:
     for job in ("heat", "heat-2"):
-        result = run("-m", "holdfast", "demo", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
+        result = run("-m", "kedge", "demo", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
         assert json.loads(result.stdout)["job"] == job
 
 
 def test_a_failing_job_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.cli.demo import Silent
+    from kedge.cli.demo import Silent
 
     monkeypatch.setattr(demo.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="exit code 1"):
@@ -65,7 +65,7 @@ def test_a_failing_job_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_job_needs_no_numpy(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['numpy'] = None; from holdfast import demo; demo.work('store', 'j', 2, 0.0)"
+    code = "import sys; sys.modules['numpy'] = None; from kedge import demo; demo.work('store', 'j', 2, 0.0)"
     for _ in range(2):
         result = run("-c", code, cwd=tmp_path)
         assert result.returncode == 0, result.stderr

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-import holdfast
-from holdfast.containers import runtime
+import kedge
+from kedge.containers import runtime
 from tests.cri import Failed
 from tests.engine import COUNT
 from tests.node import Node, node
 
 DEPLOY = Path(__file__).parents[2] / "deploy/kubernetes"
-INSTALLER = DEPLOY / "holdfast-node"
+INSTALLER = DEPLOY / "kedge-node"
 PLAIN_PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 Installer = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -35,11 +35,11 @@ esac
 def installer(home: Path, containerd: str, **more: str) -> Installer:
     payload = home / "payload"
     (payload / "bin").mkdir(parents=True)
-    shutil.copy(Path(runtime.__file__).with_name("holdfast-runc"), payload / "bin")
+    shutil.copy(Path(runtime.__file__).with_name("kedge-runc"), payload / "bin")
     (payload / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (payload / "bin/python3").chmod(0o755)
     places = {
-        "HOST": "", "PAYLOAD": payload, "PREFIX": home / "opt/holdfast", "CONFIG": home / "config.toml",
+        "HOST": "", "PAYLOAD": payload, "PREFIX": home / "opt/kedge", "CONFIG": home / "config.toml",
         "ENVIRONMENT": home / "etc/runc.env", "STATE": home / "state", "CONTAINERD": containerd, "RESTART": "",
     }  # fmt: skip
     environment = {**os.environ, **{name: str(place) for name, place in places.items()}, **more}
@@ -79,7 +79,7 @@ V2 = 'version = 2\n\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ru
 )
 def test_nothing_but_what_it_added_goes(tmp_path: Path, version: int, config: str, plugin: str) -> None:
     """Twice over: what is there already is not added again. With containerd 2, config.toml is not touched at all."""
-    places = {"HOLDFAST_STORE": "postgresql://u:it's $HOME@db/x", "AWS_SECRET_ACCESS_KEY": "a b"}
+    places = {"KEDGE_STORE": "postgresql://u:it's $HOME@db/x", "AWS_SECRET_ACCESS_KEY": "a b"}
     run = pretended(tmp_path, version, config, **places)
     before = files_below(tmp_path)
     run("install")
@@ -87,16 +87,14 @@ def test_nothing_but_what_it_added_goes(tmp_path: Path, version: int, config: st
     run("install")
     assert files_below(tmp_path) == installed
     run("status")
-    where = tmp_path / ("config.toml" if version == 1 else "conf.d/holdfast.toml")
-    assert f'[plugins."{plugin}".containerd.runtimes.holdfast]' in where.read_text()
-    assert (
-        f"SystemdCgroup = {str(config == V2).lower()}" in where.read_text().rpartition("runtimes.holdfast.options")[2]
-    )
+    where = tmp_path / ("config.toml" if version == 1 else "conf.d/kedge.toml")
+    assert f'[plugins."{plugin}".containerd.runtimes.kedge]' in where.read_text()
+    assert f"SystemdCgroup = {str(config == V2).lower()}" in where.read_text().rpartition("runtimes.kedge.options")[2]
     assert version == 1 or (tmp_path / "config.toml").read_text() == config
     told = tmp_path / "etc/runc.env"
     assert told.stat().st_mode & 0o777 == 0o600
     shown = subprocess.run(
-        ["sh", "-c", f'. {told}; echo "$HOLDFAST_STORE $AWS_SECRET_ACCESS_KEY"'],
+        ["sh", "-c", f'. {told}; echo "$KEDGE_STORE $AWS_SECRET_ACCESS_KEY"'],
         capture_output=True,
         text=True,
         check=True,
@@ -117,7 +115,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         (home / "real").chmod(0o640)
         (home / "config.toml").symlink_to(home / "real")
         run("install")
-        assert "runtimes.holdfast]" in (home / ("config.toml" if version == 1 else "conf.d/holdfast.toml")).read_text()
+        assert "runtimes.kedge]" in (home / ("config.toml" if version == 1 else "conf.d/kedge.toml")).read_text()
         assert (home / "config.toml").readlink() == home / "real"
         assert (home / "real").stat().st_mode & 0o777 == 0o640
         run("uninstall")
@@ -136,7 +134,7 @@ def test_a_node_without_configuration(tmp_path: Path, version: int) -> None:
     before = files_below(tmp_path)
     run("install", CONFIG=str(place / "config.toml"))
     made = files_below(place)
-    assert any(b"runtimes.holdfast]" in text for text in made.values())
+    assert any(b"runtimes.kedge]" in text for text in made.values())
     run("install", CONFIG=str(place / "config.toml"))
     assert files_below(place) == made
     run("uninstall", CONFIG=str(place / "config.toml"))
@@ -158,7 +156,7 @@ def test_what_cannot_be_made_is_not_written(tmp_path: Path, command: str) -> Non
     assert refused.returncode == 1
     assert "stays as it is" in refused.stderr
     assert (tmp_path / "config.toml").read_text() == before
-    assert list(tmp_path.glob("*.holdfast-*")) == []
+    assert list(tmp_path.glob("*.kedge-*")) == []
     run(command)
 
 
@@ -181,7 +179,7 @@ def test_noticed(
 ) -> None:
     text = INSTALLER.read_text()
     assert text.count(safeguard) == 1
-    mutant = tmp_path / "holdfast-node"
+    mutant = tmp_path / "kedge-node"
     mutant.write_text(text.replace(safeguard, instead))
     mutant.chmod(0o755)
     monkeypatch.setattr(sys.modules[__name__], "INSTALLER", mutant)
@@ -194,10 +192,10 @@ def test_what_is_the_administrators_stays(tmp_path: Path) -> None:
     run = pretended(tmp_path, 1, V2)
     own = tmp_path / "etc/runc.env"
     own.parent.mkdir()
-    own.write_text("HOLDFAST_STORE=/mine\n")
+    own.write_text("KEDGE_STORE=/mine\n")
     assert "stays as it is" in run("install").stderr
     run("uninstall")
-    assert own.read_text() == "HOLDFAST_STORE=/mine\n"
+    assert own.read_text() == "KEDGE_STORE=/mine\n"
 
 
 @pytest.mark.parametrize(
@@ -234,8 +232,8 @@ def test_a_node(tmp_path: Path) -> None:
     """The DaemonSets run as pods of a node of its own, with a payload of this checkout: see `lived`."""
     payload = tmp_path / "payload/bin"
     payload.mkdir(parents=True)
-    shutil.copy(Path(runtime.__file__).with_name("holdfast-runc"), payload)
-    programs = {"python3": sys.executable, "holdfast": f"{sys.executable} -m holdfast", "criu": shutil.which("criu")}
+    shutil.copy(Path(runtime.__file__).with_name("kedge-runc"), payload)
+    programs = {"python3": sys.executable, "kedge": f"{sys.executable} -m kedge", "criu": shutil.which("criu")}
     for name, program in programs.items():
         (payload / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
         (payload / name).chmod(0o755)
@@ -243,7 +241,7 @@ def test_a_node(tmp_path: Path) -> None:
         shutil.copy(INSTALLER, made.below("/usr/local/sbin"))
         programs_of_it = ("/usr", "/etc/alternatives")  # of the image, if it were one
         mounts = [(path, path, True) for path in programs_of_it]
-        lived(made, mounts=[*mounts, (str(payload.parent), "/opt/holdfast", True)])
+        lived(made, mounts=[*mounts, (str(payload.parent), "/opt/kedge", True)])
 
 
 def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: str = "") -> None:
@@ -254,23 +252,23 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     store = made.lab.root / "kept"
     before = made.files()
     (daemons,), (undo,) = documents("daemonset.yaml"), documents("uninstall", "daemonset.yaml")
-    first, (guard,) = made.run_daemons(daemons, {"HOLDFAST_STORE": str(store)}, mounts, image)
+    first, (guard,) = made.run_daemons(daemons, {"KEDGE_STORE": str(store)}, mounts, image)
     installed = made.files()
     changed = {path for path, one in before.items() if installed[path] != one}
     added = {"/".join(path.split("/")[:3]) for path in installed.keys() - before.keys()}
     drop_ins = {"/etc/containerd"} if made.version == "2" else set()
-    assert added == {"/etc/holdfast", "/opt/holdfast"} | drop_ins
+    assert added == {"/etc/kedge", "/opt/kedge"} | drop_ins
     assert changed == (set() if drop_ins else {"config"})
     assert installed["config"][:2] == before["config"][:2]
     assert made.restarts() == 1
 
     web = made.cri.run_pod("web-0")
-    counter = made.cri.start(web, "main", COUNT, {"HOLDFAST_CHECKPOINT": "1"})
+    counter = made.cri.start(web, "main", COUNT, {"KEDGE_CHECKPOINT": "1"})
     made.wait_beyond(counter, 5)
-    command = ("/opt/holdfast/bin/holdfast", "pod", "checkpoint", "default/web-0", "--json")
+    command = ("/opt/kedge/bin/kedge", "pod", "checkpoint", "default/web-0", "--json")
     told = json.loads(made.lab.run(*command, env=PLAIN_PATH).stdout)
     assert [one["key"] for one in told["containers"]] == ["default+web-0+main"]
-    kept = json.loads(made.lab.run("/opt/holdfast/bin/holdfast", "container", "list", "--json", env=PLAIN_PATH).stdout)
+    kept = json.loads(made.lab.run("/opt/kedge/bin/kedge", "container", "list", "--json", env=PLAIN_PATH).stdout)
     assert [one["job"] for one in kept["checkpoints"]] == ["container:default+web-0+main"]
     assert made.cri.state(guard) == ("running", 0)
     made.cri.remove_pod(first)
@@ -281,7 +279,7 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     reached = made.count(counter)
     made.cri.remove_pod(web)
     again = made.cri.run_pod("web-0")
-    counter = made.cri.start(again, "main", COUNT, {"HOLDFAST_CHECKPOINT": "1", "HOLDFAST_POLICY": "fail"})
+    counter = made.cri.start(again, "main", COUNT, {"KEDGE_CHECKPOINT": "1", "KEDGE_POLICY": "fail"})
     made.wait_beyond(counter, reached)
     made.cri.remove_pod(again)
 
@@ -291,7 +289,7 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     made.cri.remove_pod(last)
     with pytest.raises(Failed, match="RunPodSandbox"):
         made.cri.run_pod("late")
-    with holdfast.open(store) as kept:
+    with kedge.open(store) as kept:
         assert [job.checkpoints for job in kept.jobs("container:")] == [2]
 
 
@@ -311,7 +309,7 @@ def test_manifests_fit_together() -> None:
                 assert one["apiVersion"]
                 assert one["kind"]
                 assert one["metadata"]["name"]
-        assert [image["name"] for image in kustomization["images"]] == ["holdfast-node"]
+        assert [image["name"] for image in kustomization["images"]] == ["kedge-node"]
     (runtime_class,) = documents("runtimeclass.yaml")
     selector = runtime_class["scheduling"]["nodeSelector"]
     accounts = {one["metadata"]["name"] for one in documents("rbac.yaml") if one["kind"] == "ServiceAccount"}
@@ -327,7 +325,7 @@ def test_manifests_fit_together() -> None:
         assert daemons["spec"]["selector"]["matchLabels"].items() <= labels.items()
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["initContainers"] + pod["containers"]:
-            assert container["image"] == "holdfast-node"
+            assert container["image"] == "kedge-node"
             assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes
     assert [one["rules"] for one in documents("rbac.yaml") if "rules" in one] == [
         [{"apiGroups": [""], "resources": ["nodes/checkpoint"], "verbs": ["create"]}]  # what a kubelet asks about
@@ -335,5 +333,5 @@ def test_manifests_fit_together() -> None:
     for example in ("deployment.yaml", "job.yaml"):
         (workload,) = documents("examples", example)
         pod = workload["spec"]["template"]["spec"]
-        assert pod["runtimeClassName"] == runtime_class["metadata"]["name"] == runtime_class["handler"] == "holdfast"
-        assert {"name": "HOLDFAST_CHECKPOINT", "value": "1"} in pod["containers"][0]["env"]
+        assert pod["runtimeClassName"] == runtime_class["metadata"]["name"] == runtime_class["handler"] == "kedge"
+        assert {"name": "KEDGE_CHECKPOINT", "value": "1"} in pod["containers"][0]["env"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 from tests.parts import library
 from tests.servers.models import ModelServer
 from tests.waiting import wait_for
@@ -34,9 +34,9 @@ def test_tiles(tmp_path: Path, how: tuple[str, ...]) -> None:
     process = start(*words, "0.2", "--store", str(store))
 
     def done_tiles() -> list[str]:
-        if not (store / "holdfast-store").exists():
+        if not (store / "kedge-store").exists():
             return []
-        with holdfast.open(store) as opened:
+        with kedge.open(store) as opened:
             batches = opened.list("tiles", level="substep")
             return [str(b.metadata["keys"]) for b in batches if b.metadata.get("kind") == "items"]
 
@@ -48,7 +48,7 @@ def test_tiles(tmp_path: Path, how: tuple[str, ...]) -> None:
     assert finish(start(*words, "0", "--store", str(store))) == whole
     everything = "".join(done_tiles())
     assert len(everything) == 36 * 32  # each tile once: those that were kept were not done again
-    with holdfast.open(store) as opened:
+    with kedge.open(store) as opened:
         assert opened.verify().is_ok
 
 
@@ -61,9 +61,9 @@ def test_documents(tmp_path: Path) -> None:
         process = start(*words)
 
         def is_stuck() -> bool:
-            if not (store / "holdfast-store").exists() or len(server.calls) < 7:
+            if not (store / "kedge-store").exists() or len(server.calls) < 7:
                 return False
-            with holdfast.open(store) as opened:
+            with kedge.open(store) as opened:
                 return len([c for c in opened.list("llm:cache") if c.metadata["url"].startswith("http")]) == 5
 
         wait_for(lambda: is_stuck() or process.poll() is not None, "five calls are not answered")
@@ -73,21 +73,21 @@ def test_documents(tmp_path: Path) -> None:
         out = finish(start(*words))
         assert out.startswith("13 summaries, ")
         assert sorted(server.calls.values()) == [1] * 11 + [2] * 2  # 12 documents that differ, and the report
-        shown = finish(start("-m", "holdfast", "runs", "show", "documents", "--store", str(store)))
+        shown = finish(start("-m", "kedge", "runs", "show", "documents", "--store", str(store)))
         assert "models    13 paid, $0.0" in shown
         other = finish(start(*words, "--run", "another"))  # another run: everything is there already
         assert other == out
         assert sum(server.calls.values()) == 15
-    stats = finish(start("-m", "holdfast", "llm", "stats", "--by", "run", "--json", "--store", str(store)))
+    stats = finish(start("-m", "kedge", "llm", "stats", "--by", "run", "--json", "--store", str(store)))
     bills = {group["run"]: group for group in json.loads(stats)["groups"]}
     assert bills["another"]["paid"] == 0
     assert float(bills["another"]["saved"]) > 0
-    with holdfast.open(store) as opened:
+    with kedge.open(store) as opened:
         assert opened.verify().is_ok
 
 
 def test_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
     words = (str(EXAMPLES / "approval.py"), "2.0")
     process = start(*words)
     assert process.stdout is not None
@@ -99,23 +99,23 @@ def test_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert out == "testing pages of app-2.0.tar\ntesting upgrade of app-2.0.tar\n"
-    assert "holdfast runs resume release-2.0" in err
-    shown = finish(start("-m", "holdfast", "runs", "show", "release-2.0"))
+    assert "kedge runs resume release-2.0" in err
+    shown = finish(start("-m", "kedge", "runs", "show", "release-2.0"))
     assert "approval go live: Publish app-2.0.tar?" in shown
     assert "built and tested app-2.0.tar" in shown
-    out = finish(start("-m", "holdfast", "approve", "release-2.0", "--by", "ada", "--resume"))
+    out = finish(start("-m", "kedge", "approve", "release-2.0", "--by", "ada", "--resume"))
     assert out.splitlines() == [
         "go live of release-2.0 is approved by ada",
         "publishing app-2.0.tar, approved by ada",
         "published at https://example.org/app-2.0.tar",
     ]
-    process = start("-m", "holdfast", "approve", "release-2.0", "go live", "--deny")
+    process = start("-m", "kedge", "approve", "release-2.0", "go live", "--deny")
     assert "was approved by ada" in process.communicate(timeout=60)[1]
     assert process.returncode == 5
-    process = start("-m", "holdfast", "approve", "release-2.0")
+    process = start("-m", "kedge", "approve", "release-2.0")
     process.communicate(timeout=60)
     assert process.returncode == 4
-    start("-m", "holdfast", "runs", "signal", "release-2.0", "x", "[1]").communicate(timeout=60)
+    start("-m", "kedge", "runs", "signal", "release-2.0", "x", "[1]").communicate(timeout=60)
 
 
 def test_the_kubernetes_job_is_one() -> None:

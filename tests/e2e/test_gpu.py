@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-import holdfast
-from tests.lab import HOLDFAST, Lab, lab
+import kedge
+from tests.lab import KEDGE, Lab, lab
 from tests.waiting import wait_for
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ while True:
 
 def chosen(few: list[T], more: Iterable[T]) -> list[T]:
     """Some cases, or with the profile of the long tests all."""
-    return few if os.environ.get("HOLDFAST_HYPOTHESIS_PROFILE") != "torture" else list(dict.fromkeys([*few, *more]))
+    return few if os.environ.get("KEDGE_HYPOTHESIS_PROFILE") != "torture" else list(dict.fromkeys([*few, *more]))
 
 
 class Gpu:
@@ -91,14 +91,14 @@ class Gpu:
         log = self.folder / "log"
         return [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
 
-    def holdfast(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.lab.holdfast(*arguments, check=check, env=self.environment)
+    def kedge(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.lab.kedge(*arguments, check=check, env=self.environment)
 
     def checkpoint(self, pid: int, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.holdfast("process", "checkpoint", str(pid), "--key", "job", *options, check=check)
+        return self.kedge("process", "checkpoint", str(pid), "--key", "job", *options, check=check)
 
     def kept(self) -> int:
-        with holdfast.open(self.lab.store) as store:
+        with kedge.open(self.lab.store) as store:
             return len(store.list("process:job"))
 
     def meant(self, what: str, call: str, number: int) -> None:
@@ -139,7 +139,7 @@ def test_all_are_locked_then_all_are_moved_and_they_run_on(gpu: Gpu) -> None:
     assert sorted(gpu.calls()[4:]) == ["restore", "restore", "unlock", "unlock"]
     assert gpu.states() == ["0", "0"]
     gpu.wait_for_steps()
-    with holdfast.open(gpu.lab.store) as store:
+    with kedge.open(gpu.lab.store) as store:
         (kept,) = store.list("process:job")
         assert kept.metadata["gpu"]["processes"] == 2  # type: ignore[index]
         phases = kept.metadata["phases_ms"]
@@ -154,7 +154,7 @@ def test_frozen_for_good_and_brought_back(gpu: Gpu) -> None:
     gpu.process.wait(20)
     before = gpu.steps()
     running = subprocess.Popen(
-        gpu.lab.enter([*HOLDFAST, "process", "run", "--key", "job"]), env=gpu.environment,
+        gpu.lab.enter([*KEDGE, "process", "run", "--key", "job"]), env=gpu.environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -198,7 +198,7 @@ def test_what_cannot_go_on_is_complete_in_the_store(gpu: Gpu) -> None:
     assert done.returncode == 1
     assert gpu.kept() == 1
     (gpu.folder / "fail").unlink()
-    assert "let go of process" in gpu.holdfast("container", "doctor", check=False).stdout
+    assert "let go of process" in gpu.kedge("container", "doctor", check=False).stdout
     assert gpu.states() == ["0", "0"]
     gpu.wait_for_steps()
 
@@ -224,24 +224,24 @@ def test_killed_at_any_call_the_next_one_frees_the_job(gpu: Gpu, moment: str, ca
 
 def test_hibernation_gives_the_gpu_back_and_takes_it_again(gpu: Gpu) -> None:
     pid = gpu.start()
-    gpu.holdfast("process", "hibernate", str(pid))
+    gpu.kedge("process", "hibernate", str(pid))
     assert sorted(gpu.states()) == ["0", "2"]
     refused = gpu.checkpoint(pid, check=False)
     assert (refused.returncode, "wake it first" in refused.stderr) == (5, True)
-    assert "hibernates" in gpu.holdfast("container", "doctor", check=False).stdout  # and it stays so
+    assert "hibernates" in gpu.kedge("container", "doctor", check=False).stdout  # and it stays so
     assert sorted(gpu.states()) == ["0", "2"]
-    gpu.holdfast("process", "wake", str(pid))
+    gpu.kedge("process", "wake", str(pid))
     gpu.wait_for_steps()
-    again = gpu.holdfast("process", "wake", str(pid), check=False)
+    again = gpu.kedge("process", "wake", str(pid), check=False)
     assert (again.returncode, "is running" in again.stderr) == (5, True)
 
 
 def test_killed_on_the_way_into_hibernation(gpu: Gpu) -> None:
     pid = gpu.start()
     gpu.meant("kill", "lock", 1)
-    assert gpu.holdfast("process", "hibernate", str(pid), check=False).returncode == -signal.SIGKILL
+    assert gpu.kedge("process", "hibernate", str(pid), check=False).returncode == -signal.SIGKILL
     (gpu.folder / "kill").unlink()
-    assert "let go of process" in gpu.holdfast("container", "doctor", check=False).stdout
+    assert "let go of process" in gpu.kedge("container", "doctor", check=False).stdout
     assert gpu.states() == ["0", "0"]
     gpu.wait_for_steps()
 
@@ -254,7 +254,7 @@ def test_required_but_missing_or_too_old(gpu: Gpu, tmp_path: Path) -> None:
         (gpu.folder / "old").touch()
         old = gpu.checkpoint(sleeper.pid, "--gpu", "require", check=False)
         assert (old.returncode, "driver 570 or newer" in old.stderr) == (3, True)
-        without = gpu.lab.holdfast(
+        without = gpu.lab.kedge(
             "process", "checkpoint", str(sleeper.pid), "--key", "k", "--gpu", "require", check=False
         )
         assert (without.returncode, "no NVIDIA driver" in without.stderr) == (3, True)
@@ -269,7 +269,7 @@ def test_onto_another_gpu_of_the_kind(gpu: Gpu) -> None:
     gpu.process.wait(20)
     (gpu.folder / "other").touch()
     running = subprocess.Popen(
-        gpu.lab.enter([*HOLDFAST, "process", "run", "--key", "job"]), env=gpu.environment, stderr=subprocess.PIPE
+        gpu.lab.enter([*KEDGE, "process", "run", "--key", "job"]), env=gpu.environment, stderr=subprocess.PIPE
     )
     try:
         gpu.wait_for_steps(running)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import holdfast
-from holdfast.server.tokens import ACCESS, Tokens
+import kedge
+from kedge.server.tokens import ACCESS, Tokens
 from tests.e2e.page_data import HOSTILE, RTL, fill_job
 from tests.e2e.page_server import served_here
 from tests.e2e.seeing import counts, has, shows
@@ -92,7 +92,7 @@ def test_pin_tag_branch_and_delete(page: Page, known: dict[str, str]) -> None:
 
 
 def test_cleaning_up_shows_what_goes_before_it_goes(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         for n in range(12):
             store.save("to-clean", f"step {n}", {"n": n})
     page.goto("/jobs/to-clean")
@@ -140,8 +140,8 @@ def test_approvals_are_decided_once_by_runs_and_workflows(page: Page, known: dic
     shows(page, ".notice", "approved")
     page.locator(".ask", has_text="pay out").locator("button.danger").click()
     page.wait_for_selector(".empty")
-    with holdfast.open(known["place"]) as store:
-        from holdfast.pipeline.waiting import decision_of
+    with kedge.open(known["place"]) as store:
+        from kedge.pipeline.waiting import decision_of
 
         made = decision_of(store, "publish-site", "go-live")
         assert made is not None
@@ -161,7 +161,7 @@ def test_hostile_names_are_text(page: Page, known: dict[str, str]) -> None:
 def test_what_changes_elsewhere_shows_by_itself(page: Page, known: dict[str, str]) -> None:
     page.goto("/")
     page.wait_for_selector("#live.on")
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         store.save("arrives-later", "one", 1)
     page.wait_for_selector("a:has-text('arrives-later')")
 
@@ -265,7 +265,7 @@ def test_the_keyboard_is_enough(page: Page) -> None:
 
 
 def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         fill_job(store, "many", 10_000)
         large = store.save("large", "state", {"rows": [{"n": n, "text": f"row {n} " * 100} for n in range(50_000)]})
     page.goto("/jobs/many")
@@ -275,7 +275,7 @@ def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str,
     page.locator(".commit").nth(150).locator("input").check()
     page.wait_for_selector("#live.on")
     top = page.locator(".commit").nth(150).bounding_box()
-    with holdfast.open(known["place"]) as store:  # what is loaded stays as it is while the job goes on
+    with kedge.open(known["place"]) as store:  # what is loaded stays as it is while the job goes on
         store.save("many", "the newest", {"n": 0})
         store.tag(page.locator(".commit").nth(120).locator("input").get_attribute("value") or "", seen="yes")
     page.locator("#rows-newest .commit", has_text="the newest").wait_for(state="attached")
@@ -291,9 +291,9 @@ def test_ten_thousand_checkpoints_and_a_large_state(page: Page, known: dict[str,
 
 def test_with_tokens_one_signs_in(browser: Browser, tmp_path: Path) -> None:
     place = tmp_path / "store"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         store.save("job", "step", {"n": 1})
-    with holdfast.open(place, namespace=ACCESS) as records:
+    with kedge.open(place, namespace=ACCESS) as records:
         _, token = Tokens(records).create("reader", "read", ["default"])
     with served_here(place, None) as where:
         context = browser.new_context(base_url=where)
@@ -301,7 +301,7 @@ def test_with_tokens_one_signs_in(browser: Browser, tmp_path: Path) -> None:
         page = context.new_page()
         page.goto("/jobs/job")
         assert "/login" in page.url
-        page.fill("#token", "hf_000000000000_" + "x" * 43)
+        page.fill("#token", "kd_000000000000_" + "x" * 43)
         page.click("button.primary")
         shows(page, ".notice", "unknown")
         page.fill("#token", token)

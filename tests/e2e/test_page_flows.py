@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import holdfast
+import kedge
 from tests.e2e.page_data import HOSTILE, fill_days
 from tests.e2e.page_server import served_here
 from tests.e2e.seeing import counts, has, shows
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 
 
 def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         for n in range(12):
             store.save("retained", f"step {n}", {"n": n}, tags={"release": ""} if n == 1 else None)
     page.goto("/jobs/retained")
@@ -43,16 +43,16 @@ def test_a_policy_is_tried_kept_and_removed(page: Page, known: dict[str, str]) -
     page.click("button:text-is('Keep this policy')")
     shows(page, ".notice", "kept with the job")
     assert page.input_value("#keep_last") == "4"
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         kept = store.jobs("retained")[0].retention
         assert kept is not None
-        assert holdfast.RetentionPolicy.from_json(kept) == holdfast.RetentionPolicy(keep_last=4, keep_tags=["release"])
+        assert kedge.RetentionPolicy.from_json(kept) == kedge.RetentionPolicy(keep_last=4, keep_tags=["release"])
     page.goto("/retention")
     assert "keep last 4, keep tags release" in page.locator("tr", has_text="retained").inner_text()
     page.goto("/jobs/retained/retention")
     page.click("button:text-is('Remove the policy')")
     shows(page, "main", "has no policy")
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         assert store.jobs("retained")[0].retention is None
         assert store.jobs("retained")[0].checkpoints == 12  # nothing was applied
 
@@ -65,7 +65,7 @@ def test_a_hostile_policy_is_text(page: Page) -> None:
 
 def test_a_policy_is_applied_once_it_is_confirmed(page_of: PageOf) -> None:
     page, place = page_of(object())
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for n in range(6):
             store.save("one", f"step {n}", {"n": n}, pin=n == 0)
             store.save("two", f"step {n}", {"n": n})
@@ -77,7 +77,7 @@ def test_a_policy_is_applied_once_it_is_confirmed(page_of: PageOf) -> None:
     page.click("text=Delete these now…")
     page.click("#apply button:text-is('Delete now')")
     shows(page, ".notice", "7 checkpoints deleted")
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert [c.seq for c in store.list("one")] == [1, 5, 6]
         assert [c.seq for c in store.list("two")] == [5, 6]
     page.goto("/jobs/one/retention?keep_last=1")
@@ -90,7 +90,7 @@ def test_a_policy_is_applied_once_it_is_confirmed(page_of: PageOf) -> None:
 
 
 def test_storage_shows_growth_as_it_happens_and_what_gc_would_free(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         fill_days(store, {"grows": 50_000, "grows-less": 20_000})
         data = store.save("to-free", "step", {"data": b"x1" * 100_000 + bytes(range(256)) * 400})
     page.goto("/storage")
@@ -102,7 +102,7 @@ def test_storage_shows_growth_as_it_happens_and_what_gc_would_free(page: Page, k
     shows(page, ".spans [aria-current]", "hour")
     has(page, "svg.bars g", at_least=1)
     page.wait_for_selector("#live.on")
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         store.save("grew-just-now", "step", {"text": "new " * 1000})
         store.delete("to-free", data)
     page.wait_for_selector("td >> text=grew-just-now")
@@ -131,8 +131,8 @@ class Runner:
 
     def run(self, job: str) -> None:
         with (
-            holdfast.open(self.place) as store,
-            holdfast.run(job, store=store, progress=False, signals=False) as run,
+            kedge.open(self.place) as store,
+            kedge.run(job, store=store, progress=False, signals=False) as run,
         ):
             rows = run.step("read", lambda: list(range(20)))
             run.map(self._convert, rows, key=str, on_error="collect")
@@ -182,12 +182,12 @@ def test_a_checkpoint_is_restored_downloaded_and_its_job_copied(page_of: PageOf)
             self.calls.append((job, state))
 
     page, place = page_of(Takes())
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         first = store.save("job", "one", {"n": 1})
         store.save("job", "two", {"n": 2})
     page.goto(f"/checkpoints/{first}")
     page.click("text=Restore…")
-    shows(page, "#restore", f"holdfast restore job {first}")
+    shows(page, "#restore", f"kedge restore job {first}")
     page.click("#restore button.primary")
     shows(page, ".notice", "was resumed from here")
     assert Takes.calls == [("job", {"n": 1})]
@@ -200,7 +200,7 @@ def test_a_checkpoint_is_restored_downloaded_and_its_job_copied(page_of: PageOf)
     page.click("#copy button.primary")
     page.wait_for_url("**/jobs/job-2")
     counts(page, ".commit", 2)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert store.restore("job-2") == {"n": 2}
 
 
@@ -223,7 +223,7 @@ def test_without_a_runner_the_command_is_there_to_be_copied(page: Page) -> None:
     shows(page, ".resume", "convert")
     page.click(".resume >> text=Copy")
     page.wait_for_selector(".resume >> text=Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == "holdfast runs resume import-orders"
+    assert page.evaluate("navigator.clipboard.readText()") == "kedge runs resume import-orders"
 
 
 def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> None:
@@ -231,8 +231,8 @@ def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> Non
 
     def work() -> None:
         with (
-            holdfast.open(known["place"]) as store,
-            holdfast.run("goes-on", store=store, progress=False, signals=False) as run,
+            kedge.open(known["place"]) as store,
+            kedge.run("goes-on", store=store, progress=False, signals=False) as run,
         ):
             run.step("first", lambda: 1)
             go_on[0].wait(30)
@@ -262,7 +262,7 @@ def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> Non
 
 def say(place: str, run: str, text: str) -> None:
     """Something happens to a run that has ended: a page of it refreshes."""
-    with holdfast.open(place) as store, store.lease(run) as lease:
+    with kedge.open(place) as store, store.lease(run) as lease:
         store.save(run, "log", "", tags={"kind": "log"}, metadata={"kind": "log", "text": text}, lease=lease)
 
 
@@ -309,7 +309,7 @@ def test_failures_stand_in_the_order_in_which_they_happened(page_of: PageOf) -> 
         has_failed.set()
         raise ValueError(f"item {n}")
 
-    with holdfast.open(place) as store, holdfast.run("r", store=store, progress=False, signals=False) as run:
+    with kedge.open(place) as store, kedge.run("r", store=store, progress=False, signals=False) as run:
         run.map(fail, range(2), workers=2, name="m", key=str, on_error="collect")
     page.goto("/runs/r")
     for n in range(2):
@@ -322,14 +322,14 @@ def test_failures_stand_in_the_order_in_which_they_happened(page_of: PageOf) -> 
 
 
 def test_a_checkpoint_is_compared_with_a_job_as_it_goes_on(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         store.save("live-job", "one", {"n": 1, "text": "a long text\n" * 30})
     page.goto("/jobs/live-job")
     page.locator("input[name=id]").check()
     page.click("text=Compare with the newest, live")
     shows(page, "#comparison", "This is the newest checkpoint")
     page.wait_for_selector("#live.on")
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         store.save("live-job", "two", {"n": 2, "text": "a long text\n" * 29 + "another\n"})
     page.wait_for_selector(".changes >> text=another")
     counts(page, ".text-diff .plus", 1)
@@ -344,13 +344,13 @@ def test_a_checkpoint_is_compared_with_a_job_as_it_goes_on(page: Page, known: di
 
 
 def test_a_new_branch_is_drawn_through_what_was_loaded(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         ids = [store.save("long", f"step {n}", {"n": n}) for n in range(130)]
     page.goto("/jobs/long")
     page.locator(".history .commit").nth(99).scroll_into_view_if_needed()
     page.locator(".history .commit").nth(129).wait_for()
     page.wait_for_selector("#live.on")
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         store.save("long", "tried again", {"n": -1}, parent=ids[10])
         store.save("long", "went on", {"n": 130}, parent=ids[-1])
     page.wait_for_selector("#rows-newest >> text=went on")
@@ -364,17 +364,17 @@ def test_a_new_branch_is_drawn_through_what_was_loaded(page: Page, known: dict[s
 
 
 def test_what_cannot_be_loaded_says_so_where_it_would_be(page: Page, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         gone = store.save("goes", "step", {"inside": {"a": {"b": {"c": list(range(300))}}}})
     page.goto(f"/checkpoints/{gone}")
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         store.delete("goes", gone)
     page.click("summary:has-text('inside')")
     page.wait_for_selector(".tree .notice.bad >> text=not found")
     page.goto("/jobs/goes")
     shows(page, "#history", "no checkpoints left")
     page.wait_for_selector("#live.on")
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         store.save("goes", "comes again", 1)
     page.wait_for_selector(".commit >> text=comes again")
 
@@ -384,7 +384,7 @@ def test_a_service_that_does_not_answer_is_told(page_of: PageOf) -> None:
     for where in ("/", "/runs", "/approvals", "/models", "/storage", "/activity"):
         page.goto(where)
         assert page.locator(".empty").count() == 1, where
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         saved = store.save("job", "step", {"inside": {"deep": {"n": list(range(300))}}})
     page.goto(f"/checkpoints/{saved}")
     page.route("**/level*", lambda route: route.abort())
@@ -394,7 +394,7 @@ def test_a_service_that_does_not_answer_is_told(page_of: PageOf) -> None:
 
 
 def test_it_is_usable_without_scripts(browser: Browser, address: str, known: dict[str, str]) -> None:
-    with holdfast.open(known["place"]) as store:
+    with kedge.open(known["place"]) as store:
         for n in range(101):
             store.save("plain", f"step {n}", {"n": n})
     context = browser.new_context(base_url=address, java_script_enabled=False)
@@ -425,7 +425,7 @@ class PageOf:
         self.ends: list[Any] = []
 
     def __call__(self, runner: object) -> tuple[Page, Path]:
-        holdfast.open(self._place).close()
+        kedge.open(self._place).close()
         serving = served_here(self._place, runner)
         self.ends.append(lambda: serving.__exit__(None, None, None))
         context = self._browser.new_context(base_url=serving.__enter__())

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers.wire import encode
+import kedge
+from kedge.containers.wire import encode
 from tests.cri import Cri, Failed
 from tests.engine import COUNT, IMAGE, Containerd, containerd
 from tests.lab import COUNTER, PYTHON, lab
 from tests.servers.postgres import Cluster
 
-KEPT = {"HOLDFAST_CHECKPOINT": "1"}
+KEPT = {"KEDGE_CHECKPOINT": "1"}
 ANSWER_S = 20  # as in test_shim_faults
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd", "cc")]
 
@@ -31,14 +31,14 @@ def _cri(engine: Containerd) -> Cri:
 
 
 def jobs(engine: Containerd) -> list[str]:
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         return [job.name for job in store.jobs() if job.checkpoints]
 
 
 def test_a_pod_goes_on_in_another(engine: Containerd, cri: Cri) -> None:
     """By environment in the one, by annotation in the other; the sandbox and a second container are left alone."""
-    first = cri.run_pod("first", {"holdfast.dev/checkpoint": "1"})
-    counter = cri.start(first, "counter", COUNT, {"HOLDFAST_CHECKPOINT": "1", "HOLDFAST_WORKLOAD": "train"})
+    first = cri.run_pod("first", {"kedge.dev/checkpoint": "1"})
+    counter = cri.start(first, "counter", COUNT, {"KEDGE_CHECKPOINT": "1", "KEDGE_WORKLOAD": "train"})
     beside = cri.start(first, "beside", COUNT)
     engine.wait_beyond(counter, 5)
     engine.wait_beyond(beside, 5)
@@ -50,7 +50,7 @@ def test_a_pod_goes_on_in_another(engine: Containerd, cri: Cri) -> None:
     assert jobs(engine) == ["container:default+train"]
 
     second = cri.run_pod("second")
-    notes = {"holdfast.dev/restore": "latest", "holdfast.dev/key": "train"}
+    notes = {"kedge.dev/restore": "latest", "kedge.dev/key": "train"}
     counter = cri.start(second, "counter", COUNT, annotations=notes)
     engine.wait_beyond(counter, reached)
     cri.remove_pod(second)
@@ -84,20 +84,20 @@ def test_pods_that_cannot_go_on(engine: Containerd) -> None:
         before = failed_restores(engine)
         if policy == "fail":
             with pytest.raises(Failed, match="StartContainer"):
-                start(attempt, HOLDFAST_POLICY=policy)
+                start(attempt, KEDGE_POLICY=policy)
             assert "shared/held is not what it was" in engine.log.read_text()
         else:
-            anew = start(attempt, HOLDFAST_POLICY=policy)
+            anew = start(attempt, KEDGE_POLICY=policy)
             assert engine.wait_beyond(anew, 0) < reached
             cri.stop(anew, grace_s=0)  # killed, so that nothing newer is kept
         assert failed_restores(engine) - before == tries
         for tool in ("iptables", "ip6tables"):
             assert "CRIU" not in engine.lab.run("nsenter", namespace, tool, "-S").stdout
     with pytest.raises(Failed, match="StartContainer"):  # a mistake to be told, whatever the policy
-        start(4, HOLDFAST_RESTORE="nothing-of-that-name")
+        start(4, KEDGE_RESTORE="nothing-of-that-name")
     assert "nothing-of-that-name" in engine.log.read_text()
     held.write_bytes(bytes(100))
-    again = start(5, HOLDFAST_POLICY="fail")
+    again = start(5, KEDGE_POLICY="fail")
     engine.wait_beyond(again, reached)
     cri.remove_pod(pod)
     assert engine.shims() == []
@@ -111,7 +111,7 @@ def failed_restores(engine: Containerd) -> int:
 @pytest.mark.requires("cni")
 def test_a_pod_with_a_network_of_its_own(engine: Containerd, cri: Cri) -> None:
     """CRIU locks the pod's network while it dumps; the container beside it must not stay cut off."""
-    wishes = {"HOLDFAST_CHECKPOINT": "1", "HOLDFAST_WORKLOAD": "networked"}
+    wishes = {"KEDGE_CHECKPOINT": "1", "KEDGE_WORKLOAD": "networked"}
     first = cri.run_pod("networked-1", host_network=False)
     counter = cri.start(first, "counter", COUNT, wishes)
     engine.wait_beyond(counter, 5)
@@ -151,7 +151,7 @@ def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
         cri.remove_pod(pod)
 
     again = cri.run_pod("train-7d9c6bf5c4-b6vwj", labels=DEPLOYMENT)
-    strict = {**KEPT, "HOLDFAST_POLICY": "fail"}
+    strict = {**KEPT, "KEDGE_POLICY": "fail"}
     came = cri.start(again, "main", COUNT, strict)
     assert engine.wait_beyond(came, reached) > reached
     beside = cri.run_pod("train-7d9c6bf5c4-qq7hd", labels=DEPLOYMENT)
@@ -169,7 +169,7 @@ def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:
     environment = {**engine.environment, "CONTAINERD_ADDRESS": str(engine.home / "socket")}
 
     def ask(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return engine.lab.holdfast("pod", *words, "--json", check=check, env=environment)
+        return engine.lab.kedge("pod", *words, "--json", check=check, env=environment)
 
     name = "web-0"
     labels = {"statefulset.kubernetes.io/pod-name": name}
@@ -222,8 +222,8 @@ def test_another_node(engine: Containerd, tmp_path: Path, postgres: Cluster) -> 
     """Two engines with nothing in common but the store. What was kept on one goes on below the other; and an archive
     as CRI-O writes it for a kubelet, of a container that did not opt in, is what a pod names as its beginning."""
     store = postgres.empty_database()
-    with lab(tmp_path) as made, containerd(made, pods=True, HOLDFAST_STORE=store) as there:
-        engine.restart(HOLDFAST_STORE=store)
+    with lab(tmp_path) as made, containerd(made, pods=True, KEDGE_STORE=store) as there:
+        engine.restart(KEDGE_STORE=store)
         here, beyond = Cri(engine.home / "socket", IMAGE), Cri(there.home / "socket", IMAGE)
         first = here.run_pod("train-7d9c6bf5c4-x2k8q", labels=DEPLOYMENT)
         counter = here.start(first, "main", COUNT, KEPT)
@@ -243,10 +243,10 @@ def test_another_node(engine: Containerd, tmp_path: Path, postgres: Cluster) -> 
         archive = kubelet_archive(engine, counter, tmp_path)
         reached = engine.count(counter)
         here.remove_pod(third)
-        environment = made.environment(HOLDFAST_STORE=store)
-        made.holdfast("container", "import", archive, "--key", "default+brought", env=environment)
+        environment = made.environment(KEDGE_STORE=store)
+        made.kedge("container", "import", archive, "--key", "default+brought", env=environment)
         fourth = beyond.run_pod("debug")
-        counter = beyond.start(fourth, "main", COUNT, {"HOLDFAST_RESTORE": "brought", "HOLDFAST_POLICY": "fail"})
+        counter = beyond.start(fourth, "main", COUNT, {"KEDGE_RESTORE": "brought", "KEDGE_POLICY": "fail"})
         there.wait_beyond(counter, reached)
         beyond.remove_pod(fourth)
         assert there.shims() == []
@@ -289,9 +289,9 @@ def test_an_archive_of_the_kubelet(engine: Containerd, cri: Cri, tmp_path: Path)
     reached = engine.count(counter)
     cri.remove_pod(first)
     environment = engine.environment
-    engine.lab.holdfast("container", "import", archive, "--key", "default+plain", env=environment)
+    engine.lab.kedge("container", "import", archive, "--key", "default+plain", env=environment)
     second = cri.run_pod("copy")
-    counter = cri.start(second, "main", COUNT, {"HOLDFAST_RESTORE": "plain", "HOLDFAST_POLICY": "fail"})
+    counter = cri.start(second, "main", COUNT, {"KEDGE_RESTORE": "plain", "KEDGE_POLICY": "fail"})
     engine.wait_beyond(counter, reached)
     cri.remove_pod(second)
     assert engine.shims() == []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from tests.lab import HOLDFAST, Lab, lab
+import kedge
+from tests.lab import KEDGE, Lab, lab
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.requires("criu"), pytest.mark.xdist_group("containers")]
@@ -35,13 +35,13 @@ def _lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 class Job:
-    """`holdfast process run` of a job that writes a file and tells its steps."""
+    """`kedge process run` of a job that writes a file and tells its steps."""
 
     def __init__(self, lab: Lab, steps: int, *options: str) -> None:
         self.lab = lab
         self.output = lab.root / "output.txt"
         work = [sys.executable, "-c", JOB, str(steps), str(self.output)]
-        self.command = lab.enter([*HOLDFAST, "process", "run", "--key", "job", *options, "--", *work])
+        self.command = lab.enter([*KEDGE, "process", "run", "--key", "job", *options, "--", *work])
 
     def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -74,7 +74,7 @@ def test_stopped_by_a_signal_and_going_on(lab: Lab) -> None:
     steps = [str(n) for n in range(150)]
     assert job.lines() == steps
     assert (told + output).split() == steps
-    with holdfast.open(lab.store) as store:
+    with kedge.open(lab.store) as store:
         assert store.list("process:job") == []  # it ended well: the next run begins anew
 
 
@@ -106,12 +106,12 @@ def test_brought_back_and_left_to_itself(lab: Lab) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 75
     with (lab.root / "streams").open("wb") as streams:
-        command = lab.enter([*HOLDFAST, "process", "restore", "job"])
+        command = lab.enter([*KEDGE, "process", "restore", "job"])
         subprocess.run(command, env=lab.environment(), stdout=streams, stderr=streams, check=True, timeout=60)
     wait_for(lambda: True if len(job.lines()) == 200 else None, "it does not go on")
     assert job.lines() == [str(n) for n in range(200)]
     assert "checkpoint" in (lab.root / "streams").read_text()
-    assert lab.holdfast("process", "restore", "nobody", check=False).returncode == 4
+    assert lab.kedge("process", "restore", "nobody", check=False).returncode == 4
 
 
 def test_what_is_refused(lab: Lab) -> None:
@@ -124,4 +124,4 @@ def test_what_is_refused(lab: Lab) -> None:
         (("run", "--key", "a", "--", "/no/such/program"), 3),
         (("run", "--key", "a", "--", "sh", "-c", "exit 7"), 7),
     ):
-        assert lab.holdfast("process", *arguments, check=False).returncode == code, arguments
+        assert lab.kedge("process", *arguments, check=False).returncode == code, arguments

@@ -16,22 +16,22 @@ from tests.waiting import wait_for
 
 PROGRAM = """
     import os, sys, time
-    import holdfast
+    import kedge
 
     def note(word):
         with open("log", "a") as log:
             log.write(word + "\\n")
 
-    @holdfast.step(name="work {n}")
+    @kedge.step(name="work {n}")
     def work(n, seconds):
         note(f"begin {n}")
         time.sleep(seconds)  # sleep: the work
         note(f"end {n}")
         return n * n
 
-    @holdfast.pipeline
+    @kedge.pipeline
     def squares(count=5, seconds=0.15):
-        with holdfast.current_run().stage("all"):
+        with kedge.current_run().stage("all"):
             return sum(work(n, seconds) for n in range(count))
 
     def held(n):
@@ -40,27 +40,27 @@ PROGRAM = """
             time.sleep(0.02)  # sleep: between two looks
         note(f"end {n}")
 
-    @holdfast.pipeline
+    @kedge.pipeline
     def mapped(executor):
-        return holdfast.current_run().map(held, range(6), workers=2, executor=executor)
+        return kedge.current_run().map(held, range(6), workers=2, executor=executor)
 
-    @holdfast.pipeline
+    @kedge.pipeline
     async def later(wait_s=None):
         async def add(n):
             note(f"add {n}")
             return n + 1
-        run = holdfast.current_run()
+        run = kedge.current_run()
         total = await run.step("add", add, 41)
         if wait_s is not None:
             run.signal("go", wait_s=wait_s)
         return total
 
-    @holdfast.pipeline(store="own")
+    @kedge.pipeline(store="own")
     def at_home():
-        return holdfast.current_run().step("work", work.__wrapped__, 3, 0)
+        return kedge.current_run().step("work", work.__wrapped__, 3, 0)
 
     if __name__ == "__main__":
-        with holdfast.run("script", grace_s=float(sys.argv[1])) as run:
+        with kedge.run("script", grace_s=float(sys.argv[1])) as run:
             for n in range(5):
                 run.step(f"work {n}", work.__wrapped__, n, float(sys.argv[2]))
         note("completed")
@@ -72,7 +72,7 @@ class Program:
         self.folder = folder
         self.log = folder / "log"
         (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
-        self.env = {**os.environ, "HOLDFAST_STORE": str(folder / "store")}
+        self.env = {**os.environ, "KEDGE_STORE": str(folder / "store")}
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -90,8 +90,8 @@ class Program:
         assert process.returncode == code, (out, err)
         return out + err
 
-    def holdfast(self, *words: str, code: int = 0) -> str:
-        return self.run("-m", "holdfast", *words, code=code)
+    def kedge(self, *words: str, code: int = 0) -> str:
+        return self.run("-m", "kedge", *words, code=code)
 
     def wait_for(self, line: str) -> None:
         wait_for(lambda: line in self.lines(), f"it does not say {line!r}")
@@ -100,7 +100,7 @@ class Program:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def runs(self) -> Any:
-        return {run["key"]: run for run in json.loads(self.holdfast("runs", "list", "--json"))["runs"]}
+        return {run["key"]: run for run in json.loads(self.kedge("runs", "list", "--json"))["runs"]}
 
 
 @pytest.fixture
@@ -129,19 +129,19 @@ def test_sigterm_finishes_the_step_pauses_and_says_how_to_resume(program: Progra
     process.terminate()
     _, err = process.communicate(timeout=30)
     assert process.returncode == 75
-    assert f"holdfast runs resume script --store {program.folder}/store" in err
+    assert f"kedge runs resume script --store {program.folder}/store" in err
     assert program.lines() == ["begin 0", "end 0", "begin 1", "end 1"]
     assert program.runs()["script"]["status"] == "paused"
-    assert "program.py" in program.holdfast("runs", "resume", "script", "--print")
-    program.holdfast("runs", "resume", "script")
+    assert "program.py" in program.kedge("runs", "resume", "script", "--print")
+    program.kedge("runs", "resume", "script")
     assert [program.lines().count(f"end {n}") for n in range(5)] == [1, 1, 1, 1, 1]
     assert program.lines()[-1] == "completed"
-    program.holdfast("runs", "resume", "script", code=5)  # completed
+    program.kedge("runs", "resume", "script", code=5)  # completed
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_sigterm_finishes_the_items_under_way(program: Program, executor: str) -> None:
-    process = program.start("-m", "holdfast", "run", "program.py:mapped", "--id", "m", "--arg", f"executor={executor}")
+    process = program.start("-m", "kedge", "run", "program.py:mapped", "--id", "m", "--arg", f"executor={executor}")
     program.wait_for("begin 0")
     program.wait_for("begin 1")
     process.terminate()
@@ -151,7 +151,7 @@ def test_sigterm_finishes_the_items_under_way(program: Program, executor: str) -
     process.communicate(timeout=30)
     assert process.returncode == 75
     assert sorted(program.lines()) == ["begin 0", "begin 1", "end 0", "end 1"]
-    program.holdfast("runs", "resume", "m")
+    program.kedge("runs", "resume", "m")
     assert sorted(program.lines()) == sorted(f"{word} {n}" for word in ("begin", "end") for n in range(6))
 
 
@@ -191,77 +191,77 @@ def test_held_and_let_go_by_signals(program: Program) -> None:
 
 def test_a_pipeline_of_a_file(program: Program) -> None:
     words = ("run", "program.py:squares", "--id", "sq", "--arg", "seconds=0.2", "--json")
-    process = program.start("-m", "holdfast", *words)
+    process = program.start("-m", "kedge", *words)
     program.wait_for("begin 2")
     process.send_signal(signal.SIGUSR1)  # hold on behind the step
-    program.holdfast(*words, code=5)  # another owner
+    program.kedge(*words, code=5)  # another owner
     process.kill()
     process.communicate()
-    assert json.loads(program.holdfast(*words)) == {"run": "sq", "status": "completed", "result": 30}
+    assert json.loads(program.kedge(*words)) == {"run": "sq", "status": "completed", "result": 30}
     assert program.lines().count("begin 2") == 1
-    steps = {s["path"]: s for s in json.loads(program.holdfast("runs", "explain", "sq", "--json"))["steps"]}
+    steps = {s["path"]: s for s in json.loads(program.kedge("runs", "explain", "sq", "--json"))["steps"]}
     assert [steps[f"all/work {n}"]["verdict"] for n in range(5)] == ["reused"] * 3 + ["ran"] * 2
-    assert "all/work 4" in program.holdfast("runs", "explain", "sq")
-    assert "work 4" in program.holdfast("runs", "show", "sq")
-    assert json.loads(program.holdfast("run", "program.py:squares", "--id", "sq", "--arg", "seconds=0.2", "--json"))
+    assert "all/work 4" in program.kedge("runs", "explain", "sq")
+    assert "work 4" in program.kedge("runs", "show", "sq")
+    assert json.loads(program.kedge("run", "program.py:squares", "--id", "sq", "--arg", "seconds=0.2", "--json"))
 
 
 def test_wrong_use_of_the_commands(program: Program) -> None:
-    program.holdfast("run", "program.py", code=3)
-    program.holdfast("run", "missing.py:x", code=4)
-    program.holdfast("run", "program.py:work", code=4)
-    program.holdfast("run", "program.py:squares", "--arg", 'count="x"', code=1)
+    program.kedge("run", "program.py", code=3)
+    program.kedge("run", "missing.py:x", code=4)
+    program.kedge("run", "program.py:work", code=4)
+    program.kedge("run", "program.py:squares", "--arg", 'count="x"', code=1)
     for command in ("show", "explain", "resume", "cancel"):
-        program.holdfast("runs", command, "unknown", code=4)
+        program.kedge("runs", command, "unknown", code=4)
     (key,) = program.runs()
     assert program.runs()[key]["status"] == "failed"
-    assert "is cancelled" in program.holdfast("runs", "cancel", key)
-    program.holdfast("runs", "resume", key, code=5)
+    assert "is cancelled" in program.kedge("runs", "cancel", key)
+    program.kedge("runs", "resume", key, code=5)
 
 
 def test_a_pipeline_of_coroutines(program: Program) -> None:
-    said = program.holdfast("run", "program.py:later", "--id", "a", "--json")
+    said = program.kedge("run", "program.py:later", "--id", "a", "--json")
     assert json.loads(said) == {"run": "a", "status": "completed", "result": 42}
-    program.holdfast("run", "program.py:later", "--id", "b", "--arg", "wait_s=0", code=75)
-    program.holdfast("runs", "signal", "b", "go")
-    program.holdfast("runs", "resume", "b")
+    program.kedge("run", "program.py:later", "--id", "b", "--arg", "wait_s=0", code=75)
+    program.kedge("runs", "signal", "b", "go")
+    program.kedge("runs", "resume", "b")
     assert program.lines() == ["add 41"] * 2
 
 
 def test_the_store_is_that_of_the_decorator_unless_another_is_asked_for(program: Program) -> None:
-    program.holdfast("run", "program.py:at_home", "--id", "h")
-    assert "work" in program.holdfast("runs", "show", "h", "--store", "own")
-    program.holdfast("run", "program.py:at_home", "--id", "h", "--store", "other")
-    assert "work" in program.holdfast("runs", "show", "h", "--store", "other")
+    program.kedge("run", "program.py:at_home", "--id", "h")
+    assert "work" in program.kedge("runs", "show", "h", "--store", "own")
+    program.kedge("run", "program.py:at_home", "--id", "h", "--store", "other")
+    assert "work" in program.kedge("runs", "show", "h", "--store", "other")
     assert not (program.folder / "store").exists()
 
 
 @pytest.mark.parametrize("place", ["files:kept", "file:with space", "~/kept"])
 def test_a_run_is_resumed_in_the_store_that_has_it(program: Program, place: str) -> None:
-    program.env |= {"HOLDFAST_STORE": place, "HOME": str(program.folder)}
-    said = program.holdfast("run", "program.py:later", "--id", "r", "--arg", "wait_s=0", code=75)
-    program.holdfast("runs", "signal", "r", "go")
+    program.env |= {"KEDGE_STORE": place, "HOME": str(program.folder)}
+    said = program.kedge("run", "program.py:later", "--id", "r", "--arg", "wait_s=0", code=75)
+    program.kedge("runs", "signal", "r", "go")
     command = shlex.split(said.split("to resume it: ")[1].splitlines()[0])
-    program.env["HOLDFAST_STORE"] = "elsewhere"
-    program.holdfast(*command[1:])
+    program.env["KEDGE_STORE"] = "elsewhere"
+    program.kedge(*command[1:])
     assert program.lines() == ["add 41"]
     assert not (program.folder / "elsewhere").exists()
 
 
 def test_what_cannot_be_called_leaves_no_run_behind(program: Program) -> None:
-    assert "unexpected keyword argument 'q'" in program.holdfast("run", "program.py:squares", "--arg", "q=1", code=3)
-    program.holdfast("run", "program.py:squares", "--id", "", code=3)
+    assert "unexpected keyword argument 'q'" in program.kedge("run", "program.py:squares", "--arg", "q=1", code=3)
+    program.kedge("run", "program.py:squares", "--id", "", code=3)
     (program.folder / "broken.py").write_text("def x(:")
-    assert "SyntaxError" in program.holdfast("run", "broken.py:x", code=1)
+    assert "SyntaxError" in program.kedge("run", "broken.py:x", code=1)
     (program.folder / "inner").mkdir()
     (program.folder / "inner" / "json.py").write_text("")
-    assert "rename the file" in program.holdfast("run", "inner/json.py:x", code=3)
+    assert "rename the file" in program.kedge("run", "inner/json.py:x", code=3)
     assert not (program.folder / "store").exists()
 
 
 def test_a_program_whose_processes_cannot_start_is_told_why(program: Program) -> None:
     (program.folder / "bare.py").write_text(
-        "import holdfast\nwith holdfast.run('bare') as run:\n    run.map(abs, [1, 2], executor='process', workers=1)\n"
+        "import kedge\nwith kedge.run('bare') as run:\n    run.map(abs, [1, 2], executor='process', workers=1)\n"
     )
     said = program.run("bare.py", code=1)
     assert "its processes cannot start" in said

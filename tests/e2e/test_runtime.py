@@ -1,4 +1,4 @@
-"""`holdfast-runc` in the place of runc: containers that opt in survive being stopped, and nobody else notices."""
+"""`kedge-runc` in the place of runc: containers that opt in survive being stopped, and nobody else notices."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.containers.companions import companions_for
-from holdfast.containers.opting import wish_of
+import kedge
+from kedge.containers.companions import companions_for
+from kedge.containers.opting import wish_of
 from tests.lab import COUNTER, PYTHON, lab
 from tests.runtime_engine import KEPT, RUNTIME, Engine
 from tests.waiting import wait_for
@@ -62,12 +62,12 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
     engine.call("checkpoint", "--leave-running", "--image-path", images, "two")
     assert (images / "inventory.img").exists()
     engine.lab.wait_beyond("two", engine.lab.count("two"))
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         assert len(store.list("container:counter")) == 2
     engine.call("kill", "two", "KILL")
     wait_for(lambda: True if engine.status("two") == "stopped" else None, "it does not end")
     engine.call("delete", "two")
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         assert [one.tags for one in store.list("container:counter")] == [{}, {}]  # killed, not crashed; and all kept
 
 
@@ -109,7 +109,7 @@ def test_its_streams_are_those_of_each_create(engine: Engine) -> None:
         engine.call("delete", "one")
     for numbers in told.values():
         assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         assert len(store.list("container:counter")) == 3
 
 
@@ -123,7 +123,7 @@ def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
     engine.lab.wait_beyond("one", engine.lab.count("one") + 5)
     engine.call("kill", "one", "TERM")
     engine.call("delete", "one")
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         older, newer = [one.id for one in store.list("container:counter")]
     for crashed in (newer, older):
         engine.start("one")
@@ -131,7 +131,7 @@ def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
         os.kill(int((engine.lab.root / "one.pid").read_text()), 9)
         wait_for(lambda: True if engine.status("one") == "stopped" else None, "it does not end")
         engine.call("delete", "one")
-        with holdfast.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store) as store:
             assert store.get(crashed).tags == {"crashed": "after-restore"}
     (engine.lab.root / "one/upper/work/log").unlink()
     engine.bundle("fresh", *KEPT)
@@ -189,14 +189,14 @@ def test_what_takes_too_long_is_given_up(engine: Engine) -> None:
         return True if told.exists() and told.stat().st_size == times else None
 
     for number, deadline in enumerate(("0.001", "0.2"), start=1):
-        engine.environment["HOLDFAST_DEADLINE_S"] = deadline
+        engine.environment["KEDGE_DEADLINE_S"] = deadline
         engine.call("kill", "one", "TERM")
         wait_for(lambda n=number: was_told(n), "it was not told")
         engine.lab.wait_beyond("one", engine.lab.count("one"))
         log = max((engine.lab.state / "attempts").iterdir()) / "dump.log"
         assert not log.exists() or "Running post-dump" not in log.read_text()
     assert "not dumped in time" in engine.logged()
-    del engine.environment["HOLDFAST_DEADLINE_S"]
+    del engine.environment["KEDGE_DEADLINE_S"]
     engine.call("kill", "one", "TERM")
     assert engine.status("one") == "stopped"
 
@@ -213,14 +213,14 @@ def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
     assert engine.create("one", check=False) == 1  # the generation is good, so it must not start anew
     assert "No space left" in engine.logged()
     engine.lab.run("umount", engine.lab.state)
-    other = engine.bundle("two", *KEPT, "HOLDFAST_POLICY=fail")
+    other = engine.bundle("two", *KEPT, "KEDGE_POLICY=fail")
     spec = json.loads((other / "config.json").read_text())
     spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "network"]
     (other / "config.json").write_text(json.dumps(spec))
     with pytest.raises(subprocess.CalledProcessError):
         engine.create("two")
     assert "network mode" in engine.logged()
-    spec["process"]["env"][-1] = "HOLDFAST_POLICY=fresh"
+    spec["process"]["env"][-1] = "KEDGE_POLICY=fresh"
     (other / "config.json").write_text(json.dumps(spec))
     engine.start("two")
     engine.lab.wait_beyond("two", 0)
@@ -239,7 +239,7 @@ def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
     engine.call("kill", "three", "TERM")
     engine.call("delete", "three")
     reached = engine.lab.count("three")
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         assert [one.status for one in store.list("container:counter")] == ["corrupted", "created"]
     engine.start("three")  # what is kept now rests on nothing that is damaged
     engine.lab.wait_beyond("three", reached)
@@ -307,7 +307,7 @@ def test_under_containerd(engine: Engine) -> None:
         engine.lab.wait_beyond("one", reached)
         ctr("task", "kill", "--signal", "SIGKILL", "second")
         end("second")
-        with holdfast.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store) as store:
             assert len(store.list("container:counter")) == 1
     finally:
         daemon.terminate()
@@ -322,12 +322,12 @@ def test_under_podman(engine: Engine) -> None:
     home = engine.lab.root / "podman"
     home.mkdir()
     front = home / "runtime"  # podman gives its runtimes no environment
-    names = ("HOLDFAST_STATE_DIR", "HOLDFAST_STORE", "HOLDFAST_RUNC_STATE", "HOLDFAST_PYTHON", "PATH")
+    names = ("KEDGE_STATE_DIR", "KEDGE_STORE", "KEDGE_RUNC_STATE", "KEDGE_PYTHON", "PATH")
     values = "\n".join(f"export {name}={shlex.quote(engine.environment[name])}" for name in names)
     front.write_text(f'#!/bin/sh\n{values}\nexec {shlex.quote(str(RUNTIME))} "$@"\n')
     front.chmod(0o755)
 
-    run_root = Path(tempfile.mkdtemp(prefix="hf-"))  # podman takes no long names here
+    run_root = Path(tempfile.mkdtemp(prefix="kd-"))  # podman takes no long names here
 
     def podman(*words: str | Path, check: bool = True) -> str:
         places = ("--root", home / "root", "--runroot", run_root, "--runtime", front)
@@ -349,7 +349,7 @@ def test_under_podman(engine: Engine) -> None:
         reached = engine.lab.count("one")
         run("second")
         engine.lab.wait_beyond("one", reached)
-        with holdfast.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store) as store:
             assert len(store.list("container:counter")) == 1
     finally:
         podman("rm", "--force", "--all", check=False)
@@ -368,11 +368,11 @@ sys.exit(int(open("/work/end").read()))
 @criu
 @pytest.mark.parametrize("is_restored", [True, False])
 def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
-    """With HOLDFAST_KEEP=until-success, an end with status 0 ends the history; a failure or a kill does not."""
-    bundle = engine.bundle("one", *KEPT, "HOLDFAST_KEEP=until-success", program=(PYTHON, "-c", UNTIL_TOLD))
+    """With KEDGE_KEEP=until-success, an end with status 0 ends the history; a failure or a kill does not."""
+    bundle = engine.bundle("one", *KEPT, "KEDGE_KEEP=until-success", program=(PYTHON, "-c", UNTIL_TOLD))
 
     def generations() -> int:
-        with holdfast.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store) as store:
             return len(store.list("container:counter"))
 
     def begin() -> None:
@@ -396,7 +396,7 @@ def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
     if is_restored:
         end("3")
         assert generations() == 1
-        with holdfast.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store) as store:
             store.tag(store.list("container:counter")[0].id, crashed=None)
         begin()
         engine.call("kill", "one", "KILL")
@@ -425,15 +425,15 @@ def test_from_images_in_a_directory(engine: Engine) -> None:
     (first / "config.json").write_text(json.dumps(spec))
     with pytest.raises(subprocess.CalledProcessError):
         engine.create("one")
-    assert "HOLDFAST_RESTORE_ROOTS" in engine.logged()
-    engine.environment["HOLDFAST_RESTORE_ROOTS"] = f"/nowhere:{shared}"
+    assert "KEDGE_RESTORE_ROOTS" in engine.logged()
+    engine.environment["KEDGE_RESTORE_ROOTS"] = f"/nowhere:{shared}"
     engine.start("one")
     reached = engine.lab.wait_beyond("one", reached)
     engine.call("kill", "one", "TERM")
     engine.call("delete", "one")
     engine.start("one")  # goes on from the newer generation
     engine.lab.wait_beyond("one", reached)
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         assert len(store.list("container:counter")) == 2
 
 
@@ -446,14 +446,14 @@ def spec_of(*environment: str) -> dict[str, Any]:
 
 def test_wishes() -> None:
     assert wish_of(spec_of("PATH=/bin")) is None
-    assert wish_of(spec_of("HOLDFAST_CHECKPOINT=0")) is None
-    wish = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=web"))
+    assert wish_of(spec_of("KEDGE_CHECKPOINT=0")) is None
+    wish = wish_of(spec_of("KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=web"))
     assert wish is not None
     assert (wish.key, wish.restore, wish.policy, wish.tries) == ("web", "latest", "fresh", 1)
-    older = wish_of(spec_of("ARCH_ENABLE=1", "HOLDFAST_WORKLOAD=web", "RESTORE_FROM=web_1_abcdef01"))
+    older = wish_of(spec_of("ARCH_ENABLE=1", "KEDGE_WORKLOAD=web", "RESTORE_FROM=web_1_abcdef01"))
     assert older is not None
     assert older.restore == "web_1_abcdef01"
-    retry = wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=a", "HOLDFAST_POLICY=retry:4"))
+    retry = wish_of(spec_of("KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=a", "KEDGE_POLICY=retry:4"))
     assert retry is not None
     assert retry.tries == 4
 
@@ -461,12 +461,12 @@ def test_wishes() -> None:
 def test_keys_stay_in_their_namespace() -> None:
     pod = {
         "io.kubernetes.cri.sandbox-namespace": "team", "io.kubernetes.cri.sandbox-name": "job-0",
-        "io.kubernetes.cri.container-name": "main", "holdfast.dev/checkpoint": "1",
+        "io.kubernetes.cri.container-name": "main", "kedge.dev/checkpoint": "1",
     }  # fmt: skip
     found = wish_of({"annotations": pod})
     assert found is not None
     assert found.key == "team+job-0+main"
-    other = wish_of({"annotations": {**pod, "holdfast.dev/key": "other+secret"}})
+    other = wish_of({"annotations": {**pod, "kedge.dev/key": "other+secret"}})
     assert other is not None
     assert other.key == "team+other+2bsecret"
     assert wish_of({"annotations": {**pod, "io.kubernetes.cri.container-type": "sandbox"}}) is None
@@ -485,10 +485,10 @@ def test_who_was_given_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["HOLDFAST_POLICY=maybe", "HOLDFAST_KEEP=never", "HOLDFAST_POLICY=retry:0", "HOLDFAST_RESTORE=../x"]
+    "wrong", ["KEDGE_POLICY=maybe", "KEDGE_KEEP=never", "KEDGE_POLICY=retry:0", "KEDGE_RESTORE=../x"]
 )
 def test_wishes_that_cannot_be(wrong: str) -> None:
-    with pytest.raises(holdfast.Validation):
-        wish_of(spec_of("HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=web", wrong))
-    with pytest.raises(holdfast.Validation, match="HOLDFAST_WORKLOAD"):
-        wish_of(spec_of("HOLDFAST_CHECKPOINT=1"))
+    with pytest.raises(kedge.Validation):
+        wish_of(spec_of("KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=web", wrong))
+    with pytest.raises(kedge.Validation, match="KEDGE_WORKLOAD"):
+        wish_of(spec_of("KEDGE_CHECKPOINT=1"))

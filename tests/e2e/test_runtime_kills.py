@@ -1,11 +1,11 @@
-"""`holdfast-runc` killed with SIGKILL on the way: the container runs, or is kept whole, and the next call works."""
+"""`kedge-runc` killed with SIGKILL on the way: the container runs, or is kept whole, and the next call works."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 from tests.lab import lab
 from tests.runtime_engine import CREATING, DELETING, ENDING, KEPT, Engine
 from tests.waiting import wait_for
@@ -20,7 +20,7 @@ def _engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def generations(engine: Engine) -> list[str]:
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         return [one.id for one in store.list("container:counter")]
 
 
@@ -65,7 +65,7 @@ def killed_in_create(engine: Engine, workload: Workload, stages: tuple[str, ...]
         engine.lab.run("mountpoint", "--quiet", workload.bundle / "rootfs")
         reached = engine.lab.wait_beyond("one", reached)
         workload.assert_unlocked()
-        left = [path for path in workload.bundle.iterdir() if path.name.startswith(".holdfast-")]
+        left = [path for path in workload.bundle.iterdir() if path.name.startswith(".kedge-")]
         assert left == [], stage
         workload.end()
 

@@ -1,4 +1,4 @@
-"""The runtime io.containerd.holdfast.v1 below containerd: containers that opt in go on, others notice nothing."""
+"""The runtime io.containerd.kedge.v1 below containerd: containers that opt in go on, others notice nothing."""
 
 import fcntl
 import json
@@ -19,15 +19,15 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers.early import AHEAD
-from holdfast.model import Checkpoint
+import kedge
+from kedge.containers.early import AHEAD
+from kedge.model import Checkpoint
 from tests.engine import OURS, PLAIN, SHIM, Containerd, containerd
-from tests.lab import COUNTER, HOLDFAST, PYTHON, lab
+from tests.lab import COUNTER, KEDGE, PYTHON, lab
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.requires("criu", "containerd")]
-ROUNDS = int(os.environ.get("HOLDFAST_ROUNDS") or 1)
+ROUNDS = int(os.environ.get("KEDGE_ROUNDS") or 1)
 
 
 @pytest.fixture(scope="module", name="engine")
@@ -37,11 +37,11 @@ def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
 
 
 def kept_as(workload: str) -> tuple[str, str]:
-    return "HOLDFAST_CHECKPOINT=1", f"HOLDFAST_WORKLOAD={workload}"
+    return "KEDGE_CHECKPOINT=1", f"KEDGE_WORKLOAD={workload}"
 
 
 def generations(engine: Containerd, workload: str) -> list[Checkpoint]:
-    with holdfast.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store) as store:
         return store.list(f"container:{workload}")
 
 
@@ -85,7 +85,7 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Containerd) ->
     assert len(generations(engine, "moving")) == 2
     engine.remove("first")
 
-    notes = ("holdfast.dev/restore=latest", "holdfast.dev/key=moving")
+    notes = ("kedge.dev/restore=latest", "kedge.dev/key=moving")
     engine.run("second", annotations=notes)  # it has files of its own, which become those of the first
     engine.wait_beyond("second", reached)
     tail = engine.ctr("task", "exec", "--exec-id", "e", "second", "/usr/bin/head", "-n1", "/work/log")
@@ -101,7 +101,7 @@ def test_the_name_of_a_running_container(engine: Containerd) -> None:
     engine.ctr("task", "checkpoint", "taken")
     place = Path("/run/containerd/runc") / engine.namespace
     bundle = json.loads(engine.lab.run("runc", "--root", place, "state", "taken").stdout)["bundle"]
-    command = (SHIM.with_name("holdfast-runc"), "--root", place, "create", "--bundle", bundle, "taken")
+    command = (SHIM.with_name("kedge-runc"), "--root", place, "create", "--bundle", bundle, "taken")
     done = engine.lab.run(*command, check=False, env=engine.environment)
     assert done.returncode != 0
     assert "exists" in done.stderr
@@ -233,7 +233,7 @@ def test_a_restore_that_criu_refuses(engine: Containerd) -> None:
     reached = stop(engine, "held")
     engine.remove("held")
     (shared / "held").write_bytes(bytes(99))
-    wishes = (*kept_as("refused"), "HOLDFAST_POLICY=fail")
+    wishes = (*kept_as("refused"), "KEDGE_POLICY=fail")
     done = engine.run("failing", *wishes, program=program, more=mounts, check=False)
     assert done.returncode != 0
     assert "shared/held is not what it was" in done.stderr
@@ -295,14 +295,14 @@ def test_the_machine_must_go(engine: Containerd) -> None:
     engine.run("other")
     for name in ("small", "large", "other"):
         engine.wait_beyond(name, 5)
-    command = "import json; from holdfast.containers import preempting as p; print([o.result for o in p.preempt(0)])"
-    mine = {"HOLDFAST_RUNC_STATE": engine.environment["HOLDFAST_RUNC_STATE"], "HOLDFAST_STORE": "/nowhere"}
+    command = "import json; from kedge.containers import preempting as p; print([o.result for o in p.preempt(0)])"
+    mine = {"KEDGE_RUNC_STATE": engine.environment["KEDGE_RUNC_STATE"], "KEDGE_STORE": "/nowhere"}
     late = engine.lab.run(sys.executable, "-c", command, env=engine.lab.environment(**mine))
     assert late.stdout == "['late', 'late']\n"
     assert (engine.status("small"), engine.status("large")) == ("RUNNING", "RUNNING")
 
     notice = engine.lab.root / "notice"
-    command_line = engine.lab.enter([*HOLDFAST, "preempt", "--on-file", notice, "--every", "0.1", "--json"])
+    command_line = engine.lab.enter([*KEDGE, "preempt", "--on-file", notice, "--every", "0.1", "--json"])
     watching = subprocess.Popen(command_line, env=engine.lab.environment(**mine), stdout=subprocess.PIPE, text=True)
     notice.touch()
     said = json.loads(watching.communicate(timeout=100)[0])
@@ -320,7 +320,7 @@ def test_the_machine_must_go(engine: Containerd) -> None:
 
     [mark] = marks(engine)
     mark.write_text(mark.read_text().replace(str(engine.lab.store), f"{notice}/no-store"))
-    failed = engine.lab.holdfast("preempt", "--now", "--json", check=False, env=engine.lab.environment(**mine))
+    failed = engine.lab.kedge("preempt", "--now", "--json", check=False, env=engine.lab.environment(**mine))
     assert failed.returncode == 1
     [told] = json.loads(failed.stdout)["containers"]
     assert told["result"] == "signalled"
@@ -350,7 +350,7 @@ def test_rounds_leave_nothing_behind(engine: Containerd) -> None:
 
 def _started_by(engine: Containerd) -> list[bytes]:
     """What runs with the environment of this containerd, besides itself."""
-    mine = f"\0HOLDFAST_RUNC_STATE={engine.environment['HOLDFAST_RUNC_STATE']}\0".encode()
+    mine = f"\0KEDGE_RUNC_STATE={engine.environment['KEDGE_RUNC_STATE']}\0".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -384,7 +384,7 @@ def left_by(engine: Containerd) -> dict[str, object]:
     }
 
 
-def test_holdfast_is_uninstalled(engine: Containerd) -> None:
+def test_kedge_is_uninstalled(engine: Containerd) -> None:
     """While a container runs: it is not kept any more, but can be stopped and removed."""
     engine.run("left", *kept_as("left"))
     engine.wait_beyond("left", 5)
@@ -403,10 +403,10 @@ def test_there_is_no_shim_of_runc(tmp_path: Path) -> None:
         environment["PATH"] = os.environ["PATH"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    done = start(HOLDFAST_SHIM="/nowhere", HOLDFAST_SHIM_LINKS=str(tmp_path))
+    done = start(KEDGE_SHIM="/nowhere", KEDGE_SHIM_LINKS=str(tmp_path))
     assert done.returncode != 0
     assert "/nowhere" in done.stderr
     (tmp_path / "file").write_text("")
-    done = start(HOLDFAST_SHIM_LINKS=str(tmp_path / "file"))
+    done = start(KEDGE_SHIM_LINKS=str(tmp_path / "file"))
     assert done.returncode == 1
-    assert "holdfast-runc" in done.stderr
+    assert "kedge-runc" in done.stderr

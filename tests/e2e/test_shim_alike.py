@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.containers.wire import encode
+from kedge.containers.wire import encode
 from tests.cri import Cri, Failed
 from tests.e2e.test_pods import jobs
 from tests.e2e.test_shim import ROUNDS
@@ -54,7 +54,7 @@ def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
 def test_every_call_is_answered_alike(engine: Containerd) -> None:
     """A program's output, its logs, limits, statistics, its end and its exit status."""
     cri = Cri(engine.home / "socket", IMAGE)
-    plain, ours = (_life(engine, cri, handler) for handler in ("runc", "holdfast"))
+    plain, ours = (_life(engine, cri, handler) for handler in ("runc", "kedge"))
     assert ours == plain
     assert (ours[0], ours[1], ours[-1]) == (("out\n", "err\n", 3), ["stderr F complained", "stdout F said"], 7)
     assert engine.shims() == []
@@ -93,7 +93,7 @@ def test_attached_to_one_that_was_brought_back(engine: Containerd) -> None:
     for number, line in enumerate(("hello", "again"), 1):
         pod = cri.run_pod(f"talking-{number}")
         program = (PYTHON, "-c", TALKING)
-        wishes = {"HOLDFAST_CHECKPOINT": "1", "HOLDFAST_WORKLOAD": "talking"}
+        wishes = {"KEDGE_CHECKPOINT": "1", "KEDGE_WORKLOAD": "talking"}
         container = cri.start(pod, "main", program, wishes, stdin=True, log="main.log")
         [heard] = streamed(engine, (cri.attach_url(container), f"{line}\n", f"{number} {line}\n"))
         assert heard["1"] == f"{number} {line}\n"
@@ -117,7 +117,7 @@ def options_for_runc(engine: Containerd) -> None:
     """They have runc's type where the runtime's is runc's: runtime_path, from containerd 1.7 on, names our shim."""
     cri = Cri(engine.home / "socket", IMAGE)
     pod = cri.run_pod("with-options", handler="by-path")
-    counter = cri.start(pod, "counter", COUNT, {"HOLDFAST_CHECKPOINT": "1", "HOLDFAST_WORKLOAD": "options"})
+    counter = cri.start(pod, "counter", COUNT, {"KEDGE_CHECKPOINT": "1", "KEDGE_WORKLOAD": "options"})
     engine.wait_beyond(counter, 5)
     cri.stop(counter)
     cri.remove_pod(pod)

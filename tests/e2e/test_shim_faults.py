@@ -60,13 +60,13 @@ class Fault:
 
 
 VICTIMS = {
-    "holdfast-runc": "holdfast[.]containers",
+    "kedge-runc": "kedge[.]containers",
     "shim": "containerd-shim",
     "runc": f"^{shutil.which('runc')} ",
     "relay": "containers/relay",
 }
-FAULTS = [  # test_runtime_kills.py has more of holdfast-runc, without containerd
-    Fault("holdfast-runc", "create", "restore", "long-before"),
+FAULTS = [  # test_runtime_kills.py has more of kedge-runc, without containerd
+    Fault("kedge-runc", "create", "restore", "long-before"),
     Fault("shim", "stop", "swrk", "before"),
     Fault("containerd", "stop", "checkpoint", "before"),
 ]
@@ -79,7 +79,7 @@ if ROUNDS > 1:
         for victim in (*VICTIMS, "containerd")
         for during, command in PLACES
         for moment in ("before", "long-before", "after")
-        if (victim, command) != ("holdfast-runc", "kill")  # runc is all that is left of it by then
+        if (victim, command) != ("kedge-runc", "kill")  # runc is all that is left of it by then
         and (command == "swrk" or victim not in ("runc", "relay"))  # CRIU's parents
         and (during, victim) != ("create", "relay")
     ]
@@ -95,7 +95,7 @@ def _engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
         (fronts / name).write_text(FRONT.format(folder=fronts, program=shutil.which(name)))
         (fronts / name).chmod(0o755)
     path = f"{SHIM.parent}:{programs_of(VERSION)}:{fronts}:{os.environ['PATH']}"
-    with lab(root) as made, containerd(made, PATH=path, HOLDFAST_RUNC=str(fronts / "runc")) as engine:
+    with lab(root) as made, containerd(made, PATH=path, KEDGE_RUNC=str(fronts / "runc")) as engine:
         engine.run("zero", *kept_as("counting"))
         engine.wait_beyond("zero", 5)
         stop(engine, "zero")

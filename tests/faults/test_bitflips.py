@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.repair import repair
+import kedge
+from kedge.repair import repair
 from tests.torture.bitflips import flip
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -22,12 +22,12 @@ def test_damage_is_never_loaded(tmp_path: Path) -> None:
 
 def test_a_damaged_definition_of_a_table_is_noticed(tmp_path: Path) -> None:
     """Without its key a table still works, and gives and takes what it never should."""
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         saved = store.save("job", "step", {"n": 1})
     index = tmp_path / "store" / "index.sqlite"
     index.write_bytes(index.read_bytes().replace(b"id INTEGER PRIMARY KEY", b"id INTEGES PRIMARY KEY", 1))
-    with pytest.raises(holdfast.Corrupted, match="did not make"):
-        holdfast.open(tmp_path / "store")
+    with pytest.raises(kedge.Corrupted, match="did not make"):
+        kedge.open(tmp_path / "store")
     repair(tmp_path / "store", actor="tester")
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert store.load(saved) == {"n": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 
 pytestmark = pytest.mark.faults
 
@@ -25,17 +25,17 @@ LOCKS = ("flock", "fcntl")
 Work = Callable[[str], object]
 
 
-def _in(work: Callable[[holdfast.CheckpointManager], object]) -> Work:
+def _in(work: Callable[[kedge.CheckpointManager], object]) -> Work:
     def opened(url: str) -> object:
-        with holdfast.open(url) as store:
+        with kedge.open(url) as store:
             return work(store)
 
     return opened
 
 
 WORKS: dict[str, Work] = {
-    "create": lambda url: holdfast.open(url + "-new").close(),
-    "open": lambda url: holdfast.open(url).close(),
+    "create": lambda url: kedge.open(url + "-new").close(),
+    "open": lambda url: kedge.open(url).close(),
     "save": _in(lambda store: store.save("job", "more", {"n": 2})),
     "save large": _in(lambda store: store.save("job", "more", random.Random(os.urandom(8)).randbytes(200_000))),
     "load": _in(lambda store: store.restore("job")),
@@ -91,7 +91,7 @@ def _is_of(place: str, what: object) -> bool:
 
 
 def made(url: str) -> None:
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         for n in range(10):
             store.save("job", "small", {"n": n})
         store.save("job", "large", LARGE)
@@ -111,22 +111,22 @@ def test_every_error_is_ours(tmp_path: Path, scheme: str, work: str) -> None:
             try:
                 with injected.active(place):
                     WORKS[work](url)
-            except holdfast.CheckpointError:
+            except kedge.CheckpointError:
                 pass
             except Exception as error:
                 raise AssertionError(f"{name}, call {nth}, {errno.errorcode[injected._number]}: {error!r}") from error
             failures += injected.has_failed
             if not injected.has_failed:
                 break
-    with holdfast.open(url) as store:  # whatever was refused has harmed nothing
+    with kedge.open(url) as store:  # whatever was refused has harmed nothing
         assert store.verify().is_ok
     assert failures > 5
 
 
 def test_no_such_user() -> None:
     for url in ("~nobody-here/store", "file:~nobody-here/store", "files:~nobody-here/store"):
-        with pytest.raises(holdfast.CheckpointError, match="nobody-here"):
-            holdfast.open(url)
+        with pytest.raises(kedge.CheckpointError, match="nobody-here"):
+            kedge.open(url)
 
 
 def test_more_threads_than_there_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +135,11 @@ def test_more_threads_than_there_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             for save in (store.save, store.save_async):
-                with pytest.raises(holdfast.StorageError, match="thread"):
+                with pytest.raises(kedge.StorageError, match="thread"):
                     save("job", "step", random.Random(2).randbytes(8_000_000))
         saved = store.save("job", "step", 1)
         assert store.load(saved) == 1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import holdfast
+import kedge
 from tests.torture.states import make, same
 from tests.waiting import wait_for_async
 
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
 # Forks happen in a program of their own: pytest's threads are none of a user's.
 FORKING = """
 import os, random, sys, threading, traceback
-import holdfast
+import kedge
 from tests.torture.ledger import about
 from tests.torture.states import make, same
 
 place, rounds = sys.argv[1], int(sys.argv[2])
-store = holdfast.open(place)
+store = kedge.open(place)
 stop = threading.Event()
 lock = threading.Lock()
 saved = []
@@ -87,7 +87,7 @@ def test_a_child_does_not_write_into_the_buffers_of_its_parent() -> None:
     """Both go on saving through the buffer of the thread that forked: one must not put its bytes into the other's."""
     program = """
         import os
-        from holdfast.blobs import direct
+        from kedge.blobs import direct
         view = direct._buffers.view
         view[:4] = b"ours"
         pid = os.fork()
@@ -108,7 +108,7 @@ def test_fork_while_saving(tmp_path: Path) -> None:
         [sys.executable, "-c", FORKING, place, "5"], capture_output=True, text=True, timeout=100, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         acknowledged = [line.split() for line in done.stdout.splitlines()]
         assert len({words[1] for words in acknowledged if words[1].startswith("child")}) == 5
         for checkpoint, job, kind, number in acknowledged:
@@ -122,8 +122,8 @@ def test_fork_while_saving(tmp_path: Path) -> None:
 def test_a_child_that_ends_does_not_end_the_parents_leases_or_saves(tmp_path: Path) -> None:
     program = """
         import os, sys
-        import holdfast
-        store = holdfast.open(sys.argv[1])
+        import kedge
+        store = kedge.open(sys.argv[1])
         with store.lease("job", ttl_s=30) as lease:
             store.save("job", "before", 1, lease=lease)
             pid = os.fork()
@@ -142,7 +142,7 @@ def test_a_child_that_ends_does_not_end_the_parents_leases_or_saves(tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert [c.step for c in store.list("job")] == ["before", "after", "last"]
         assert store.verify().is_ok
 
@@ -150,8 +150,8 @@ def test_a_child_that_ends_does_not_end_the_parents_leases_or_saves(tmp_path: Pa
 def test_a_save_async_in_flight_belongs_to_the_parent(tmp_path: Path) -> None:
     program = """
         import os, sys
-        import holdfast
-        store = holdfast.open(sys.argv[1])
+        import kedge
+        store = kedge.open(sys.argv[1])
         pending = [store.save_async("job", str(n), bytes([n]) * 3_000_000) for n in range(2)]
         pid = os.fork()
         if pid == 0:
@@ -166,7 +166,7 @@ def test_a_save_async_in_flight_belongs_to_the_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert [store.load(c.id) for c in store.list("job")] == [bytes([n]) * 3_000_000 for n in range(2)]
         assert store.restore("child") == 1
         assert store.verify().is_ok
@@ -198,7 +198,7 @@ PATIENCE_S = 30.0  # only a blocked loop makes anybody wait for it
 async def check_loop_is_free(place: Path, save: Callable[..., Any], load: Callable[..., Any]) -> None:
     """Saves and loads stand still inside a system call until the loop, which must be free, has come round."""
     state = {"weights": np.random.default_rng(1).random(1 << 20)}
-    with pytest.MonkeyPatch.context() as patch, holdfast.open(place) as store:
+    with pytest.MonkeyPatch.context() as patch, kedge.open(place) as store:
         synced = _Held(patch, "fdatasync")
         saved = await synced.let_go(asyncio.ensure_future(save(store, "job", "large", state)))
         read = _Held(patch, "preadv")
@@ -220,10 +220,10 @@ def test_a_large_save_does_not_block_the_event_loop(tmp_path: Path) -> None:
 def test_one_that_did_would_be_seen(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "PATIENCE_S", 0.05)
 
-    async def save(store: holdfast.CheckpointManager, *arguments: Any) -> Any:
+    async def save(store: kedge.CheckpointManager, *arguments: Any) -> Any:
         return store.save(*arguments) if what == "save" else await store.aio.save(*arguments)
 
-    async def load(store: holdfast.CheckpointManager, *arguments: Any) -> Any:
+    async def load(store: kedge.CheckpointManager, *arguments: Any) -> Any:
         return store.load(*arguments) if what == "load" else await store.aio.load(*arguments)
 
     with pytest.raises(AssertionError, match=f"a {what} blocks the event loop"):
@@ -232,7 +232,7 @@ def test_one_that_did_would_be_seen(tmp_path: Path, what: str, monkeypatch: pyte
 
 def test_many_tasks_save_at_once(tmp_path: Path) -> None:
     async def main() -> list[str]:
-        with holdfast.open(tmp_path / "store") as store:
+        with kedge.open(tmp_path / "store") as store:
             ids = await asyncio.gather(*(store.aio.save("job", "step", {"n": n}) for n in range(200)))
             states = await asyncio.gather(*(store.aio.load(i) for i in ids))
             assert states == [{"n": n} for n in range(200)]
@@ -247,8 +247,8 @@ def test_what_a_child_saves_after_its_parent_has_closed_is_kept(tmp_path: Path) 
     """SQLite's locks are per process: a child that took over its parent's would write to a deleted log."""
     program = """
         import os, sys
-        import holdfast
-        store = holdfast.open(sys.argv[1])
+        import kedge
+        store = kedge.open(sys.argv[1])
         store.save("job", "first", 1)
         told, tell = os.pipe()
         ready, say = os.pipe()
@@ -269,7 +269,7 @@ def test_what_a_child_saves_after_its_parent_has_closed_is_kept(tmp_path: Path) 
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert [store.load(c.id) for c in store.list("child")] == [2, bytes(200_000)]
         assert store.verify().is_ok
 
@@ -279,7 +279,7 @@ def test_fork_while_another_thread_meets_its_first_array(tmp_path: Path) -> None
     program = """
         import os, sys, threading, time
         import numpy
-        import holdfast
+        import kedge
 
         def slow(event, args):
             if event == "exec" and args[0].co_filename.endswith("numpy_types.py"):
@@ -288,7 +288,7 @@ def test_fork_while_another_thread_meets_its_first_array(tmp_path: Path) -> None
 
         begun = threading.Event()
         sys.addaudithook(slow)
-        store = holdfast.open(sys.argv[1])
+        store = kedge.open(sys.argv[1])
         thread = threading.Thread(target=store.save, args=("job", "parent", numpy.zeros(3)))
         thread.start()
         begun.wait()
@@ -303,5 +303,5 @@ def test_fork_while_another_thread_meets_its_first_array(tmp_path: Path) -> None
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert sorted(c.step for c in store.list("job")) == ["child", "parent"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 from tests.torture import children
 from tests.torture.children import Child, Report
 from tests.torture.races import Background, gate_after, gate_before
@@ -17,7 +17,7 @@ from tests.torture.states import make, same
 
 pytestmark = pytest.mark.faults
 
-Manager = holdfast.CheckpointManager
+Manager = kedge.CheckpointManager
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def place(tmp_path: Path) -> str:
 
 @pytest.fixture
 def user(place: str) -> Iterator[Manager]:
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         yield manager
 
 
 @pytest.fixture
 def other(place: str, user: Manager) -> Iterator[Manager]:
     """A second manager: shares nothing with the first but the files."""
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         yield manager
 
 
@@ -43,7 +43,7 @@ def is_whole(store: Manager, checkpoint: str, kind: str, seed: int) -> None:
     assert same(store.load(checkpoint), make(kind, seed))
     assert store.verify(deep=True).problems == ()
     store.gc()
-    with holdfast.open(store.url) as fresh:
+    with kedge.open(store.url) as fresh:
         assert same(fresh.load(checkpoint), make(kind, seed))
 
 
@@ -123,7 +123,7 @@ def test_a_pack_named_since_gc_looked(user: Manager, other: Manager) -> None:
 
 def save_when_told(report: Report, connection: Connection, place: str) -> None:
     """A process that waits between its pack's sync and its commit."""
-    store = holdfast.open(place)
+    store = kedge.open(place)
     with gate_before(store._store.index, "commit") as gate:
         saving = Background(store.save, "job", "step", make("arrays", 1))
         gate.wait_until_reached()
@@ -161,7 +161,7 @@ def sparse_pack(user: Manager) -> tuple[str, str]:
 
 def test_a_reader_of_a_pack_that_is_rewritten(user: Manager, other: Manager, place: str) -> None:
     large, small = sparse_pack(user)
-    with holdfast.open(place) as reader, gate_before(reader._store.blobs, "read_into") as gate:
+    with kedge.open(place) as reader, gate_before(reader._store.blobs, "read_into") as gate:
         loading = Background(reader.load, small)
         gate.wait_until_reached()
         other.delete("job", large)
@@ -248,7 +248,7 @@ def test_a_pack_that_is_damaged_is_still_reported(user: Manager, place: str) -> 
     with open(path, "r+b") as file:
         file.seek(row.offset)
         file.write(bytes(row.stored_bytes))
-    with holdfast.open(place) as fresh:
+    with kedge.open(place) as fresh:
         assert fresh.gc().damaged == (row.pack,)
 
 
@@ -275,13 +275,13 @@ def test_two_collectors_again_and_again(user: Manager, other: Manager) -> None:
 def test_a_checkpoint_deleted_while_it_is_loaded(user: Manager, other: Manager, place: str) -> None:
     """Its bytes are gone: that is NotFound. "Corrupted" would send people looking for a broken disk."""
     saved = user.save("job", "step", make("packed", 1))
-    with holdfast.open(place) as reader, gate_before(reader._store.blobs, "read_into") as gate:
+    with kedge.open(place) as reader, gate_before(reader._store.blobs, "read_into") as gate:
         loading = Background(reader.load, saved)
         gate.wait_until_reached()
         other.delete("job", saved)
         assert other.gc().packs_removed == 1
         gate.open()
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(kedge.NotFound):
             loading.result()
 
 
@@ -293,7 +293,7 @@ def test_a_source_deleted_while_it_is_copied(user: Manager, other: Manager) -> N
         other.delete("job", saved)
         other.gc()
         gate.open()
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(kedge.NotFound):
             copying.result()
     assert user.list("branch") == []
     assert user.verify().is_ok

@@ -12,18 +12,18 @@ pytestmark = [pytest.mark.faults, pytest.mark.requires("root")]
 
 TEAM, ANNA, BEN = 54321, 54331, 54332
 SAVE = """
-with holdfast.open(arguments[0]) as store:
+with kedge.open(arguments[0]) as store:
     store.save("job", "small", {"n": 1})
     store.save("job", "large", os.urandom(200_000))
 """
 READ = """
-store = holdfast.open(arguments[0])
+store = kedge.open(arguments[0])
 for checkpoint in store.list("job"):
     store.load(checkpoint.id)
 {end}
 """
 CLEAN = """
-with holdfast.open(arguments[0]) as store:
+with kedge.open(arguments[0]) as store:
     store.cleanup("job", keep_last=1)
     store.gc()
     assert store.verify().is_ok

@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 
-import holdfast
-from holdfast.importers import bring, folder, geo_core, reading, unpickling_child, writing
+import kedge
+from kedge.importers import bring, folder, geo_core, reading, unpickling_child, writing
 from tests.compat import test_import as formats
 from tests.compat import test_import_hostile as hostile
 from tests.compat.writers import jobs
@@ -27,7 +27,7 @@ def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
     old, place = tmp_path / "old", tmp_path / "store"
     for n in range(1500):
         jobs.write(old, jobs.checkpoint(f"job{n % 3}", "s", n, n))
-    words = [sys.executable, "-m", "holdfast", "import", str(old), "--store", str(place), "--json"]
+    words = [sys.executable, "-m", "kedge", "import", str(old), "--store", str(place), "--json"]
     kept = 0
     for more in (1, 500):  # once early, once later
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -35,7 +35,7 @@ def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         kept = count(place)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         report = bring(str(old), store)
         assert report.imported + report.present == 1500
         assert report.present == kept
@@ -45,9 +45,9 @@ def test_an_import_that_is_killed_goes_on(tmp_path: Path) -> None:
 
 
 def count(place: Path) -> int:
-    if not (place / "holdfast-store").exists():
+    if not (place / "kedge-store").exists():
         return 0
-    with holdfast.open(place, create=False) as store:
+    with kedge.open(place, create=False) as store:
         return sum(job.checkpoints for job in store.jobs())
 
 
@@ -117,7 +117,7 @@ def test_mutants_are_noticed(tmp_path: Path, name: str) -> None:
     old = tmp_path / "old"
     old.mkdir()
     names = test.__code__.co_varnames[: test.__code__.co_argcount]
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         given = {"old": old, "store": store, "tmp_path": tmp_path}
         patches = make()
         for patch in patches:

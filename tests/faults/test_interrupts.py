@@ -19,8 +19,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import holdfast
-from holdfast.index.writes import Writes
+import kedge
+from kedge.index.writes import Writes
 from tests.torture import interrupts
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # what raises inside the `__del__` of something is told so, and ignored
 ]
 
-Store = holdfast.CheckpointManager
+Store = kedge.CheckpointManager
 
 
 class Interrupted(BaseException):
@@ -108,7 +108,7 @@ def test_a_handler_saves_anywhere(tmp_path: Path, operation: str) -> None:
 def _at_every_line(tmp_path: Path, kind: str, operation: str, handler: Callable[[Store], None]) -> Store:
     assert threading.current_thread() is threading.main_thread()
     step = 2 if kind == "file:" else 8  # of lines: their stores do not differ in what the main thread does
-    store = holdfast.open("memory:" if kind == "memory:" else f"{kind}{tmp_path / 'store'}")
+    store = kedge.open("memory:" if kind == "memory:" else f"{kind}{tmp_path / 'store'}")
     kept = store.save("loaded", "step", {"array": np.arange(200_000)})
     for _ in range(3):
         store.save("job", "step", 0)
@@ -121,7 +121,7 @@ def _at_every_line(tmp_path: Path, kind: str, operation: str, handler: Callable[
                 OPERATIONS[operation](store)
         except (Interrupted, KeyboardInterrupt):  # the latter where a library has forgotten which it was
             pass
-        except holdfast.LeaseHeld:
+        except kedge.LeaseHeld:
             pass  # the one that was interrupted before ends by itself
         if at.left > 0:
             break
@@ -138,7 +138,7 @@ def _at_every_line(tmp_path: Path, kind: str, operation: str, handler: Callable[
 @pytest.mark.parametrize("kind", ["file:", "memory:", "files:"])
 def test_a_handler_saves_in_the_middle_of_a_commit(tmp_path: Path, kind: str) -> None:
     """A preemption: SIGTERM comes inside a save, its handler saves. It comes behind the one it met."""
-    store = holdfast.open("memory:" if kind == "memory:" else f"{kind}{tmp_path / 'store'}")
+    store = kedge.open("memory:" if kind == "memory:" else f"{kind}{tmp_path / 'store'}")
     main = threading.get_ident()
     entered = threading.Event()
     saved: list[str] = []
@@ -166,11 +166,11 @@ def test_a_handler_saves_in_the_middle_of_a_commit(tmp_path: Path, kind: str) ->
 
 def test_an_interrupted_save_is_not_finished_behind_the_callers_back(tmp_path: Path) -> None:
     """Its state may be changing: once the caller has gone, nothing of it is committed."""
-    store = holdfast.open(tmp_path / "store")
+    store = kedge.open(tmp_path / "store")
     main = threading.get_ident()
     left = threading.Event()
     state = np.arange(4_000_000)
-    real = holdfast.index.sqlite.SqliteIndex.locate  # type: ignore[attr-defined]
+    real = kedge.index.sqlite.SqliteIndex.locate  # type: ignore[attr-defined]
 
     def locate(self: Any, digests: Any) -> Any:
         if not left.is_set():
@@ -183,7 +183,7 @@ def test_an_interrupted_save_is_not_finished_behind_the_callers_back(tmp_path: P
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with mock.patch("holdfast.index.sqlite.SqliteIndex.locate", locate), pytest.raises(Interrupted):
+        with mock.patch("kedge.index.sqlite.SqliteIndex.locate", locate), pytest.raises(Interrupted):
             store.save("job", "step", state)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -194,7 +194,7 @@ def test_an_interrupted_save_is_not_finished_behind_the_callers_back(tmp_path: P
 
 
 def test_a_load_into_memory_ends_before_the_interrupt_is_seen(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         saved = store.save("job", "step", {"array": np.random.default_rng(1).bytes(1)} | {"a": np.arange(4_000_000)})
         target = {"array": b"", "a": np.zeros(4_000_000, np.int64)}
 
@@ -217,7 +217,7 @@ import faulthandler, pathlib, sys
 faulthandler.dump_traceback_later(8, exit=True)  # a hang
 from unittest import mock
 from tests.faults import test_interrupts as tests
-with mock.patch("holdfast.shelter.is_exposed", return_value=False):
+with mock.patch("kedge.shelter.is_exposed", return_value=False):
     tests.test_a_handler_saves_anywhere(pathlib.Path(sys.argv[1]), "small save")
 """
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=interrupts.ROOT, timeout=60, check=False)
@@ -235,9 +235,9 @@ def test_a_handler_in_the_middle_of_a_fork_is_told(tmp_path: Path) -> None:
     """Everybody else is stopped then: waiting for one of them would be for ever."""
     program = """
 import os, signal, sys, threading
-import holdfast
-from holdfast.index.connections import Pool
-store = holdfast.open(sys.argv[1])
+import kedge
+from kedge.index.connections import Pool
+store = kedge.open(sys.argv[1])
 store.save("job", "step", 1)
 real = Pool.pause
 def pause(self, wait_s):
@@ -248,7 +248,7 @@ told = []
 def handler(*_):
     try:
         store.save("job", "step", 2)
-    except holdfast.StorageError as error:
+    except kedge.StorageError as error:
         told.append(str(error))
 signal.signal(signal.SIGUSR1, handler)
 pid = os.fork()

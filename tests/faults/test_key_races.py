@@ -14,10 +14,10 @@ from unittest import mock
 
 import pytest
 
-import holdfast
-from holdfast.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost
-from holdfast.model import Lease
-from holdfast.ports import KEYS
+import kedge
+from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost
+from kedge.model import Lease
+from kedge.ports import KEYS
 from tests.parts import require
 from tests.torture.mutants import applied
 from tests.torture.races import Background, Gate, gate_after, gate_before
@@ -25,7 +25,7 @@ from tests.torture.races import Background, Gate, gate_after, gate_before
 require("module:cryptography")
 pytestmark = pytest.mark.faults
 
-Manager = holdfast.CheckpointManager
+Manager = kedge.CheckpointManager
 KEY, NEW_KEY = bytes(range(32)), bytes(range(1, 33))
 POSTGRES = pytest.param("postgres", marks=[pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")])
 ALL = ["directory", "files", "memory", POSTGRES]
@@ -52,7 +52,7 @@ class Stores:
         self.states: dict[str, object] = {self.user.save("j", "s", value): value for value in values}
 
     def _open(self) -> Manager:
-        return self._stack.enter_context(holdfast.open(self._url, key=KEY))
+        return self._stack.enter_context(kedge.open(self._url, key=KEY))
 
     def reader(self) -> Manager:
         return self.user if self._url == "memory:" else self._open()
@@ -178,7 +178,7 @@ def test_the_end_of_a_change_compares_the_keyring_it_began_with(stores: Stores) 
 
 @on(ALL)
 def test_a_change_whose_process_died_does_not_lock_out_the_next(stores: Stores) -> None:
-    from holdfast.lease import default_holder
+    from kedge.lease import default_holder
 
     host, _, started, machine = default_holder().rsplit(":", 3)
     stores.other._store.index.acquire_lease(KEYS, f"{host}:{2**22 + 1}:{started}:{machine}", 3600)
@@ -205,7 +205,7 @@ def test_gc_that_marked_before_a_rewrite_deletes_after_it(stores: Stores) -> Non
 def test_without_the_rule_for_late_events_it_would_delete_all(stores: Stores, module: str) -> None:
     nothing = "SELECT '', x'' WHERE ? AND ? AND 0"
     with (
-        mock.patch(f"holdfast.index.{module}.late_manifests", return_value=nothing),
+        mock.patch(f"kedge.index.{module}.late_manifests", return_value=nothing),
         pytest.raises(CheckpointError),
     ):
         test_gc_that_marked_before_a_rewrite_deletes_after_it(stores)

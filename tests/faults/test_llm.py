@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import CheckpointManager
-from holdfast.llm.bills import Bill
-from holdfast.llm.cache import FLIGHTS, Cache
-from holdfast.store import Store
+import kedge
+from kedge import CheckpointManager
+from kedge.llm.bills import Bill
+from kedge.llm.cache import FLIGHTS, Cache
+from kedge.store import Store
 from tests.servers.models import ModelServer
 from tests.torture.pipelines import Killed, MortalIndex, Violation, World
 
@@ -27,7 +27,7 @@ class Vendor(World):
             self.completed.add(str(metadata["model"]))
 
 
-def pipeline(run: holdfast.Run, mortal: MortalIndex) -> list[Any]:
+def pipeline(run: kedge.Run, mortal: MortalIndex) -> list[Any]:
     def ask(**asked: Any) -> dict[str, Any]:
         mortal.note(asked["model"])
         return {"text": asked["model"].upper(), "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
@@ -51,7 +51,7 @@ def session(
     manager = CheckpointManager("memory:")
     manager._store = Store(mortal, keeper._store.blobs)  # type: ignore[arg-type]
     try:
-        with holdfast.run(key, store=manager, signals=False) as run:
+        with kedge.run(key, store=manager, signals=False) as run:
             result = pipeline(run, mortal)
         return result, mortal._writes
     except Killed:
@@ -67,7 +67,7 @@ def check_every_kill() -> int:
     for dies_at in range(1, 1000):
         for dies_before in (True, False):
             world = Vendor({})
-            with holdfast.open("memory:") as keeper:
+            with kedge.open("memory:") as keeper:
                 result, writes = session(keeper, "r", world, dies_at, dies_before)
                 if writes < dies_at:
                     return kills
@@ -84,7 +84,7 @@ def check_every_kill() -> int:
 
 
 def check_books(keeper: CheckpointManager, world: World) -> None:
-    bills = {model: bill for (model,), bill in holdfast.llm.totals(keeper, by=("model",)).items()}
+    bills = {model: bill for (model,), bill in kedge.llm.totals(keeper, by=("model",)).items()}
     for model in world.completed:
         if not bills.get(model, Bill()).paid:
             raise Violation(f"the answer of {model} is kept, and not in the books")
@@ -120,8 +120,8 @@ def test_books_behind_the_answers_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 DIE = """
-import os, signal, sys, holdfast
-from holdfast.llm.cache import Cache
+import os, signal, sys, kedge
+from kedge.llm.cache import Cache
 store, url, dies_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
 pay, paid = Cache.pay, 0
 
@@ -133,8 +133,8 @@ def pay_or_die(cache, answer):
     pay(cache, answer)
 
 Cache.pay = pay_or_die
-with holdfast.open(store) as opened, holdfast.run("r", store=opened) as run:
-    client = holdfast.llm.http_client(store=opened)
+with kedge.open(store) as opened, kedge.run("r", store=opened) as run:
+    client = kedge.llm.http_client(store=opened)
     def ask(number):
         asked = {"model": "m", "messages": [{"role": "user", "content": f"question {number}"}]}
         return client.post(url + "/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
@@ -148,12 +148,12 @@ def test_killed_between_the_answer_and_its_record(tmp_path: Path) -> None:
         killed = subprocess.run([*words, "2"], capture_output=True, text=True, timeout=60)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert server.calls == {"question 0": 1, "question 1": 1}
-        with holdfast.open(tmp_path / "store") as store:
+        with kedge.open(tmp_path / "store") as store:
             assert len(store.list(FLIGHTS)) == 1  # nobody waits for it: its process is gone
         done = subprocess.run([*words, "0"], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert server.calls == {"question 0": 1, "question 1": 2, "question 2": 1}
-    with holdfast.open(tmp_path / "store") as store:
-        assert sum(holdfast.llm.totals(store).values(), Bill()).paid == 3  # one of four died before it was written down
+    with kedge.open(tmp_path / "store") as store:
+        assert sum(kedge.llm.totals(store).values(), Bill()).paid == 3  # one of four died before it was written down
         assert store.list(FLIGHTS) == []
         assert store.verify().is_ok

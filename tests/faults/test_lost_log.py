@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.index.state import IndexState
+import kedge
+from kedge.index.state import IndexState
 
 pytestmark = pytest.mark.faults
 
 LARGE = random.Random(1).randbytes(200_000)
 SAVING = """
-import os, random, sys, holdfast
-store = holdfast.open(sys.argv[1])
+import os, random, sys, kedge
+store = kedge.open(sys.argv[1])
 print(store.save("job", "small", {"n": 1}), flush=True)
 print(store.save("job", "large", random.Random(1).randbytes(200_000)), flush=True)
 sys.stdin.readline()
@@ -38,24 +38,24 @@ def test_a_lost_log_is_not_an_empty_store(tmp_path: Path) -> None:
     small, large = saving(tmp_path / "store")
     (tmp_path / "store/index.sqlite-wal").rename(tmp_path / "log")
     for _ in range(2):
-        with pytest.raises(holdfast.Corrupted, match=r"index\.sqlite-wal.*check --repair"):
-            holdfast.open(tmp_path / "store")
+        with pytest.raises(kedge.Corrupted, match=r"index\.sqlite-wal.*check --repair"):
+            kedge.open(tmp_path / "store")
     shutil.copy(tmp_path / "log", tmp_path / "store/index.sqlite-wal")
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert [c.id for c in store.list("job")] == [small, large]
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert store.verify().is_ok
 
 
 def test_a_lost_log_is_repaired_from_packs(tmp_path: Path) -> None:
-    from holdfast.repair import repair
+    from kedge.repair import repair
 
     _, large = saving(tmp_path / "store")
     (tmp_path / "store/index.sqlite-wal").unlink()
     (tmp_path / "store/index.sqlite-shm").unlink()
     report = repair(tmp_path / "store", actor="test")
     assert not report.is_index_complete  # the small one was in the log alone
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert store.load(large) == LARGE
         assert store.gc().packs_removed == 0
 
@@ -66,8 +66,8 @@ def test_a_long_log_that_was_moved_on_in_part(tmp_path: Path) -> None:
     saving(tmp_path / "store", more + "os.kill(os.getpid(), 9)")
     assert (tmp_path / "store/index.sqlite").stat().st_size > 1 << 20
     (tmp_path / "store/index.sqlite-wal").unlink()
-    with pytest.raises(holdfast.Corrupted, match="was not closed"):
-        holdfast.open(tmp_path / "store")
+    with pytest.raises(kedge.Corrupted, match="was not closed"):
+        kedge.open(tmp_path / "store")
 
 
 @pytest.mark.parametrize(
@@ -78,45 +78,45 @@ def test_a_long_log_that_was_moved_on_in_part(tmp_path: Path) -> None:
 def test_whoever_ends_without_being_killed_is_not_refused(tmp_path: Path, end: str) -> None:
     saved = saving(tmp_path / "store", end)
     assert end == "os._exit(0)" or not (tmp_path / "store/index.sqlite-wal").exists()
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert [c.id for c in store.list("job")][:2] == saved[:2]
 
 
 def test_killed_beside_others(tmp_path: Path) -> None:
     """Whoever stays moves the log of a killed one on; whoever only reads does too."""
     for is_writer in (False, True):
-        with holdfast.open(tmp_path / "store") as other:
+        with kedge.open(tmp_path / "store") as other:
             if is_writer:
                 other.save("job", "other", 1)
             saved = saving(tmp_path / "store")
         assert not (tmp_path / "store/index.sqlite-wal").exists()
-        with holdfast.open(tmp_path / "store") as store:
+        with kedge.open(tmp_path / "store") as store:
             assert [c.id for c in store.list("job")][-2:] == saved
 
 
 def test_a_copy_of_a_store_in_use_without_its_log(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         store.save("job", "step", {"n": 1})
         shutil.copytree(tmp_path / "store", tmp_path / "whole")
         shutil.copytree(tmp_path / "store", tmp_path / "part", ignore=shutil.ignore_patterns("*-wal", "*-shm"))
-    with holdfast.open(tmp_path / "whole") as copy:
+    with kedge.open(tmp_path / "whole") as copy:
         assert copy.restore("job") == {"n": 1}
-    with pytest.raises(holdfast.Corrupted, match="was not closed"):
-        holdfast.open(tmp_path / "part")
+    with pytest.raises(kedge.Corrupted, match="was not closed"):
+        kedge.open(tmp_path / "part")
 
 
 def test_killed_while_closing(tmp_path: Path) -> None:
     """At each step of closing: what it says is true before SQLite removes the log."""
     program = (
-        "import os, sys, holdfast\nfrom holdfast.index import state\n"
-        "store = holdfast.open(sys.argv[1])\nstore.save('job', 'step', 1)\n"
+        "import os, sys, kedge\nfrom kedge.index import state\n"
+        "store = kedge.open(sys.argv[1])\nstore.save('job', 'step', 1)\n"
         "def kill(*_):\n    os.kill(os.getpid(), 9)\n"
     )
     for number, step in enumerate(("state.IndexState.is_last", "state.IndexState.close", "state.IndexState.leave")):
         end = f"{step} = kill\nstore.close()\n"
         done = subprocess.run([sys.executable, "-c", program + end, tmp_path / "store"], capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
-        with holdfast.open(tmp_path / "store") as store:
+        with kedge.open(tmp_path / "store") as store:
             assert len(store.list("job")) == number + 1
 
 
@@ -125,7 +125,7 @@ def test_saving_again_costs_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     said: list[object] = []
     write = IndexState._write
     monkeypatch.setattr(IndexState, "_write", lambda self, what: (said.append(what), write(self, what)))
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         said.clear()
         for n in range(10):
             store.save("job", "step", n)
@@ -134,31 +134,31 @@ def test_saving_again_costs_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_gc_refuses_an_older_index(tmp_path: Path) -> None:
     """An index from a backup does not name what was saved since; gc must not take that for garbage."""
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         store.save("job", "before", LARGE)
     shutil.copy(tmp_path / "store/index.sqlite", tmp_path / "backup")
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         late = store.save("job", "after", LARGE[::-1])
     os.replace(tmp_path / "backup", tmp_path / "store/index.sqlite")
     for _ in range(2):
-        with holdfast.open(tmp_path / "store") as store:
+        with kedge.open(tmp_path / "store") as store:
             store.save("job", "meanwhile", 1)
-            with pytest.raises(holdfast.Corrupted, match="holdfast rebuild"):
+            with pytest.raises(kedge.Corrupted, match="kedge rebuild"):
                 store.gc()
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert store.rebuild().added == 1
         store.gc()
         assert store.load(late) == LARGE[::-1]
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         store.gc()
         assert store.verify().is_ok
 
 
-def test_a_store_of_an_older_holdfast(tmp_path: Path) -> None:
+def test_a_store_of_an_older_kedge(tmp_path: Path) -> None:
     """One that does not say whether it was closed opens as ever."""
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         store.save("job", "step", 1)
     (tmp_path / "store/index.sqlite-state").unlink()
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert store.restore("job") == 1
     assert (tmp_path / "store/index.sqlite-state").exists()

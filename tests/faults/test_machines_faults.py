@@ -29,7 +29,7 @@ def test_a_store_through_faults(postgres: Cluster, s3: str) -> None:
 @pytest.mark.mutant
 @pytest.mark.requires("postgres", "s3")
 def test_puts_without_a_checksum_are_noticed(postgres: Cluster, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.blobs import objects
+    from kedge.blobs import objects
 
     real = objects.from_url
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-import holdfast
+import kedge
 from tests.faults import test_gc_races as gc_races
 from tests.torture import bitflips, crash_states, mutants
 from tests.torture.ledger import Violation
@@ -55,9 +55,9 @@ def test_gc_races_notice(tmp_path: Path, mutant: str) -> None:
     place = str(tmp_path / "store")
     test = RACES[mutant]
     names = test.__code__.co_varnames[: test.__code__.co_argcount]
-    with holdfast.open(place) as user, holdfast.open(place) as other, mutants.applied(mutant):
+    with kedge.open(place) as user, kedge.open(place) as other, mutants.applied(mutant):
         arguments = {"user": user, "other": other, "place": place}
-        with pytest.raises((AssertionError, holdfast.CheckpointError)):
+        with pytest.raises((AssertionError, kedge.CheckpointError)):
             test(**{name: arguments[name] for name in names})
 
 
@@ -84,7 +84,7 @@ def test_bitflips_notice(subject: bitflips.Subject, mutant: str) -> None:
 def test_a_stale_lease_is_noticed(tmp_path: Path) -> None:
     """tests/security/test_bad_input.py::test_leases_of_others"""
     bad_input = _import("tests.security.test_bad_input")
-    with holdfast.open(tmp_path / "store") as store, mutants.applied("lease token not checked"):
+    with kedge.open(tmp_path / "store") as store, mutants.applied("lease token not checked"):
         store.save("job", "first", 1)
         with pytest.raises(pytest.fail.Exception):
             bad_input.test_leases_of_others(store, tmp_path / "store")

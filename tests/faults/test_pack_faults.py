@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.blobs import pack_file
-from holdfast.blobs.packs import PackBlobs, PackWriter
-from holdfast.errors import CheckpointError, StorageError
-from holdfast.testing.blobs_suite import read
+from kedge.blobs import pack_file
+from kedge.blobs.packs import PackBlobs, PackWriter
+from kedge.errors import CheckpointError, StorageError
+from kedge.testing.blobs_suite import read
 
 pytestmark = pytest.mark.faults
 
@@ -128,7 +128,7 @@ class Kept:
 def in_memory(tmp_path: Path) -> Iterator[Path]:
     """Nothing here needs a real disk: what it may lose is imagined. Memory makes thousands of them cheap."""
     shm = Path("/dev/shm")
-    folder = shm / f"holdfast-{os.getpid()}-{tmp_path.name}" if shm.is_dir() else tmp_path / "disks"
+    folder = shm / f"kedge-{os.getpid()}-{tmp_path.name}" if shm.is_dir() else tmp_path / "disks"
     folder.mkdir()
     yield folder
     shutil.rmtree(folder)
@@ -229,8 +229,8 @@ def traced(folder: Path, *options: str) -> tuple[Kept, int, str]:
     code = f"""
 from __future__ import annotations
 import itertools, sys
-from holdfast.blobs.packs import PackBlobs
-from holdfast.errors import CheckpointError, StorageError
+from kedge.blobs.packs import PackBlobs
+from kedge.errors import CheckpointError, StorageError
 
 {inspect.getsource(size_of)}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.pipeline.calls import Calls
+import kedge
+from kedge.pipeline.calls import Calls
 from tests.torture.pipelines import Violation, case_for_real, case_in_process
 
 pytestmark = pytest.mark.faults
@@ -27,10 +27,10 @@ def test_killed_for_real(tmp_path: Path, seed: int) -> None:
 
 
 KILLED = """
-import os, signal, sys, holdfast
-with holdfast.open(sys.argv[1]) as store:
+import os, signal, sys, kedge
+with kedge.open(sys.argv[1]) as store:
     store._store.index.commit = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-    with holdfast.run("r", store=store):
+    with kedge.run("r", store=store):
         pass
 """
 
@@ -40,30 +40,30 @@ def test_killed_before_its_first_record(tmp_path: Path) -> None:
     words = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
     killed = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    with holdfast.run("r", store=tmp_path / "store") as run:
+    with kedge.run("r", store=tmp_path / "store") as run:
         assert run.session == 1
-        with pytest.raises(holdfast.LeaseHeld), holdfast.run("r", store=tmp_path / "store"):
+        with pytest.raises(kedge.LeaseHeld), kedge.run("r", store=tmp_path / "store"):
             pass  # this one is alive
 
 
 @pytest.mark.mutant
 def test_a_lease_of_the_dead_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.owner.is_holder_gone", lambda holder: False)
-    with pytest.raises(holdfast.LeaseHeld):
+    monkeypatch.setattr("kedge.pipeline.owner.is_holder_gone", lambda holder: False)
+    with pytest.raises(kedge.LeaseHeld):
         test_killed_before_its_first_record(tmp_path)
 
 
 @pytest.mark.mutant
 def test_a_step_that_is_not_found_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Calls, "_kept", lambda calls, work: None)
-    with pytest.raises((Violation, holdfast.Conflict)):
+    with pytest.raises((Violation, kedge.Conflict)):
         for number in range(20):
             case_in_process(number)
 
 
 @pytest.mark.mutant
 def test_a_map_that_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.pipeline.fanout import Map
+    from kedge.pipeline.fanout import Map
 
     monkeypatch.setattr(Map, "_catch_up", lambda map, *, with_results: None)
     with pytest.raises(Violation):

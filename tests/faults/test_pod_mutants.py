@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.containers import claims, hibernation, snapshot
-from holdfast.model import Lease
+import kedge
+from kedge.containers import claims, hibernation, snapshot
+from kedge.model import Lease
 from tests.unit.containers import test_pods as tests
 
 pytestmark = [pytest.mark.faults, pytest.mark.mutant]
@@ -62,11 +62,11 @@ def test_noticed(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
-    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/false")
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_RUNC", "/bin/false")
     monkeypatch.setattr(module, name, mutant(getattr(module, name)))
     wanted = test.__code__.co_varnames[: test.__code__.co_argcount]
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         given = {"store": store, "monkeypatch": monkeypatch, "tmp_path": tmp_path}
-        with pytest.raises((AssertionError, holdfast.CheckpointError, pytest.fail.Exception)):
+        with pytest.raises((AssertionError, kedge.CheckpointError, pytest.fail.Exception)):
             test(**{name: given[name] for name in wanted})

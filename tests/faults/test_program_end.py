@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 
 pytestmark = pytest.mark.faults
 
 BEGIN = """
 import atexit, sys, threading
 {before}
-import holdfast
+import kedge
 import numpy as np
 
 def state(n):
     return {{"n": n, "array": np.full(3_000_000, n, np.uint8), "text": "x" * 100_000}}
 
-store = holdfast.open(sys.argv[1])
+store = kedge.open(sys.argv[1])
 """
 
 PROGRAMS = {
@@ -86,13 +86,13 @@ def test_nothing_is_lost_at_the_end(tmp_path: Path, how: str, kind: str) -> None
     place = f"{kind}{tmp_path / 'store'}"
     ended = _run(place, PROGRAMS[how])
     assert (ended.returncode, ended.stderr) == (0, "")
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert [store.load(c.id)["n"] for c in store.list("job")] == [0, 1, 2, 3]  # type: ignore[index]
 
 
 FAILING = """
 for n, parent in enumerate(["nobody", None, "nobody-else"]):
-    other = holdfast.open(sys.argv[1], namespace=f"space-{n}")
+    other = kedge.open(sys.argv[1], namespace=f"space-{n}")
     other.save_async("job", "step", state(n), parent=parent)
 sys.exit(0)
 """
@@ -106,5 +106,5 @@ def test_what_fails_at_the_end_is_told(tmp_path: Path) -> None:
     assert "parent nobody not found" in ended.stderr
     assert "parent nobody-else not found" in ended.stderr
     assert ended.stdout == "the other handlers run\n"
-    with holdfast.open(place, namespace="space-1") as store:
+    with kedge.open(place, namespace="space-1") as store:
         assert [store.load(c.id)["n"] for c in store.list("job")] == [1]  # type: ignore[index]

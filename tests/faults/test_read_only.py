@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 from tests.torture.disks import unmount
 from tests.users import public_folder, run_as
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.faults
 LARGE = random.Random(1).randbytes(200_000)
 NOBODY = 65534
 KILLED = (
-    "import os, sys, holdfast\nstore = holdfast.open(sys.argv[1])\nprint(store.save('job', 'killed', 3), flush=True)\n"
+    "import os, sys, kedge\nstore = kedge.open(sys.argv[1])\nprint(store.save('job', 'killed', 3), flush=True)\n"
     "os.kill(os.getpid(), 9)"
 )
 
@@ -42,11 +42,11 @@ def files_of(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def made(path: Path, scheme: str = "file") -> list[str]:
-    with holdfast.open(f"{scheme}:{path}") as store:
+    with kedge.open(f"{scheme}:{path}") as store:
         return [store.save("job", "small", {"n": 1}), store.save("job", "large", LARGE)]
 
 
-WRITES: list[Callable[[holdfast.CheckpointManager, str], object]] = [
+WRITES: list[Callable[[kedge.CheckpointManager, str], object]] = [
     lambda store, _: store.save("job", "more", 1),
     lambda store, _: store.save("job", "more", LARGE[::-1]),
     lambda store, _: store.save_async("job", "more", 1).result(),
@@ -65,7 +65,7 @@ WRITES: list[Callable[[holdfast.CheckpointManager, str], object]] = [
 def test_a_read_only_mount(tmp_path: Path, scheme: str) -> None:
     small, large = made(tmp_path / "store", scheme)
     before = files_of(tmp_path / "store")
-    with read_only(tmp_path / "store") as there, holdfast.open(f"{scheme}:{there}") as store:
+    with read_only(tmp_path / "store") as there, kedge.open(f"{scheme}:{there}") as store:
         assert [c.id for c in store.list("job")] == [small, large]
         assert store.load(small) == {"n": 1}
         assert store.load(large) == LARGE
@@ -73,10 +73,10 @@ def test_a_read_only_mount(tmp_path: Path, scheme: str) -> None:
         assert store.verify().is_ok
         assert [job.name for job in store.jobs()] == ["job"]
         for write in WRITES:
-            with pytest.raises(holdfast.ReadOnly):
+            with pytest.raises(kedge.ReadOnly):
                 write(store, small)
         assert [c.id for c in store.list("job")] == [small, large]
-        with holdfast.open(f"{scheme}:{there}", namespace="unknown") as other:
+        with kedge.open(f"{scheme}:{there}", namespace="unknown") as other:
             assert other.jobs() == []
     assert files_of(tmp_path / "store") == before
 
@@ -90,22 +90,22 @@ def test_a_killed_store_on_a_read_only_mount(tmp_path: Path, lost: tuple[str, ..
     saved += done.stdout.split()
     for suffix in lost:
         (tmp_path / f"store/index.sqlite{suffix}").unlink()
-    with read_only(tmp_path / "store") as there, holdfast.open(there) as store:
+    with read_only(tmp_path / "store") as there, kedge.open(there) as store:
         assert [c.id for c in store.list("job")] == saved
         assert store.restore("job") == 3
     shutil.move(tmp_path / "store/index.sqlite-wal", tmp_path / "log")
-    with read_only(tmp_path / "store") as there, pytest.raises(holdfast.Corrupted, match="was not closed"):
-        holdfast.open(there)
+    with read_only(tmp_path / "store") as there, pytest.raises(kedge.Corrupted, match="was not closed"):
+        kedge.open(there)
 
 
 @pytest.mark.requires("tmpfs")
 def test_beside_a_writer(tmp_path: Path) -> None:
     """Who can only read sees what others save, also when they begin and end meanwhile."""
     saved = made(tmp_path / "store")
-    with read_only(tmp_path / "store") as there, holdfast.open(there) as reader:
+    with read_only(tmp_path / "store") as there, kedge.open(there) as reader:
         assert [c.id for c in reader.list("job")] == saved
         for n in range(3):
-            with holdfast.open(tmp_path / "store") as writer:
+            with kedge.open(tmp_path / "store") as writer:
                 saved.append(writer.save("job", "more", n))
                 assert [c.id for c in reader.list("job")] == saved
             assert [c.id for c in reader.list("job")] == saved
@@ -113,13 +113,13 @@ def test_beside_a_writer(tmp_path: Path) -> None:
 
 
 def test_what_changed_while_it_was_read_is_not_given_out(tmp_path: Path) -> None:
-    from holdfast.index.read_only import ReadOnlyFile
+    from kedge.index.read_only import ReadOnlyFile
 
     made(tmp_path / "store")
     file = ReadOnlyFile(str(tmp_path / "store/index.sqlite"))
-    with pytest.raises(holdfast.Unavailable, match="read it again"), file.reading() as db:
+    with pytest.raises(kedge.Unavailable, match="read it again"), file.reading() as db:
         assert db.execute("SELECT count(*) FROM checkpoint").fetchone() == (2,)
-        with holdfast.open(tmp_path / "store") as writer:
+        with kedge.open(tmp_path / "store") as writer:
             writer.save("job", "more", 1)
 
 
@@ -130,9 +130,9 @@ def test_the_folder_of_somebody_else(scheme: str) -> None:
         saved = made(folder / "store", scheme)
         before = files_of(folder / "store")
         program = (
-            "store = holdfast.open(arguments[0])\nprint(*(c.id for c in store.list('job')))\n"
+            "store = kedge.open(arguments[0])\nprint(*(c.id for c in store.list('job')))\n"
             "assert store.verify().is_ok\n"
-            "try:\n    store.save('job', 'more', 1)\nexcept holdfast.ReadOnly as error:\n    print(error.hint)\n"
+            "try:\n    store.save('job', 'more', 1)\nexcept kedge.ReadOnly as error:\n    print(error.hint)\n"
         )
         printed = run_as(NOBODY, program, f"{scheme}:{folder / 'store'}", group=NOBODY, also_in=NOBODY)
         assert printed.splitlines()[0].split() == saved

@@ -15,9 +15,9 @@ from unittest import mock
 
 import pytest
 
-import holdfast
-import holdfast.refiling
-from holdfast.refiling import refile
+import kedge
+import kedge.refiling
+from kedge.refiling import refile
 from tests.torture.children import Child, Report
 from tests.torture.races import Background, gate_before
 
@@ -36,7 +36,7 @@ def make(report: Report, connection: Any, place: str, stage: str, is_careless: b
 
         return call
 
-    begin = holdfast.refiling._begin
+    begin = kedge.refiling._begin
 
     def careless(journal: Any, new: Path) -> bool:
         is_complete = begin(journal, new)
@@ -44,9 +44,9 @@ def make(report: Report, connection: Any, place: str, stage: str, is_careless: b
         return is_complete
 
     if is_careless:
-        holdfast.refiling._begin = careless
-    name = f"holdfast.refiling.{stage}"
-    real = getattr(os, stage[3:]) if stage.startswith("os.") else getattr(holdfast.refiling, stage)
+        kedge.refiling._begin = careless
+    name = f"kedge.refiling.{stage}"
+    real = getattr(os, stage[3:]) if stage.startswith("os.") else getattr(kedge.refiling, stage)
     with mock.patch(name, and_die(real)):
         refile(Path(place), actor="tests")
 
@@ -54,11 +54,11 @@ def make(report: Report, connection: Any, place: str, stage: str, is_careless: b
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
     place = tmp_path_factory.mktemp("refiling") / "store"
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         states: dict[str, object] = {}
         for state in ({"tuple": (1, 2)}, {"n": 1}, os.urandom(100_000), {"n": 2}, [3]):
             states[store.save("job", "step", state)] = state
-    journal = place / ".holdfast" / "journal"
+    journal = place / ".kedge" / "journal"
     data = journal.read_bytes()
     journal.write_bytes(data[:-400] + b"?" * 100 + data[-300:])
     return place, states
@@ -70,10 +70,10 @@ def die_and_look(
     shutil.copytree(damaged[0], place)
     assert Child(make, str(place), stage, is_careless).drain() == -signal.SIGKILL
     refile(place, actor="tests")
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         assert {c.id: store.load(c.id) for c in store.list("job")} == damaged[1]
         assert store.verify().is_ok
-    assert not list(place.glob(".holdfast/rebuilt-*"))
+    assert not list(place.glob(".kedge/rebuilt-*"))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -86,18 +86,18 @@ def test_a_new_journal_that_cannot_take_its_place(damaged: tuple[Path, dict[str,
     place = tmp_path / "store"
     shutil.copytree(damaged[0], place)
     with (
-        mock.patch("holdfast.refiling.os.link", side_effect=PermissionError(errno.EPERM, "x")),
-        pytest.raises(holdfast.StorageError, match="cannot put the new journal in place of"),
+        mock.patch("kedge.refiling.os.link", side_effect=PermissionError(errno.EPERM, "x")),
+        pytest.raises(kedge.StorageError, match="cannot put the new journal in place of"),
     ):
         refile(place, actor="tests")
     refile(place, actor="tests")
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         assert {c.id: store.load(c.id) for c in store.list("job")} == damaged[1]
 
 
 def damage_the_end(place: Path) -> None:
     """Of the last transaction but one: what is behind it is whole, so that it is no half-written end."""
-    journal = place / ".holdfast" / "journal"
+    journal = place / ".kedge" / "journal"
     data = journal.read_bytes()
     last = data.rindex(b"\n-- ")
     journal.write_bytes(data[: last - 20] + b"?" * 10 + data[last - 10 :])
@@ -110,7 +110,7 @@ KEYS: dict[str, dict[str, Any]] = {"plain": {}, "encrypted": {"key": bytes(range
 def test_a_reader_beside_a_repair_waits_for_it(tmp_path: Path, how: str) -> None:
     """What looks damaged to it is read again when nobody writes: the new journal is there then."""
     place, url = tmp_path / "store", f"files:{tmp_path / 'store'}"
-    with holdfast.open(url, **KEYS[how]) as store, holdfast.open(url, **KEYS[how]) as reader:
+    with kedge.open(url, **KEYS[how]) as store, kedge.open(url, **KEYS[how]) as reader:
         states: dict[str, object] = {store.save("job", "step", {"n": n}): {"n": n} for n in range(4)}
         damage_the_end(place)
         asked, flock = threading.Event(), fcntl.flock
@@ -119,10 +119,10 @@ def test_a_reader_beside_a_repair_waits_for_it(tmp_path: Path, how: str) -> None
             asked.set()
             flock(*args)
 
-        with gate_before(holdfast.refiling, "_put_in_place") as gate:
+        with gate_before(kedge.refiling, "_put_in_place") as gate:
             repairing = Background(refile, place, actor="tests", master=_master(how))
             gate.wait_until_reached()
-            with mock.patch("holdfast.index.journal.fcntl.flock", noting):
+            with mock.patch("kedge.index.journal.fcntl.flock", noting):
                 reading = Background(lambda: {c.id: reader.load(c.id) for c in reader.list("job")})
                 assert asked.wait(60), "it did not wait for the repair"
             gate.open()
@@ -132,12 +132,12 @@ def test_a_reader_beside_a_repair_waits_for_it(tmp_path: Path, how: str) -> None
 
 def test_damage_that_nobody_repairs_is_told_each_time(tmp_path: Path) -> None:
     url = f"files:{tmp_path / 'store'}"
-    with holdfast.open(url) as store, holdfast.open(url) as reader:
+    with kedge.open(url) as store, kedge.open(url) as reader:
         for n in range(4):
             store.save("job", "step", {"n": n})
         damage_the_end(tmp_path / "store")
         for _ in range(2):
-            with pytest.raises(holdfast.Corrupted, match="is damaged at"):
+            with pytest.raises(kedge.Corrupted, match="is damaged at"):
                 reader.list("job")
 
 
@@ -145,12 +145,12 @@ def test_damage_that_nobody_repairs_is_told_each_time(tmp_path: Path) -> None:
 def test_a_store_that_is_open_follows_to_a_journal_that_numbers_all_anew(tmp_path: Path, how: str) -> None:
     place, url = tmp_path / "store", f"files:{tmp_path / 'store'}"
     names = [f"job-{n}" for n in range(5, 0, -1)]
-    with holdfast.open(url, **KEYS[how]) as store, holdfast.open(url, namespace="last", **KEYS[how]) as tenant:
+    with kedge.open(url, **KEYS[how]) as store, kedge.open(url, namespace="last", **KEYS[how]) as tenant:
         saved = {name: store.save(name, "step", {"of": name}) for name in names}
         theirs = {name: tenant.save(name, "step", {"theirs": name}) for name in names}
         assert {name: store.list(name)[0].id for name in names} == saved
         assert {name: tenant.list(name)[0].id for name in names} == theirs
-        journal = place / ".holdfast" / "journal"
+        journal = place / ".kedge" / "journal"
         lines = journal.read_bytes().split(b"\n-- ")
         journal.write_bytes(b"\n-- ".join(lines[:3]) + b"\n")  # what came first, the ID of the store among it
         refile(place, actor="tests", master=_master(how))
@@ -165,7 +165,7 @@ def test_a_store_that_is_open_follows_to_a_journal_that_numbers_all_anew(tmp_pat
 def _master(how: str) -> Any:
     if how == "plain":
         return None
-    from holdfast.crypto import parse_master
+    from kedge.crypto import parse_master
 
     return parse_master(KEYS[how]["key"])
 

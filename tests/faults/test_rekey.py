@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-import holdfast
-from holdfast.errors import CheckpointError
+import kedge
+from kedge.errors import CheckpointError
 from tests.parts import require
 
 require("module:cryptography")
@@ -28,13 +28,13 @@ SEED = 5  # two changes of keys that rewrite, the first of them of both keys, an
 
 CHILD = """
 import os, signal, sys
-import holdfast
-import holdfast.blobs.packs, holdfast.index.writes
+import kedge
+import kedge.blobs.packs, kedge.index.writes
 place, point, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 where = {
-    "keyring": (holdfast.index.writes.Writes, "set_keyring"),
-    "row": (holdfast.index.writes.Writes, "reseal"),
-    "chunks": (holdfast.blobs.packs.PackWriter, "commit"),
+    "keyring": (kedge.index.writes.Writes, "set_keyring"),
+    "row": (kedge.index.writes.Writes, "reseal"),
+    "chunks": (kedge.blobs.packs.PackWriter, "commit"),
     "copy of the keyring": (os, "replace"),
 }[point]
 real, seen = getattr(*where), [0]
@@ -43,14 +43,14 @@ def counted(*args, **kwargs):
     if seen[0] == count:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*args, **kwargs)
-store = holdfast.open(place, key=bytes(range(32)))
+store = kedge.open(place, key=bytes(range(32)))
 setattr(*where, counted)
 store.rekey(rewrite=True)
 """
 POINTS = [("keyring", 1), ("row", 1), ("chunks", 2), ("row", 3), ("keyring", 2), ("copy of the keyring", 1)]
 
 
-def fill(store: holdfast.CheckpointManager) -> dict[str, object]:
+def fill(store: kedge.CheckpointManager) -> dict[str, object]:
     draw = random.Random(4)
     shared = draw.randbytes(150_000)
     values: list[object] = [
@@ -65,11 +65,11 @@ def fill(store: holdfast.CheckpointManager) -> dict[str, object]:
 
 @pytest.mark.parametrize(("point", "count"), POINTS)
 def test_killed_anywhere_nothing_is_lost_and_it_goes_on(tmp_path: Path, point: str, count: int) -> None:
-    with holdfast.open(tmp_path / "s", key=KEY) as store:
+    with kedge.open(tmp_path / "s", key=KEY) as store:
         states = fill(store)
     child = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "s"), point, str(count)], check=False)
     assert child.returncode == -9
-    with holdfast.open(tmp_path / "s", key=KEY) as store:
+    with kedge.open(tmp_path / "s", key=KEY) as store:
         assert {i: store.load(i) for i in states} == states
         between = random.Random(9).randbytes(90_000)
         states[store.save("j", "s", between)] = between
@@ -102,7 +102,7 @@ def race(place: Path) -> dict[str, object]:
     kept: dict[str, object] = {}
     failed: list[BaseException] = []
     start = threading.Event()
-    with holdfast.open(place, key=KEY) as store, holdfast.open(place, key=KEY) as other:
+    with kedge.open(place, key=KEY) as store, kedge.open(place, key=KEY) as other:
         kept |= fill(store)
 
         def save() -> None:
@@ -134,7 +134,7 @@ def race(place: Path) -> dict[str, object]:
 
 def test_savers_beside_it_lose_nothing(tmp_path: Path) -> None:
     kept = race(tmp_path / "s")
-    with holdfast.open(tmp_path / "s", key=KEY) as store:
+    with kedge.open(tmp_path / "s", key=KEY) as store:
         assert {i: store.load(i) for i in kept} == kept
         assert store.verify().is_ok
 
@@ -142,22 +142,22 @@ def test_savers_beside_it_lose_nothing(tmp_path: Path) -> None:
 def test_the_key_is_checked_at_commit_for_a_reason(tmp_path: Path) -> None:
     """The mutant: a save under a key that is gone by then is acknowledged, and nobody can read it."""
     place = tmp_path / "s"
-    with holdfast.open(place, key=KEY) as store, holdfast.open(place, key=KEY) as other:
+    with kedge.open(place, key=KEY) as store, kedge.open(place, key=KEY) as other:
         fill(store)
         store.rekey(rewrite=True)
-        with mock.patch("holdfast.index.writes.Writes._check_key", return_value=None):
+        with mock.patch("kedge.index.writes.Writes._check_key", return_value=None):
             saved = other.save("j", "s", {"n": 2})
         with pytest.raises(CheckpointError):
             store.load(saved)
 
 
 def test_repair_and_rebuild_bring_an_encrypted_store_back(tmp_path: Path) -> None:
-    from holdfast.crypto import parse_master
-    from holdfast.errors import Validation
-    from holdfast.repair import repair
+    from kedge.crypto import parse_master
+    from kedge.errors import Validation
+    from kedge.repair import repair
 
     place = tmp_path / "s"
-    with holdfast.open(place, key=KEY, encrypt_names=True) as store:
+    with kedge.open(place, key=KEY, encrypt_names=True) as store:
         states = fill(store)
         large = {i: s for i, s in states.items() if isinstance(s, bytes | list) or "n" not in str(s)[:5]}
         deleted = next(iter(large))
@@ -168,7 +168,7 @@ def test_repair_and_rebuild_bring_an_encrypted_store_back(tmp_path: Path) -> Non
         repair(place, actor="t")
     report = repair(place, actor="t", master=parse_master(KEY))
     assert (report.corrupted, report.is_index_complete) == ((), True)
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         assert {i: store.load(i) for i in states} == states
         assert store.verify().is_ok
         assert store.list("j")[0].tags == {"n": "x"}
@@ -178,7 +178,7 @@ def test_repair_and_rebuild_bring_an_encrypted_store_back(tmp_path: Path) -> Non
         path.unlink()
     (place / "keyrings").unlink()
     report = repair(place, actor="t", master=parse_master(KEY))  # from the packs alone
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         in_packs = {i: s for i, s in large.items() if store.exists(i)}
         assert in_packs
         assert {i: store.load(i) for i in in_packs} == in_packs

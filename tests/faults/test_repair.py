@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.repair import repair
+import kedge
+from kedge.repair import repair
 
 ACTOR = "tests"
 
@@ -19,14 +19,14 @@ ACTOR = "tests"
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A store with small and large states, a branch into an earlier job, a key, a policy and a used lease."""
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         for n in range(20):
             store.save("small", f"step {n}", {"n": n})
         for n in range(4):
             store.save("large", f"step {n}", {"n": n, "blob": bytes([n]) * 300_000 + os.urandom(200_000)})
         store.resume_from(store.list("small")[3].id, "a-branch")
         store.save("keyed", "once", 1, idempotency_key="k")
-        store.set_retention("small", holdfast.RetentionPolicy(keep_last=50))
+        store.set_retention("small", kedge.RetentionPolicy(keep_last=50))
         store.delete("small", store.list("small")[-1].id)
         with store.lease("leased"):
             pass
@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def contents(place: Path) -> dict[str, list[tuple[int, str, object]]]:
-    with holdfast.open(place, create=False) as store:
+    with kedge.open(place, create=False) as store:
         assert store.verify().is_ok
         return {j.name: [(c.seq, c.id, store.load(c.id)) for c in store.list(j.name)] for j in store.jobs()}
 
@@ -56,7 +56,7 @@ def test_a_sound_index_is_made_anew_with_everything(place: Path) -> None:
 
 def test_keys_policies_sequence_and_tokens_survive(place: Path) -> None:
     repair(place, actor=ACTOR)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert store.save("keyed", "once", 1, idempotency_key="k") == store.list("keyed")[0].id
         assert [j.retention is not None for j in store.jobs("small")] == [True]
         assert store.get(store.save("small", "next", 0)).seq == 21  # the deleted number 20 is not used again (I4)
@@ -69,8 +69,8 @@ def test_a_lost_index_is_rebuilt_from_packs(place: Path) -> None:
     for name in os.listdir(place):
         if name.startswith("index"):
             (place / name).unlink()
-    with pytest.raises(holdfast.Corrupted, match="is missing"):
-        holdfast.open(place)
+    with pytest.raises(kedge.Corrupted, match="is missing"):
+        kedge.open(place)
     report = repair(place, actor=ACTOR)
     assert not report.is_index_complete
     assert report.from_packs == 4
@@ -81,7 +81,7 @@ def test_a_damaged_page_costs_what_was_on_it_only(place: Path) -> None:
     before = contents(place)
     damage_middle(place / "index.sqlite")
     repair(place, actor=ACTOR)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for job in store.jobs():
             for checkpoint in store.list(job.name):
                 known = {i: state for _, i, state in before.get(job.name, [])}
@@ -93,7 +93,7 @@ def test_a_damaged_page_costs_what_was_on_it_only(place: Path) -> None:
 KILLED_REPAIR = """
 import os, sqlite3, sys
 from pathlib import Path
-import holdfast.repair, holdfast.embedded, holdfast.index.salvage
+import kedge.repair, kedge.embedded, kedge.index.salvage
 
 left = int(sys.argv[2])
 
@@ -108,10 +108,10 @@ def counted(function):
 
 for name in ("rename", "replace", "unlink", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
-holdfast.repair.SqliteIndex = counted(holdfast.repair.SqliteIndex)
-holdfast.repair.put_jobs = counted(holdfast.repair.put_jobs)
-holdfast.repair.write_marker = counted(holdfast.repair.write_marker)
-holdfast.repair.repair(Path(sys.argv[1]), actor="killed")
+kedge.repair.SqliteIndex = counted(kedge.repair.SqliteIndex)
+kedge.repair.put_jobs = counted(kedge.repair.put_jobs)
+kedge.repair.write_marker = counted(kedge.repair.write_marker)
+kedge.repair.repair(Path(sys.argv[1]), actor="killed")
 """
 
 
@@ -129,14 +129,14 @@ def test_a_repair_killed_anywhere_loses_nothing(place: Path) -> None:
 
 
 def test_who_has_the_old_index_open_is_not_told_that_a_save_succeeded(place: Path) -> None:
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         run = [
             sys.executable,
             "-c",
-            "import sys, pathlib, holdfast.repair as r; r.repair(pathlib.Path(sys.argv[1]), actor='x')",
+            "import sys, pathlib, kedge.repair as r; r.repair(pathlib.Path(sys.argv[1]), actor='x')",
         ]
         subprocess.run([*run, str(place)], check=True, timeout=60)
-        with pytest.raises(holdfast.StorageError, match="replaced or removed"):
+        with pytest.raises(kedge.StorageError, match="replaced or removed"):
             store.save("small", "too late", 1)
 
 

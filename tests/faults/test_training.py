@@ -14,7 +14,7 @@ BROKEN = """
 import sys
 from pathlib import Path
 from unittest.mock import patch
-from holdfast.integrations.torch import training
+from kedge.integrations.torch import training
 from tests.torture.training import kill_training
 for n, (owner, safeguard) in enumerate([(training, "set_random_state"), (training.Batches, "load_state_dict")]):
     place = Path(sys.argv[1], str(n))

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-import holdfast
-from holdfast.testing.strategies import equal, states
+import kedge
+from kedge.testing.strategies import equal, states
 
 JOBS = st.sampled_from(["train", "Train", "nightly.2", "a:b@c+d"])
 LEVELS = st.sampled_from(["pipeline", "stage", "step", "substep"])
@@ -48,15 +48,15 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.place = self.make_place()
-        self.store = holdfast.open(self.place)
-        self.other = self.store if self.place == "memory:" else holdfast.open(self.place)
+        self.store = kedge.open(self.place)
+        self.other = self.store if self.place == "memory:" else kedge.open(self.place)
         self.model: dict[str, Known] = {}  # in order of saving
         self.last_seq: dict[str, int] = {}  # never falls, whatever is deleted
         self.keys: dict[tuple[str, str], str] = {}  # idempotency keys: the checkpoint each belongs to
         self.events_seen = 0
 
     def make_place(self) -> str:
-        return tempfile.mkdtemp(prefix="holdfast-machine-") + "/store"
+        return tempfile.mkdtemp(prefix="kedge-machine-") + "/store"
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):
@@ -101,7 +101,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(target=ids, job=JOBS, state=states(), parent=ids)
     def save_with_parent(self, job: str, state: object, parent: str) -> object:
         if parent not in self.model:
-            with pytest.raises(holdfast.NotFound):
+            with pytest.raises(kedge.NotFound):
                 self.store.save(job, "child", state, parent=parent)
             return multiple()
         saved = self.store.save(job, "child", state, parent=parent)
@@ -114,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
             if equal(self.model[first].state, state):
                 assert self.store.save(job, "once", state, idempotency_key=key) == first
             else:
-                with pytest.raises(holdfast.Conflict):
+                with pytest.raises(kedge.Conflict):
                     self.store.save(job, "once", state, idempotency_key=key)
             return multiple()
         saved = self.store.save(job, "once", state, idempotency_key=key)
@@ -123,19 +123,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(job=JOBS, bad=st.sampled_from([object(), {"a": [print]}, {1: {2: type}}]))
     def save_what_cannot_be(self, job: str, bad: object) -> None:
-        with pytest.raises(holdfast.UnsupportedType):
+        with pytest.raises(kedge.UnsupportedType):
             self.store.save(job, "bad", bad)
 
     @rule(target=ids, job=JOBS, state=states())
     def save_under_lease(self, job: str, state: object) -> str:
         with ExitStack() as stack:
             lease = stack.enter_context(self.store.lease(job, ttl_s=60))
-            with pytest.raises(holdfast.LeaseHeld):
+            with pytest.raises(kedge.LeaseHeld):
                 self.other.save(job, "intruder", state)
-            with pytest.raises(holdfast.LeaseHeld):
+            with pytest.raises(kedge.LeaseHeld):
                 stack.enter_context(self.other.lease(job, ttl_s=60))
             saved = self.store.save(job, "leased", state, lease=lease)
-        with pytest.raises(holdfast.LeaseLost):
+        with pytest.raises(kedge.LeaseLost):
             self.store.save(job, "too late", state, lease=lease)
         return self.add(saved, Known(job, state, self.seq(saved)))
 
@@ -159,7 +159,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not ours:
             assert self.store.load_latest(job, level=level) is None
         elif not sound:
-            with pytest.raises(holdfast.Corrupted):
+            with pytest.raises(kedge.Corrupted):
                 self.store.load_latest(job, level=level)
         else:
             # A newer one that is corrupted is passed over, and that is said.
@@ -208,7 +208,7 @@ class StoreMachine(RuleBasedStateMachine):
         if known is None:
             assert self.store.delete("train", checkpoint) is False
         elif known.pinned:
-            with pytest.raises(holdfast.Conflict):
+            with pytest.raises(kedge.Conflict):
                 self.store.delete(known.job, checkpoint)
         else:
             assert self.store.delete(known.job, checkpoint) is True
@@ -249,7 +249,7 @@ class StoreMachine(RuleBasedStateMachine):
     def copy(self, source: str, target_job: str) -> object:
         history = self.of(source)
         if source == target_job or not history:
-            with pytest.raises(holdfast.Conflict if source == target_job else holdfast.NotFound):
+            with pytest.raises(kedge.Conflict if source == target_job else kedge.NotFound):
                 self.store.copy(source, target_job)
             return multiple()
         copies = self.store.copy(source, target_job)
@@ -279,7 +279,7 @@ class StoreMachine(RuleBasedStateMachine):
                 stay.add(above)
                 above = self.model[above].parent
         gone = [i for i in ours if i not in stay]
-        plan = self.store.apply(holdfast.RetentionPolicy(keep_last=keep), job=job)
+        plan = self.store.apply(kedge.RetentionPolicy(keep_last=keep), job=job)
         assert sorted(c.id for c in plan.delete) == sorted(gone)
         assert self.store.cleanup(job, keep_last=keep) == len(gone)
         for checkpoint in gone:
@@ -312,12 +312,12 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         if self.place != "memory:":
             self.store.close()
-            self.store = holdfast.open(self.place)
+            self.store = kedge.open(self.place)
 
     @rule()
     def look_from_another_namespace(self) -> None:
         if self.place != "memory:":
-            with holdfast.open(self.place, namespace="stranger") as stranger:
+            with kedge.open(self.place, namespace="stranger") as stranger:
                 assert stranger.jobs() == []
                 for checkpoint in self.model:
                     assert not stranger.exists(checkpoint)

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import holdfast
+import kedge
 from tests.parts import lack
 from tests.torture.disks import mounted, unmount
 
-Manager = holdfast.CheckpointManager
+Manager = kedge.CheckpointManager
 ROOT = Path(__file__).parents[2]
 
 BAD_NAMES = {
@@ -96,7 +96,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(place: Path) -> Iterator[Manager]:
-    with holdfast.open(place) as opened:
+    with kedge.open(place) as opened:
         opened.save("job", "first", {"n": 1}, tags={"kind": "first"}, metadata={"loss": 0.5})
         opened.save("job", "second", {"blob": random.Random(1).randbytes(200_000)}, pin=True)
         opened.save("other", "first", [1, 2, 3])
@@ -114,14 +114,14 @@ def contents(place: Path) -> dict[str, str]:
 
 
 def refused(
-    call: Callable[[], object], kind: type[holdfast.CheckpointError], place: Path | None = None
-) -> holdfast.CheckpointError:
+    call: Callable[[], object], kind: type[kedge.CheckpointError], place: Path | None = None
+) -> kedge.CheckpointError:
     """The error of a call, which must be of this kind, say what and what to do, and have changed nothing."""
     before = contents(place) if place else {}
     with pytest.raises(kind) as caught:
         call()
     error = caught.value
-    assert isinstance(error, holdfast.CheckpointError)
+    assert isinstance(error, kedge.CheckpointError)
     assert error.message, "the error says nothing"
     assert error.hint, f"no hint: {error}"
     assert len(str(error)) < 1000 or place is None, "an error repeats what it was given"
@@ -161,21 +161,21 @@ NAMED: dict[str, Callable[[Manager, Any], object]] = {
     "lease": lambda s, name: s.lease(name).__enter__(),
     "stats": lambda s, name: s.stats(name),
     "verify": lambda s, name: s.verify(name),
-    "namespace": lambda s, name: holdfast.open(s.url, namespace=name),
+    "namespace": lambda s, name: kedge.open(s.url, namespace=name),
 }
 
 
 @pytest.mark.parametrize("operation", NAMED)
 def test_names_outside_the_grammar(store: Manager, place: Path, operation: str) -> None:
     for name in BAD_NAMES.values():
-        refused(lambda name=name: NAMED[operation](store, name), holdfast.InvalidName, place)  # type: ignore[misc]
+        refused(lambda name=name: NAMED[operation](store, name), kedge.InvalidName, place)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     "step", ["", "a" * 5000, "a\ud800", 7, None, b"step"], ids=["empty", "long", "half", "int", "None", "bytes"]
 )
 def test_steps(store: Manager, place: Path, step: Any) -> None:
-    refused(lambda: store.save("job", step, 1), holdfast.InvalidName, place)
+    refused(lambda: store.save("job", step, 1), kedge.InvalidName, place)
 
 
 def test_a_step_may_be_any_other_text_and_never_becomes_a_path(store: Manager, place: Path, tmp_path: Path) -> None:
@@ -194,12 +194,12 @@ def test_a_step_may_be_any_other_text_and_never_becomes_a_path(store: Manager, p
 @pytest.mark.parametrize("how", ["save", "save_async"])
 def test_states_that_cannot_be_kept(store: Manager, place: Path, state: str, how: str) -> None:
     made = BAD_STATES[state]()
-    error = refused(lambda: getattr(store, how)("job", "step", made), holdfast.Validation, place)
+    error = refused(lambda: getattr(store, how)("job", "step", made), kedge.Validation, place)
     assert "state" in str(error)
 
 
 def test_an_unknown_type_is_named_with_its_path(store: Manager) -> None:
-    with pytest.raises(holdfast.UnsupportedType) as caught:
+    with pytest.raises(kedge.UnsupportedType) as caught:
         store.save("job", "step", {"model": {"opt": [0, Unknown()]}})
     assert caught.value.path == 'state["model"]["opt"][1]'
     assert "Unknown" in caught.value.message
@@ -207,53 +207,53 @@ def test_an_unknown_type_is_named_with_its_path(store: Manager) -> None:
 
 # --- other arguments ---
 
-BAD_ARGUMENTS: dict[str, tuple[type[holdfast.CheckpointError], Callable[[Manager], object]]] = {
-    "level": (holdfast.Validation, lambda s: s.save("job", "s", 1, level="galaxy")),
-    "level of list": (holdfast.Validation, lambda s: s.list("job", level="galaxy")),
-    "status": (holdfast.Validation, lambda s: s.set_status(s.list("job")[0].id, "great")),
-    "tag value": (holdfast.Validation, lambda s: s.save("job", "s", 1, tags={"a": 5})),  # type: ignore[dict-item]
-    "long tag value": (holdfast.Validation, lambda s: s.save("job", "s", 1, tags={"a": "x" * 5000})),
-    "many tags": (holdfast.Validation, lambda s: s.save("job", "s", 1, tags={f"t{n}": "" for n in range(65)})),
-    "metadata object": (holdfast.Validation, lambda s: s.save("job", "s", 1, metadata={"a": Unknown()})),
-    "metadata NaN": (holdfast.Validation, lambda s: s.save("job", "s", 1, metadata={"a": math.nan})),
-    "metadata key": (holdfast.Validation, lambda s: s.save("job", "s", 1, metadata={5: 1})),  # type: ignore[dict-item]
-    "metadata size": (holdfast.Validation, lambda s: s.save("job", "s", 1, metadata={"a": "x" * 70_000})),
-    "metadata cycle": (holdfast.Validation, lambda s: s.save("job", "s", 1, metadata={"a": cyclic_list()})),
-    "metadata no mapping": (holdfast.Validation, lambda s: s.save("job", "s", 1, metadata=[1])),  # type: ignore[arg-type]
-    "tags no mapping": (holdfast.Validation, lambda s: s.save("job", "s", 1, tags=["a"])),  # type: ignore[arg-type]
-    "empty key": (holdfast.Validation, lambda s: s.save("job", "s", 1, idempotency_key="")),
-    "long key": (holdfast.Validation, lambda s: s.save("job", "s", 1, idempotency_key="k" * 257)),
-    "key no text": (holdfast.Validation, lambda s: s.save("job", "s", 1, idempotency_key=7)),  # type: ignore[arg-type]
-    "key half": (holdfast.Validation, lambda s: s.save("job", "s", 1, idempotency_key="\ud800")),
-    "schema version": (holdfast.Validation, lambda s: s.save("job", "s", 1, schema_version=3)),  # type: ignore[arg-type]
-    "long schema version": (holdfast.Validation, lambda s: s.save("job", "s", 1, schema_version="1" * 5000)),
-    "pin": (holdfast.Validation, lambda s: s.save("job", "s", 1, pin="yes")),  # type: ignore[arg-type]
-    "lease no lease": (holdfast.Validation, lambda s: s.save("job", "s", 1, lease="mine")),  # type: ignore[arg-type]
-    "missing parent": (holdfast.NotFound, lambda s: s.save("job", "s", 1, parent="step_1_00000000")),
-    "limit 0": (holdfast.Validation, lambda s: s.list("job", limit=0)),
-    "limit text": (holdfast.Validation, lambda s: s.list("job", limit="5")),  # type: ignore[arg-type]
-    "before": (holdfast.Validation, lambda s: s.list("job", before=1.5)),  # type: ignore[arg-type]
-    "before missing": (holdfast.NotFound, lambda s: s.list("job", before="step_1_00000000")),
-    "jobs prefix": (holdfast.Validation, lambda s: s.jobs(prefix=5)),  # type: ignore[arg-type]
-    "metadata filter": (holdfast.Validation, lambda s: s.list("job", metadata={"a": Unknown()})),
-    "metadata path": (holdfast.Validation, lambda s: s.list("job", metadata={5: 1})),  # type: ignore[dict-item]
-    "keep 0": (holdfast.Validation, lambda s: s.cleanup("job", keep_last=0)),
-    "keep True": (holdfast.Validation, lambda s: s.cleanup("job", keep_last=True)),
-    "policy": (holdfast.Validation, lambda s: s.apply("keep all")),  # type: ignore[arg-type]
-    "policy of job": (holdfast.Validation, lambda s: s.set_retention("job", "keep all")),  # type: ignore[arg-type]
-    "ttl 0": (holdfast.Validation, lambda s: s.lease("job", ttl_s=0).__enter__()),
-    "ttl NaN": (holdfast.Validation, lambda s: s.lease("job", ttl_s=math.nan).__enter__()),
-    "ttl for ever": (holdfast.Validation, lambda s: s.lease("job", ttl_s=math.inf).__enter__()),
-    "ttl text": (holdfast.Validation, lambda s: s.lease("job", ttl_s="5").__enter__()),  # type: ignore[arg-type]
-    "only and into": (holdfast.Validation, lambda s: s.load(s.list("job")[0].id, only="a", into={})),
-    "only nothing there": (holdfast.NotFound, lambda s: s.load(s.list("job")[0].id, only="no/such/path")),
-    "only no text": (holdfast.Validation, lambda s: s.load(s.list("job")[0].id, only=5)),  # type: ignore[arg-type]
+BAD_ARGUMENTS: dict[str, tuple[type[kedge.CheckpointError], Callable[[Manager], object]]] = {
+    "level": (kedge.Validation, lambda s: s.save("job", "s", 1, level="galaxy")),
+    "level of list": (kedge.Validation, lambda s: s.list("job", level="galaxy")),
+    "status": (kedge.Validation, lambda s: s.set_status(s.list("job")[0].id, "great")),
+    "tag value": (kedge.Validation, lambda s: s.save("job", "s", 1, tags={"a": 5})),  # type: ignore[dict-item]
+    "long tag value": (kedge.Validation, lambda s: s.save("job", "s", 1, tags={"a": "x" * 5000})),
+    "many tags": (kedge.Validation, lambda s: s.save("job", "s", 1, tags={f"t{n}": "" for n in range(65)})),
+    "metadata object": (kedge.Validation, lambda s: s.save("job", "s", 1, metadata={"a": Unknown()})),
+    "metadata NaN": (kedge.Validation, lambda s: s.save("job", "s", 1, metadata={"a": math.nan})),
+    "metadata key": (kedge.Validation, lambda s: s.save("job", "s", 1, metadata={5: 1})),  # type: ignore[dict-item]
+    "metadata size": (kedge.Validation, lambda s: s.save("job", "s", 1, metadata={"a": "x" * 70_000})),
+    "metadata cycle": (kedge.Validation, lambda s: s.save("job", "s", 1, metadata={"a": cyclic_list()})),
+    "metadata no mapping": (kedge.Validation, lambda s: s.save("job", "s", 1, metadata=[1])),  # type: ignore[arg-type]
+    "tags no mapping": (kedge.Validation, lambda s: s.save("job", "s", 1, tags=["a"])),  # type: ignore[arg-type]
+    "empty key": (kedge.Validation, lambda s: s.save("job", "s", 1, idempotency_key="")),
+    "long key": (kedge.Validation, lambda s: s.save("job", "s", 1, idempotency_key="k" * 257)),
+    "key no text": (kedge.Validation, lambda s: s.save("job", "s", 1, idempotency_key=7)),  # type: ignore[arg-type]
+    "key half": (kedge.Validation, lambda s: s.save("job", "s", 1, idempotency_key="\ud800")),
+    "schema version": (kedge.Validation, lambda s: s.save("job", "s", 1, schema_version=3)),  # type: ignore[arg-type]
+    "long schema version": (kedge.Validation, lambda s: s.save("job", "s", 1, schema_version="1" * 5000)),
+    "pin": (kedge.Validation, lambda s: s.save("job", "s", 1, pin="yes")),  # type: ignore[arg-type]
+    "lease no lease": (kedge.Validation, lambda s: s.save("job", "s", 1, lease="mine")),  # type: ignore[arg-type]
+    "missing parent": (kedge.NotFound, lambda s: s.save("job", "s", 1, parent="step_1_00000000")),
+    "limit 0": (kedge.Validation, lambda s: s.list("job", limit=0)),
+    "limit text": (kedge.Validation, lambda s: s.list("job", limit="5")),  # type: ignore[arg-type]
+    "before": (kedge.Validation, lambda s: s.list("job", before=1.5)),  # type: ignore[arg-type]
+    "before missing": (kedge.NotFound, lambda s: s.list("job", before="step_1_00000000")),
+    "jobs prefix": (kedge.Validation, lambda s: s.jobs(prefix=5)),  # type: ignore[arg-type]
+    "metadata filter": (kedge.Validation, lambda s: s.list("job", metadata={"a": Unknown()})),
+    "metadata path": (kedge.Validation, lambda s: s.list("job", metadata={5: 1})),  # type: ignore[dict-item]
+    "keep 0": (kedge.Validation, lambda s: s.cleanup("job", keep_last=0)),
+    "keep True": (kedge.Validation, lambda s: s.cleanup("job", keep_last=True)),
+    "policy": (kedge.Validation, lambda s: s.apply("keep all")),  # type: ignore[arg-type]
+    "policy of job": (kedge.Validation, lambda s: s.set_retention("job", "keep all")),  # type: ignore[arg-type]
+    "ttl 0": (kedge.Validation, lambda s: s.lease("job", ttl_s=0).__enter__()),
+    "ttl NaN": (kedge.Validation, lambda s: s.lease("job", ttl_s=math.nan).__enter__()),
+    "ttl for ever": (kedge.Validation, lambda s: s.lease("job", ttl_s=math.inf).__enter__()),
+    "ttl text": (kedge.Validation, lambda s: s.lease("job", ttl_s="5").__enter__()),  # type: ignore[arg-type]
+    "only and into": (kedge.Validation, lambda s: s.load(s.list("job")[0].id, only="a", into={})),
+    "only nothing there": (kedge.NotFound, lambda s: s.load(s.list("job")[0].id, only="no/such/path")),
+    "only no text": (kedge.Validation, lambda s: s.load(s.list("job")[0].id, only=5)),  # type: ignore[arg-type]
     "into another shape": (
-        holdfast.Validation,
+        kedge.Validation,
         lambda s: s.load(s.list("arrays")[0].id, into={"a": np.zeros(6)}),
     ),
-    "copy onto itself": (holdfast.Conflict, lambda s: s.copy("job", "job")),
-    "pinned": (holdfast.Conflict, lambda s: s.delete("job", s.list("job")[1].id)),
+    "copy onto itself": (kedge.Conflict, lambda s: s.copy("job", "job")),
+    "pinned": (kedge.Conflict, lambda s: s.delete("job", s.list("job")[1].id)),
 }
 
 
@@ -282,7 +282,7 @@ MISSING: dict[str, Callable[[Manager, str], object]] = {
 
 @pytest.mark.parametrize("operation", MISSING)
 def test_what_does_not_exist(store: Manager, place: Path, operation: str) -> None:
-    error = refused(lambda: MISSING[operation](store, "step_1_00000000"), holdfast.NotFound, place)
+    error = refused(lambda: MISSING[operation](store, "step_1_00000000"), kedge.NotFound, place)
     assert isinstance(error, FileNotFoundError | LookupError)
 
 
@@ -298,22 +298,22 @@ def test_what_does_not_exist_and_is_only_asked_about(store: Manager, place: Path
 
 def test_the_wrong_job_for_an_id(store: Manager, place: Path) -> None:
     checkpoint = store.list("other")[0].id
-    assert "other" in refused(lambda: store.restore("job", checkpoint), holdfast.NotFound, place).hint
-    assert "other" in refused(lambda: store.delete("job", checkpoint), holdfast.NotFound, place).hint
+    assert "other" in refused(lambda: store.restore("job", checkpoint), kedge.NotFound, place).hint
+    assert "other" in refused(lambda: store.delete("job", checkpoint), kedge.NotFound, place).hint
 
 
 def test_leases_of_others(store: Manager, place: Path) -> None:
     with store.lease("job", ttl_s=30) as lease:
-        refused(lambda: store.save("other", "s", 1, lease=lease), holdfast.Validation, place)
-        refused(lambda: store.save("job", "s", 1), holdfast.LeaseHeld, place)
-        refused(lambda: store.lease("job").__enter__(), holdfast.LeaseHeld, place)
+        refused(lambda: store.save("other", "s", 1, lease=lease), kedge.Validation, place)
+        refused(lambda: store.save("job", "s", 1), kedge.LeaseHeld, place)
+        refused(lambda: store.lease("job").__enter__(), kedge.LeaseHeld, place)
     with store.lease("job", ttl_s=30) as newer:
-        refused(lambda: store.save("job", "s", 1, lease=lease), holdfast.LeaseLost, place)
+        refused(lambda: store.save("job", "s", 1, lease=lease), kedge.LeaseLost, place)
         store.save("job", "s", 1, lease=newer)
 
 
 def test_a_closed_store(place: Path) -> None:
-    store = holdfast.open(place)
+    store = kedge.open(place)
     saved = store.save("job", "step", 1)
     store.close()
     store.close()
@@ -325,7 +325,7 @@ def test_a_closed_store(place: Path) -> None:
         store.gc,
         lambda: store.delete("job", saved),
     ):
-        refused(call, holdfast.CheckpointError, place)
+        refused(call, kedge.CheckpointError, place)
 
 
 # --- places ---
@@ -336,47 +336,47 @@ URLS: dict[str, str] = {"NUL": "a\0b", "empty file URL": "file:", "unknown schem
 @pytest.mark.parametrize("case", URLS)
 def test_urls(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(lambda: holdfast.open(URLS[case]), holdfast.Validation, tmp_path)
+    refused(lambda: kedge.open(URLS[case]), kedge.Validation, tmp_path)
 
 
 def test_no_store_and_not_to_be_made(tmp_path: Path) -> None:
-    refused(lambda: holdfast.open(tmp_path / "none", create=False), holdfast.NotFound, tmp_path)
+    refused(lambda: kedge.open(tmp_path / "none", create=False), kedge.NotFound, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
-    refused(lambda: holdfast.open(tmp_path / "photos"), holdfast.NotAStore, tmp_path)
-    refused(lambda: holdfast.open(tmp_path / "photos", create=False), holdfast.CheckpointError, tmp_path)
+    refused(lambda: kedge.open(tmp_path / "photos"), kedge.NotAStore, tmp_path)
+    refused(lambda: kedge.open(tmp_path / "photos", create=False), kedge.CheckpointError, tmp_path)
     assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
 def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    refused(lambda: holdfast.open(tmp_path / "file"), holdfast.StorageError, tmp_path)
-    refused(lambda: holdfast.open(tmp_path / "file" / "store"), holdfast.StorageError, tmp_path)
+    refused(lambda: kedge.open(tmp_path / "file"), kedge.StorageError, tmp_path)
+    refused(lambda: kedge.open(tmp_path / "file" / "store"), kedge.StorageError, tmp_path)
 
 
 def test_a_link_that_leads_in_circles(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    refused(lambda: holdfast.open(tmp_path / "loop"), holdfast.StorageError)
+    refused(lambda: kedge.open(tmp_path / "loop"), kedge.StorageError)
 
 
 def test_a_path_too_long(tmp_path: Path) -> None:
-    refused(lambda: holdfast.open(tmp_path / ("a" * 5000)), holdfast.StorageError)
+    refused(lambda: kedge.open(tmp_path / ("a" * 5000)), kedge.StorageError)
     assert list(tmp_path.iterdir()) == []
 
 
 def filled(place: Path) -> dict[str, object]:
     """A closed store with a little of everything: states by ID."""
     states: list[object] = [{"n": 1}, random.Random(2).randbytes(200_000), ["x" * 50] * 3000]
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         return {store.save("job", "step", state): state for state in states}
 
 
 def edit_marker(place: Path, old: bytes, new: bytes) -> None:
-    marker = place / "holdfast-store"
+    marker = place / "kedge-store"
     text = marker.read_bytes()
     assert old in text
     marker.write_bytes(text.replace(old, new))
@@ -385,7 +385,7 @@ def edit_marker(place: Path, old: bytes, new: bytes) -> None:
 def test_a_newer_format_by_the_marker(place: Path) -> None:
     filled(place)
     edit_marker(place, b"format: 1\n", b"format: 3\n")
-    error = refused(lambda: holdfast.open(place), holdfast.UnsupportedFormat, place)
+    error = refused(lambda: kedge.open(place), kedge.UnsupportedFormat, place)
     assert "3" in error.message
     assert "pgrade" in error.hint or "pdate" in error.hint
 
@@ -397,14 +397,14 @@ def test_a_newer_format_by_the_index(place: Path) -> None:
         assert version >= 1
         database.execute(f"PRAGMA user_version = {version + 2}")  # the next one is that of encrypted stores
     database.close()
-    refused(lambda: holdfast.open(place), holdfast.UnsupportedFormat, place)
+    refused(lambda: kedge.open(place), kedge.UnsupportedFormat, place)
 
 
 def test_two_stores_mixed(tmp_path: Path) -> None:
     filled(tmp_path / "one")
     filled(tmp_path / "two")
     shutil.copy(tmp_path / "one" / "index.sqlite", tmp_path / "two" / "index.sqlite")
-    refused(lambda: holdfast.open(tmp_path / "two"), holdfast.Corrupted, tmp_path / "two")
+    refused(lambda: kedge.open(tmp_path / "two"), kedge.Corrupted, tmp_path / "two")
 
 
 def test_the_packs_of_another_store(tmp_path: Path) -> None:
@@ -412,9 +412,9 @@ def test_the_packs_of_another_store(tmp_path: Path) -> None:
     filled(tmp_path / "two")
     shutil.rmtree(tmp_path / "one" / "packs")
     shutil.copytree(tmp_path / "two" / "packs", tmp_path / "one" / "packs")
-    with holdfast.open(tmp_path / "one") as store:
+    with kedge.open(tmp_path / "one") as store:
         answers = [answer(lambda i=i: store.load(i)) for i in states]  # type: ignore[misc]
-        assert any(isinstance(found, holdfast.Corrupted) for found in answers)
+        assert any(isinstance(found, kedge.Corrupted) for found in answers)
         assert exact_or_refused(answers, states)
         assert not store.verify().is_ok
 
@@ -423,7 +423,7 @@ def answer(call: Callable[[], object]) -> object:
     """What a call returns, or the typed error it raises, which must say what to do."""
     try:
         return call()
-    except holdfast.CheckpointError as refusal:
+    except kedge.CheckpointError as refusal:
         if not refusal.hint:
             raise AssertionError(f"no hint: {refusal}") from refusal
         return refusal
@@ -431,7 +431,7 @@ def answer(call: Callable[[], object]) -> object:
 
 def exact_or_refused(answers: list[object], states: dict[str, object]) -> bool:
     return all(
-        isinstance(found, holdfast.CheckpointError) or found == state
+        isinstance(found, kedge.CheckpointError) or found == state
         for found, state in zip(answers, states.values(), strict=True)
     )
 
@@ -449,7 +449,7 @@ GARBAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("file", ["holdfast-store", "index.sqlite", "pack", "packs", "index.sqlite-wal", "lock"])
+@pytest.mark.parametrize("file", ["kedge-store", "index.sqlite", "pack", "packs", "index.sqlite-wal", "lock"])
 def test_garbage_in_every_file(place: Path, file: str, garbage: str) -> None:
     """Exact states or typed errors from every operation, and a further save never makes it worse."""
     states = filled(place)
@@ -462,7 +462,7 @@ def test_garbage_in_every_file(place: Path, file: str, garbage: str) -> None:
     elif not path.exists():
         path.write_bytes(b"")
     GARBAGE[garbage](path)
-    store = answer(lambda: holdfast.open(place, create=False))
+    store = answer(lambda: kedge.open(place, create=False))
     if not isinstance(store, Manager):
         return
     with store:
@@ -479,7 +479,7 @@ def test_garbage_in_every_file(place: Path, file: str, garbage: str) -> None:
 
 ATTEMPT = """
 import os, sys
-import tests.torture.preload, holdfast  # everything, while we may still read it
+import tests.torture.preload, kedge  # everything, while we may still read it
 if len(sys.argv) > 2:
     os.setgroups([])
     os.setgid(int(sys.argv[2]))
@@ -489,12 +489,12 @@ def attempt(name, call):
     try:
         call()
         done.append(name)
-    except holdfast.CheckpointError as error:
+    except kedge.CheckpointError as error:
         assert error.message and error.hint, repr(error)
         print(name, type(error).__name__, error.code, sep=":")
 try:
-    store = holdfast.open(sys.argv[1])
-except holdfast.CheckpointError as error:
+    store = kedge.open(sys.argv[1])
+except kedge.CheckpointError as error:
     assert error.message and error.hint, repr(error)
     print("open", type(error).__name__, error.code, sep=":")
 else:
@@ -563,7 +563,7 @@ def test_a_disk_mounted_read_only(tmp_path: Path) -> None:
         assert contents(disk.path) == before
         disk.unmount()
         disk.mount()
-        with holdfast.open(disk.path / "store") as store:
+        with kedge.open(disk.path / "store") as store:
             assert [store.load(i) for i in states] == list(states.values())
 
 
@@ -576,7 +576,7 @@ def test_a_read_only_view_of_a_store_in_use(place: Path, tmp_path: Path) -> None
     subprocess.run(["mount", "--bind", str(place), str(view)], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(view)], check=True)
-        with holdfast.open(place) as owner:
+        with kedge.open(place) as owner:
             found = attempt(view)
             assert not {"save", "large", "delete"} & set(found["did"].split())
             assert set(found.values()) - {found["did"]} <= {"ReadOnly"}
@@ -594,15 +594,15 @@ def test_packs_that_may_not_be_removed(place: Path) -> None:
     if subprocess.run(["chattr", "+i", str(pack)], capture_output=True).returncode:
         lack("chattr", "no immutable files here")
     try:
-        with holdfast.open(place) as store:
+        with kedge.open(place) as store:
             doomed = list(states)[1:]
             for checkpoint in doomed:
                 store.delete("job", checkpoint)
-            with pytest.raises(holdfast.ReadOnly):
+            with pytest.raises(kedge.ReadOnly):
                 store.gc()
             assert store.restore("job") == next(iter(states.values()))
     finally:
         subprocess.run(["chattr", "-i", str(pack)], check=True)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert store.gc().packs_removed == 1
         assert os.listdir(place / "packs") == []

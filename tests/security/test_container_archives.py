@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-import holdfast
-from holdfast.containers.archive import safe_spec, unpack
-from holdfast.containers.extracting import Extraction
-from holdfast.containers.importing import import_archive
-from holdfast.containers.tar import CHARACTER, DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Limits, Member, TarReader
-from holdfast.containers.tar_writer import TarWriter
-from holdfast.containers.unpacking import PREFIX
-from holdfast.errors import CheckpointError, Corrupted, NoSpace, NotFound, Validation
+import kedge
+from kedge.containers.archive import safe_spec, unpack
+from kedge.containers.extracting import Extraction
+from kedge.containers.importing import import_archive
+from kedge.containers.tar import CHARACTER, DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Limits, Member, TarReader
+from kedge.containers.tar_writer import TarWriter
+from kedge.containers.unpacking import PREFIX
+from kedge.errors import CheckpointError, Corrupted, NoSpace, NotFound, Validation
 from tests.torture.disks import tmpfs
 from tests.unit.containers.archive_writer import archive_files, tar_of
 
@@ -154,7 +154,7 @@ def _write(path: Path, files: dict[str, bytes], more: Members | None = None) -> 
 )
 def test_members_that_no_archive_has(tmp_path: Path, files: dict[str, bytes], member: Member) -> None:
     path = _write(tmp_path / "x.tar", files, [(member, b"")])
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         with pytest.raises(CheckpointError):
             import_archive(store, path, work=tmp_path)
         assert store.jobs() == []
@@ -176,7 +176,7 @@ def test_bombs(tmp_path: Path, files: dict[str, bytes], compress: object) -> Non
 def test_a_layer_that_is_a_bomb_inside_an_archive(tmp_path: Path, files: dict[str, bytes]) -> None:
     files["rootfs-diff.tar"] = gzip.compress(tar_of([(Member(b"x", size=32 << 20), bytes(32 << 20))]))
     path = _write(tmp_path / "x.tar", files)
-    with holdfast.open(tmp_path / "store") as store, pytest.raises(Validation, match="bytes"):
+    with kedge.open(tmp_path / "store") as store, pytest.raises(Validation, match="bytes"):
         import_archive(store, path, limits=Limits(total_bytes=8 << 20))
 
 
@@ -185,7 +185,7 @@ def test_a_layer_that_is_a_bomb_inside_an_archive(tmp_path: Path, files: dict[st
 def test_damaged_documents(tmp_path: Path, files: dict[str, bytes], name: str, data: bytes) -> None:
     files[name] = data
     path = _write(tmp_path / "x.tar", files)
-    with holdfast.open(tmp_path / "store") as store, pytest.raises(CheckpointError):
+    with kedge.open(tmp_path / "store") as store, pytest.raises(CheckpointError):
         import_archive(store, path)
         assert store.jobs() == []
 
@@ -213,7 +213,7 @@ def test_nothing_of_the_configuration_acts_on_the_host() -> None:
         "process": {"args": ["sh"], "env": ["A=1"], "apparmorProfile": "unconfined", "selinuxLabel": "x"},
         "root": {"path": "/", "readonly": True},
         "hooks": {"prestart": [{"path": "/bin/sh"}]},
-        "annotations": {"cdi.k8s.io/x": "vendor.com/device=all", "holdfast.dev/restore": "latest"},
+        "annotations": {"cdi.k8s.io/x": "vendor.com/device=all", "kedge.dev/restore": "latest"},
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/host", "type": "bind", "source": "/", "options": ["rbind"]},
@@ -242,7 +242,7 @@ def test_the_kept_spec_is_the_safe_one(tmp_path: Path, files: dict[str, bytes]) 
     spec["hooks"] = {"prestart": [{"path": "/bin/evil"}]}
     files["spec.dump"] = json.dumps(spec).encode()
     path = _write(tmp_path / "x.tar", files)
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         done = import_archive(store, path)
         kept = store.load(done.checkpoint.id)["spec"]  # type: ignore[index]
     assert "hooks" not in kept
@@ -254,19 +254,19 @@ def test_names_in_an_archive_never_become_names_of_ours_unchecked(tmp_path: Path
     config["name"] = "../../etc/x y\n"
     files["config.dump"] = json.dumps(config).encode()
     path = _write(tmp_path / "x.tar", files)
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert import_archive(store, path).checkpoint.job == "container:etc-x-y"
     config["name"] = config["id"] = "///"
     files["config.dump"] = json.dumps(config).encode()
-    with holdfast.open(tmp_path / "store") as store, pytest.raises(Validation, match="called"):
+    with kedge.open(tmp_path / "store") as store, pytest.raises(Validation, match="called"):
         import_archive(store, _write(path, files))
 
 
 def test_an_image_whose_blob_was_changed(tmp_path: Path, files: dict[str, bytes]) -> None:
-    from holdfast.containers import snapshot
-    from holdfast.containers.exporting import export
+    from kedge.containers import snapshot
+    from kedge.containers.exporting import export
 
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         done = import_archive(store, _write(tmp_path / "x.tar", files))
         export(*snapshot.load(store, done.checkpoint.id), tmp_path / "image.tar", format="oci")
         data = bytearray((tmp_path / "image.tar").read_bytes())
@@ -287,12 +287,12 @@ def test_tar_writer_notices_a_file_that_is_not_what_it_said() -> None:
 
 @pytest.mark.requires("tmpfs")
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, files: dict[str, bytes]) -> None:
-    from holdfast.containers import snapshot
-    from holdfast.containers.exporting import export
+    from kedge.containers import snapshot
+    from kedge.containers.exporting import export
 
     files["checkpoint/pages-1.img"] = os.urandom(4096) + files["checkpoint/pages-1.img"][4096:]
     path = _write(tmp_path / "x.tar", files)
-    with tmpfs(tmp_path / "small", "size=48k") as small, holdfast.open(tmp_path / "store") as store:
+    with tmpfs(tmp_path / "small", "size=48k") as small, kedge.open(tmp_path / "store") as store:
         with pytest.raises(NoSpace):
             import_archive(store, path, work=small)
         assert os.listdir(small) == []
@@ -306,7 +306,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, files: dict[str, byte
 
 def test_what_a_killed_import_left_is_removed_and_no_other(tmp_path: Path, files: dict[str, bytes]) -> None:
     program = (
-        "import sys, time; from holdfast.containers.unpacking import private_directory\n"
+        "import sys, time; from kedge.containers.unpacking import private_directory\n"
         "with private_directory(sys.argv[1]) as home:\n"
         "    (home / 'x').mkdir(); print('in', flush=True); time.sleep(100)"  # sleep: until it is killed
     )
@@ -323,7 +323,7 @@ def test_what_a_killed_import_left_is_removed_and_no_other(tmp_path: Path, files
     assert len(os.listdir(work)) == 3
     dead.kill()
     dead.wait()
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         import_archive(store, _write(tmp_path / "x.tar", files), work=work)
     assert len(os.listdir(work)) == 2  # the link, and the one in use
     alive.kill()
@@ -356,7 +356,7 @@ _WITHOUT: list[tuple[str, object, Callable[..., None]]] = [
 def test_safeguards_are_noticed(
     tmp_path: Path, outside: Path, name: str, value: object, test: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"holdfast.containers.{name}", value)
+    monkeypatch.setattr(f"kedge.containers.{name}", value)
     known = {"tmp_path": tmp_path, "outside": outside, "files": archive_files()}
     wanted = test.__code__.co_varnames[: test.__code__.co_argcount]
     with pytest.raises((AssertionError, pytest.fail.Exception, CheckpointError, OSError)):

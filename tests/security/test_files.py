@@ -17,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.chunks import StoredStream
-from holdfast.files import directories, filling, scan, table, tree
-from holdfast.files.restore import STAGE_PREFIX
-from holdfast.files.stored import StoredFiles
-from holdfast.manifest import Entry
+import kedge
+from kedge.chunks import StoredStream
+from kedge.files import directories, filling, scan, table, tree
+from kedge.files.restore import STAGE_PREFIX
+from kedge.files.stored import StoredFiles
+from kedge.manifest import Entry
 
-Manager = holdfast.CheckpointManager
+Manager = kedge.CheckpointManager
 Fields = dict[str, Any]
 
 FILE, DIRECTORY, SYMLINK, HARD_LINK = range(4)
@@ -33,7 +33,7 @@ U32, U64, I64 = "I", "Q", "q"
 
 @pytest.fixture
 def cm() -> Iterator[Manager]:
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         yield manager
 
 
@@ -80,9 +80,9 @@ def hostile_table(*rows: tuple[int, int, bytes], **changed: object) -> bytes:
     return ormsgpack.packb({**fields, **changed})
 
 
-def loaded(packed: bytes, content: StoredStream | None = None) -> holdfast.Tree:
+def loaded(packed: bytes, content: StoredStream | None = None) -> kedge.Tree:
     """What loading a state with this table gives."""
-    found = holdfast.Tree("nowhere")
+    found = kedge.Tree("nowhere")
     found._stored = StoredFiles(True, packed, content)
     return found
 
@@ -146,9 +146,9 @@ ROWS: dict[str, bytes] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_no_save_could_have_written_this(tmp_path: Path, outside: Path, name: str) -> None:
     hostile = loaded(ROWS[name])
-    with pytest.raises(holdfast.Corrupted, match="entry table"):
+    with pytest.raises(kedge.Corrupted, match="entry table"):
         hostile.write_to(tmp_path / "out")
-    with pytest.raises(holdfast.Corrupted):
+    with pytest.raises(kedge.Corrupted):
         _ = hostile.entries
     assert sorted(os.listdir(tmp_path)) == ["outside"]
 
@@ -169,11 +169,11 @@ def test_the_table_for_these_tests_is_a_good_one(tmp_path: Path) -> None:
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "MAX_ROWS", 10)
-    with pytest.raises(holdfast.Corrupted):
+    with pytest.raises(kedge.Corrupted):
         _ = loaded(hostile_table(*[(FILE, 0, b"%d" % n) for n in range(10)])).entries
     monkeypatch.undo()
     deep = [(DIRECTORY, n, b"d") for n in range(table.MAX_DEPTH + 1)]
-    with pytest.raises(holdfast.Corrupted, match="levels deep"):
+    with pytest.raises(kedge.Corrupted, match="levels deep"):
         _ = loaded(hostile_table(*deep)).entries
 
 
@@ -181,11 +181,11 @@ def test_a_chunk_that_claims_gigabytes_takes_no_memory(cm: Manager, tmp_path: Pa
     huge = Entry(2**32 - 1, b"\1" * 32, b"\1" * 32)
     stream = StoredStream([huge], 2**32 - 1, cm._store.reader, "a checkpoint")
     hostile = loaded(hostile_table((FILE, 0, b"a"), size=column(U64, 0, 2**32 - 1)), stream)
-    with pytest.raises(holdfast.Corrupted, match="claims"):
+    with pytest.raises(kedge.Corrupted, match="claims"):
         hostile.read("a")
-    with pytest.raises(holdfast.Corrupted, match="claims"):
+    with pytest.raises(kedge.Corrupted, match="claims"):
         hostile.write_to(tmp_path / "out")
-    with pytest.raises(holdfast.Corrupted, match="claims"):
+    with pytest.raises(kedge.Corrupted, match="claims"):
         _ = StoredFiles(True, replace(stream, size_bytes=1 << 40), None).table
     assert os.listdir(tmp_path) == []
 
@@ -193,16 +193,16 @@ def test_a_chunk_that_claims_gigabytes_takes_no_memory(cm: Manager, tmp_path: Pa
 def test_a_damaged_chunk_is_told_and_nothing_appears(cm: Manager, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "file").write_bytes(os.urandom(100_000))
-    found = cm.load(cm.save("job", "step", holdfast.Tree(tmp_path / "in")))
-    assert isinstance(found, holdfast.Tree)
+    found = cm.load(cm.save("job", "step", kedge.Tree(tmp_path / "in")))
+    assert isinstance(found, kedge.Tree)
     stored = found._stored
     assert stored is not None
     assert stored.content is not None
     (entry,) = stored.content.entries
     stored.content = replace(stored.content, entries=[replace(entry, fast=bytes(32))])
-    with pytest.raises(holdfast.Corrupted, match="digest"):
+    with pytest.raises(kedge.Corrupted, match="digest"):
         found.read("file")
-    with pytest.raises(holdfast.Corrupted, match="digest"):
+    with pytest.raises(kedge.Corrupted, match="digest"):
         found.write_to(tmp_path / "out")
     assert os.listdir(tmp_path) == ["in"]
 
@@ -210,12 +210,12 @@ def test_a_damaged_chunk_is_told_and_nothing_appears(cm: Manager, tmp_path: Path
 # --- the destination is hostile too ---
 
 
-def simple_tree(cm: Manager, tmp_path: Path) -> holdfast.Tree:
+def simple_tree(cm: Manager, tmp_path: Path) -> kedge.Tree:
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "in" / "sub" / "precious").write_text("hostile")
     (tmp_path / "in" / "precious").write_text("hostile")
-    found = cm.load(cm.save("job", "step", holdfast.Tree(tmp_path / "in")))
-    assert isinstance(found, holdfast.Tree)
+    found = cm.load(cm.save("job", "step", kedge.Tree(tmp_path / "in")))
+    assert isinstance(found, kedge.Tree)
     return found
 
 
@@ -224,17 +224,17 @@ def test_links_in_the_destination_are_not_followed(cm: Manager, tmp_path: Path, 
     out = tmp_path / "out"
     out.mkdir()
     (out / "sub").symlink_to(outside)
-    with pytest.raises(holdfast.Conflict, match="sub is no directory"):
+    with pytest.raises(kedge.Conflict, match="sub is no directory"):
         found.write_to(out, overwrite=True)
     (out / "sub").unlink()
     (out / "precious").symlink_to(outside / "precious")
     found.write_to(out, overwrite=True)  # replaces the link, not what it points to
     assert (out / "precious").read_text() == "hostile"
     assert not (out / "precious").is_symlink()
-    file = cm.load(cm.save("job", "file", holdfast.File(tmp_path / "in" / "precious")))
-    assert isinstance(file, holdfast.File)
+    file = cm.load(cm.save("job", "file", kedge.File(tmp_path / "in" / "precious")))
+    assert isinstance(file, kedge.File)
     (tmp_path / "link").symlink_to(outside / "precious")
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         file.write_to(tmp_path / "link")
     file.write_to(tmp_path / "link", overwrite=True)
 
@@ -255,10 +255,10 @@ def test_a_directory_that_becomes_a_link_meanwhile(
 
     monkeypatch.setattr(filling.Filling, step, swap)
     if when == "directories":
-        with pytest.raises(holdfast.StorageError):
+        with pytest.raises(kedge.StorageError):
             found.write_to(tmp_path / "out")
     else:  # all is written; only its owner, mode and time are missing
-        with pytest.raises(holdfast.StorageError):
+        with pytest.raises(kedge.StorageError):
             found.write_to(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -333,8 +333,8 @@ def test_a_name_that_becomes_a_link_is_not_read(
 
     monkeypatch.setattr(tree, "scan_tree", scan_and_swap)
     for allow_changing in (False, True):
-        with pytest.raises(holdfast.Conflict, match="changed while"):
-            cm.save("job", "step", holdfast.Tree(root, allow_changing=allow_changing))
+        with pytest.raises(kedge.Conflict, match="changed while"):
+            cm.save("job", "step", kedge.Tree(root, allow_changing=allow_changing))
         if what == "directory":
             (root / "sub").unlink()
             (tmp_path / "aside").rename(root / "sub")
@@ -359,14 +359,14 @@ def test_a_fifo_put_there_meanwhile_does_not_block(
         return found
 
     monkeypatch.setattr(tree, "scan_tree", scan_and_swap)
-    with pytest.raises(holdfast.CheckpointError):
-        cm.save("job", "step", holdfast.Tree(root))
+    with pytest.raises(kedge.CheckpointError):
+        cm.save("job", "step", kedge.Tree(root))
 
 
 def test_names_that_terminals_obey_are_harmless_in_messages(cm: Manager, tmp_path: Path) -> None:
     os.mkfifo(os.fsencode(tmp_path) + b"/\xff\xfe pipe")
-    with pytest.raises(holdfast.Validation) as caught:
-        cm.save("job", "step", holdfast.Tree(tmp_path))
+    with pytest.raises(kedge.Validation) as caught:
+        cm.save("job", "step", kedge.Tree(tmp_path))
     assert str(caught.value).encode()  # can be printed
 
 
@@ -408,7 +408,7 @@ def test_noise_in_a_table_never_gets_out(tmp_path_factory: pytest.TempPathFactor
     out = place / "out"
     try:
         loaded(mutated(data, NOISY)).write_to(out, owners=False)
-    except holdfast.CheckpointError:
+    except kedge.CheckpointError:
         assert os.listdir(place) == []
     else:
         assert os.listdir(place) == ["out"]
@@ -420,12 +420,12 @@ def test_noise_in_a_table_never_gets_out(tmp_path_factory: pytest.TempPathFactor
 @given(data=st.data())
 @example(data=None)
 def test_noise_in_the_state_is_a_typed_error(cm: Manager, tmp_path: Path, data: st.DataObject | None) -> None:
-    from holdfast import codec
+    from kedge import codec
 
     root = tmp_path / "in"
     root.mkdir(exist_ok=True)
     (root / "file").write_text("x")
-    encoded = codec.encode(holdfast.Tree(root))
+    encoded = codec.encode(kedge.Tree(root))
     packed = encoded.tree if data is None else mutated(data, encoded.tree)
     manifest_streams: dict[int, StoredStream] = {
         n: StoredStream([], 0, cm._store.reader, "x") for n in range(len(encoded.buffers))
@@ -433,18 +433,18 @@ def test_noise_in_the_state_is_a_typed_error(cm: Manager, tmp_path: Path, data: 
     for look in (lambda: codec.decode(packed, manifest_streams.__getitem__), lambda: codec.outline(packed)):
         try:
             value = copy.copy(look())
-            if isinstance(value, holdfast.Tree):
+            if isinstance(value, kedge.Tree):
                 _ = value.entries
-        except holdfast.CheckpointError:
+        except kedge.CheckpointError:
             pass
 
 
 def test_loading_brings_in_nothing_new(cm: Manager, tmp_path: Path) -> None:
     """I7: loading runs no code of anybody's; it does not even import any."""
     (tmp_path / "evil.py").write_text("raise SystemExit")
-    saved = cm.save("job", "step", holdfast.Tree(tmp_path))
+    saved = cm.save("job", "step", kedge.Tree(tmp_path))
     before = set(sys.modules)
     found = cm.load(saved)
-    assert isinstance(found, holdfast.Tree)
+    assert isinstance(found, kedge.Tree)
     assert found.read("evil.py") == b"raise SystemExit"
     assert set(sys.modules) <= before

@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-import holdfast
-from holdfast.server import create_app
-from holdfast.server.tokens import ACCESS, Tokens
+import kedge
+from kedge.server import create_app
+from kedge.server.tokens import ACCESS, Tokens
 from tests.waiting import wait_for
 
 BASE = "http://127.0.0.1:7420"
@@ -31,14 +31,14 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(place: Path) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(place) as manager:
+def store(place: Path) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(place) as manager:
         yield manager
 
 
 @pytest.fixture
 def make_token(place: Path) -> Iterator[Callable[..., str]]:
-    with holdfast.open(place, namespace=ACCESS) as manager:
+    with kedge.open(place, namespace=ACCESS) as manager:
         tokens = Tokens(manager)
 
         def make(name: str, scope: str = "read", *namespaces: str, **more: Any) -> str:
@@ -63,6 +63,6 @@ def listening(app: Any, **options: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(store: holdfast.CheckpointManager) -> Iterator[TestClient]:
+def client(store: kedge.CheckpointManager) -> Iterator[TestClient]:
     with client_of(create_app(store)) as client:
         yield client

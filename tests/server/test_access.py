@@ -12,11 +12,11 @@ from fastapi import APIRouter
 from fastapi.routing import iter_route_contexts
 from starlette.routing import Mount
 
-import holdfast
-from holdfast.server import create_app
-from holdfast.server.app import check_rules
-from holdfast.server.auth import COOKIE, rule_of
-from holdfast.server.tokens import ACCESS, Scope, Tokens
+import kedge
+from kedge.server import create_app
+from kedge.server.app import check_rules
+from kedge.server.auth import COOKIE, rule_of
+from kedge.server.tokens import ACCESS, Scope, Tokens
 from tests.server.conftest import BASE, client_of, listening
 
 Make = Callable[..., str]
@@ -39,7 +39,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/api/v1/approvals"): {"run": "r", "name": "n", "approved": True},
     ("POST", "/api/v1/jobs/{job}/lease"): {"holder": "h"},
     ("PUT", "/api/v1/jobs/{job}/lease"): {"token": 1},
-    ("POST", "/api/v1/session"): {"token": "hf_x"},
+    ("POST", "/api/v1/session"): {"token": "kd_x"},
 }
 PARAMETERS = {"/api/v1/diff": "old=a&new=b", "/api/checkpoints": "job_id=j", "/api/v1/jobs/{job}/lease": "token=1"}
 PARAMETERS |= {"/api/v1/events": "after=0"}
@@ -77,7 +77,7 @@ def test_what_changes_something_needs_more_than_read() -> None:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One application and a token for each scope in two namespaces."""
     place = tmp_path_factory.mktemp("access") / "store"
-    with holdfast.open(place, namespace=ACCESS) as manager:
+    with kedge.open(place, namespace=ACCESS) as manager:
         made = Tokens(manager)
         texts = {
             (scope, space): made.create(f"{scope}-{space}", scope, [space])[1]
@@ -120,7 +120,7 @@ def test_matrix(world: Any, method: str, path: str, rule: Scope | None) -> None:
         assert status(None) not in (403, 500)
     else:
         assert status(None) in refused
-        assert status("hf_000000000000_" + "x" * 43) in refused
+        assert status("kd_000000000000_" + "x" * 43) in refused
         assert status(texts[Scope.ADMIN, "own"][:-1] + "!") in refused
 
 
@@ -153,7 +153,7 @@ def test_a_route_without_a_rule_stops_the_application() -> None:
         check_rules(app)
 
 
-def test_loopback_only_without_tokens(store: holdfast.CheckpointManager) -> None:
+def test_loopback_only_without_tokens(store: kedge.CheckpointManager) -> None:
     from fastapi.testclient import TestClient
 
     app = create_app(store)
@@ -166,7 +166,7 @@ def test_loopback_only_without_tokens(store: holdfast.CheckpointManager) -> None
     assert elsewhere.get("/healthz").status_code == 200
 
 
-def test_the_first_token_closes_the_door(place: Path, store: holdfast.CheckpointManager, make_token: Make) -> None:
+def test_the_first_token_closes_the_door(place: Path, store: kedge.CheckpointManager, make_token: Make) -> None:
     make_token("first")
     with client_of(create_app(store)) as client:
         answer = client.get("/api/v1/jobs")
@@ -175,9 +175,9 @@ def test_the_first_token_closes_the_door(place: Path, store: holdfast.Checkpoint
 
 
 def test_expired_and_revoked_tokens(place: Path, make_token: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.server.tokens.REMEMBERED_S", 0.0)
+    monkeypatch.setattr("kedge.server.tokens.REMEMBERED_S", 0.0)
     good, short = make_token("good"), make_token("short", expires_days=1e-9)
-    with client_of(create_app(place)) as client, holdfast.open(place, namespace=ACCESS) as manager:
+    with client_of(create_app(place)) as client, kedge.open(place, namespace=ACCESS) as manager:
         assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {short}"}).status_code == 401
         assert client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {good}"}).status_code == 200
         Tokens(manager).revoke("good")
@@ -187,7 +187,7 @@ def test_expired_and_revoked_tokens(place: Path, make_token: Make, monkeypatch: 
 
 def test_a_stream_ends_with_the_right_to_it(place: Path, make_token: Make) -> None:
     """A stream that was open when its token was revoked, or when the first token closed the door, tells no more."""
-    with listening(create_app(place)) as url, holdfast.open(place, namespace=ACCESS) as manager:
+    with listening(create_app(place)) as url, kedge.open(place, namespace=ACCESS) as manager:
         for revoke in (False, True):
             headers = {"Authorization": f"Bearer {make_token('reader')}"} if revoke else {}
             with httpx.stream("GET", f"{url}/api/v1/events", headers=headers, timeout=20) as answer:
@@ -208,10 +208,10 @@ def test_tokens_are_kept_as_digests_only(place: Path, make_token: Make) -> None:
 
 def test_tokens_of_bad_input(place: Path, make_token: Make) -> None:
     for arguments in (("a b",), ("ok", "root"), ("ok", "read", ACCESS), ("ok", "read", "../x")):
-        with pytest.raises(holdfast.Validation):
+        with pytest.raises(kedge.Validation):
             make_token(*arguments)
     make_token("ok")
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         make_token("ok")
 
 
@@ -219,7 +219,7 @@ def test_login_cookie(place: Path, make_token: Make) -> None:
     text = make_token("page", "write")
     ours = {"Origin": BASE, "Sec-Fetch-Site": "same-origin"}
     with client_of(create_app(place)) as client:
-        assert client.post("/api/v1/session", json={"token": "hf_wrong"}, headers=ours).status_code == 401
+        assert client.post("/api/v1/session", json={"token": "kd_wrong"}, headers=ours).status_code == 401
         answer = client.post("/api/v1/session", json={"token": text}, headers=ours)
         cookie = answer.headers["set-cookie"]
         assert answer.status_code == 204
@@ -238,7 +238,7 @@ def test_login_cookie(place: Path, make_token: Make) -> None:
         assert client.get("/api/v1/whoami").status_code == 401
 
 
-def test_pages_of_other_sites_cannot_use_an_open_service(store: holdfast.CheckpointManager) -> None:
+def test_pages_of_other_sites_cannot_use_an_open_service(store: kedge.CheckpointManager) -> None:
     with client_of(create_app(store)) as client:
         for foreign in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
             answer = client.post("/api/v1/jobs/j/checkpoints", json={"step": "s", "state": 1}, headers=foreign)
@@ -274,5 +274,5 @@ def test_a_token_for_several_namespaces_says_which(place: Path, make_token: Make
         page = client.get("/")  # people begin with the first, and choose another on the page
         assert page.status_code == 200
         assert "<option selected>a</option>" in page.text
-        client.cookies.set("holdfast_namespace", "b")
+        client.cookies.set("kedge_namespace", "b")
         assert "<option selected>b</option>" in client.get("/").text

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-import holdfast
-from holdfast import codec
-from holdfast.server import create_app
-from holdfast.server.limits import Limits
-from holdfast.wire import MEDIA_TYPE, read_frame, write_frame
-from holdfast.workflow import Workflows
+import kedge
+from kedge import codec
+from kedge.server import create_app
+from kedge.server.limits import Limits
+from kedge.wire import MEDIA_TYPE, read_frame, write_frame
+from kedge.workflow import Workflows
 from tests.server.conftest import client_of
 
 V1 = "/api/v1"
@@ -29,7 +29,7 @@ def save(client: TestClient, job: str = "j", prefix: str = "", **body: Any) -> d
     return answer.json()  # type: ignore[no-any-return]
 
 
-def test_save_and_read_back(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_save_and_read_back(client: TestClient, store: kedge.CheckpointManager) -> None:
     state = {"a": [1, 2.5, None, True, "ü"], "deep": {"b": {"c": 7}}, "big": 10**40}
     saved = save(client, state=state, tags={"kind": "best"}, metadata={"loss": 0.5}, pin=True, level="stage")
     assert store.load(saved["id"]) == state
@@ -41,7 +41,7 @@ def test_save_and_read_back(client: TestClient, store: holdfast.CheckpointManage
     assert client.get(f"{V1}/checkpoints/{saved['id']}/state", params={"path": "deep/x"}).status_code == 404
 
 
-def test_an_idempotency_key(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_an_idempotency_key(client: TestClient, store: kedge.CheckpointManager) -> None:
     def post(state: object) -> Any:
         return client.post(
             f"{V1}/jobs/j/checkpoints", json={"step": "s", "state": state}, headers={"Idempotency-Key": "k-1"}
@@ -54,7 +54,7 @@ def test_an_idempotency_key(client: TestClient, store: holdfast.CheckpointManage
     assert len(store.list("j")) == 1
 
 
-def test_multipart_brings_buffers(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_multipart_brings_buffers(client: TestClient, store: kedge.CheckpointManager) -> None:
     weights = np.arange(600_000, dtype="<f4").reshape(600, 1000)
     state = {"w": {"$part": "weights", "dtype": "<f4", "shape": [600, 1000]}, "blob": {"$part": "blob"}, "n": 1}
     files = {
@@ -85,7 +85,7 @@ def test_multipart_brings_buffers(client: TestClient, store: holdfast.Checkpoint
     ],
 )
 def test_multipart_that_does_not_fit(
-    client: TestClient, store: holdfast.CheckpointManager, state: object, parts: dict[str, bytes]
+    client: TestClient, store: kedge.CheckpointManager, state: object, parts: dict[str, bytes]
 ) -> None:
     files: dict[str, Any] = {"checkpoint": (None, json.dumps({"step": "s", "state": state}), "application/json")}
     files |= {name: ("f", data) for name, data in parts.items()}
@@ -102,7 +102,7 @@ def frame_of(state: object, *, damage: bool = False) -> bytes:
     return data[:-40] + bytes(8) + data[-32:] if damage else data
 
 
-def test_an_encoded_state_travels_as_it_is(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_an_encoded_state_travels_as_it_is(client: TestClient, store: kedge.CheckpointManager) -> None:
     state = {"t": (1, 2), "a": np.arange(100_000), "s": {3, 4}, "b": b"x" * 9000}
     files: dict[str, Any] = {
         "checkpoint": (None, json.dumps({"step": "s"}), "application/json"),
@@ -125,13 +125,13 @@ def test_an_encoded_state_travels_as_it_is(client: TestClient, store: holdfast.C
     assert sum(map(len, frame.buffers.values())) == 800_000 + 9000
     assert client.get(f"{V1}/checkpoints/{saved['id']}/raw", params={"buffers": "7"}).status_code == 404
 
-    for bad in (frame_of(state, damage=True), frame_of(state)[:-5], b"no state", b"HFSTATE1" + bytes(40)):
+    for bad in (frame_of(state, damage=True), frame_of(state)[:-5], b"no state", b"KDSTATE1" + bytes(40)):
         files["state"] = ("state", bad, MEDIA_TYPE)
         assert client.post(f"{V1}/jobs/j/checkpoints", files=files).status_code == 422
     assert len(store.list("j")) == 1
 
 
-def test_pages_by_cursor(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_pages_by_cursor(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = [store.save("j", f"s{n}", n, tags={"odd": str(n % 2)}, metadata={"n": n}) for n in range(7)]
 
     def all_of(url: str, key: str, **params: Any) -> list[Any]:
@@ -155,7 +155,7 @@ def test_pages_by_cursor(client: TestClient, store: holdfast.CheckpointManager) 
     assert client.get(url, params={"curser": "1"}).status_code == 422
 
 
-def test_changes(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_changes(client: TestClient, store: kedge.CheckpointManager) -> None:
     one = save(client, tags={"a": "1", "b": "2"})["id"]
     here = f"{V1}/checkpoints/{one}"
     tagged = client.patch(f"{here}/tags", json={"tags": {"a": None, "c": "3"}}).json()
@@ -179,7 +179,7 @@ def test_diff(client: TestClient) -> None:
     assert {change["path"] for change in found["changes"]} == {"b", "c"}
 
 
-def test_retention_is_planned_then_applied(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_retention_is_planned_then_applied(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = [store.save("j", "s", n) for n in range(5)]
     wish = {"job": "j", "policy": {"keep_last": 2}}
     planned = client.post(f"{V1}/retention/plan", json=wish).json()
@@ -194,13 +194,13 @@ def test_retention_is_planned_then_applied(client: TestClient, store: holdfast.C
     assert client.put(f"{V1}/jobs/none/retention", json={"policy": None}).status_code == 404
 
 
-def test_runs_steps_items_attempts(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_runs_steps_items_attempts(client: TestClient, store: kedge.CheckpointManager) -> None:
     def flaky(n: int) -> int:
         if n == 3:
             raise ValueError("three")
         return n
 
-    with pytest.raises(ValueError, match="three"), holdfast.run("nightly", store=store) as run:
+    with pytest.raises(ValueError, match="three"), kedge.run("nightly", store=store) as run:
         run.step("one", lambda: 1)
         run.log("half way")
         run.map(flaky, range(5), key=str, workers=1, name="tiles")
@@ -220,8 +220,8 @@ def test_runs_steps_items_attempts(client: TestClient, store: holdfast.Checkpoin
         assert client.get(f"{V1}/{missing}").status_code == 404
 
 
-def test_approvals_are_decided_once(client: TestClient, store: holdfast.CheckpointManager) -> None:
-    with pytest.raises(holdfast.Paused), holdfast.run("release", store=store) as run:
+def test_approvals_are_decided_once(client: TestClient, store: kedge.CheckpointManager) -> None:
+    with pytest.raises(kedge.Paused), kedge.run("release", store=store) as run:
         run.approval("publish", prompt="Go live?", wait_s=0)
     workflows = Workflows(store)
     execution = workflows.start_workflow_execution("c-1", "flow")
@@ -254,7 +254,7 @@ def test_executions(client: TestClient) -> None:
     assert client.get(f"{V1}/executions/exec_none").status_code == 404
 
 
-def test_verify_and_gc_in_the_background(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_verify_and_gc_in_the_background(client: TestClient, store: kedge.CheckpointManager) -> None:
     saved = store.save("j", "s", {"a": np.random.default_rng(0).bytes(400_000)})
     store.delete("j", saved)
     for kind in ("verify", "gc"):
@@ -269,7 +269,7 @@ def test_verify_and_gc_in_the_background(client: TestClient, store: holdfast.Che
     assert [job.name for job in store.jobs()] == ["j"]  # tasks are kept elsewhere
 
 
-def test_leases(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_leases(client: TestClient, store: kedge.CheckpointManager) -> None:
     lease = client.post(f"{V1}/jobs/j/lease", json={"holder": "me", "ttl_s": 30}).json()
     assert client.post(f"{V1}/jobs/j/lease", json={"holder": "you"}).status_code == 409
     assert client.post(f"{V1}/jobs/j/checkpoints", json={"step": "s", "state": 1}).status_code == 409
@@ -278,20 +278,20 @@ def test_leases(client: TestClient, store: holdfast.CheckpointManager) -> None:
     assert client.delete(f"{V1}/jobs/j/lease", params={"token": lease["token"]}).status_code == 204
     assert client.put(f"{V1}/jobs/j/lease", json={"token": lease["token"]}).status_code == 409
     assert save(client)["seq"] == 2
-    assert "holdfast_lease_conflicts_total 3.0" in client.get("/metrics").text
+    assert "kedge_lease_conflicts_total 3.0" in client.get("/metrics").text
 
 
-def test_money_and_containers(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_money_and_containers(client: TestClient, store: kedge.CheckpointManager) -> None:
     bill = {"paid": 1, "found": 2, "spent": "0.5", "saved": "1.25", "model": "small-1"}
     store.save("llm:calls", "call", None, metadata=bill)
     store.save("container:web", "frozen", {"state": 1})
     found = client.get(f"{V1}/llm/stats").json()
     assert (found["total"]["spent"], found["groups"][0]["key"]) == ("0.5", {"model": "small-1"})
     assert [c["job"] for c in client.get(f"{V1}/containers").json()["checkpoints"]] == ["container:web"]
-    assert 'holdfast_llm_saved_dollars{namespace="default"} 1.25' in client.get("/metrics").text
+    assert 'kedge_llm_saved_dollars{namespace="default"} 1.25' in client.get("/metrics").text
 
 
-def test_the_audit_log_is_proved(client: TestClient, store: holdfast.CheckpointManager, place: Path) -> None:
+def test_the_audit_log_is_proved(client: TestClient, store: kedge.CheckpointManager, place: Path) -> None:
     import sqlite3
 
     for n in range(3):
@@ -303,7 +303,7 @@ def test_the_audit_log_is_proved(client: TestClient, store: holdfast.CheckpointM
     assert client.get(f"{V1}/audit/verify").json()["broken_at"] == 2
 
 
-def test_events_resume_where_they_broke(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_events_resume_where_they_broke(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = [store.save("j", "s", n) for n in range(3)]
 
     def first(count: int, **headers: str) -> list[dict[str, str]]:
@@ -337,7 +337,7 @@ def test_events_resume_where_they_broke(client: TestClient, store: holdfast.Chec
     assert json.loads(void["data"])["detail"] == {"asked": newest + 7}
 
 
-def test_an_address_that_nobody_has_is_a_page_for_who_reads_pages(store: holdfast.CheckpointManager) -> None:
+def test_an_address_that_nobody_has_is_a_page_for_who_reads_pages(store: kedge.CheckpointManager) -> None:
     browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     with client_of(create_app(store, root_path="/below")) as client:
         shown = client.get("/nope", headers=browser)
@@ -350,7 +350,7 @@ def test_an_address_that_nobody_has_is_a_page_for_who_reads_pages(store: holdfas
 
 
 def test_what_a_page_remembers_is_of_its_own_store() -> None:
-    with holdfast.open("memory:") as one, holdfast.open("memory:") as other:
+    with kedge.open("memory:") as one, kedge.open("memory:") as other:
         workflows = Workflows(one)
         workflows.create_checkpoint(workflows.start_workflow_execution("w", "w"), "s", "a", approval_required=True)
         one.save("j", "s", np.random.default_rng(0).bytes(50_000))
@@ -365,13 +365,13 @@ def test_what_a_page_remembers_is_of_its_own_store() -> None:
     assert added[1] == stored[1]
 
 
-def test_health_metrics_and_headers(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_health_metrics_and_headers(client: TestClient, store: kedge.CheckpointManager) -> None:
     save(client)
     assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
     numbers = client.get("/metrics").text
-    assert 'holdfast_saves_total{namespace="default"} 1.0' in numbers
-    assert 'holdfast_http_requests_total{method="POST",route="/api/v1/jobs/{job}/checkpoints",status="201"}' in numbers
-    assert 'holdfast_llm_saved_dollars{namespace="default"} 0.0' in numbers
+    assert 'kedge_saves_total{namespace="default"} 1.0' in numbers
+    assert 'kedge_http_requests_total{method="POST",route="/api/v1/jobs/{job}/checkpoints",status="201"}' in numbers
+    assert 'kedge_llm_saved_dollars{namespace="default"} 0.0' in numbers
     answer = client.get("/healthz", headers={"X-Request-ID": "abc-12345"})
     assert answer.headers["x-request-id"] == "abc-12345"
     policy = answer.headers["content-security-policy"]
@@ -393,7 +393,7 @@ def test_problems_say_what_and_what_to_do(client: TestClient, place: Path) -> No
     assert "Traceback" not in broken.text
 
 
-def test_mounted_under_a_prefix(store: holdfast.CheckpointManager) -> None:
+def test_mounted_under_a_prefix(store: kedge.CheckpointManager) -> None:
     from fastapi import FastAPI
 
     outer = FastAPI()
@@ -407,7 +407,7 @@ def test_mounted_under_a_prefix(store: holdfast.CheckpointManager) -> None:
         assert save(client, prefix="/checkpoints")["seq"] == 1
 
 
-def test_spans_when_telemetry_is_configured(store: holdfast.CheckpointManager) -> None:
+def test_spans_when_telemetry_is_configured(store: kedge.CheckpointManager) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -420,7 +420,7 @@ def test_spans_when_telemetry_is_configured(store: holdfast.CheckpointManager) -
     assert any("/api/v1/jobs" in name for name in names), names
 
 
-def test_limits_of_size(store: holdfast.CheckpointManager) -> None:
+def test_limits_of_size(store: kedge.CheckpointManager) -> None:
     limits = Limits(body_bytes=20_000, json_bytes=5_000, header_bytes=4_000)
     with client_of(create_app(store, limits=limits)) as client:
         url = f"{V1}/jobs/j/checkpoints"
@@ -442,7 +442,7 @@ def test_limits_of_size(store: holdfast.CheckpointManager) -> None:
 
 
 def test_a_page_without_its_script_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from holdfast.server.page import rendering
+    from kedge.server.page import rendering
 
     monkeypatch.setattr(rendering, "STATIC", tmp_path)
     rendering._mark.cache_clear()

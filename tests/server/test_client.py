@@ -16,30 +16,30 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.cli.app import cli
-from holdfast.client import AsyncClient, Client
-from holdfast.client.calls import Endpoint, Endpoints
-from holdfast.client.remote import RemoteManager
-from holdfast.model import Lease
-from holdfast.server import create_app
-from holdfast.workflow import Workflows
+import kedge
+from kedge.cli.app import cli
+from kedge.client import AsyncClient, Client
+from kedge.client.calls import Endpoint, Endpoints
+from kedge.client.remote import RemoteManager
+from kedge.model import Lease
+from kedge.server import create_app
+from kedge.workflow import Workflows
 from tests.server.conftest import listening
 
 
 @pytest.fixture
-def url(store: holdfast.CheckpointManager) -> Iterator[str]:
+def url(store: kedge.CheckpointManager) -> Iterator[str]:
     with listening(create_app(store)) as url:
         yield url
 
 
 @pytest.fixture
-def remote(url: str) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(url) as manager:
+def remote(url: str) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(url) as manager:
         yield manager
 
 
-def test_any_state_comes_back_as_it_was(remote: holdfast.CheckpointManager, store: holdfast.CheckpointManager) -> None:
+def test_any_state_comes_back_as_it_was(remote: kedge.CheckpointManager, store: kedge.CheckpointManager) -> None:
     assert isinstance(remote, RemoteManager)
     state = {
         "tuple": (1, {2, 3}, frozenset({4})),
@@ -67,7 +67,7 @@ def test_any_state_comes_back_as_it_was(remote: holdfast.CheckpointManager, stor
     assert remote.get(saved) == store.get(saved)
 
 
-def test_finding_and_changing(remote: holdfast.CheckpointManager, store: holdfast.CheckpointManager) -> None:
+def test_finding_and_changing(remote: kedge.CheckpointManager, store: kedge.CheckpointManager) -> None:
     ids = [remote.save("j", f"s{n}", n, idempotency_key=f"k{n}") for n in range(5)]
     assert [c.id for c in remote.list("j")] == ids
     assert [c.id for c in remote.list("j", limit=2)] == ids[-2:]
@@ -80,7 +80,7 @@ def test_finding_and_changing(remote: holdfast.CheckpointManager, store: holdfas
     assert remote.restore("j", ids[1]) == 1
     assert remote.tag(ids[0], a="1").tags == {"a": "1"}
     assert remote.pin(ids[0]).is_pinned
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         remote.delete("j", ids[0])
     assert remote.delete("j", ids[1])
     assert not remote.delete("j", ids[1])
@@ -88,7 +88,7 @@ def test_finding_and_changing(remote: holdfast.CheckpointManager, store: holdfas
     assert (branch.job, branch.parent, state) == ("b", ids[0], 0)
     assert len(remote.copy("j", "c")) == 4
     assert remote.diff(ids[2], ids[3]).changed == 1
-    plan = remote.apply(holdfast.RetentionPolicy(keep_last=1), job="j")
+    plan = remote.apply(kedge.RetentionPolicy(keep_last=1), job="j")
     assert [c.id for c in plan.delete] == [ids[2], ids[3]]
     assert remote.cleanup("j", 1) == 2
     assert remote.verify().is_ok
@@ -100,37 +100,37 @@ def test_finding_and_changing(remote: holdfast.CheckpointManager, store: holdfas
     assert remote.audit() == store.audit()
 
 
-def test_errors_are_the_same(remote: holdfast.CheckpointManager) -> None:
-    with pytest.raises(holdfast.NotFound):
+def test_errors_are_the_same(remote: kedge.CheckpointManager) -> None:
+    with pytest.raises(kedge.NotFound):
         remote.get("none_1_00000000")
-    with pytest.raises(holdfast.InvalidName):
+    with pytest.raises(kedge.InvalidName):
         remote.save("a b", "s", 1)
-    with pytest.raises(holdfast.UnsupportedType):
+    with pytest.raises(kedge.UnsupportedType):
         remote.save("j", "s", {"x": object()})
     remote.save("j", "s", 1, idempotency_key="k")
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         remote.save("j", "s", 2, idempotency_key="k")
-    with remote.lease("j"), pytest.raises(holdfast.LeaseHeld):
+    with remote.lease("j"), pytest.raises(kedge.LeaseHeld):
         remote.save("j", "s", 1)
-    with pytest.raises(holdfast.Unavailable), holdfast.open("http://127.0.0.1:9") as nobody:
+    with pytest.raises(kedge.Unavailable), kedge.open("http://127.0.0.1:9") as nobody:
         nobody.list("j")
 
 
-def test_what_is_not_available_says_so(remote: holdfast.CheckpointManager, tmp_path: Path) -> None:
+def test_what_is_not_available_says_so(remote: kedge.CheckpointManager, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     saved = remote.save("j", "s", 1)
     for attempt in (
-        lambda: remote.save("j", "s", {"f": holdfast.File(tmp_path / "f")}),
+        lambda: remote.save("j", "s", {"f": kedge.File(tmp_path / "f")}),
         lambda: remote.load(saved, mapped=True),
         lambda: remote.copy_to(remote),
         remote.rebuild,
     ):
-        with pytest.raises(holdfast.Validation, match="not available over HTTP"):
+        with pytest.raises(kedge.Validation, match="not available over HTTP"):
             attempt()
 
 
 def test_a_service_believes_nobody_that_a_checkpoint_is_damaged(
-    remote: holdfast.CheckpointManager, store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+    remote: kedge.CheckpointManager, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a client got may be spoilt on its way: the service reads for itself."""
     saved = remote.save("j", "s", {"blob": random.Random(1).randbytes(300_000)})
@@ -153,11 +153,11 @@ def test_every_public_method_is_thought_of() -> None:
         "set_status", "copy_to", "follow_to", "cleanup", "lease", "take_lease", "renew_lease", "break_lease", "events",
         "audit", "watch", "on_close", "acting_as", "close",
     }  # fmt: skip
-    public = {name for name, _ in inspect.getmembers(holdfast.CheckpointManager, inspect.isfunction) if name[0] != "_"}
+    public = {name for name, _ in inspect.getmembers(kedge.CheckpointManager, inspect.isfunction) if name[0] != "_"}
     assert public - through_store == public & vars(RemoteManager).keys()
 
 
-def test_pipelines_and_workflows_over_http(url: str, store: holdfast.CheckpointManager) -> None:
+def test_pipelines_and_workflows_over_http(url: str, store: kedge.CheckpointManager) -> None:
     calls: list[int] = []
 
     def work() -> int:
@@ -165,11 +165,11 @@ def test_pipelines_and_workflows_over_http(url: str, store: holdfast.CheckpointM
         return 42
 
     for _ in range(2):
-        with holdfast.run("nightly", store=url) as run:
+        with kedge.run("nightly", store=url) as run:
             assert run.step("one", work) == 42
             assert run.map(lambda n: n * 2, range(5), key=str, name="double", workers=2) == [0, 2, 4, 6, 8]
     assert calls == [1]
-    with holdfast.open(url) as remote:
+    with kedge.open(url) as remote:
         workflows = Workflows(remote)
         execution = workflows.start_workflow_execution("c", "w")
         workflows.create_checkpoint(execution, "ask", "agent", approval_required=True)
@@ -213,7 +213,7 @@ def test_both_clients_have_every_call(url: str) -> None:
         async with AsyncClient(url) as client:
             saved = await client.save_json("j", "s", {"n": 1}, idempotency_key="k")
             page = await client.checkpoints("j")
-            with pytest.raises(holdfast.NotFound):
+            with pytest.raises(kedge.NotFound):
                 await client.checkpoint("none_1_00000000")
             return saved, page.items, await client.state(saved.id)
 
@@ -227,9 +227,9 @@ def test_both_clients_have_every_call(url: str) -> None:
             assert callable(getattr(client, name))
 
 
-def test_every_operation_is_a_call(store: holdfast.CheckpointManager) -> None:
+def test_every_operation_is_a_call(store: kedge.CheckpointManager) -> None:
     """But what only a browser needs, and bytes and streams, which are no documents."""
-    policy = holdfast.RetentionPolicy(keep_last=1)
+    policy = kedge.RetentionPolicy(keep_last=1)
     values = {"str": "x", "bool": True, "Lease": Lease("j", 1, "", 1), "RetentionPolicy": policy}
     described = []
     for endpoint in vars(Endpoints).values():
@@ -261,7 +261,7 @@ def test_a_workflow_by_calls(url: str) -> None:
         assert client.end_execution(execution)
         assert client.executions("completed").items[0]["execution_id"] == execution
         assert (client.tasks(), client.containers().items, client.llm_stats()["answers"]) == ([], [], 0)
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(kedge.NotFound):
             client.attempts("none")
 
 
@@ -270,15 +270,15 @@ def test_a_token_in_the_address_or_the_environment(
 ) -> None:
     text = make_token("remote", "write", "tenant")
     with listening(create_app(place)) as url:
-        with pytest.raises(holdfast.Unauthorized), holdfast.open(url) as nobody:
+        with pytest.raises(kedge.Unauthorized), kedge.open(url) as nobody:
             nobody.jobs()
-        with holdfast.open(url.replace("://", f"://:{text}@")) as known:
+        with kedge.open(url.replace("://", f"://:{text}@")) as known:
             saved = known.save("j", "s", 1)
             assert text not in repr(known)
-        monkeypatch.setenv("HOLDFAST_TOKEN", text)
-        with holdfast.open(url, namespace="tenant") as known:
+        monkeypatch.setenv("KEDGE_TOKEN", text)
+        with kedge.open(url, namespace="tenant") as known:
             assert known.get(saved).job == "j"
-        with pytest.raises(holdfast.NotAllowed), holdfast.open(url, namespace="other") as other:
+        with pytest.raises(kedge.NotAllowed), kedge.open(url, namespace="other") as other:
             other.jobs()
 
 

@@ -11,8 +11,8 @@ from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
-import holdfast
-from holdfast.server import create_app
+import kedge
+from kedge.server import create_app
 
 V1 = "/api/v1"
 SAVE = f"{V1}/jobs/j/checkpoints"
@@ -22,7 +22,7 @@ TRAVERSALS = ["../", "../../etc/passwd", "..%2f..%2fetc%2fpasswd", "/etc/passwd"
 
 
 @pytest.fixture
-def before(store: holdfast.CheckpointManager) -> int:
+def before(store: kedge.CheckpointManager) -> int:
     store.save("kept", "s", {"n": 1})
     return len(store.events())
 
@@ -52,7 +52,7 @@ def before(store: holdfast.CheckpointManager) -> int:
         (json.dumps({"step": "s", "metadata": {"x": "y" * 70_000}}).encode(), 422),
     ],
 )
-def test_bodies(client: TestClient, store: holdfast.CheckpointManager, before: int, body: bytes, status: int) -> None:
+def test_bodies(client: TestClient, store: kedge.CheckpointManager, before: int, body: bytes, status: int) -> None:
     answer = client.post(SAVE, content=body, headers=JSON)
     assert answer.status_code == status, answer.text[:500]
     assert answer.headers["content-type"] == "application/problem+json"
@@ -60,7 +60,7 @@ def test_bodies(client: TestClient, store: holdfast.CheckpointManager, before: i
     assert len(store.events()) == before
 
 
-def test_other_media_types(client: TestClient, store: holdfast.CheckpointManager, before: int) -> None:
+def test_other_media_types(client: TestClient, store: kedge.CheckpointManager, before: int) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/xml", ""):
         assert client.post(SAVE, content=b'{"step": "s"}', headers={"content-type": kind}).status_code == 415
     broken = {"content-type": "multipart/form-data; boundary=x"}
@@ -71,7 +71,7 @@ def test_other_media_types(client: TestClient, store: holdfast.CheckpointManager
 
 @pytest.mark.parametrize("text", TRAVERSALS)
 def test_traversal_in_every_parameter(
-    client: TestClient, store: holdfast.CheckpointManager, before: int, text: str, place: Path
+    client: TestClient, store: kedge.CheckpointManager, before: int, text: str, place: Path
 ) -> None:
     from urllib.parse import quote
 
@@ -118,9 +118,9 @@ def test_hostile_names_come_back_as_text(client: TestClient) -> None:
     assert attached.headers["content-disposition"].startswith("attachment")
 
 
-def test_many_at_once_are_told_to_come_back(store: holdfast.CheckpointManager) -> None:
+def test_many_at_once_are_told_to_come_back(store: kedge.CheckpointManager) -> None:
     """Beyond the limit: 503 with Retry-After, at once."""
-    from holdfast.server.limits import Limits
+    from kedge.server.limits import Limits
     from tests.server.conftest import client_of
 
     with client_of(create_app(store, limits=Limits(concurrent=0))) as client:
@@ -128,7 +128,7 @@ def test_many_at_once_are_told_to_come_back(store: holdfast.CheckpointManager) -
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
 
-def test_headers_nobody_expects(client: TestClient, store: holdfast.CheckpointManager, before: int) -> None:
+def test_headers_nobody_expects(client: TestClient, store: kedge.CheckpointManager, before: int) -> None:
     headers: list[dict[str, Any]] = [
         {"Idempotency-Key": "x" * 300},
         {"Authorization": "Basic abc"},

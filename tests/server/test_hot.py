@@ -11,10 +11,10 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-import holdfast
-from holdfast.server import create_app
-from holdfast.server.hot import SMALL_BYTES, Hot
-from holdfast.server.tokens import ACCESS, Tokens
+import kedge
+from kedge.server import create_app
+from kedge.server.hot import SMALL_BYTES, Hot
+from kedge.server.tokens import ACCESS, Tokens
 from tests.server.conftest import client_of, listening
 
 V1 = "/api/v1"
@@ -33,7 +33,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     async def answer(self: Hot, *args: Any) -> Any:
         try:
             rest = await real(self, *args)
-        except holdfast.CheckpointError:
+        except kedge.CheckpointError:
             taken.append(True)
             raise
         taken.append(rest is None)
@@ -44,7 +44,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.fixture
-def client(store: holdfast.CheckpointManager) -> Iterator[TestClient]:
+def client(store: kedge.CheckpointManager) -> Iterator[TestClient]:
     with client_of(create_app(store)) as client:
         client.get(f"{V1}/jobs")  # whether there are tokens is known from now on
         yield client
@@ -81,7 +81,7 @@ def test_saves_are_answered_alike(client: TestClient, short: list[bool], body: b
 
 @pytest.mark.parametrize("name", ["", "none_1_00000000", "a b", "..", "%2e%2e%2fx", "x" * 200])
 def test_looks_are_answered_alike(
-    client: TestClient, store: holdfast.CheckpointManager, short: list[bool], name: str
+    client: TestClient, store: kedge.CheckpointManager, short: list[bool], name: str
 ) -> None:
     url = f"{V1}/checkpoints/{name or store.save('j', 's', 1, tags={'a': 'b'})}"
     short_answer, long_answer = client.get(url), client.get(url, params=LONG)
@@ -89,7 +89,7 @@ def test_looks_are_answered_alike(
     assert short == [not name, False]
 
 
-def test_keys_and_leases(client: TestClient, store: holdfast.CheckpointManager, short: list[bool]) -> None:
+def test_keys_and_leases(client: TestClient, store: kedge.CheckpointManager, short: list[bool]) -> None:
     def post(state: object, **headers: str) -> Any:
         return client.post(SAVE, json={"step": "s", "state": state}, headers=headers)
 
@@ -100,7 +100,7 @@ def test_keys_and_leases(client: TestClient, store: holdfast.CheckpointManager, 
         assert post(3).status_code == 409
     assert short == [True] * 4
     assert post(1, **{"Idempotency-Key": "x" * 257}).status_code == 422
-    assert "holdfast_lease_conflicts_total 1.0" in client.get("/metrics").text
+    assert "kedge_lease_conflicts_total 1.0" in client.get("/metrics").text
     assert [store.load(c.id) for c in store.list("j")] == [1]
 
 
@@ -112,7 +112,7 @@ def test_what_goes_the_long_way(client: TestClient, short: list[bool]) -> None:
         client.post(SAVE, json=small, headers={"Cookie": "a=b"}).status_code,
         client.post(SAVE, json=small, headers={"Origin": "http://evil.example"}).status_code,
         client.post(SAVE, json=small, headers={"X-Forwarded-For": "10.0.0.1"}).status_code,
-        client.post(SAVE, json=small, headers={"Authorization": "Bearer hf_wrong"}).status_code,
+        client.post(SAVE, json=small, headers={"Authorization": "Bearer kd_wrong"}).status_code,
         client.post(SAVE, json=small, headers={"Authorization": "Basic x"}).status_code,
         client.post(SAVE, content=iter([b'{"step": ', b'"s"}']), headers=JSON).status_code,
         client.post(SAVE, content=b"{}", headers={"content-type": "text/plain"}).status_code,
@@ -124,7 +124,7 @@ def test_what_goes_the_long_way(client: TestClient, short: list[bool]) -> None:
 
 def test_a_header_that_comes_twice_is_no_way_in(client: TestClient, short: list[bool]) -> None:
     """Which of two is meant, one place decides."""
-    twice = [("Authorization", "Bearer hf_wrong"), ("Authorization", "Bearer hf_wrong")]
+    twice = [("Authorization", "Bearer kd_wrong"), ("Authorization", "Bearer kd_wrong")]
     assert client.get(f"{V1}/checkpoints/x", headers=twice).status_code == 401
     assert short == [False]
 
@@ -137,7 +137,7 @@ def test_rules_hold_on_the_short_way(place: Path, make_token: Callable[..., str]
     def auth(text: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {text}"}
 
-    with client_of(create_app(place)) as client, holdfast.open(place, namespace=ACCESS) as manager:
+    with client_of(create_app(place)) as client, kedge.open(place, namespace=ACCESS) as manager:
         saved = client.post(SAVE, json={"step": "s", "state": 1}, headers=auth(texts["admin", "default"])).json()
         look = f"{V1}/checkpoints/{saved['id']}"
         for (scope, space), text in texts.items():
@@ -154,7 +154,7 @@ def test_rules_hold_on_the_short_way(place: Path, make_token: Callable[..., str]
         client.app.state.service.tokens._known.clear()  # type: ignore[attr-defined]
         assert client.post(SAVE, json={"step": "s"}, headers=auth(texts["write", "default"])).status_code == 401
         assert short == [False]
-    with holdfast.open(place) as own, holdfast.open(place, namespace="other") as other:
+    with kedge.open(place) as own, kedge.open(place, namespace="other") as other:
         assert {event.actor for event in own.events()} == {"write-default", "admin-default"}
         assert {event.actor for event in other.events()} == {"write-other", "admin-other"}
 
@@ -163,13 +163,13 @@ def test_many_savers_share_commits_and_not_their_mistakes(
     tmp_path: Path, short: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    real = holdfast.CheckpointManager.save_each
+    real = kedge.CheckpointManager.save_each
 
     def save_each(self: Any, saves: Any) -> Any:
         sizes.append(len(saves))
         return real(self, saves)
 
-    monkeypatch.setattr(holdfast.CheckpointManager, "save_each", save_each)
+    monkeypatch.setattr(kedge.CheckpointManager, "save_each", save_each)
     with listening(create_app(tmp_path / "store")) as url, ThreadPoolExecutor(12) as threads:
         httpx.get(f"{url}{V1}/jobs")
 
@@ -183,13 +183,13 @@ def test_many_savers_share_commits_and_not_their_mistakes(
         assert list(threads.map(work, range(12))) == [[201, 201, 404] * 3] * 12
     assert sum(sizes) > 54  # once a second somebody finds out the long way whether there are tokens
     assert max(sizes) > 1
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert [len(store.list(job)) for job in ("j0", "j1")] == [36, 36]
         assert store.verify().is_ok
         assert store.audit().broken_at is None
 
 
-def test_traced_requests_get_their_spans(store: holdfast.CheckpointManager) -> None:
+def test_traced_requests_get_their_spans(store: kedge.CheckpointManager) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -210,7 +210,7 @@ def test_a_defect_is_answered_counted_and_found_by_its_id(
         raise ZeroDivisionError("/a/path")
 
     for name in ("get", "save_each", "save_encoded"):
-        monkeypatch.setattr(holdfast.CheckpointManager, name, fail)
+        monkeypatch.setattr(kedge.CheckpointManager, name, fail)
     for query in ({}, LONG):
         looked = client.get(f"{V1}/checkpoints/x", params=query)
         saved = client.post(SAVE, json={"step": "s", "state": 1}, params=query)

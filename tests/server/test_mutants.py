@@ -13,22 +13,22 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-import holdfast.index.writes
-import holdfast.request
-import holdfast.server.auth
-import holdfast.server.hot
-import holdfast.server.limits
-import holdfast.server.routes.executions
-import holdfast.server.routes.older
-import holdfast.server.runner
-import holdfast.server.tokens
-import holdfast.server.turns
-import holdfast.server.uploads
-from holdfast.errors import Conflict
-from holdfast.server import create_app
-from holdfast.server.auth import Access, Needs
-from holdfast.server.limits import _Body
-from holdfast.server.tokens import Scope
+import kedge.index.writes
+import kedge.request
+import kedge.server.auth
+import kedge.server.hot
+import kedge.server.limits
+import kedge.server.routes.executions
+import kedge.server.routes.older
+import kedge.server.runner
+import kedge.server.tokens
+import kedge.server.turns
+import kedge.server.uploads
+from kedge.errors import Conflict
+from kedge.server import create_app
+from kedge.server.auth import Access, Needs
+from kedge.server.limits import _Body
+from kedge.server.tokens import Scope
 from tests.server import test_access, test_api, test_hot, test_older_routes, test_process
 from tests.server.conftest import client_of
 from tests.server.test_access import world  # noqa: F401 - a fixture
@@ -46,7 +46,7 @@ def runner() -> Runner:
 
 
 @pytest.fixture
-def client(store: holdfast.CheckpointManager, runner: Runner) -> Iterator[TestClient]:
+def client(store: kedge.CheckpointManager, runner: Runner) -> Iterator[TestClient]:
     """One that suits all of the tests below."""
     with client_of(create_app(store, runner)) as client:
         client.get("/api/v1/jobs")
@@ -55,38 +55,38 @@ def client(store: holdfast.CheckpointManager, runner: Runner) -> Iterator[TestCl
 
 def _no_scope() -> Any:
     def admit(self: Needs, caller: Any, namespace: str | None, service: Any) -> Access:
-        return Access(service, caller, holdfast.server.auth._namespace(caller, namespace, service.namespace))
+        return Access(service, caller, kedge.server.auth._namespace(caller, namespace, service.namespace))
 
     return mock.patch.object(Needs, "admit", admit)
 
 
 def _any_namespace() -> Any:
-    return mock.patch("holdfast.server.auth._namespace", lambda caller, wanted, default: wanted or default)
+    return mock.patch("kedge.server.auth._namespace", lambda caller, wanted, default: wanted or default)
 
 
 def _no_rule_on_the_short_way() -> Any:
-    return mock.patch("holdfast.server.hot.rule_of", return_value=Scope.READ)
+    return mock.patch("kedge.server.hot.rule_of", return_value=Scope.READ)
 
 
 def _no_key() -> Any:
     def parse(*args: Any, idempotency_key: str | None = None, **options: Any) -> Any:
-        return holdfast.request.parse_request(*args, **options)
+        return kedge.request.parse_request(*args, **options)
 
-    return mock.patch("holdfast.server.uploads.parse_request", parse)
+    return mock.patch("kedge.server.uploads.parse_request", parse)
 
 
 def _runner_twice() -> Any:
-    real = holdfast.server.runner.resume
+    real = kedge.server.runner.resume
 
     async def resume(*args: Any) -> None:
         await real(*args)
         await real(*args)
 
-    return mock.patch("holdfast.server.routes.older.resume", resume)
+    return mock.patch("kedge.server.routes.older.resume", resume)
 
 
 def _decided_again() -> Any:
-    real = holdfast.server.routes.executions.decide
+    real = kedge.server.routes.executions.decide
 
     def decide(*args: Any, **options: Any) -> None:
         try:
@@ -94,16 +94,16 @@ def _decided_again() -> Any:
         except Conflict:
             return
 
-    return mock.patch("holdfast.server.routes.executions.decide", decide)
+    return mock.patch("kedge.server.routes.executions.decide", decide)
 
 
 def _no_events() -> Any:
-    return mock.patch.object(holdfast.index.writes.Writes, "event", return_value=None)
+    return mock.patch.object(kedge.index.writes.Writes, "event", return_value=None)
 
 
 def _nobody_named() -> Any:
-    real = holdfast.CheckpointManager.acting_as
-    return mock.patch.object(holdfast.CheckpointManager, "acting_as", lambda self, _: real(self, self.actor))
+    real = kedge.CheckpointManager.acting_as
+    return mock.patch.object(kedge.CheckpointManager, "acting_as", lambda self, _: real(self, self.actor))
 
 
 def _any_size() -> Any:
@@ -114,43 +114,43 @@ def _any_size() -> Any:
 
 
 def _any_json() -> Any:
-    real = holdfast.server.uploads.receive
+    real = kedge.server.uploads.receive
 
     async def receive(request: Any, limits: Any) -> Any:
-        return await real(request, holdfast.server.limits.Limits())
+        return await real(request, kedge.server.limits.Limits())
 
-    return mock.patch("holdfast.server.routes.saves.receive", receive)
+    return mock.patch("kedge.server.routes.saves.receive", receive)
 
 
 def _any_host() -> Any:
-    real = holdfast.server.limits.Edge.__init__
+    real = kedge.server.limits.Edge.__init__
 
     def init(self: Any, app: Any, service: Any, hosts: Any, hot: Any) -> None:
         real(self, app, service, (), hot)
 
-    return mock.patch.object(holdfast.server.limits.Edge, "__init__", init)
+    return mock.patch.object(kedge.server.limits.Edge, "__init__", init)
 
 
 def _any_site() -> Any:
-    return mock.patch("holdfast.server.auth.refuse_other_sites", return_value=None)
+    return mock.patch("kedge.server.auth.refuse_other_sites", return_value=None)
 
 
 def _from_anywhere() -> Any:
-    return mock.patch("holdfast.server.auth._is_local", return_value=True)
+    return mock.patch("kedge.server.auth._is_local", return_value=True)
 
 
 def _valid_for_ever() -> Any:
-    return mock.patch.object(holdfast.server.tokens.Token, "is_valid", True)
+    return mock.patch.object(kedge.server.tokens.Token, "is_valid", True)
 
 
 def _first_answer_for_all() -> Any:
     """Who is served together gets one answer."""
-    real = holdfast.server.turns._deliver
+    real = kedge.server.turns._deliver
 
     def deliver(answers: Any) -> None:
         real([(answer, answers[0][1]) for answer, _ in answers])
 
-    return mock.patch("holdfast.server.turns._deliver", deliver)
+    return mock.patch("kedge.server.turns._deliver", deliver)
 
 
 NOTICED: dict[str, tuple[Patch, Callable[..., None]]] = {
@@ -180,7 +180,7 @@ def test_noticed(mutant: str, request: pytest.FixtureRequest) -> None:
     patch, test = NOTICED[mutant]
     with patch():
         given = {name: request.getfixturevalue(name) for name in inspect.signature(test).parameters}
-        with pytest.raises((AssertionError, holdfast.CheckpointError)):
+        with pytest.raises((AssertionError, kedge.CheckpointError)):
             test(**given)
 
 
@@ -193,7 +193,7 @@ def test_scope_of_a_route_is_noticed_by_the_matrix(request: pytest.FixtureReques
 
 def test_a_stop_without_drain_is_noticed(tmp_path: Path) -> None:
     """The stream that was open is cut off instead of ended."""
-    at_once = "import os, signal\nfrom holdfast.server import serving\n"
+    at_once = "import os, signal\nfrom kedge.server import serving\n"
     at_once += "serving._drain_on_signal = lambda _: signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
     with pytest.raises(httpx.RemoteProtocolError):
         test_process.stop_under_load(tmp_path / "store", before=at_once)

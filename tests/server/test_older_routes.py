@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-import holdfast
-from holdfast.server import create_app
+import kedge
+from kedge.server import create_app
 
 URL = "/api/checkpoints"
 FIELDS = {"checkpoint_id", "job_id", "step_name", "timestamp", "workflow_version", "workflow_name", "metadata"}
@@ -32,8 +32,8 @@ def client_of(app: Any) -> TestClient:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(tmp_path / "store") as manager:
+def store(tmp_path: Path) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(tmp_path / "store") as manager:
         yield manager
 
 
@@ -43,19 +43,19 @@ def runner() -> Runner:
 
 
 @pytest.fixture
-def client(store: holdfast.CheckpointManager, runner: Runner) -> Iterator[TestClient]:
+def client(store: kedge.CheckpointManager, runner: Runner) -> Iterator[TestClient]:
     with client_of(create_app(store, runner)) as client:
         yield client
 
 
-def saved(store: holdfast.CheckpointManager, count: int, job: str = "job_9") -> list[str]:
+def saved(store: kedge.CheckpointManager, count: int, job: str = "job_9") -> list[str]:
     return [
         store.save(job, f"step {n}", {"current_step": n, "values": [n] * n}, metadata={"workflow_name": "blog"})
         for n in range(count)
     ]
 
 
-def test_list_of_five_with_metadata_and_total(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_list_of_five_with_metadata_and_total(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = saved(store, 5)
     answer = client.get(URL, params={"job_id": "job_9"})
     assert answer.status_code == 200
@@ -80,7 +80,7 @@ def test_list_without_job_id_is_422(client: TestClient) -> None:
     assert answer.json().keys() == {"detail"}
 
 
-def test_get_with_state(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_get_with_state(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = saved(store, 3)
     body = client.get(f"{URL}/{ids[2]}").json()
     assert body.keys() == FIELDS | {"state_snapshot"}
@@ -95,7 +95,7 @@ def test_get_of_an_unknown_one_is_404(client: TestClient) -> None:
         assert "not found" in answer.json()["detail"]
 
 
-def test_restore_answers_restored(client: TestClient, store: holdfast.CheckpointManager, runner: Runner) -> None:
+def test_restore_answers_restored(client: TestClient, store: kedge.CheckpointManager, runner: Runner) -> None:
     (one,) = saved(store, 1)
     answer = client.post(f"{URL}/{one}/restore", json={"resume": False})
     assert answer.status_code == 200
@@ -110,7 +110,7 @@ def test_restore_answers_restored(client: TestClient, store: holdfast.Checkpoint
 
 
 def test_restore_and_resume_calls_the_runner_once(
-    client: TestClient, store: holdfast.CheckpointManager, runner: Runner
+    client: TestClient, store: kedge.CheckpointManager, runner: Runner
 ) -> None:
     ids = saved(store, 2)
     answer = client.post(f"{URL}/{ids[1]}/restore", json={"resume": True})
@@ -118,7 +118,7 @@ def test_restore_and_resume_calls_the_runner_once(
     assert runner.calls == [("job_9", {"current_step": 1, "values": [1]})]
 
 
-def test_resume_defaults_to_false(client: TestClient, store: holdfast.CheckpointManager, runner: Runner) -> None:
+def test_resume_defaults_to_false(client: TestClient, store: kedge.CheckpointManager, runner: Runner) -> None:
     (one,) = saved(store, 1)
     for body in ({}, {"json": {}}):
         answer = client.post(f"{URL}/{one}/restore", **body)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_restore_of_an_unknown_one_is_404(client: TestClient, runner: Runner) ->
     assert runner.calls == []
 
 
-def test_delete_is_204_and_gone_from_the_list(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_delete_is_204_and_gone_from_the_list(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = saved(store, 3)
     answer = client.delete(f"{URL}/{ids[1]}")
     assert (answer.status_code, answer.content) == (204, b"")
@@ -149,7 +149,7 @@ def test_delete_of_an_unknown_one_is_404(client: TestClient) -> None:
 
 @pytest.mark.parametrize(("keep", "deleted", "kept"), [(3, 2, 3), (10, 0, 5)])
 def test_cleanup_keeps_the_newest(
-    client: TestClient, store: holdfast.CheckpointManager, keep: int, deleted: int, kept: int
+    client: TestClient, store: kedge.CheckpointManager, keep: int, deleted: int, kept: int
 ) -> None:
     ids = saved(store, 5)
     answer = client.post(f"{URL}/cleanup", json={"job_id": "job_9", "keep_last": keep})
@@ -162,7 +162,7 @@ def test_cleanup_keeps_the_newest(
 
 @pytest.mark.parametrize("keep", [0, 101])
 def test_cleanup_refuses_keep_last_outside_1_to_100(
-    client: TestClient, store: holdfast.CheckpointManager, keep: int
+    client: TestClient, store: kedge.CheckpointManager, keep: int
 ) -> None:
     saved(store, 2)
     answer = client.post(f"{URL}/cleanup", json={"job_id": "job_9", "keep_last": keep})
@@ -174,7 +174,7 @@ def test_cleanup_without_job_id_is_422(client: TestClient) -> None:
     assert client.post(f"{URL}/cleanup", json={"keep_last": 3}).status_code == 422
 
 
-def test_cleanup_keeps_ten_by_default(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_cleanup_keeps_ten_by_default(client: TestClient, store: kedge.CheckpointManager) -> None:
     saved(store, 15)
     body = client.post(f"{URL}/cleanup", json={"job_id": "job_9"}).json()
     assert (body["deleted_count"], body["kept_count"]) == (5, 10)
@@ -184,10 +184,10 @@ def test_a_service_without_a_store_makes_one(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     with client_of(create_app()) as client:
         assert client.get(URL, params={"job_id": "job_9"}).json()["total"] == 0
-    assert (tmp_path / ".holdfast" / "holdfast-store").is_file()
+    assert (tmp_path / ".kedge" / "kedge-store").is_file()
 
 
-def test_ten_concurrent_reads_succeed(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_ten_concurrent_reads_succeed(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = saved(store, 3)
     with ThreadPoolExecutor(10) as threads:
         answers = list(threads.map(lambda n: client.get(f"{URL}/{ids[n % 3]}"), range(10)))
@@ -195,7 +195,7 @@ def test_ten_concurrent_reads_succeed(client: TestClient, store: holdfast.Checkp
     assert [answer.json()["state_snapshot"]["current_step"] for answer in answers] == [n % 3 for n in range(10)]
 
 
-def test_lifecycle(client: TestClient, store: holdfast.CheckpointManager) -> None:
+def test_lifecycle(client: TestClient, store: kedge.CheckpointManager) -> None:
     ids = saved(store, 7)
     assert client.get(URL, params={"job_id": "job_9"}).json()["total"] == 7
     assert client.get(f"{URL}/{ids[3]}").json()["state_snapshot"]["current_step"] == 3
@@ -206,7 +206,7 @@ def test_lifecycle(client: TestClient, store: holdfast.CheckpointManager) -> Non
 
 
 def test_lifecycle_restore_with_resume_calls_the_runner(
-    client: TestClient, store: holdfast.CheckpointManager, runner: Runner
+    client: TestClient, store: kedge.CheckpointManager, runner: Runner
 ) -> None:
     ids = saved(store, 2)
     client.post(f"{URL}/{ids[0]}/restore", json={"resume": True})
@@ -216,7 +216,7 @@ def test_lifecycle_restore_with_resume_calls_the_runner(
 # Beyond the 21: what the older service got wrong.
 
 
-def test_a_runner_that_takes_only_the_job_works(store: holdfast.CheckpointManager) -> None:
+def test_a_runner_that_takes_only_the_job_works(store: kedge.CheckpointManager) -> None:
     class Older:
         calls: list[str] = []  # noqa: RUF012
 
@@ -229,7 +229,7 @@ def test_a_runner_that_takes_only_the_job_works(store: holdfast.CheckpointManage
     assert Older.calls == ["job_9"]
 
 
-def test_a_refusal_of_the_runner_is_reported(store: holdfast.CheckpointManager) -> None:
+def test_a_refusal_of_the_runner_is_reported(store: kedge.CheckpointManager) -> None:
     runner = Runner(answer=False)
     (one,) = saved(store, 1)
     with client_of(create_app(store, runner)) as client:
@@ -239,7 +239,7 @@ def test_a_refusal_of_the_runner_is_reported(store: holdfast.CheckpointManager) 
     assert len(runner.calls) == 1
 
 
-def test_a_failure_of_the_runner_is_reported_without_its_text(store: holdfast.CheckpointManager) -> None:
+def test_a_failure_of_the_runner_is_reported_without_its_text(store: kedge.CheckpointManager) -> None:
     class Broken:
         def resume_job(self, job_id: str, state: object) -> None:
             raise RuntimeError("/secret/path")
@@ -251,7 +251,7 @@ def test_a_failure_of_the_runner_is_reported_without_its_text(store: holdfast.Ch
     assert "secret" not in answer.text
 
 
-def test_damaged_data_is_400(client: TestClient, store: holdfast.CheckpointManager, tmp_path: Path) -> None:
+def test_damaged_data_is_400(client: TestClient, store: kedge.CheckpointManager, tmp_path: Path) -> None:
     import sqlite3
 
     (one,) = saved(store, 1)

@@ -11,21 +11,21 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
-import holdfast
-from holdfast.server import create_app
-from holdfast.server.tokens import ACCESS, Tokens
+import kedge
+from kedge.server import create_app
+from kedge.server.tokens import ACCESS, Tokens
 
-EXAMPLES = int(os.environ.get("HOLDFAST_SCHEMATHESIS_EXAMPLES", "2"))
+EXAMPLES = int(os.environ.get("KEDGE_SCHEMATHESIS_EXAMPLES", "2"))
 
 
 def _make() -> tuple[Any, str]:
-    place = Path(tempfile.mkdtemp(prefix="holdfast-openapi-")) / "store"
-    with holdfast.open(place, namespace=ACCESS) as manager:
+    place = Path(tempfile.mkdtemp(prefix="kedge-openapi-")) / "store"
+    with kedge.open(place, namespace=ACCESS) as manager:
         _, token = Tokens(manager).create("tester", "admin", ["default"])
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for n in range(3):
             store.save("nightly-etl", f"step {n}", {"n": n, "a": [1, 2, {"b": None}]})
-        with holdfast.run("a-run", store=store) as run:
+        with kedge.run("a-run", store=store) as run:
             run.step("one", lambda: 1)
     return create_app(place, allow_hosts=()), token
 

@@ -1,4 +1,4 @@
-"""`holdfast serve` as a process: started, stopped in the middle of work, attacked slowly."""
+"""`kedge serve` as a process: started, stopped in the middle of work, attacked slowly."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.cli.app import cli
+import kedge
+from kedge.cli.app import cli
 
 
 @contextmanager
 def serving(place: Path, *arguments: str, before: str = "pass") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its URL, once it is ready; `before` is Python that it runs first."""
-    start = f"{before}\nfrom holdfast.cli import main\nmain()"
+    start = f"{before}\nfrom kedge.cli import main\nmain()"
     command = [sys.executable, "-c", start, "serve", "--store", str(place), "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -90,7 +90,7 @@ def stop_under_load(place: Path, before: str = "pass") -> None:
             for saver in savers:
                 saver.result()
             assert listener.result() > 0  # the stream ended by itself
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert len(acknowledged) > 60
         for each in acknowledged:
             assert store.exists(each)
@@ -140,7 +140,7 @@ def test_the_token_commands(tmp_path: Path) -> None:
         return json.loads(done.stdout)
 
     made = run("token", "create", "ci", "--scope", "write", "--namespace", "team", "--for", "other", "--expires", "30")
-    assert made["token"].startswith("hf_")
+    assert made["token"].startswith("kd_")
     assert made["about"]["namespaces"] == ["team", "other"]
     assert "digest" not in made["about"]
     assert run("token", "list")["tokens"][0]["valid"]
@@ -153,7 +153,7 @@ def test_the_audit_command(tmp_path: Path) -> None:
     import sqlite3
 
     place = tmp_path / "store"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for n in range(3):
             store.save("j", "s", n)
 
@@ -163,7 +163,7 @@ def test_the_audit_command(tmp_path: Path) -> None:
 
     code, first = verify()
     assert (code, first["ok"], first["entries"]) == (0, True, 3)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         store.save("j", "s", 4)
     assert verify("--expect", first["mark"])[0] == 0
     with sqlite3.connect(place / "index.sqlite") as db:
@@ -174,9 +174,9 @@ def test_the_audit_command(tmp_path: Path) -> None:
 
 def test_slow_callers_do_not_hold_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body, or a head, that does not come."""
-    from holdfast.server import create_app
-    from holdfast.server.limits import Limits
-    from holdfast.server.protocol import BoundedHttp
+    from kedge.server import create_app
+    from kedge.server.limits import Limits
+    from kedge.server.protocol import BoundedHttp
     from tests.server.conftest import listening
 
     monkeypatch.setattr(BoundedHttp, "head_s", 0.3)
@@ -191,13 +191,13 @@ def test_slow_callers_do_not_hold_a_place(tmp_path: Path, monkeypatch: pytest.Mo
             head_only.sendall(b"GET /healthz HTTP/1.1\r\nHos")
             assert head_only.recv(1000) == b""  # closed
         assert httpx.get(f"{url}/healthz").status_code == 200
-    assert os.environ.get("HOLDFAST_SERVE") is None
+    assert os.environ.get("KEDGE_SERVE") is None
 
 
 def test_no_more_streams_than_allowed_even_when_all_come_at_once(tmp_path: Path) -> None:
     """Whoever leaves gives the place back."""
-    from holdfast.server import create_app
-    from holdfast.server.limits import Limits
+    from kedge.server import create_app
+    from kedge.server.limits import Limits
     from tests.server.conftest import listening
 
     app = create_app(tmp_path / "store", limits=Limits(streams=2))

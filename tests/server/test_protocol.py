@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.server import create_app
-from holdfast.server.protocol import BoundedHttp
+from kedge.server import create_app
+from kedge.server.protocol import BoundedHttp
 from tests.server.conftest import listening
 from tests.waiting import wait_for
 

@@ -59,7 +59,7 @@ class Cluster:
         return f"postgresql://postgres@/{database}?host={self.folder}"
 
     def empty_database(self, url: str | None = None) -> str:
-        """The URL of a database in which nothing of Holdfast is left."""
+        """The URL of a database in which nothing of Kedge is left."""
         import psycopg
 
         url = url or self.url("postgres")
@@ -69,7 +69,7 @@ class Cluster:
                 "AND datname = 'postgres'"
             )
             db.execute("DROP VIEW IF EXISTS pipeline_checkpoints CASCADE")
-            db.execute("DROP SCHEMA IF EXISTS holdfast CASCADE")
+            db.execute("DROP SCHEMA IF EXISTS kedge CASCADE")
             db.execute("DROP TABLE IF EXISTS item")  # of examples/kubernetes
         return url
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.waiting import wait_for
 
-KEY, SECRET = "holdfast-test", "holdfast-test-secret"
-BUCKET = "holdfast"
+KEY, SECRET = "kedge-test", "kedge-test-secret"
+BUCKET = "kedge"
 
 
 def weed() -> str | None:

@@ -63,7 +63,7 @@ def main() -> int:
     for name in chosen.names or NAMES:
         print(f"{name} …", flush=True)
         start = time.monotonic()
-        folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{name}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"kedge-{name}-"))
         try:
             numbers = _run(name, chosen, folder)
             result = ", ".join(f"{key} {value:,.0f}" for key, value in numbers.items())
@@ -99,7 +99,7 @@ def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float
 
 def _pytest(path: str, minutes: float) -> str:
     """What pytest says of a test file, hypothesis with many more and longer examples; "" when the time is over."""
-    environment = {**os.environ, "HOLDFAST_HYPOTHESIS_PROFILE": "torture"}
+    environment = {**os.environ, "KEDGE_HYPOTHESIS_PROFILE": "torture"}
     command = [sys.executable, "-m", "pytest", "-q", path, "--timeout", "0"]
     root = Path(__file__).parents[2]
     try:

@@ -48,10 +48,10 @@ def kill_agents(folder: Path, *, kills: int, seed: int, until: float = float("in
 def _work(store: Path, log: Path, thread: str) -> None:
     """In the child: run or resume the thread, then leave without any of the parent's exit handlers."""
     try:
-        from holdfast.integrations.langgraph import HoldfastSaver
+        from kedge.integrations.langgraph import KedgeSaver
 
         config: Any = {"configurable": {"thread_id": thread}}
-        with HoldfastSaver(store) as saver:
+        with KedgeSaver(store) as saver:
             graph = _graph(log).compile(checkpointer=saver)
             is_new = saver.get_tuple(config) is None
             result = graph.invoke({"done": []} if is_new else None, config, durability="sync")
@@ -99,7 +99,7 @@ def _check(log: Path, thread: str) -> None:
 def torture(minutes: float, folder: Path) -> dict[str, float]:
     import langgraph.graph  # noqa: F401 - once, for all children
 
-    import holdfast.integrations.langgraph  # noqa: F401
+    import kedge.integrations.langgraph  # noqa: F401
 
     return kill_agents(folder, kills=200, seed=time.time_ns(), until=time.monotonic() + 60 * minutes)
 
@@ -109,7 +109,7 @@ if __name__ == "__main__":
 
     import langgraph.graph  # noqa: F401
 
-    import holdfast.integrations.langgraph  # noqa: F401
+    import kedge.integrations.langgraph  # noqa: F401
 
     with tempfile.TemporaryDirectory() as place:
         print(kill_agents(Path(place), kills=int(sys.argv[1]), seed=int(sys.argv[2])))

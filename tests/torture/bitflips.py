@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import holdfast
+import kedge
 
 from .children import Child, Report
 from .ledger import Ledger, Violation, about
@@ -23,7 +23,7 @@ CONTENT = (("small", 1), ("packed", 2), ("inline", 3), ("tree", 4), ("small", 5)
 def fill(report: Report, _: Connection, place: str, leave_log: bool) -> None:
     """One half of the content in the database proper, the other in its log if wanted; then wait to be killed."""
     for is_last, part in ((False, CONTENT[:4]), (True, CONTENT[4:])):
-        store = holdfast.open(place)
+        store = kedge.open(place)
         for kind, seed in part:
             tags = {"kind": kind}
             saved = store.save(
@@ -94,7 +94,7 @@ class Subject:
             if damage:
                 damage.apply(place)
             return self._examine(place)
-        except holdfast.CheckpointError:
+        except kedge.CheckpointError:
             raise
         except Exception as error:
             raise Violation(f"{damage}: {type(error).__name__}: {error}") from error
@@ -103,8 +103,8 @@ class Subject:
 
     def _examine(self, place: Path) -> str:
         try:
-            store = holdfast.open(place, create=False)
-        except holdfast.CheckpointError as error:
+            store = kedge.open(place, create=False)
+        except kedge.CheckpointError as error:
             _hinted(error)
             return "refused"
         with store:
@@ -112,7 +112,7 @@ class Subject:
             for checkpoint, expected in self.known.items():
                 try:
                     state = store.load(checkpoint)
-                except holdfast.CheckpointError as error:
+                except kedge.CheckpointError as error:
                     _hinted(error)
                     refused = True
                     continue
@@ -122,7 +122,7 @@ class Subject:
                 try:
                     found = store.load_latest(job)
                     listed = store.list(job)
-                except holdfast.CheckpointError as error:
+                except kedge.CheckpointError as error:
                     _hinted(error)
                     refused = True
                     continue
@@ -131,7 +131,7 @@ class Subject:
                 refused = refused or len(listed) != sum(1 for s in self.ledger.saved.values() if s.job == job)
             try:
                 is_ok = store.verify(deep=True).is_ok
-            except holdfast.CheckpointError as error:
+            except kedge.CheckpointError as error:
                 _hinted(error)
                 is_ok = False
         if not refused:
@@ -139,7 +139,7 @@ class Subject:
         return "unfound" if is_ok else "refused"
 
 
-def _hinted(error: holdfast.CheckpointError) -> None:
+def _hinted(error: kedge.CheckpointError) -> None:
     if not error.hint or not error.message:
         raise Violation(f"no hint: {type(error).__name__}: {error}")
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-import holdfast
+import kedge
 
 from . import mutants
 from .ledger import Ledger, about
@@ -133,14 +133,14 @@ def _run(connection: Connection, mutant: str, work: Callable[..., None], args: t
             work(report, connection, *args)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(3)  # the test has ended before us
-        except holdfast.CheckpointError as error:
+        except kedge.CheckpointError as error:
             report("failed", describe(error))
             os._exit(4)
 
 
 def describe(error: BaseException) -> str:
     """An error as a line of a report; one that is not ours says so."""
-    kind = "" if isinstance(error, holdfast.CheckpointError) else "UNTYPED "
+    kind = "" if isinstance(error, kedge.CheckpointError) else "UNTYPED "
     hint = getattr(error, "hint", "")
     return f"{kind}{type(error).__name__}: {error}" + ("" if hint or kind else " (WITHOUT HINT)")
 
@@ -162,7 +162,7 @@ def save_and_delete(
 
     Each owns a job and all write to a common one. Ends after `limit` saves of each thread, or never.
     """
-    store = holdfast.open(place)
+    store = kedge.open(place)
     report("ready")
 
     def run(thread: int) -> None:
@@ -208,7 +208,7 @@ def save_and_delete(
 
 def collect(report: Report, connection: Connection, place: str, limit: int | None = None) -> None:
     """gc again and again, until told to end or `limit` times."""
-    store = holdfast.open(place)
+    store = kedge.open(place)
     report("ready")
     count = 0
     while (limit is None or count < limit) and not connection.poll(0):

@@ -1,4 +1,4 @@
-"""Containers frozen and thawed for as long as wanted, with Holdfast killed at random moments."""
+"""Containers frozen and thawed for as long as wanted, with Kedge killed at random moments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.lab import HOLDFAST, Lab, lab
+from tests.lab import KEDGE, Lab, lab
 from tests.parts import missing
 
 ROUNDS = 20
@@ -37,7 +37,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
                 _freeze(made, leave_running=draw.random() < 0.5)
                 made.remove("one")
             if not made.is_running("one"):
-                made.holdfast("container", "restore", "k")
+                made.kedge("container", "restore", "k")
             made.wait_beyond("one", made.count("one"))
         numbers["steps"] = float(made.count("one"))
     return numbers
@@ -45,12 +45,12 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
 
 def _freeze(made: Lab, *, leave_running: bool) -> None:
     options = ["--leave-running"] if leave_running else []
-    made.holdfast("container", "checkpoint", "one", "--root", made.runtime_root, "--key", "k", *options)
+    made.kedge("container", "checkpoint", "one", "--root", made.runtime_root, "--key", "k", *options)
 
 
 def _kill_a_freeze(made: Lab, after_s: float) -> None:
     """It is killed at any moment, or done before; CRIU, on its own then, must come to an end."""
-    command = [*HOLDFAST, "container", "checkpoint", "one", "--root", str(made.runtime_root), "--key", "k"]
+    command = [*KEDGE, "container", "checkpoint", "one", "--root", str(made.runtime_root), "--key", "k"]
     process = subprocess.Popen(
         made.enter(command), env=made.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-import holdfast
+import kedge
 
 from .children import Child, Report
 from .ledger import Violation
@@ -25,7 +25,7 @@ def fill(place: str, checkpoints: int = 24) -> None:
     """A source with small states, large ones that share most of their chunks, and branches."""
     draw = np.random.default_rng(1)
     weights = draw.integers(0, 256, 4 << 20, dtype="u1")
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         parent = None
         for n in range(checkpoints):
             weights[(n % 4) << 20 :][:100] = n
@@ -35,7 +35,7 @@ def fill(place: str, checkpoints: int = 24) -> None:
 
 def copy(report: Report, connection: Any, source: str, target: str, deaths: tuple[str, int] = ("", 0)) -> None:
     """With `deaths`, the process kills itself right before or after so many commits of the index or of packs."""
-    with holdfast.open(source) as here, holdfast.open(target) as there:
+    with kedge.open(source) as here, kedge.open(target) as there:
         if deaths[0]:
             _die_at(there, *deaths)
         report("ready")
@@ -43,7 +43,7 @@ def copy(report: Report, connection: Any, source: str, target: str, deaths: tupl
     report("copied")
 
 
-def _die_at(store: holdfast.CheckpointManager, moment: str, count: int) -> None:
+def _die_at(store: kedge.CheckpointManager, moment: str, count: int) -> None:
     real = store._store.index.commit
     calls = [0]
 
@@ -62,7 +62,7 @@ def _die_at(store: holdfast.CheckpointManager, moment: str, count: int) -> None:
 def follow(report: Report, connection: Any, source: str, target: str, deaths: tuple[str, int] = ("", 0)) -> None:
     """Follow until nothing is left to do, noting the place after every round; `deaths` as for `copy`."""
     stop = threading.Event()
-    with holdfast.open(source) as here, holdfast.open(target) as there, mock.patch(_NOTE_EVERY, 0.0):
+    with kedge.open(source) as here, kedge.open(target) as there, mock.patch(_NOTE_EVERY, 0.0):
         if deaths[0]:
             _die_at(there, *deaths)
         wait = here._store.index.wait_for_event
@@ -77,7 +77,7 @@ def follow(report: Report, connection: Any, source: str, target: str, deaths: tu
     report("copied")
 
 
-_NOTE_EVERY = "holdfast.following.NOTE_EVERY_S"
+_NOTE_EVERY = "kedge.following.NOTE_EVERY_S"
 
 
 def die_following(folder: Path, *, rounds: int = 8, mutant: str = "") -> dict[str, int]:
@@ -90,7 +90,7 @@ def die_following(folder: Path, *, rounds: int = 8, mutant: str = "") -> dict[st
     Child(follow, source, target, mutant=mutant).drain()
     killed = 0
     for round_ in range(rounds):
-        with holdfast.open(source) as here:
+        with kedge.open(source) as here:
             for n in range(3):
                 here.save(f"job-{n % 2}", f"round {round_}", {"n": n, "w": bytes([round_]) * (n % 2) * 200_000})
         child = Child(follow, source, target, ("before" if round_ % 2 else "after", 1 + round_ % 3), mutant=mutant)
@@ -117,9 +117,9 @@ def die_everywhere(folder: Path, *, mutant: str = "") -> int:
 
 def check(source: str, target: str, *, is_whole: bool) -> int:
     """That the target holds a beginning of every job of the source, and can load it."""
-    if not Path(target, "holdfast-store").exists():
+    if not Path(target, "kedge-store").exists():
         return 0
-    with holdfast.open(source) as here, holdfast.open(target) as there:
+    with kedge.open(source) as here, kedge.open(target) as there:
         count = 0
         for job in here.jobs():
             wanted, found = here.list(job.name), there.list(job.name)
@@ -154,7 +154,7 @@ def kill_copies(folder: Path, *, rounds: int, seconds: float = 1e9, seed: int = 
         checked += check(source, target, is_whole=is_whole)
         if is_whole:
             target = str(folder / f"target-{copies}")
-    with holdfast.open(source) as here, holdfast.open(target) as there:
+    with kedge.open(source) as here, kedge.open(target) as there:
         here.copy_to(there)
     check(source, target, is_whole=True)
     return {"kills": kills, "copies finished": copies + 1, "checkpoints checked": checked, "lost": 0}

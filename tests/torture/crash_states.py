@@ -8,8 +8,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import holdfast
-import holdfast.store
+import kedge
+import kedge.store
 
 from .children import Child, Report, describe
 from .crash import STRACE_OPTIONS, CrashState, Trace, crash_states, read_trace, snapshot
@@ -22,14 +22,14 @@ PLACE = "deep/store"  # its parent is new too
 
 def live(report: Report, connection: Connection, place: str, steps: tuple[str, ...]) -> None:
     """A child that does these steps on one store: create, save <kind>, delete, gc, close."""
-    holdfast.store.WORKERS = 2
+    kedge.store.WORKERS = 2
     report("ready")
     connection.recv()
-    store: holdfast.CheckpointManager | None = None
+    store: kedge.CheckpointManager | None = None
     try:
         for seed, step in enumerate(steps):
             if store is None:
-                store = holdfast.open(place)
+                store = kedge.open(place)
                 report("created")
             what, _, kind = step.partition(" ")
             if what == "save":
@@ -90,13 +90,13 @@ def check_state(trace: Trace, state: CrashState, folder: Path) -> None:
             ledger.note(message)
     place = folder / PLACE
     try:
-        with holdfast.open(place, create="created" not in ledger.counts) as store:
+        with kedge.open(place, create="created" not in ledger.counts) as store:
             ledger.check(store)
             saved = store.save("after", "cut", make("packed", 5), metadata=about("packed", 5))
             ledger.note(("saved", saved, "after", "packed", 5))
             store.gc()
             ledger.check(store, deep=False)
-    except (holdfast.CheckpointError, Violation) as error:
+    except (kedge.CheckpointError, Violation) as error:
         what = f"{type(error).__name__}: {error}"
         raise Violation(f"power cut at moment {state.moment}, {state.why}: {what}") from error
     finally:

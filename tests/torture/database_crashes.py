@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-import holdfast
+import kedge
 from tests.servers.postgres import Cluster, postgres_cluster
 
 from .ledger import Violation
@@ -20,7 +20,7 @@ def crash_under_savers(cluster: Cluster, url: str, *, crashes: int, seconds: flo
     failures: list[BaseException] = []
     done = 0
     end = time.monotonic() + seconds
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
 
         def work(job: str) -> None:
             ids = saved[job]

@@ -6,7 +6,7 @@ import itertools
 import time
 from pathlib import Path
 
-import holdfast
+import kedge
 
 from .disks import mounted, tmpfs
 from .ledger import Ledger, Violation, about
@@ -15,13 +15,13 @@ from .states import MIB, make
 MIXED = ("packed", "small", "inline", "packed", "tree", "packed")
 
 
-def fill_up(store: holdfast.CheckpointManager, ledger: Ledger, kinds: tuple[str, ...], *, seed: int = 0) -> int:
+def fill_up(store: kedge.CheckpointManager, ledger: Ledger, kinds: tuple[str, ...], *, seed: int = 0) -> int:
     """Save until three kinds in a row are refused; every refusal must be a NoSpace that says what to do."""
     refused = 0
     for number, kind in zip(itertools.count(seed), itertools.cycle(kinds), strict=False):
         try:
             saved = store.save("job", "fill", make(kind, number), metadata=about(kind, number))
-        except holdfast.NoSpace as error:
+        except kedge.NoSpace as error:
             if "gc" not in error.hint:
                 raise Violation(f"no way out named: {error}") from error
             refused += 1
@@ -35,7 +35,7 @@ def fill_up(store: holdfast.CheckpointManager, ledger: Ledger, kinds: tuple[str,
     raise AssertionError
 
 
-def empty_again(store: holdfast.CheckpointManager, ledger: Ledger, *, keep: int) -> int:
+def empty_again(store: kedge.CheckpointManager, ledger: Ledger, *, keep: int) -> int:
     """Delete all but the last `keep` and collect, on the full disk; answers how many went."""
     doomed = [c.id for c in store.list("job")[:-keep]]
     for checkpoint in doomed:
@@ -74,20 +74,20 @@ def cycle(place: Path, kinds: tuple[str, ...], *, rounds: int = 2) -> dict[str, 
     for turn in range(rounds):
         ballast.take()
         before = len(ledger.saved)
-        with holdfast.open(place) as store:
+        with kedge.open(place) as store:
             seed = fill_up(store, ledger, kinds, seed=seed) + 1
             again += len(ledger.saved) - before if turn else 0
             ledger.check(store, deep=False)
         try:
-            holdfast.open(place).close()  # a full store opens, if a few blocks are left for SQLite's shared memory
-        except holdfast.NoSpace:
+            kedge.open(place).close()  # a full store opens, if a few blocks are left for SQLite's shared memory
+        except kedge.NoSpace:
             helped += 1
             ballast.drop()
-        with holdfast.open(place) as store:
+        with kedge.open(place) as store:
             ledger.check(store, deep=False)
             try:
                 deleted += empty_again(store, ledger, keep=2)
-            except holdfast.NoSpace:
+            except kedge.NoSpace:
                 helped += 1
                 ballast.drop()
                 deleted += empty_again(store, ledger, keep=2)
@@ -100,7 +100,7 @@ def cycle(place: Path, kinds: tuple[str, ...], *, rounds: int = 2) -> dict[str, 
 def helped(place: Path, kinds: tuple[str, ...]) -> dict[str, float]:
     """The disk is filled by somebody else's file; once that is gone, all goes on by itself, in the same process."""
     ledger = Ledger()
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for number, kind in enumerate(kinds):
             saved = store.save("job", "before", make(kind, number), metadata=about(kind, number))
             ledger.note(("saved", saved, "job", kind, number))

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-import holdfast
+import kedge
 from tests.servers.postgres import Cluster, postgres_cluster
 
 from .ledger import Violation
@@ -71,11 +71,11 @@ def run_job(
     with joined_hosts(cluster, pods) as hosts:
         database = cluster.empty_database(hosts[0].url)
         fill = [sys.executable, str(EXAMPLE / "items.py"), "fill", str(items)]
-        subprocess.run(fill, check=True, env={**os.environ, "HOLDFAST_STORE": database})
+        subprocess.run(fill, check=True, env={**os.environ, "KEDGE_STORE": database})
         started, killed = _control(job, hosts, folder, kills, draw, time.monotonic() + seconds, app)
         lines = [line for log in folder.glob("pod-*.log") for line in log.read_text().splitlines()]
         begun = Counter(line.split()[2] for line in lines if line.endswith(" begun"))
-        with holdfast.open(database) as store:
+        with kedge.open(database) as store:
             kept = {found.name: found.checkpoints for found in store.jobs("item-")}
             if kept != {f"item-{n:06}": 1 for n in range(items)}:
                 raise Violation(f"not each item once: {kept}")

@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import kedge
 
 KINDS = ("file:", "memory:", "files:")
 HANG_S = 60.0  # without progress
@@ -51,7 +51,7 @@ def torture(minutes: float, folder: Path, count: int = 100_000, seed: int = 0) -
 class Work:
     """What the main thread does, and what the timer does to it."""
 
-    def __init__(self, store: holdfast.CheckpointManager, draw: random.Random) -> None:
+    def __init__(self, store: kedge.CheckpointManager, draw: random.Random) -> None:
         self.store = store
         self.draw = draw
         self.counts: Counter[str] = Counter()
@@ -123,7 +123,7 @@ class Work:
                 n = next(self.numbers)
                 saved = self.store.save("leased", "step", self.state(n, 0), lease=lease)
                 self.acknowledged[saved] = "leased", n
-        except holdfast.LeaseHeld:
+        except kedge.LeaseHeld:
             self.counts["still leased"] += 1  # an interrupted one, which ends by itself
 
     @staticmethod
@@ -159,7 +159,7 @@ class Work:
 
 
 def _work(place: str, count: int, seconds: float, seed: int) -> Counter[str]:
-    store = holdfast.open(place)
+    store = kedge.open(place)
     work = Work(store, random.Random(seed))
     stop, beside = threading.Event(), _Beside(store)
     threads = [threading.Thread(target=beside.run, args=(stop, n), daemon=True) for n in range(2)]
@@ -181,7 +181,7 @@ def _work(place: str, count: int, seconds: float, seed: int) -> Counter[str]:
     _check(store, work)
     store.close()
     if place != "memory:":
-        with holdfast.open(place) as again:
+        with kedge.open(place) as again:
             _check(again, work)
     faulthandler.cancel_dump_traceback_later()
     work.counts["saves beside"] = len(beside.acknowledged)
@@ -192,7 +192,7 @@ def _work(place: str, count: int, seconds: float, seed: int) -> Counter[str]:
 class _Beside:
     """Threads that share commits with the main one: they must not be left waiting, nor hear of its interrupts."""
 
-    def __init__(self, store: holdfast.CheckpointManager) -> None:
+    def __init__(self, store: kedge.CheckpointManager) -> None:
         self._store = store
         self.acknowledged: dict[str, tuple[str, int]] = {}
         self.errors: list[BaseException] = []
@@ -215,7 +215,7 @@ class _Beside:
             self.errors.append(error)
 
 
-def _check(store: holdfast.CheckpointManager, work: Work) -> None:
+def _check(store: kedge.CheckpointManager, work: Work) -> None:
     for checkpoint, (_, n) in work.acknowledged.items():
         if checkpoint in work.deleted:
             continue
@@ -237,7 +237,7 @@ def _check(store: holdfast.CheckpointManager, work: Work) -> None:
         try:
             with store.lease("leased", ttl_s=0.3):
                 break
-        except holdfast.LeaseHeld:
+        except kedge.LeaseHeld:
             assert time.monotonic() < until, "a lease was left"
     store.gc()
 

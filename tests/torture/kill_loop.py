@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-import holdfast
+import kedge
 
 from . import children
 from .children import Child
@@ -47,7 +47,7 @@ def kill_loop(place: str, *, rounds: int, seconds: float = 1e9, seed: int = 1, t
             kills += 1
         if ledger.failures:
             raise Violation(f"round {done}, seed {seed}: errors without a fault: {ledger.failures}")
-        with holdfast.open(place) as store:
+        with kedge.open(place) as store:
             try:
                 loaded += ledger.check(store)
                 store.gc()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import holdfast
+import kedge
 
 from .states import make, same
 
@@ -55,7 +55,7 @@ class Ledger:
         """What must be there."""
         return {i: saved for i, saved in self.saved.items() if i not in self.deleting}
 
-    def check(self, store: holdfast.CheckpointManager, *, deep: bool = True) -> int:
+    def check(self, store: kedge.CheckpointManager, *, deep: bool = True) -> int:
         """Raise Violation unless every promise holds; answers how many states were loaded and compared.
 
         - what was acknowledged and not deleted loads, exactly
@@ -64,7 +64,7 @@ class Ledger:
         - sequence numbers grow; the store finds nothing wrong with itself
         """
         problems: list[str] = []
-        present: dict[str, holdfast.Checkpoint] = {}
+        present: dict[str, kedge.Checkpoint] = {}
         for job in store.jobs():
             listed = store.list(job.name)
             numbers = [c.seq for c in listed]
@@ -86,11 +86,11 @@ class Ledger:
         return len(present)
 
 
-def _damage(store: holdfast.CheckpointManager, checkpoint: holdfast.Checkpoint) -> list[str]:
+def _damage(store: kedge.CheckpointManager, checkpoint: kedge.Checkpoint) -> list[str]:
     about = checkpoint.metadata
     try:
         state = store.load(checkpoint.id)
-    except holdfast.CheckpointError as error:
+    except kedge.CheckpointError as error:
         return [f"cannot be loaded: {checkpoint.id} {dict(about)}: {error}"]
     if not same(state, make(str(about["kind"]), int(str(about["seed"])))):
         return [f"loads as something else: {checkpoint.id} {dict(about)}"]

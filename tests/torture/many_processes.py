@@ -8,7 +8,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import holdfast
+import kedge
 
 from . import children
 from .children import Child, Report, describe
@@ -20,7 +20,7 @@ JOBS = ("alpha", "beta", "gamma")
 
 def mixed_work(report: Report, _: Connection, place: str, seed: int, threads: int, saves: int, counts: int) -> None:
     """Each thread saves to common jobs, deletes some of its own, and counts under a lease that all want."""
-    store = holdfast.open(place)
+    store = kedge.open(place)
     report("ready")
 
     def run(thread: int) -> None:
@@ -55,7 +55,7 @@ def mixed_work(report: Report, _: Connection, place: str, seed: int, threads: in
                     report("saved", saved, "counter", "small", number)
                     report("counted", number)
                     return
-            except holdfast.LeaseHeld:
+            except kedge.LeaseHeld:
                 time.sleep(0.002 + random.random() * 0.02)  # sleep: before it asks again
 
     def guarded(thread: int) -> None:
@@ -103,7 +103,7 @@ def crowd(place: str, *, processes: int, threads: int, saves: int, counts: int, 
     codes = [child.drain() for child in [*everyone, collector]]
     if any(codes) or tally.counts.get("finished") != processes or tally.failures:
         raise Violation(f"exit codes {codes}, {len(tally.failures)} errors: {tally.failures[:5]}")
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for job in JOBS:
             numbers = sorted(tally.numbers[job])
             if numbers != list(range(1, len(numbers) + 1)):

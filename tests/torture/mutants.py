@@ -16,18 +16,18 @@ from unittest import mock
 
 from blake3 import blake3
 
-import holdfast.blobs.pack_file
-import holdfast.blobs.packs
-import holdfast.chunk_reader
-import holdfast.copying
-import holdfast.embedded
-import holdfast.following
-import holdfast.gc
-import holdfast.index.sqlite_file
-import holdfast.index.sweeping
-import holdfast.index.writes
-import holdfast.store
-from holdfast.index.rows import late_manifests
+import kedge.blobs.pack_file
+import kedge.blobs.packs
+import kedge.chunk_reader
+import kedge.copying
+import kedge.embedded
+import kedge.following
+import kedge.gc
+import kedge.index.sqlite_file
+import kedge.index.sweeping
+import kedge.index.writes
+import kedge.store
+from kedge.index.rows import late_manifests
 
 Patch = Callable[[], Any]
 
@@ -38,14 +38,14 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _unsynced_index() -> Any:
     """PRAGMA synchronous=OFF instead of FULL."""
-    real = holdfast.index.sqlite_file.connect
+    real = kedge.index.sqlite_file.connect
 
     def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         connection = real(*args, **kwargs)
         connection.execute("PRAGMA synchronous=OFF")
         return connection
 
-    return mock.patch("holdfast.index.sqlite_file.connect", connect)
+    return mock.patch("kedge.index.sqlite_file.connect", connect)
 
 
 class _OsWithoutFileSync:
@@ -60,12 +60,12 @@ class _OsWithoutFileSync:
 
 
 def _unchecked_references() -> Any:
-    real = holdfast.index.writes.Writes._check_references
+    real = kedge.index.writes.Writes._check_references
 
     def check(self: Any, new: Any) -> None:
         real(self, replace(new, reused_chunks=()))
 
-    return mock.patch.object(holdfast.index.writes.Writes, "_check_references", check)
+    return mock.patch.object(kedge.index.writes.Writes, "_check_references", check)
 
 
 class _WithoutLateSaves:
@@ -84,8 +84,8 @@ class _WithoutLateSaves:
 
 
 def _sweep_without_late_saves() -> Any:
-    real = holdfast.index.sweeping.sweep
-    return mock.patch("holdfast.index.sqlite.sweep", lambda db, *rest: real(_WithoutLateSaves(db), *rest))
+    real = kedge.index.sweeping.sweep
+    return mock.patch("kedge.index.sqlite.sweep", lambda db, *rest: real(_WithoutLateSaves(db), *rest))
 
 
 def _unverified_chunks() -> Any:
@@ -95,12 +95,12 @@ def _unverified_chunks() -> Any:
         else:
             self._fill(entry, target, place, of)
 
-    return mock.patch.object(holdfast.chunk_reader.ChunkReader, "_read_one", read)
+    return mock.patch.object(kedge.chunk_reader.ChunkReader, "_read_one", read)
 
 
 def _unverified_manifest() -> Any:
     return mock.patch.object(
-        holdfast.store.Store, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
+        kedge.store.Store, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
     )
 
 
@@ -109,46 +109,46 @@ def _reader_asks_once() -> Any:
         self._fill(entry, target, place, of)
         assert blake3(target).digest() == entry.fast
 
-    return mock.patch.object(holdfast.chunk_reader.ChunkReader, "_read_one", read)
+    return mock.patch.object(kedge.chunk_reader.ChunkReader, "_read_one", read)
 
 
 def _unsynced_compaction() -> Any:
-    real = holdfast.gc._rewrite
+    real = kedge.gc._rewrite
 
     def rewrite(*args: Any) -> Any:
-        with mock.patch.object(holdfast.blobs.packs.PackWriter, "commit", _nothing):
+        with mock.patch.object(kedge.blobs.packs.PackWriter, "commit", _nothing):
             return real(*args)
 
-    return mock.patch("holdfast.gc._rewrite", rewrite)
+    return mock.patch("kedge.gc._rewrite", rewrite)
 
 
 def _copies_backwards() -> Any:
-    real = holdfast.copying.Copying._copy_all
-    return mock.patch.object(holdfast.copying.Copying, "_copy_all", lambda self, wanted: real(self, wanted[::-1]))
+    real = kedge.copying.Copying._copy_all
+    return mock.patch.object(kedge.copying.Copying, "_copy_all", lambda self, wanted: real(self, wanted[::-1]))
 
 
 def _place_noted_first() -> Any:
     """A follower that notes how far it has come before it is there."""
-    real = holdfast.following.Following._round
+    real = kedge.following.Following._round
 
     def round_(self: Any, events: Any) -> Any:
         self._last, self._is_worth_noting = events[-1], True
         self._note(is_due=True)
         return real(self, events)
 
-    return mock.patch.object(holdfast.following.Following, "_round", round_)
+    return mock.patch.object(kedge.following.Following, "_round", round_)
 
 
 def _old_key_forgotten() -> Any:
     """Although rows are still under it."""
-    from holdfast.crypto import Keyring
+    from kedge.crypto import Keyring
 
     real = Keyring.with_new_key
     return mock.patch.object(Keyring, "with_new_key", lambda self: real(self).with_current_only())
 
 
 def _packs(name: str, value: Any) -> Patch:
-    return lambda: mock.patch(f"holdfast.blobs.{name}", value)
+    return lambda: mock.patch(f"kedge.blobs.{name}", value)
 
 
 MUTANTS: dict[str, tuple[Patch, ...]] = {
@@ -160,9 +160,9 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
         _packs("pack_file.sync_data", _nothing),
         _packs("pack_file.sync_directory", _nothing),
     ),
-    "marker not synced": (lambda: mock.patch("holdfast.embedded.os", _OsWithoutFileSync()),),
-    "store directory not synced": (lambda: mock.patch("holdfast.embedded.sync_directory", _nothing),),
-    "names above the store not synced": (lambda: mock.patch("holdfast.embedded._sync_names", _nothing),),
+    "marker not synced": (lambda: mock.patch("kedge.embedded.os", _OsWithoutFileSync()),),
+    "store directory not synced": (lambda: mock.patch("kedge.embedded.sync_directory", _nothing),),
+    "names above the store not synced": (lambda: mock.patch("kedge.embedded._sync_names", _nothing),),
     "compaction not synced": (_unsynced_compaction,),
     "reused chunks not checked": (_unchecked_references,),
     "late saves not marked": (_sweep_without_late_saves,),
@@ -172,27 +172,27 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     ),
     "packs unlocked before the commit": (
         lambda: mock.patch.object(
-            holdfast.blobs.packs.PackWriter, "commit", _released(holdfast.blobs.packs.PackWriter.commit)
+            kedge.blobs.packs.PackWriter, "commit", _released(kedge.blobs.packs.PackWriter.commit)
         ),
     ),
-    "pack removed unasked": (lambda: mock.patch("holdfast.gc._is_garbage", return_value=True),),
+    "pack removed unasked": (lambda: mock.patch("kedge.gc._is_garbage", return_value=True),),
     "copies not in order": (_copies_backwards,),
     "place noted before the copies": (_place_noted_first,),
     "reader does not ask again": (_reader_asks_once,),
     "chunk digest not checked": (_unverified_chunks,),
     "manifest digest not checked": (_unverified_manifest,),
     "lease token not checked": (
-        lambda: mock.patch.object(holdfast.index.writes.Writes, "_check_lease", return_value=False),
+        lambda: mock.patch.object(kedge.index.writes.Writes, "_check_lease", return_value=False),
     ),
     "old data key forgotten at once": (_old_key_forgotten,),
     "lease of keys not checked": (
         *(
-            lambda module=module: mock.patch(f"holdfast.index.{module}.check_holder", _nothing)
+            lambda module=module: mock.patch(f"kedge.index.{module}.check_holder", _nothing)
             for module in ("files", "sqlite", "writes", "postgres_transactions.PostgresTransaction")
         ),
     ),
     "lease token not checked by PostgreSQL": (
-        lambda: mock.patch("holdfast.index.postgres_writes.check_lease", return_value=False),
+        lambda: mock.patch("kedge.index.postgres_writes.check_lease", return_value=False),
     ),
 }
 

@@ -14,9 +14,9 @@ from tests.e2e.test_deploy import DEPLOY, lived
 from tests.node import node
 from tests.parts import missing
 
-IMAGE = "registry.example/holdfast-node:0.1.0"
+IMAGE = "registry.example/kedge-node:0.1.0"
 _SUITES = {"13-slim": "trixie", "sid-slim": "sid"}
-_MIRROR = os.environ.get("HOLDFAST_LAB_MIRROR", "http://deb.debian.org/debian")
+_MIRROR = os.environ.get("KEDGE_LAB_MIRROR", "http://deb.debian.org/debian")
 
 
 def torture(minutes: float, folder: Path) -> dict[str, float]:

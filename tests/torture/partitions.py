@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.errors import CheckpointError, LeaseHeld
-from holdfast.model import Lease
+import kedge
+from kedge.errors import CheckpointError, LeaseHeld
+from kedge.model import Lease
 from tests.servers.postgres import Cluster, postgres_cluster
 
 from .ledger import Violation
@@ -31,8 +31,8 @@ class Host:
     """A process in a network namespace of its own, joined to ours by one cable."""
 
     def __init__(self, number: int, net: int) -> None:
-        self.name = f"hf{os.getpid()}-{number}"
-        self._cable = f"hf{os.getpid() % 100000}v{number}"
+        self.name = f"kd{os.getpid()}-{number}"
+        self._cable = f"kd{os.getpid() % 100000}v{number}"
         self.server = f"10.{net}.{number}.1"
         _ip("netns", "add", self.name)
         _ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
@@ -157,7 +157,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
 
 def serve(url: str) -> None:
     """What a host does."""
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         index = store._store.index
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:

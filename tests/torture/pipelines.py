@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast import CheckpointManager, Retry
-from holdfast.index.sqlite import SqliteIndex
-from holdfast.pipeline.history import find_run
-from holdfast.pipeline.keys import digest_of
-from holdfast.store import Store
+import kedge
+from kedge import CheckpointManager, Retry
+from kedge.index.sqlite import SqliteIndex
+from kedge.pipeline.history import find_run
+from kedge.pipeline.keys import digest_of
+from kedge.store import Store
 
 AT_ONCE = Retry(times=6, delay_s=0)
 
@@ -231,7 +231,7 @@ def case_in_process(seed: object) -> int:
     draw = random.Random(f"pipeline {seed}")
     nodes = draw_nodes(draw)
     world = World(names_of_items(nodes))
-    with holdfast.open("memory:") as keeper:
+    with kedge.open("memory:") as keeper:
         index, blobs = keeper._store.index, keeper._store.blobs
         kills, to_kill, sessions = 0, draw.randint(1, 6), 0
         while True:
@@ -243,7 +243,7 @@ def case_in_process(seed: object) -> int:
             manager = CheckpointManager("memory:")
             manager._store = Store(mortal, blobs)  # type: ignore[arg-type]
             try:
-                with holdfast.run("r", store=manager, signals=False) as run:
+                with kedge.run("r", store=manager, signals=False) as run:
                     result = perform(run, nodes, "in", mortal.note)
             except Killed:
                 kills += 1
@@ -281,7 +281,7 @@ class FileNote:
 def session(folder: str, seed: str, dies_at: int) -> None:
     """In a child: one session that kills its own process at a durable write."""
     nodes = draw_nodes(random.Random(f"real {seed}"))
-    with holdfast.open(f"{folder}/store") as store:
+    with kedge.open(f"{folder}/store") as store:
         index = store._store.index
         commit, writes = index.commit, 0
 
@@ -296,7 +296,7 @@ def session(folder: str, seed: str, dies_at: int) -> None:
             return saved
 
         index.commit = deadly  # type: ignore[method-assign]
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             result = perform(run, nodes, "in", FileNote(f"{folder}/log"), executor="process")
     if result != expected(nodes, "in"):
         sys.exit(99)
@@ -323,7 +323,7 @@ def case_for_real(seed: object, folder: Path) -> int:
             kills += 1
         elif "fails" not in done.stderr:
             raise Violation(f"seed {seed}: exit {done.returncode}: {done.stderr[-3000:]}")
-        with holdfast.open(folder / "store") as store:
+        with kedge.open(folder / "store") as store:
             for checkpoint in store.list("r"):
                 world.complete(dict(checkpoint.metadata))
     raise Violation(f"seed {seed}: no end")

@@ -7,7 +7,7 @@ import random
 import time
 from pathlib import Path
 
-import holdfast
+import kedge
 
 from . import children
 from .children import Child
@@ -69,11 +69,11 @@ def power_cuts(
             ledger.failures.clear()  # a disk that goes away fails, with typed errors
             disk.unmount()
             disk.mount()
-            if ledger.saved or Path(place, "holdfast-store").exists():
-                with holdfast.open(place, create=False) as store:
+            if ledger.saved or Path(place, "kedge-store").exists():
+                with kedge.open(place, create=False) as store:
                     loaded += ledger.check(store)
             disk.unmount()
-    except holdfast.CheckpointError as error:
+    except kedge.CheckpointError as error:
         raise Violation(f"cut {done}, seed {seed}: the store does not open: {error}") from error
     except Violation as violation:
         raise Violation(f"cut {done}, seed {seed}, {kind}: {violation}") from None

@@ -5,17 +5,17 @@ from contextlib import suppress
 
 import numpy  # noqa: F401
 
-import holdfast.codec
-import holdfast.diff
-import holdfast.embedded
-import holdfast.gc
-import holdfast.manager
-import holdfast.retention
-import holdfast.verify
+import kedge.codec
+import kedge.diff
+import kedge.embedded
+import kedge.gc
+import kedge.manager
+import kedge.retention
+import kedge.verify
 
 from . import bitflips, children, crash_states, many_processes, mutants, syscalls
 
-__all__ = ["bitflips", "children", "crash_states", "holdfast", "many_processes", "mutants", "syscalls"]
+__all__ = ["bitflips", "children", "crash_states", "kedge", "many_processes", "mutants", "syscalls"]
 
 for name in ("cryptography.hazmat.primitives.ciphers.aead", "httpx2", "obstore.store", "psycopg", "psycopg_pool"):
     with suppress(ImportError):  # whoever needs one that is missing says so

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.errors import Validation
+import kedge
+from kedge.errors import Validation
 from tests.servers.postgres import postgres_cluster
 
 from .children import Child, Report
@@ -25,13 +25,13 @@ def change(
     report: Report, connection: Any, place: str, key: bytes, new_key: bytes | None, rewrites: bool, death: int
 ) -> None:
     """Change the master key, the data key, or both; the process kills itself before or after a write of its own."""
-    with holdfast.open(place, key=key) as store:
+    with kedge.open(place, key=key) as store:
         _die_at(store, *divmod(death, 2))
         store.rekey(new_key, rewrite=rewrites)
     report("changed")
 
 
-def _die_at(store: holdfast.CheckpointManager, count: int, is_behind: int) -> None:
+def _die_at(store: kedge.CheckpointManager, count: int, is_behind: int) -> None:
     written = [-1]
 
     def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def fill(place: str, key: bytes, draw: random.Random) -> dict[str, object]:
         draw.randbytes(100_000),
         list(range(20_000)),
     ]
-    with holdfast.open(place, key=key) as store:
+    with kedge.open(place, key=key) as store:
         return {store.save("job", "step", value): value for value in values}
 
 
@@ -88,7 +88,7 @@ def kill_rekeys(place: str, *, rounds: int, seconds: float = 1e9, seed: int = 1,
         is_killed = Child(change, place, key, new_key, rewrites, death, mutant=mutant).drain() != 0
         kills, changed = kills + is_killed, changed + (not is_killed)
         key = _key_of(place, [key] if new_key is None else [key, new_key])
-        with holdfast.open(place, key=key) as store:
+        with kedge.open(place, key=key) as store:
             between = draw.randbytes(90_000)
             states[store.save("job", "between", between)] = between
             loaded += _check(store, states, f"round {round_}, seed {seed}")
@@ -99,7 +99,7 @@ def kill_rekeys(place: str, *, rounds: int, seconds: float = 1e9, seed: int = 1,
                 oldest = next(iter(states))
                 store.delete("job", oldest)
                 del states[oldest]
-    with holdfast.open(place, key=key) as store:
+    with kedge.open(place, key=key) as store:
         if store.rekey(rewrite=True).unreadable or (store.encryption or {})["old_data_keys"]:
             raise Violation(f"seed {seed}: a change of keys that nobody killed is not complete")
         store.gc()
@@ -112,7 +112,7 @@ def _key_of(place: str, keys: list[bytes]) -> bytes:
     fitting = []
     for key in keys:
         try:
-            holdfast.open(place, key=key, create=False).close()
+            kedge.open(place, key=key, create=False).close()
         except Validation:
             continue
         fitting.append(key)
@@ -121,11 +121,11 @@ def _key_of(place: str, keys: list[bytes]) -> bytes:
     return fitting[0]
 
 
-def _check(store: holdfast.CheckpointManager, states: dict[str, object], when: str) -> int:
+def _check(store: kedge.CheckpointManager, states: dict[str, object], when: str) -> int:
     try:
         lost = [i for i, state in states.items() if store.load(i) != state]
         problems = store.verify().problems
-    except holdfast.CheckpointError as error:
+    except kedge.CheckpointError as error:
         raise Violation(f"{when}: {error}") from error
     if lost or problems:
         raise Violation(f"{when}: {lost} are not what was saved, {problems}")

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-import holdfast
-from holdfast.backoff import Backoff
-from holdfast.errors import Corrupted
+import kedge
+from kedge.backoff import Backoff
+from kedge.errors import Corrupted
 from tests.servers.fault_proxy import HARSH, fault_proxy
 
 from .ledger import Violation
@@ -24,7 +24,7 @@ def through_faults(
     """Save, load and compare, delete, gc, through the proxy; at the end everything is read without it."""
     draw = random.Random(f"s3 {seed}")
     common = np.random.default_rng(seed).integers(0, 256, 1 << 20, dtype="u1")
-    url = f"{database}&blobs=s3://holdfast/faults-{os.urandom(4).hex()}"
+    url = f"{database}&blobs=s3://kedge/faults-{os.urandom(4).hex()}"
     kept: dict[str, Any] = {}
     spoilt = done = 0
     end = time.monotonic() + seconds
@@ -32,7 +32,7 @@ def through_faults(
     with fault_proxy(s3, rate=0.25, seed=seed, faults=faults) as (address, proxy):
         os.environ["AWS_ENDPOINT_URL"] = address
         try:
-            with holdfast.open(url) as store:
+            with kedge.open(url) as store:
                 blobs: Any = store._store.blobs
                 blobs.backoff = Backoff(attempts=60, first_s=0.002, most_s=0.05)
                 while done < runs and time.monotonic() < end:
@@ -48,7 +48,7 @@ def through_faults(
                         store.gc()
         finally:
             os.environ["AWS_ENDPOINT_URL"] = before
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         if sorted(kept) != sorted(c.id for c in store.list("job")):
             raise Violation("what is there is not what was saved")
         for saved, state in kept.items():
@@ -61,7 +61,7 @@ def through_faults(
     return {"runs": done, "lost": 0, "false conflicts": 0, "spoilt answers noticed": spoilt, **struck}
 
 
-def _compare(store: holdfast.CheckpointManager, saved: str, state: Any) -> int:
+def _compare(store: kedge.CheckpointManager, saved: str, state: Any) -> int:
     """Load until it comes through unspoilt; never anything else than what was saved. Answers how often it did not."""
     for attempt in range(30):
         try:

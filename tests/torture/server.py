@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-import holdfast
+import kedge
 
 CLIENTS = 8
 CONNECTIONS = 8  # of wrk
@@ -48,7 +48,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
 def _operations(minutes: float) -> int:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "tests/server/test_openapi.py", "--timeout", "0"]
-    environment = {**os.environ, "HOLDFAST_SCHEMATHESIS_EXAMPLES": str(max(10, int(minutes * 12)))}
+    environment = {**os.environ, "KEDGE_SCHEMATHESIS_EXAMPLES": str(max(10, int(minutes * 12)))}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     return int(done.stdout.rsplit(" passed", 1)[0].rsplit(maxsplit=1)[-1])
@@ -96,7 +96,7 @@ def _load(minutes: float, folder: Path) -> dict[str, float]:
         process.wait(60)
         for worker in workers:
             worker.result()
-    with holdfast.open(folder / "store") as store:
+    with kedge.open(folder / "store") as store:
         lost = sum(not store.exists(each) for each in acknowledged)
         assert lost == 0, f"{lost} of {len(acknowledged)} acknowledged saves are gone"
     settled = sizes[len(sizes) // 3 :]

@@ -19,7 +19,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
     numbers: dict[str, float] = {}
     failed: list[str] = []
     for version in VERSIONS:
-        many = {"HOLDFAST_REQUIRE": "all", "HOLDFAST_CONTAINERD": version, "HOLDFAST_ROUNDS": str(ROUNDS)}
+        many = {"KEDGE_REQUIRE": "all", "KEDGE_CONTAINERD": version, "KEDGE_ROUNDS": str(ROUNDS)}
         options = ("-q", "-n0", "--timeout=0", f"--basetemp={folder}/{version}")
         command = [sys.executable, "-m", "pytest", *options, *_FILES]
         done = subprocess.run(

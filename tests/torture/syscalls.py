@@ -9,8 +9,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import holdfast
-import holdfast.store
+import kedge
+import kedge.store
 
 from .children import Child, Report, describe
 from .ledger import Ledger, Violation, about
@@ -24,7 +24,7 @@ FAULTS = ("KILL", "EIO", "ENOSPC")
 
 
 def _create(place: str, _: Report) -> None:
-    holdfast.open(place).close()
+    kedge.open(place).close()
 
 
 def _save(kind: str) -> Callable[[str, Report], None]:
@@ -59,18 +59,18 @@ OPERATIONS: dict[str, Callable[[str, Report], None]] = {
     "gc": _gc,
 }
 
-_open: dict[str, holdfast.CheckpointManager] = {}
+_open: dict[str, kedge.CheckpointManager] = {}
 
 
-def _opened(place: str) -> holdfast.CheckpointManager:
+def _opened(place: str) -> kedge.CheckpointManager:
     if place not in _open:
-        _open[place] = holdfast.open(place)
+        _open[place] = kedge.open(place)
     return _open[place]
 
 
 def operate(report: Report, connection: Connection, name: str, place: str) -> None:
     """A child that does one operation under the eyes of strace, and again, unobserved, if it failed."""
-    holdfast.store.WORKERS = 1  # every thread's calls come in the same order each time
+    kedge.store.WORKERS = 1  # every thread's calls come in the same order each time
     if name != "create":
         _opened(place).stats()
     for _ in range(2):
@@ -107,7 +107,7 @@ class Target:
 
     def _fill(self) -> None:
         """A store with a history: packs that gc will remove, rewrite and keep."""
-        with holdfast.open(self.template) as store:
+        with kedge.open(self.template) as store:
             for seed, kind in enumerate(["small", "packed", "arrays", "inline", "arrays", "packed", "tree", "packed"]):
                 saved = store.save("job", "before", make(kind, seed), metadata=about(kind, seed))
                 self.ledger.note(("saved", saved, "job", kind, seed))
@@ -168,7 +168,7 @@ class Target:
             if (code := child.drain()) != (-9 if ended == "killed" else 0):
                 raise Violation(f"the child ended with {code}")
             self._check(place, ledger)
-        except (Violation, AssertionError, holdfast.CheckpointError) as error:
+        except (Violation, AssertionError, kedge.CheckpointError) as error:
             raise Violation(f"{self.name}, {fault} at {call}: {type(error).__name__} {error}\n  {call.text}") from error
         finally:
             if not child.is_ended:
@@ -178,7 +178,7 @@ class Target:
 
     def _check(self, place: str, ledger: Ledger) -> None:
         """The store opens, has all it acknowledged, and goes on working."""
-        with holdfast.open(place) as store:
+        with kedge.open(place) as store:
             ledger.check(store)
             saved = store.save("after", "fault", make("packed", 5), metadata=about("packed", 5))
             ledger.note(("saved", saved, "after", "packed", 5))

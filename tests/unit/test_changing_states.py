@@ -18,11 +18,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import holdfast
-from holdfast.blobs.memory import MemoryWriter
-from holdfast.blobs.packs import PackWriter
-from holdfast.chunk_writer import ChunkWriter
-from holdfast.index.sqlite import SqliteIndex
+import kedge
+from kedge.blobs.memory import MemoryWriter
+from kedge.blobs.packs import PackWriter
+from kedge.chunk_writer import ChunkWriter
+from kedge.index.sqlite import SqliteIndex
 
 SIZES = (300_000, 2_500_000)
 
@@ -87,7 +87,7 @@ def test_a_state_changed_during_its_save_harms_nobody(
     tmp_path: Path, moment: str, make: Callable[[bytes], Any]
 ) -> None:
     url = "memory:" if "memory" in moment else str(tmp_path / "store")
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         for original in (content(size) for size in SIZES for content in (_random, _repeating, _zeros)):
             state = make(original)
             with _changing(*MOMENTS[moment], state):
@@ -106,7 +106,7 @@ def test_a_state_changed_during_its_save_harms_nobody(
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_nor_where_chunks_are_sealed(tmp_path: Path, moment: str) -> None:
     url = "memory:" if "memory" in moment else str(tmp_path / "store")
-    with holdfast.open(url, key=bytes(range(32))) as store:
+    with kedge.open(url, key=bytes(range(32))) as store:
         for content in (_random, _repeating):
             state = _array(content(SIZES[-1]))
             with _changing(*MOMENTS[moment], state):
@@ -119,8 +119,8 @@ def test_nor_where_chunks_are_sealed(tmp_path: Path, moment: str) -> None:
 def test_digesting_what_others_can_change_would_be_noticed(tmp_path: Path) -> None:
     """The mutant: pieces are digested and written where they are."""
     with (
-        mock.patch("holdfast.streams._is_shared", return_value=False),
-        pytest.raises((holdfast.Corrupted, AssertionError)),
+        mock.patch("kedge.streams._is_shared", return_value=False),
+        pytest.raises((kedge.Corrupted, AssertionError)),
     ):
         test_a_state_changed_during_its_save_harms_nobody(tmp_path, "between digest and look-up", _array)
 
@@ -135,7 +135,7 @@ def test_threads_that_never_stop_changing(tmp_path: Path, how: str) -> None:
             array += 1
 
     threads = [threading.Thread(target=change, args=(array,)) for array in arrays]
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         for thread in threads:
             thread.start()
         try:
@@ -153,7 +153,7 @@ def test_threads_that_never_stop_changing(tmp_path: Path, how: str) -> None:
         assert store.verify().is_ok
 
 
-def _save(store: holdfast.CheckpointManager, how: str, job: str, state: object) -> str:
+def _save(store: kedge.CheckpointManager, how: str, job: str, state: object) -> str:
     if how == "save":
         return store.save(job, "step", state)
     if how == "save_async":
@@ -179,12 +179,12 @@ def test_files_that_change_while_they_are_saved(tmp_path: Path) -> None:
         change()
         return real(self, digests)
 
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         with mock.patch.object(SqliteIndex, "locate", locate):
-            torn = store.save("torn", "step", {"files": holdfast.Tree(folder, allow_changing=True)})
+            torn = store.save("torn", "step", {"files": kedge.Tree(folder, allow_changing=True)})
         for n, size in enumerate((1000, *SIZES)):
             (folder / str(n)).write_bytes(_random(size))
-        other = store.save("other", "step", {"files": holdfast.Tree(folder)})
+        other = store.save("other", "step", {"files": kedge.Tree(folder)})
         for name, checkpoint in (("torn", torn), ("other", other)):
             store.load(checkpoint)["files"].write_to(tmp_path / name)  # type: ignore[index]
         assert (tmp_path / "other" / "2").read_bytes() == _random(SIZES[-1])

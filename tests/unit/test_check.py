@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import CheckpointError, Corrupted, StorageError, Unavailable, storage_error
-from holdfast.index.sweeping import integrity_problems
-from holdfast.manager import CheckpointManager
-from holdfast.repair import repair
-from holdfast.request import Request
-from holdfast.rope import PartedTree, Piece, Run
+import kedge
+from kedge.errors import CheckpointError, Corrupted, StorageError, Unavailable, storage_error
+from kedge.index.sweeping import integrity_problems
+from kedge.manager import CheckpointManager
+from kedge.repair import repair
+from kedge.request import Request
+from kedge.rope import PartedTree, Piece, Run
 from tests.parts import library
 from tests.unit.test_cli import Run as Command
 from tests.unit.test_cli import run, store  # noqa: F401 - fixtures
 
-KEY = "hfk1_" + "A" * 42 + "E"
+KEY = "kdk1_" + "A" * 42 + "E"
 STATE = {"blob": random.Random(1).randbytes(300_000)}
 
 OUTAGES = {
@@ -56,7 +56,7 @@ def key(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture
 def pair(place: Path, key: str | None) -> Iterator[tuple[CheckpointManager, CheckpointManager]]:
     """One that checks, and one that works beside it."""
-    with holdfast.open(place, key=key) as checking, holdfast.open(place, key=key) as working:
+    with kedge.open(place, key=key) as checking, kedge.open(place, key=key) as working:
         yield checking, working
 
 
@@ -111,7 +111,7 @@ def test_an_outage_condemns_nothing(
     found = checking.load_latest("job")
     assert found is not None
     assert found[0].id == newest
-    assert checking.apply(holdfast.RetentionPolicy(keep_last=1), job="job", dry_run=False).delete[0].id == older
+    assert checking.apply(kedge.RetentionPolicy(keep_last=1), job="job", dry_run=False).delete[0].id == older
     assert checking.get(checking.save("other", "again", STATE)).stored_bytes < 10_000  # its chunks are still trusted
     assert checking.verify().is_ok
 
@@ -120,7 +120,7 @@ def test_an_outage_condemns_nothing(
 def test_an_outage_while_names_are_read_condemns_nothing(
     deep: bool, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         saved = parted(manager)
 
         def fail(*_: object, **__: object) -> None:
@@ -138,10 +138,10 @@ def test_a_folder_of_packs_that_is_away_is_no_damage(
     store: Path,
     run: Command,
 ) -> None:
-    with holdfast.open(store) as manager:
+    with kedge.open(store) as manager:
         saved = manager.save("job", "step", STATE)
     shutil.move(store / "packs", store.parent / "away")
-    with holdfast.open(store) as manager:
+    with kedge.open(store) as manager:
         with pytest.raises(StorageError):
             manager.load(saved)
         with pytest.raises(StorageError):
@@ -155,7 +155,7 @@ def test_a_folder_of_packs_that_is_away_is_no_damage(
 
 
 def test_what_was_spoilt_on_its_way_is_read_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         manager.save("job", "step", STATE)
         read, calls = manager._store.blobs.read_into, []
 
@@ -170,7 +170,7 @@ def test_what_was_spoilt_on_its_way_is_read_again(place: Path, monkeypatch: pyte
 
 
 def test_a_rebuild_during_an_outage_condemns_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         parted(manager)
     for index in place.glob("index.sqlite*"):
         index.unlink()
@@ -179,11 +179,11 @@ def test_a_rebuild_during_an_outage_condemns_nothing(place: Path, monkeypatch: p
         raise Unavailable("the server cannot be reached")
 
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.chunk_reader.ChunkReader.read_named", fail)
+        patched.setattr("kedge.chunk_reader.ChunkReader.read_named", fail)
         with pytest.raises(Unavailable):
             repair(place, actor="t")
     assert repair(place, actor="t").corrupted == ()
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         assert [c.step for c in manager.list("job")] == ["parted"]
         assert manager.verify().is_ok
 
@@ -209,10 +209,10 @@ def test_content_that_is_deleted_and_saved_again_is_sound(
 
 MUTANTS: dict[str, tuple[str, Callable[..., object]]] = {
     "says what it saw, whatever it is now": (
-        "holdfast.index.writes.stands", lambda db, ns, look, row: row is not None
+        "kedge.index.writes.stands", lambda db, ns, look, row: row is not None
     ),
     "looks at the checkpoint's row alone": (
-        "holdfast.index.writes.stands", lambda db, ns, look, row: row[9].hex() == look.checkpoint.digest
+        "kedge.index.writes.stands", lambda db, ns, look, row: row[9].hex() == look.checkpoint.digest
     ),
 }  # fmt: skip
 
@@ -221,7 +221,7 @@ MUTANTS: dict[str, tuple[str, Callable[..., object]]] = {
 def test_a_check_that_compares_less_marks_what_was_healed(
     place: Path, mutant: tuple[str, Callable[..., object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with holdfast.open(place) as checking, holdfast.open(place) as working:
+    with kedge.open(place) as checking, kedge.open(place) as working:
         working.save("job", "step", STATE)
         for pack in (place / "packs").iterdir():
             pack.unlink()
@@ -252,7 +252,7 @@ def test_what_a_save_heals_while_it_is_checked_is_not_marked(
 
 def test_real_damage_is_marked_beside_a_save(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the tests above: one that marks nothing at all."""
-    with holdfast.open(place) as checking, holdfast.open(place) as working:
+    with kedge.open(place) as checking, kedge.open(place) as working:
         old = working.save("job", "step", STATE)
         (pack,) = (place / "packs").iterdir()
         data = bytearray(pack.read_bytes())
@@ -269,7 +269,7 @@ def test_a_change_of_keys_beside_a_check_marks_nothing(
     place: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library("cryptography")
-    with holdfast.open(place, key=KEY) as checking, holdfast.open(place, key=KEY) as working:
+    with kedge.open(place, key=KEY) as checking, kedge.open(place, key=KEY) as working:
         working.save("job", "large", STATE)
         working.save("job", "small", {"n": 1})
         working.save("job", "inline chunks", {"b": b"crown-jewels" * 700})
@@ -292,7 +292,7 @@ def test_a_change_of_keys_beside_a_check_marks_nothing(
 
 def test_nothing_is_marked_beside_deleting_collecting_and_saving_the_same(place: Path) -> None:
     """By chance, for a second; the order of things is drawn anew every time."""
-    with holdfast.open(place) as checking, holdfast.open(place) as working:
+    with kedge.open(place) as checking, kedge.open(place) as working:
         stop = threading.Event()
         failures: list[BaseException] = []
 
@@ -320,7 +320,7 @@ def test_nothing_is_marked_beside_deleting_collecting_and_saving_the_same(place:
 def test_what_was_saved_during_a_check_is_called_valid_only_when_it_was_read(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with holdfast.open(place) as checking, holdfast.open(place) as working:
+    with kedge.open(place) as checking, kedge.open(place) as working:
 
         def save_and_damage() -> None:
             working.save("late", "step", STATE)
@@ -337,13 +337,13 @@ def test_what_was_saved_during_a_check_is_called_valid_only_when_it_was_read(
 
 def test_damage_inside_the_index_is_not_reused(place: Path) -> None:
     state = {"b": random.Random(2).randbytes(20_000)}
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         saved = manager.save("job", "step", state)
     db = sqlite3.connect(place / "index.sqlite")
     with db:
         db.execute("UPDATE chunk SET data = zeroblob(length(data))")
     db.close()
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         assert manager.verify().corrupted == (saved,)
         again = manager.save("job", "again", state)
         assert manager.load(again) == manager.load(saved) == state
@@ -354,7 +354,7 @@ def test_damage_inside_the_index_is_not_reused(place: Path) -> None:
 
 
 def test_the_first_save_of_a_job_is_never_taken_for_damage(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with holdfast.open(place) as reading, holdfast.open(place) as working:
+    with kedge.open(place) as reading, kedge.open(place) as working:
         latest = reading._store.index.latest
         saves: list[str] = []
 
@@ -372,7 +372,7 @@ def test_the_first_save_of_a_job_is_never_taken_for_damage(place: Path, monkeypa
 
 def test_a_save_after_only_damage_is_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sound one, and a damaged one behind it, come between the two looks."""
-    with holdfast.open(place) as reading, holdfast.open(place) as working:
+    with kedge.open(place) as reading, kedge.open(place) as working:
         working.set_status(working.save("job", "damaged", 0), "corrupted")
         latest = reading._store.index.latest
         saves: list[str] = []
@@ -396,7 +396,7 @@ def test_a_save_after_only_damage_is_found(place: Path, monkeypatch: pytest.Monk
 
 def steps_to_check(place: Path, jobs: int) -> int:
     """Steps of SQLite's machine, in hundreds, for a check of so many jobs."""
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         for n in range(jobs):
             manager.save(f"job{n}", "step", n)
     steps = [0]
@@ -418,7 +418,7 @@ def test_a_check_costs_as_much_as_there_is(tmp_path: Path) -> None:
 
 
 def test_counters_that_are_off_are_told(place: Path) -> None:
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         for job in ("a", "b", "c", "d", "e", "whole"):
             manager.save(job, "step", 1)
         manager.delete("e", manager.save("e", "gone", 2))
@@ -435,7 +435,7 @@ def test_counters_that_are_off_are_told(place: Path) -> None:
 
 
 def test_many_packs_that_are_cut_are_listed_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         for n in range(5):
             manager.save("job", f"step {n}", {"blob": os.urandom(100_000)})
             manager._store.blobs.seal()
@@ -457,7 +457,7 @@ def test_many_packs_that_are_cut_are_listed_once(place: Path, monkeypatch: pytes
 
 
 def test_errors_say_what_and_what_next(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         manager.save("job", "step", STATE)
 
         def fail(*_: object) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import holdfast
-from holdfast import CheckpointManager
-from holdfast.cli import cli
-from holdfast.cli.app import MODULES
+import kedge
+from kedge import CheckpointManager
+from kedge.cli import cli
+from kedge.cli.app import MODULES
 
 Run = Callable[..., Result]
 
@@ -25,7 +25,7 @@ CHECKPOINT_KEYS = {
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the store of the test will be; not made yet."""
     place = tmp_path / "store"
-    monkeypatch.setenv("HOLDFAST_STORE", str(place))
+    monkeypatch.setenv("KEDGE_STORE", str(place))
     monkeypatch.chdir(tmp_path)
     return place
 
@@ -62,7 +62,7 @@ def save(run: Run, step: str, state: object, job: str = "train", *words: str) ->
 @pytest.mark.parametrize("name", MODULES)
 def test_every_command_explains_itself(run: Run, name: str) -> None:
     shown = run(name, "--help").stdout
-    assert shown.startswith(f"Usage: holdfast {name}")
+    assert shown.startswith(f"Usage: kedge {name}")
     if name != "completion":
         for option in ("--store", "--namespace", "--json"):
             assert option in shown
@@ -77,7 +77,7 @@ def test_help_lists_every_command_in_sections(run: Run) -> None:
 
 
 def test_version(run: Run) -> None:
-    assert run("--version").stdout == f"holdfast {holdfast.__version__}\n"
+    assert run("--version").stdout == f"kedge {kedge.__version__}\n"
 
 
 # --- completion ---
@@ -85,7 +85,7 @@ def test_version(run: Run) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(run: Run, shell: str) -> None:
-    assert "_HOLDFAST_COMPLETE" in run("completion", shell).stdout
+    assert "_KEDGE_COMPLETE" in run("completion", shell).stdout
 
 
 def test_completion_knows_jobs_and_ids(run: Run) -> None:
@@ -94,7 +94,7 @@ def test_completion_knows_jobs_and_ids(run: Run) -> None:
     saved = save(run, "one", 1, "training")
 
     def completions(words: list[str], incomplete: str) -> list[str]:
-        complete = ShellComplete(cli, {}, "holdfast", "_HOLDFAST_COMPLETE")
+        complete = ShellComplete(cli, {}, "kedge", "_KEDGE_COMPLETE")
         return [item.value for item in complete.get_completions(words, incomplete)]
 
     assert completions([], "res") == ["restore"]

@@ -1,4 +1,4 @@
-"""`holdfast tag`, `pin`, `copy`, `delete`, `cleanup`."""
+"""`kedge tag`, `pin`, `copy`, `delete`, `cleanup`."""
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 

@@ -1,4 +1,4 @@
-"""`holdfast doctor` on stores behind servers."""
+"""`kedge doctor` on stores behind servers."""
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import holdfast
+import kedge
 from tests.servers.careless_s3 import careless_s3
 from tests.servers.s3 import environment
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
@@ -26,7 +26,7 @@ def findings(document: Any) -> dict[str, str]:
 
 
 def test_a_database_and_a_bucket(postgres: Cluster, s3: str, run: Run) -> None:
-    url = postgres.empty_database() + "&blobs=s3://holdfast/doctor"
+    url = postgres.empty_database() + "&blobs=s3://kedge/doctor"
     found = answer(run("doctor", "--store", url, "--json", code=7))
     assert [f["subject"] for f in found["findings"] if f["status"] == "bad"] == [
         "durability"
@@ -36,7 +36,7 @@ def test_a_database_and_a_bucket(postgres: Cluster, s3: str, run: Run) -> None:
     assert subjects.count("clocks") == 2
     assert any("of two writers one wins" in text for text in findings(found))
     assert any("there is none yet" in text for text in findings(found))  # it made nothing
-    with holdfast.open(url) as opened:
+    with kedge.open(url) as opened:
         opened.save("a", "b", 1)
         blobs: Any = opened._store.blobs
         assert [m for page in _listed(blobs) for m in page if "/probe/" in m["path"]] == []
@@ -74,8 +74,8 @@ def test_migrate(postgres: Cluster, run: Run, store: Path) -> None:
     assert answer(run("migrate", "--store", url, "--json")) | {"store": ""} == {"store": "", "from": 0, "to": 1}
     assert "already" in run("migrate", "--store", url).stdout
     with psycopg.connect(url, autocommit=True) as db:
-        db.execute("UPDATE holdfast.meta SET value = '99' WHERE key = 'format'")
+        db.execute("UPDATE kedge.meta SET value = '99' WHERE key = 'format'")
     run("migrate", "--store", url, code=8)
     assert "none → 1" in run("migrate").stdout
-    assert (store / "holdfast-store").exists()
+    assert (store / "kedge-store").exists()
     assert "already" in run("migrate").stdout

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast import CheckpointManager
-from holdfast.cli import cli
-from holdfast.cli.failures import IN_OUR_WORDS
+import kedge
+from kedge import CheckpointManager
+from kedge.cli import cli
+from kedge.cli.failures import IN_OUR_WORDS
 from tests.unit.test_cli import Run, answer, run, save, store  # noqa: F401 - fixtures
 
 READS = [
@@ -68,16 +68,16 @@ def test_unknown_commands_and_options(run: Run) -> None:
     assert run(code=2).stderr == run("--help").stdout
     assert json.loads(run("--json", code=2).stderr)["code"] == "usage"
     assert "did you mean restore?" in run("restor", "x", code=2).stderr
-    assert "holdfast list --help" in run("list", code=2).stderr
+    assert "kedge list --help" in run("list", code=2).stderr
     assert json.loads(run("list", "--bogus", "--json", code=2).stderr)["code"] == "usage"
 
 
 def test_every_error_has_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kinds(kind: type[holdfast.CheckpointError]) -> list[type[holdfast.CheckpointError]]:
+    def kinds(kind: type[kedge.CheckpointError]) -> list[type[kedge.CheckpointError]]:
         return [kind, *(below for sub in kind.__subclasses__() for below in kinds(sub))]
 
     save(run, "one", 1)
-    every = kinds(holdfast.CheckpointError)
+    every = kinds(kedge.CheckpointError)
     assert {kind.exit_code for kind in every} == {1, 3, 4, 5, 6, 7, 8, 9, 10}
     for kind in every:
         error = kind("it failed\x1b[2J", hint="do this")
@@ -93,9 +93,9 @@ def test_the_unexpected_is_short_unless_asked(run: Run, monkeypatch: pytest.Monk
     monkeypatch.setattr(CheckpointManager, "list", lambda *_, **__: 1 / 0)
     shown = run("list", "train", code=1).stderr
     assert "ZeroDivisionError" in shown
-    assert "HOLDFAST_DEBUG=1" in shown
+    assert "KEDGE_DEBUG=1" in shown
     assert "Traceback" not in shown
-    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    monkeypatch.setenv("KEDGE_DEBUG", "1")
     assert "Traceback" in run("list", "train", code=1).stderr
 
 
@@ -125,11 +125,11 @@ def test_hints_speak_of_options(run: Run, tmp_path: Path) -> None:
         hint = result.stderr.partition(" hint: ")[2]
         assert option in hint, words
         assert "=True" not in hint
-        assert "holdfast." not in hint
+        assert "kedge." not in hint
 
 
 def test_translated_words_are_still_said() -> None:
-    source = Path(holdfast.__file__).parent
+    source = Path(kedge.__file__).parent
     said = "".join(file.read_text() for file in source.rglob("*.py") if "cli" not in file.parts)
     for theirs in IN_OUR_WORDS:
         assert theirs.replace("another 0 s", "another {left_s:.0f} s") in said, theirs

@@ -1,4 +1,4 @@
-"""`holdfast list`, `jobs`, `show`, `diff`, `stats`, `events`, `check`, `gc`, `doctor`."""
+"""`kedge list`, `jobs`, `show`, `diff`, `stats`, `events`, `check`, `gc`, `doctor`."""
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import CheckpointManager
+from kedge import CheckpointManager
 from tests.parts import library
 from tests.unit.test_cli import CHECKPOINT_KEYS, Run, answer, manager, run, save, store  # noqa: F401 - fixtures
 
@@ -236,7 +236,7 @@ def test_doctor_looks_at_every_kind_of_directory(run: Run, tmp_path: Path, schem
 
 
 def test_doctor_refuses_a_disk_without_locks(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.disk.fcntl.flock", lambda *_: None)
+    monkeypatch.setattr("kedge.cli.disk.fcntl.flock", lambda *_: None)
     found = json.loads(run("doctor", "--json", code=7).stdout)["findings"]
     assert [f["subject"] for f in found if f["status"] == "bad"] == ["locks"]
 
@@ -244,7 +244,7 @@ def test_doctor_refuses_a_disk_without_locks(run: Run, store: Path, monkeypatch:
 def test_doctor_leaves_foreign_places_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
-    monkeypatch.setattr("holdfast.cli.disk.measure_sync", lambda _: pytest.fail("written"))
+    monkeypatch.setattr("kedge.cli.disk.measure_sync", lambda _: pytest.fail("written"))
     for place in ("mine", "mine/file"):
         found = json.loads(run("doctor", "--store", place, "--json", code=7).stdout)["findings"]
         assert [f["what"].endswith("it cannot become one") for f in found if f["status"] == "bad"] == [True]

@@ -12,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import CheckpointManager
+from kedge import CheckpointManager
 
-Holdfast = Callable[..., subprocess.CompletedProcess[str]]
+Kedge = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
     for name in ("NO_COLOR", "PYTHONUNBUFFERED"):
         kept.pop(name, None)
-    return {**kept, "HOLDFAST_STORE": str(tmp_path / "store"), "COLUMNS": "80"}
+    return {**kept, "KEDGE_STORE": str(tmp_path / "store"), "COLUMNS": "80"}
 
 
 @pytest.fixture
-def holdfast(environment: dict[str, str], tmp_path: Path) -> Holdfast:
+def kedge(environment: dict[str, str], tmp_path: Path) -> Kedge:
     def call(*words: str, data: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "holdfast", *words],
+            [sys.executable, "-m", "kedge", *words],
             input=data, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60,
         )  # fmt: skip
 
@@ -37,29 +37,29 @@ def holdfast(environment: dict[str, str], tmp_path: Path) -> Holdfast:
 
 
 def fill(environment: dict[str, str], count: int) -> None:
-    with CheckpointManager(environment["HOLDFAST_STORE"]) as manager:
+    with CheckpointManager(environment["KEDGE_STORE"]) as manager:
         for n in range(count):
             manager.save("job", f"step {n}", {"n": n, "text": "x" * 2000})
 
 
-def test_exit_codes_and_pure_json(holdfast: Holdfast) -> None:
-    saved = holdfast("save", "job", "one", "--json", data='{"x": 1}')
+def test_exit_codes_and_pure_json(kedge: Kedge) -> None:
+    saved = kedge("save", "job", "one", "--json", data='{"x": 1}')
     assert (saved.returncode, saved.stderr) == (0, "")
     assert json.loads(saved.stdout)["seq"] >= 1
-    missing = holdfast("show", "nobody", "--json")
+    missing = kedge("show", "nobody", "--json")
     assert (missing.returncode, missing.stdout) == (4, "")
     assert json.loads(missing.stderr)["code"] == "not_found"
-    assert holdfast("save", "job").returncode == 2
-    assert holdfast("save", "job", "one", data="no json").returncode == 3
-    assert holdfast("list", "job", "--store", "/proc/version").returncode in (4, 7)
+    assert kedge("save", "job").returncode == 2
+    assert kedge("save", "job", "one", data="no json").returncode == 3
+    assert kedge("list", "job", "--store", "/proc/version").returncode in (4, 7)
 
 
-def test_nothing_but_text_without_a_terminal(holdfast: Holdfast) -> None:
-    saved = holdfast("save", "job", "one", data="1")
+def test_nothing_but_text_without_a_terminal(kedge: Kedge) -> None:
+    saved = kedge("save", "job", "one", data="1")
     assert saved.stdout.count("\n") == 1
     assert saved.stderr == ""
     for words in (("list", "job"), ("show", "job"), ("check",), ("gc",), ("stats",), ("copy", "job", "two")):
-        result = holdfast(*words)
+        result = kedge(*words)
         assert "\x1b" not in result.stdout + result.stderr
         assert result.stderr == ""
         assert result.returncode == 0
@@ -69,18 +69,18 @@ def test_closed_and_narrow_minded_streams(environment: dict[str, str]) -> None:
     fill(environment, 2)
     for command, code in (("list job >&-", 0), ("list job 2>&-", 0), ("show nobody 2>&-", 4), ("save job x <&-", 3)):
         result = subprocess.run(
-            ["bash", "-c", f"{sys.executable} -m holdfast {command}"], env=environment, capture_output=True, timeout=60
+            ["bash", "-c", f"{sys.executable} -m kedge {command}"], env=environment, capture_output=True, timeout=60
         )
         assert result.returncode == code, command
         assert b"Traceback" not in result.stderr
     ascii_only = {**environment, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     for words in (["check"], ["show", "job"], ["restore", "job"], ["list", "job", "--json"]):
-        subprocess.run([sys.executable, "-m", "holdfast", *words], env=ascii_only, check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "kedge", *words], env=ascii_only, check=True, capture_output=True)
 
 
 def test_a_closed_pipe_is_quiet(environment: dict[str, str]) -> None:
     fill(environment, 250)
-    command = f"{sys.executable} -m holdfast list job --json | head -n 1; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m kedge list job --json | head -n 1; echo ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
     assert result.stderr == ""
     assert result.stdout.split() == ["{", "141"]
@@ -89,7 +89,7 @@ def test_a_closed_pipe_is_quiet(environment: dict[str, str]) -> None:
 def test_ctrl_c_ends_following(environment: dict[str, str]) -> None:
     fill(environment, 1)
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "events", "--follow", "--json"],
+        [sys.executable, "-m", "kedge", "events", "--follow", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     ) as child:  # fmt: skip
         assert child.stdout is not None
@@ -112,7 +112,7 @@ def on_a_terminal(words: list[str], environment: dict[str, str], columns: int = 
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     kept = {name: value for name, value in environment.items() if name != "COLUMNS"}
     child = subprocess.Popen(
-        [sys.executable, "-m", "holdfast", *words],
+        [sys.executable, "-m", "kedge", *words],
         stdin=follower, stdout=follower, stderr=follower, env={**kept, "TERM": "xterm-256color"},
     )  # fmt: skip
     os.close(follower)
@@ -134,7 +134,7 @@ def on_a_terminal(words: list[str], environment: dict[str, str], columns: int = 
 def test_tables_fit_the_terminal(environment: dict[str, str], columns: int) -> None:
     import re
 
-    with CheckpointManager(environment["HOLDFAST_STORE"]) as manager:
+    with CheckpointManager(environment["KEDGE_STORE"]) as manager:
         for n in range(3):
             step = "a rather long step name that goes on and on " * (n + 1)
             saved = manager.save("job", step, {"value": "v" * 500, "k" * 90: [1] * 50}, tags={"tag": "t" * 40})
@@ -154,7 +154,7 @@ def test_tables_fit_the_terminal(environment: dict[str, str], columns: int) -> N
 
 
 def test_long_ids_leave_room_for_the_rest(environment: dict[str, str]) -> None:
-    with CheckpointManager(environment["HOLDFAST_STORE"]) as manager:
+    with CheckpointManager(environment["KEDGE_STORE"]) as manager:
         for n in range(3):
             manager.save("job", f"{n} " + "long " * 30, n)
     shown = on_a_terminal(["list", "job", "--limit", "2"], {**environment, "NO_COLOR": "1"})
@@ -171,23 +171,23 @@ def test_colours_only_on_a_terminal(environment: dict[str, str]) -> None:
     assert "\x1b[" not in on_a_terminal(["list", "job"], {**environment, "NO_COLOR": "1"})
 
 
-def test_the_terminal_gets_no_binary_data(environment: dict[str, str], holdfast: Holdfast, tmp_path: Path) -> None:
+def test_the_terminal_gets_no_binary_data(environment: dict[str, str], kedge: Kedge, tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(bytes(range(256)) * 100)
-    assert holdfast("save", "job", "one", "--file", "blob").returncode == 0
+    assert kedge("save", "job", "one", "--file", "blob").returncode == 0
     with pytest.raises(AssertionError):  # exit code 3
         on_a_terminal(["restore", "job", "--path", "blob"], environment)
-    assert holdfast("restore", "job", "--path", "blob", "--to", "out").returncode == 0
+    assert kedge("restore", "job", "--path", "blob", "--to", "out").returncode == 0
     assert (tmp_path / "out").read_bytes() == bytes(range(256)) * 100
 
 
 def test_help_imports_little() -> None:
-    code = "import sys, holdfast.cli; print(*sorted(m for m in sys.modules if '.' not in m or 'holdfast' in m))"
+    code = "import sys, kedge.cli; print(*sorted(m for m in sys.modules if '.' not in m or 'kedge' in m))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     )
     assert not loaded & {"rich", "numpy", "sqlite3", "zipfile"}
-    assert {name for name in loaded if name.startswith("holdfast.cli.")} == {
-        "holdfast.cli.app", "holdfast.cli.failures", "holdfast.cli.session", "holdfast.cli.text",
+    assert {name for name in loaded if name.startswith("kedge.cli.")} == {
+        "kedge.cli.app", "kedge.cli.failures", "kedge.cli.session", "kedge.cli.text",
     }  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_help_is_fast(tmp_path: Path) -> None:
     bare = helped = 60.0
     for _ in range(10):
         bare = min(bare, started_in(["-c", "pass"], environment))
-        helped = min(helped, started_in(["-m", "holdfast", "--help"], environment))
+        helped = min(helped, started_in(["-m", "kedge", "--help"], environment))
     assert helped <= 11 * bare
 
 

@@ -1,4 +1,4 @@
-"""`holdfast save`, `restore`, `export`: what goes in comes out."""
+"""`kedge save`, `restore`, `export`: what goes in comes out."""
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import CheckpointManager
+import kedge
+from kedge import CheckpointManager
 from tests.parts import library
 from tests.unit.test_cli import CHECKPOINT_KEYS, Run, answer, manager, run, save, store  # noqa: F401 - fixtures
 
@@ -239,7 +239,7 @@ def test_the_name_of_a_registered_type_is_no_obstacle(run: Run, manager: Checkpo
     """The command line has not registered what the application has; it must show and restore it all the same."""
     from dataclasses import dataclass
 
-    @holdfast.register("test-cli.Point")
+    @kedge.register("test-cli.Point")
     @dataclass
     class Point:
         x: int

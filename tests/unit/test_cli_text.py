@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.tables import Column, facts_layout, layout
-from holdfast.cli.text import age, clip, count_of, labelled, pieces, safe, size, width_of, with_article
+from kedge.cli.tables import Column, facts_layout, layout
+from kedge.cli.text import age, clip, count_of, labelled, pieces, safe, size, width_of, with_article
 
 ESCAPES = [
     "\x1b[2J",

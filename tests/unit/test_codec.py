@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import codec
-from holdfast.codec import BufferSummary, TypeSummary
-from holdfast.errors import CheckpointError, Corrupted, NotFound, StorageError, UnsupportedType, Validation
-from holdfast.testing.strategies import equal, states
+from kedge import codec
+from kedge.codec import BufferSummary, TypeSummary
+from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError, UnsupportedType, Validation
+from kedge.testing.strategies import equal, states
 from tests.parts import library
 
 
@@ -142,7 +142,7 @@ class TestRoundTrip:
         assert second == [1]
 
     def test_equal_sets_encode_equally_in_every_process(self):
-        program = "from holdfast import codec; print(codec.encode({'a', 'b', 'c', ('d', 1), None}).tree.hex())"
+        program = "from kedge import codec; print(codec.encode({'a', 'b', 'c', ('d', 1), None}).tree.hex())"
         outputs = {
             subprocess.run(
                 [sys.executable, "-c", program],
@@ -274,9 +274,9 @@ class TestRefusal:
         ("value", "hint"),
         [
             (Model(), "save its state_dict()"),
-            (Point(1, 2), 'add @holdfast.register("{module}.Point") above the class'),
-            (Colour.RED, 'add @holdfast.register("{module}.Colour") above the class'),
-            (Key(), 'add @holdfast.register("{module}.Key", encode=…, decode=…)'),
+            (Point(1, 2), 'add @kedge.register("{module}.Point") above the class'),
+            (Colour.RED, 'add @kedge.register("{module}.Colour") above the class'),
+            (Key(), 'add @kedge.register("{module}.Key", encode=…, decode=…)'),
             (Text("a"), "convert it with str(…)"),
             (memoryview(b""), "save bytes(view)"),
             (Unregistered(), "save its text"),
@@ -617,7 +617,7 @@ class TestOutline:
 
 
 class TestBuiltin:
-    """Kinds that other parts of Holdfast bring, such as files."""
+    """Kinds that other parts of Kedge bring, such as files."""
 
     def test_with_buffers(self):
         class File:
@@ -657,7 +657,7 @@ class TestImports:
         self.run(
             """
             import sys
-            from holdfast import codec
+            from kedge import codec
             encoded = codec.encode({"a": [1, (2, b"x" * 5000)], 3: {"set"}})
             codec.decode(encoded.tree, lambda n: encoded.buffers[n])
             codec.outline(encoded.tree)
@@ -670,7 +670,7 @@ class TestImports:
         self.run(
             """
             import sys
-            from holdfast import codec, errors
+            from kedge import codec, errors
             Fake = type("Fake", (), {"__module__": "numpy.fake"})
             try:
                 codec.encode(Fake())
@@ -686,7 +686,7 @@ class TestImports:
         self.run(
             f"""
             import sys
-            from holdfast import codec
+            from kedge import codec
             outline = codec.outline({tree!r})
             assert outline["a"].shape == (2, 3) and outline["a"].size_bytes == 48, outline
             assert "numpy" not in sys.modules
@@ -700,7 +700,7 @@ class TestImports:
             f"""
             import sys
             sys.modules["numpy"] = None
-            from holdfast import codec, errors
+            from kedge import codec, errors
             try:
                 codec.decode({tree!r}, {{}}.__getitem__)
             except errors.UnsupportedType as error:

@@ -12,10 +12,10 @@ from typing import Any
 import ormsgpack
 import pytest
 
-import holdfast
-from holdfast import codec
-from holdfast.errors import Corrupted, UnsupportedType
-from holdfast.jsonview import to_json_view
+import kedge
+from kedge import codec
+from kedge.errors import Corrupted, UnsupportedType
+from kedge.jsonview import to_json_view
 
 WRAP: dict[str, Callable[[Any], Any]] = {
     "list": lambda value: [value],
@@ -59,7 +59,7 @@ def test_wide_and_deep_with_arrays(tmp_path: Path) -> None:
     import numpy as np
 
     state = [nested(n, WRAP["dict"], np.arange(2000) + n) for n in range(150, 400, 5)]
-    with holdfast.open(tmp_path) as manager:
+    with kedge.open(tmp_path) as manager:
         loaded: Any = manager.load(manager.save("job", "step", state))
     assert len(loaded) == len(state)
     for n, value in enumerate(loaded):
@@ -68,7 +68,7 @@ def test_wide_and_deep_with_arrays(tmp_path: Path) -> None:
         assert np.array_equal(innermost, np.arange(2000) + 150 + 5 * n)
 
 
-@holdfast.register("deep.Node", version=1)
+@kedge.register("deep.Node", version=1)
 @dataclass
 class Node:
     number: int
@@ -171,7 +171,7 @@ def test_views_say_where_they_stop(tmp_path: Path) -> None:
         array[7] = number
         return nested(1000, WRAP["dict"], [array, text])
 
-    with holdfast.open(tmp_path) as manager:
+    with kedge.open(tmp_path) as manager:
         ids = [manager.save("job", "step", state(*content)) for content in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))]
         assert not manager.diff(ids[0], ids[1]).changes
         assert manager.diff(ids[0], ids[2]).changes  # in an array alone

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import codec
-from holdfast.codec import BufferSummary, TypeSummary
-from holdfast.errors import Corrupted, UnsupportedType, Validation
-from holdfast.testing.strategies import arrays, equal, states
+from kedge import codec
+from kedge.codec import BufferSummary, TypeSummary
+from kedge.errors import Corrupted, UnsupportedType, Validation
+from kedge.testing.strategies import arrays, equal, states
 from tests.parts import library
 
 
@@ -364,7 +364,7 @@ class TestTorch:
 
     @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
     def test_every_dtype(self):
-        from holdfast.codec.summaries import TORCH_DTYPES
+        from kedge.codec.summaries import TORCH_DTYPES
 
         torch = self.torch
         for name, size in TORCH_DTYPES.items():
@@ -823,7 +823,7 @@ def test_loading_imports_only_what_the_tree_needs(name):
     }[name]()
     program = f"""
         import sys
-        from holdfast import codec
+        from kedge import codec
         codec.decode({codec.encode(value).tree!r}, None.__class__)
         assert {name!r} in sys.modules
         known = {{"numpy", "torch", "pandas", "polars", "pyarrow", "pydantic", "msgspec"}}

@@ -11,9 +11,9 @@ import typing
 
 import pytest
 
-from holdfast import codec
-from holdfast.codec import TypeSummary, register
-from holdfast.errors import InvalidName, UnsupportedType, Validation
+from kedge import codec
+from kedge.codec import TypeSummary, register
+from kedge.errors import InvalidName, UnsupportedType, Validation
 from tests.parts import library
 
 pydantic = library("pydantic")
@@ -261,7 +261,7 @@ class TestRefusalOnSave:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            (Unregistered(1), r'add @holdfast\.register\(".*\.Unregistered"\) above the class'),
+            (Unregistered(1), r'add @kedge\.register\(".*\.Unregistered"\) above the class'),
             (Failing(), r"encode of type 'tests\.Failing' failed: ZeroDivisionError"),
             (Model, "save the name of the class"),
         ],
@@ -410,7 +410,7 @@ class TestLoading:
     def test_a_name_that_is_not_registered(self):
         program = """
             import dataclasses
-            from holdfast import codec
+            from kedge import codec
 
             @codec.register("tests.Elsewhere", version=3)
             @dataclasses.dataclass

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers import snapshot
-from holdfast.containers.pages import PAGE_BYTES, cuts
+import kedge
+from kedge.containers import snapshot
+from kedge.containers.pages import PAGE_BYTES, cuts
 
 
 def varint(value: int) -> bytes:
@@ -45,7 +45,7 @@ def test_pages_are_cut_by_address(tmp_path: Path) -> None:
 def test_a_grown_mapping_moves_no_chunk(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         write_pagemap(folder, (0x100000, 64, 4), (0x900000, 512, 4))
         store.save("container:a", "a", {"images": snapshot.images_tree(folder)})
         write_pagemap(folder, (0x100000, 65, 4), (0x900000, 512, 4))
@@ -62,7 +62,7 @@ def test_a_damaged_pagemap_is_told(tmp_path: Path, cut_off: int) -> None:
     write_pagemap(tmp_path, (0x1000, 3, 4), (0x8000, 1, 4))
     whole = (tmp_path / "pagemap-1.img").read_bytes()
     (tmp_path / "pagemap-1.img").write_bytes(whole[:cut_off])
-    with pytest.raises(holdfast.Corrupted, match="pagemap-1"):
+    with pytest.raises(kedge.Corrupted, match="pagemap-1"):
         cuts(tmp_path)
 
 
@@ -89,11 +89,11 @@ def test_an_exact_tree_keeps_everything(tmp_path: Path) -> None:
         file.write(b"end")
     os.chmod(upper / "holes", 0o6755)
     os.utime(upper / "fifo", ns=(1, 1_700_000_000_123_456_789))
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         saved = store.save("j", "s", {"rootfs": snapshot.rootfs_tree(upper)})
         loaded = store.load(saved)
         assert isinstance(loaded, dict)
-        with pytest.raises(holdfast.Validation, match="exact=True"):
+        with pytest.raises(kedge.Validation, match="exact=True"):
             loaded["rootfs"].write_to(tmp_path / "refused")
         loaded["rootfs"].write_to(tmp_path / "back", exact=True)
     back = tmp_path / "back"
@@ -123,8 +123,8 @@ def test_sockets_are_reported(tmp_path: Path) -> None:
 def test_keys_and_generations(tmp_path: Path) -> None:
     (tmp_path / "inventory.img").write_bytes(b"i")
     taken = snapshot.Snapshot("container", "c1", snapshot.images_tree(tmp_path), descriptors=("/dev/null",))
-    with holdfast.open("memory:") as store:
-        with pytest.raises(holdfast.NotFound, match="holdfast container list"):
+    with kedge.open("memory:") as store:
+        with pytest.raises(kedge.NotFound, match="kedge container list"):
             snapshot.find(store, "container", "web")
         for _ in range(2):
             newest = store.save(
@@ -138,7 +138,7 @@ def test_keys_and_generations(tmp_path: Path) -> None:
         store.set_status(newest, "corrupted")
         assert snapshot.find(store, "container", "web").id != newest
         other = store.save("j", "s", {"a": 1})
-        with pytest.raises(holdfast.Validation, match="not one of a container"):
+        with pytest.raises(kedge.Validation, match="not one of a container"):
             snapshot.load(store, other)
-        with pytest.raises(holdfast.InvalidName):
+        with pytest.raises(kedge.InvalidName):
             snapshot.job_of("container", "../x")

@@ -18,10 +18,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import holdfast
-from holdfast.copying import CopyReport
-from holdfast.errors import Conflict, LeaseHeld, NotFound, Validation
-from holdfast.manager import CheckpointManager
+import kedge
+from kedge.copying import CopyReport
+from kedge.errors import Conflict, LeaseHeld, NotFound, Validation
+from kedge.manager import CheckpointManager
 from tests.parts import library, require
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
 
@@ -30,13 +30,13 @@ OLD = datetime(2020, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with holdfast.open(tmp_path / "source") as store:
+    with kedge.open(tmp_path / "source") as store:
         yield store
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with holdfast.open(tmp_path / "target") as store:
+    with kedge.open(tmp_path / "target") as store:
         yield store
 
 
@@ -52,7 +52,7 @@ def fill(store: CheckpointManager) -> list[str]:
     gone = store.save("b", "gone", 1)
     store.delete("b", gone)
     store.save("b", "after a gap", [1, 2])
-    store.set_retention("b", holdfast.RetentionPolicy(keep_last=5))
+    store.set_retention("b", kedge.RetentionPolicy(keep_last=5))
     return [first, second, third]
 
 
@@ -149,7 +149,7 @@ def test_nothing_is_merged(source: CheckpointManager, target: CheckpointManager)
 def test_the_same_id_with_another_content_is_a_conflict(source: CheckpointManager, target: CheckpointManager) -> None:
     from dataclasses import replace
 
-    from holdfast.records import copy_record
+    from kedge.records import copy_record
 
     taken = source.save("a", "step", {"n": 1})
     checkpoint, _ = source._store.index.read(taken)
@@ -219,7 +219,7 @@ def test_following(source: CheckpointManager, target: CheckpointManager) -> None
         source.save("c", "new", {"w": noise(9)})
         source.tag(second, late="yes")
         source.delete("a", first)
-        source.set_retention("c", holdfast.RetentionPolicy(keep_last=2))
+        source.set_retention("c", kedge.RetentionPolicy(keep_last=2))
         position = source.events(limit=1, newest=True)[0].id
         while sum(r.copied for r in rounds) < 5 or sum(r.deleted for r in rounds) < 1 or not rounds[-1].changed:
             assert moved.acquire(timeout=60), rounds
@@ -279,7 +279,7 @@ def test_a_follower_goes_on_where_the_last_one_was(source: CheckpointManager, ta
 def test_places_in_an_encrypted_store(source: CheckpointManager, tmp_path: Path) -> None:
     require("module:cryptography")
     fill(source)
-    with holdfast.open(tmp_path / "vault", key=bytes(32), encrypt_names=True) as vault, comparing(source) as compared:
+    with kedge.open(tmp_path / "vault", key=bytes(32), encrypt_names=True) as vault, comparing(source) as compared:
         follow_once(source, vault, job="a")
         compared.clear()
         source.save("a", "late", 1)
@@ -321,10 +321,10 @@ def test_another_log_is_compared_as_a_whole(
     fill(source)
     source.close()
     shutil.copytree(tmp_path / "source", tmp_path / "backup")
-    with holdfast.open(tmp_path / "source") as store:
+    with kedge.open(tmp_path / "source") as store:
         gone = store.save("d", "gone with the disk", 1)
         follow_once(store, target)
-    with holdfast.open(tmp_path / "backup") as store:
+    with kedge.open(tmp_path / "backup") as store:
         other = [store.save("e", "since", n) for n in range(3)]
         assert store._store.index.store_id == source._store.index.store_id
         assert follow_once(store, target).copied == 3
@@ -343,7 +343,7 @@ def test_a_log_that_was_pruned_is_compared_as_a_whole(
     with db:
         db.execute("DELETE FROM event")
     db.close()
-    with holdfast.open(tmp_path / "source") as store:
+    with kedge.open(tmp_path / "source") as store:
         assert follow_once(store, target).copied == 1
         assert target.load(late) == 1
 
@@ -380,7 +380,7 @@ def test_two_stores_that_follow_each_other_come_to_rest(source: CheckpointManage
 
 def test_command_line(tmp_path: Path, run: Run) -> None:
     one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
-    with holdfast.open(one) as store:
+    with kedge.open(one) as store:
         fill(store)
     assert answer(run("copy", one, two, "--json"))["copied"] == 4
     assert "4 were there already" in run("sync", one, two, "--since", "2d").stdout
@@ -392,7 +392,7 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     assert not (tmp_path / "nowhere").exists()
     assert "copied to tenant" in run("copy", "a", "tenant", "--store", two).stdout
     run("copy", one, three, "--into", "tenant", "--job", "a", "--since", "2001-01-01")
-    with holdfast.open(three, namespace="tenant") as store:
+    with kedge.open(three, namespace="tenant") as store:
         assert [job.name for job in store.jobs()] == ["a"]
 
 
@@ -406,8 +406,8 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
         (None, True, True, False, True),
         (None, False, True, True, False),
         (None, True, False, True, True),
-        ("hfk1_" + "A" * 42 + "E", False, True, False, True),
-        ("hfk1_" + "A" * 42 + "E", True, False, False, False),
+        ("kdk1_" + "A" * 42 + "E", False, True, False, True),
+        ("kdk1_" + "A" * 42 + "E", True, False, False, False),
     ],
 )
 def test_a_key_that_was_used_again_moves_with_the_copy(
@@ -420,7 +420,7 @@ def test_a_key_that_was_used_again_moves_with_the_copy(
         return follow_once(source, target, mirror=mirror) if is_following else source.copy_to(target, mirror=mirror)
 
     states = [{"w": noise(n)} if is_large else {"n": n} for n in (1, 1 if is_same else 2, 3)]
-    with holdfast.open(tmp_path / "source") as source, holdfast.open(tmp_path / "target", key=key) as target:
+    with kedge.open(tmp_path / "source") as source, kedge.open(tmp_path / "target", key=key) as target:
         old = source.save("a", "first", states[0], idempotency_key="once")
         bring()
         source.delete("a", old)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.model import CheckpointId, CheckpointLevel
-from holdfast.ports import NewCheckpoint
+import kedge
+from kedge.model import CheckpointId, CheckpointLevel
+from kedge.ports import NewCheckpoint
 
 
 def peak_of(call: Callable[[], object]) -> tuple[int, object]:
@@ -37,7 +37,7 @@ def test_many_arrays_load_in_little_more_memory_than_they_take(tmp_path: Path) -
     # Buffers that do not end where chunks do, so that they share them and lie across their borders.
     state = {f"layer{n}": np.random.default_rng(n).random(2_500 + n % 7) for n in range(1500)}
     size_bytes = sum(array.nbytes for array in state.values())
-    with holdfast.open(tmp_path) as manager:
+    with kedge.open(tmp_path) as manager:
         saved = manager.save("train", "epoch", state)
         peak, loaded = peak_of(lambda: manager.load(saved))
     assert isinstance(loaded, dict)
@@ -46,15 +46,15 @@ def test_many_arrays_load_in_little_more_memory_than_they_take(tmp_path: Path) -
     assert peak < 1.3 * size_bytes + (6 << 20)  # beside the data: a chunk for each worker
 
 
-# HOLDFAST_TEST_HISTORY=1000000 is the torture form.
-HISTORY = int(os.environ.get("HOLDFAST_TEST_HISTORY", "8000"))
+# KEDGE_TEST_HISTORY=1000000 is the torture form.
+HISTORY = int(os.environ.get("KEDGE_TEST_HISTORY", "8000"))
 
 
 @pytest.fixture(scope="module")
 def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with one long job, committed many at a time."""
     path = tmp_path_factory.mktemp("long")
-    with holdfast.open(path) as manager:
+    with kedge.open(path) as manager:
         for start in range(0, HISTORY, 10_000):
             stop = min(start + 10_000, HISTORY)
             manager._store.index.commit([record(n) for n in range(start, stop)], actor="test")
@@ -71,7 +71,7 @@ def record(n: int) -> NewCheckpoint:
         size_bytes=1,
         stored_bytes=1,
         digest=hashlib.sha256(b"\x01\xc0").digest(),
-        codec="hf1",
+        codec="kedge1",
         schema_version="1.0",
         manifest=b"\x01\xc0",
         metadata_json='{"epoch": 3}',
@@ -82,7 +82,7 @@ PAGES_BYTES = 6 << 20  # a few pages of a thousand checkpoints
 
 
 def test_a_walk_holds_a_page_of_the_history(long_history: Path) -> None:
-    with holdfast.open(long_history) as manager:
+    with kedge.open(long_history) as manager:
         peak, count = peak_of(lambda: sum(1 for _ in manager.walk("long")))
     assert count == HISTORY
     assert peak < PAGES_BYTES
@@ -99,7 +99,7 @@ def test_a_walk_holds_a_page_of_the_history(long_history: Path) -> None:
 def test_commands_hold_a_page_of_the_history(
     words: list[str], long_history: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.cli import cli
+    from kedge.cli import cli
 
     with open(os.devnull, "w") as nowhere:
         monkeypatch.setattr("sys.stdout", nowhere)
@@ -110,8 +110,8 @@ def test_commands_hold_a_page_of_the_history(
 
 def test_cleaning_up_holds_a_page_of_the_history(long_history: Path, tmp_path: Path) -> None:
     shutil.copytree(long_history, tmp_path / "copy")
-    with holdfast.open(tmp_path / "copy") as manager:
-        policy = holdfast.RetentionPolicy(keep_last=HISTORY // 2, keep_within="1h")
+    with kedge.open(tmp_path / "copy") as manager:
+        policy = kedge.RetentionPolicy(keep_last=HISTORY // 2, keep_within="1h")
         peak, _ = peak_of(lambda: sum(1 for _ in manager.review(policy, job="long")))
         assert peak < PAGES_BYTES + 48 * HISTORY
         peak, deleted = peak_of(lambda: manager.cleanup("long", keep_last=HISTORY - 3000))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import kedge
 
 pytestmark = pytest.mark.requires("module:torch")
 
@@ -42,7 +42,7 @@ def test_states_on_a_gpu(torch: Any, tmp_path: Path) -> None:
         "parameter": torch.nn.Parameter(torch.randn(300, 300, device="cuda")),
         "host": torch.arange(500_000),
     }
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         first = store.save("job", "one", state)
         second = store.save_async("job", "two", state).result()
         assert store.get(second).stored_bytes < 20_000
@@ -63,7 +63,7 @@ def test_states_on_a_gpu(torch: Any, tmp_path: Path) -> None:
 
 
 def test_training_on_a_gpu(torch: Any, tmp_path: Path) -> None:
-    from holdfast.integrations.torch import Training
+    from kedge.integrations.torch import Training
 
     model = torch.nn.Sequential(torch.nn.Linear(800, 800), torch.nn.Dropout(0.3)).cuda()
     optimiser = torch.optim.AdamW(model.parameters())
@@ -73,7 +73,7 @@ def test_training_on_a_gpu(torch: Any, tmp_path: Path) -> None:
         model(torch.randn(8, 800, device="cuda")).pow(2).sum().backward()
         optimiser.step()
 
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         training = Training(store, "run", model=model, optimiser=optimiser)
         step()
         training.save_async()

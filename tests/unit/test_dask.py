@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import Validation
+import kedge
+from kedge.errors import Validation
 from tests.pipeline_work import DieOnce, double, fail_on_odd
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def client() -> Iterator[Client]:
 
 def test_a_killed_worker_repeats_nothing_that_was_done(client: Client, tmp_path: Path) -> None:
     work = DieOnce(tmp_path, item=9)
-    with holdfast.open(tmp_path / "store") as store, holdfast.run("r", store=store) as run:
-        assert run.map(work, range(24), executor=holdfast.dask(client), workers=2) == [2 * n for n in range(24)]
+    with kedge.open(tmp_path / "store") as store, kedge.run("r", store=store) as run:
+        assert run.map(work, range(24), executor=kedge.dask(client), workers=2) == [2 * n for n in range(24)]
     assert (tmp_path / "died").exists()
     assert work.calls() == list(range(24))  # each was done once: Dask alone does some again
-    with holdfast.open(tmp_path / "store") as store, holdfast.run("r", store=store) as run:
-        assert len(run.map(work, range(24), executor=holdfast.dask(client))) == 24
+    with kedge.open(tmp_path / "store") as store, kedge.run("r", store=store) as run:
+        assert len(run.map(work, range(24), executor=kedge.dask(client))) == 24
     assert len(work.calls()) == 24
 
 
@@ -67,21 +67,21 @@ class Twice(Executor):
 
 def test_a_task_that_is_run_again_goes_on_behind_what_is_durable(tmp_path: Path) -> None:
     calls: list[int] = []
-    with holdfast.open(tmp_path / "store") as store, holdfast.run("r", store=store) as run:
+    with kedge.open(tmp_path / "store") as store, kedge.run("r", store=store) as run:
         assert run.map(lambda n: calls.append(n) or n, range(50), name="m", executor=Twice()) == list(range(50))
     assert sorted(calls) == list(range(50))
 
 
 @pytest.mark.mutant
 def test_a_task_that_does_not_look_what_is_durable_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.worker.read_keys", lambda *_: iter(()))
+    monkeypatch.setattr("kedge.pipeline.worker.read_keys", lambda *_: iter(()))
     with pytest.raises(AssertionError):
         test_a_task_that_is_run_again_goes_on_behind_what_is_durable(tmp_path)
 
 
 def test_failures_and_the_lazy_answer(client: Client, tmp_path: Path) -> None:
-    executor = holdfast.dask(client)
-    with holdfast.open(tmp_path / "store") as store, holdfast.run("r", store=store) as run:
+    executor = kedge.dask(client)
+    with kedge.open(tmp_path / "store") as store, kedge.run("r", store=store) as run:
         assert sorted(run.map(double, range(40), executor=executor, collect=False)) == [2 * n for n in range(40)]
         found = run.map(fail_on_odd, range(4), executor=executor, on_error="collect")
         assert [found[0], found[2]] == [0, 2]
@@ -92,6 +92,6 @@ def test_failures_and_the_lazy_answer(client: Client, tmp_path: Path) -> None:
 
 def test_what_is_refused(client: Client) -> None:
     with pytest.raises(Validation, match="no Dask client"):
-        holdfast.dask("tcp://127.0.0.1:8786")  # type: ignore[arg-type]
-    with holdfast.run("r", store="memory:") as run, pytest.raises(Validation, match="memory"):
-        run.map(double, range(3), executor=holdfast.dask(client))
+        kedge.dask("tcp://127.0.0.1:8786")  # type: ignore[arg-type]
+    with kedge.run("r", store="memory:") as run, pytest.raises(Validation, match="memory"):
+        run.map(double, range(3), executor=kedge.dask(client))

@@ -18,19 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.chunk_reader import ChunkReader
-from holdfast.diff import ArrayDelta, ChangeKind, Diff, TextDelta, diff_values
-from holdfast.diff import arrays as diff_arrays
-from holdfast.diff.states import StoredState
-from holdfast.errors import Validation
-from holdfast.files import Tree
-from holdfast.manifest import Entry
+import kedge
+from kedge.chunk_reader import ChunkReader
+from kedge.diff import ArrayDelta, ChangeKind, Diff, TextDelta, diff_values
+from kedge.diff import arrays as diff_arrays
+from kedge.diff.states import StoredState
+from kedge.errors import Validation
+from kedge.files import Tree
+from kedge.manifest import Entry
 
 MIB = 1 << 20
 
 
-@holdfast.register("test.diff.Point")
+@kedge.register("test.diff.Point")
 @dataclass
 class Point:
     x: int
@@ -49,8 +49,8 @@ def only_delta(result: Diff) -> ArrayDelta:
 
 
 @pytest.fixture
-def manager() -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open("memory:") as opened:
+def manager() -> Iterator[kedge.CheckpointManager]:
+    with kedge.open("memory:") as opened:
         yield opened
 
 
@@ -173,7 +173,7 @@ def test_long_lists_need_bounded_work() -> None:
 
 
 def test_registered_types_are_compared_by_field_and_not_constructed(
-    manager: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+    manager: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = manager.save("job", "a", {"p": Point(1, [1, 2]), "q": Point(0)})
     b = manager.save("job", "b", {"p": Point(2, [1, 3]), "q": Point(0)})
@@ -281,7 +281,7 @@ def test_shape_and_dtype_changes_are_named() -> None:
     assert "dtype <f4 → <f8" in str(only_delta(diff_values(old, np.zeros((2, 3), "f8"))))
 
 
-def test_elements_that_straddle_chunks_are_counted_once(manager: holdfast.CheckpointManager) -> None:
+def test_elements_that_straddle_chunks_are_counted_once(manager: kedge.CheckpointManager) -> None:
     old = np.zeros(300_000, [("a", "u1"), ("b", "u4"), ("c", "u2")])  # 7 bytes: 1 MiB is no multiple
     new = old.copy()
     straddling = MIB // 7
@@ -292,7 +292,7 @@ def test_elements_that_straddle_chunks_are_counted_once(manager: holdfast.Checkp
     assert (delta.elements, delta.elements_changed, delta.bytes_changed) == (300_000, 2, 8)
 
 
-def test_a_difference_behind_the_border_of_a_chunk(manager: holdfast.CheckpointManager) -> None:
+def test_a_difference_behind_the_border_of_a_chunk(manager: kedge.CheckpointManager) -> None:
     old = np.zeros(300_000, [("a", "u1"), ("b", "u4"), ("c", "u2")])
     new = old.copy()
     new[MIB // 7]["c"] = 1  # the element begins in the first chunk, which is the same in both
@@ -333,7 +333,7 @@ def test_without_numpy_bytes_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 # Checkpoints
 
 
-def test_equal_arrays_are_not_read(manager: holdfast.CheckpointManager, read_bytes: list[int]) -> None:
+def test_equal_arrays_are_not_read(manager: kedge.CheckpointManager, read_bytes: list[int]) -> None:
     state = {"w": np.random.default_rng(1).random(1 << 20), "small": np.arange(2000), "n": 1}
     a = manager.save("job", "a", state)
     b = manager.save("job", "b", {**state, "n": 2})
@@ -347,7 +347,7 @@ def test_equal_arrays_are_not_read(manager: holdfast.CheckpointManager, read_byt
     assert same.shared_bytes == (1 << 23) + 16_000
 
 
-def test_only_chunks_that_differ_are_read(manager: holdfast.CheckpointManager, read_bytes: list[int]) -> None:
+def test_only_chunks_that_differ_are_read(manager: kedge.CheckpointManager, read_bytes: list[int]) -> None:
     old = np.random.default_rng(1).random((64, MIB // 8))
     new = old.copy()
     new[10, 5] += 4
@@ -359,7 +359,7 @@ def test_only_chunks_that_differ_are_read(manager: holdfast.CheckpointManager, r
     assert read_bytes == [MIB] * 4
 
 
-def test_a_large_array_is_not_held_whole(manager: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_array_is_not_held_whole(manager: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     a = manager.save("job", "a", {"w": rng.random(64 * MIB // 8)})
     b = manager.save("job", "b", {"w": rng.random(64 * MIB // 8)})
@@ -377,7 +377,7 @@ def test_a_large_array_is_not_held_whole(manager: holdfast.CheckpointManager, mo
     assert 0 < largest <= 8 * MIB
 
 
-def test_many_small_arrays_share_a_read(manager: holdfast.CheckpointManager, read_bytes: list[int]) -> None:
+def test_many_small_arrays_share_a_read(manager: kedge.CheckpointManager, read_bytes: list[int]) -> None:
     old = {f"w{n}": np.random.default_rng(n).random(1000) for n in range(200)}
     new = {name: array + 1 for name, array in old.items()}
     a, b = manager.save("job", "a", old), manager.save("job", "b", new)
@@ -386,14 +386,14 @@ def test_many_small_arrays_share_a_read(manager: holdfast.CheckpointManager, rea
     assert sum(read_bytes) <= 2 * sum(array.nbytes for array in old.values()) + 4 * MIB
 
 
-def test_small_arrays_that_changed_places_in_the_same_chunk(manager: holdfast.CheckpointManager) -> None:
+def test_small_arrays_that_changed_places_in_the_same_chunk(manager: kedge.CheckpointManager) -> None:
     one, two = np.zeros(1000), np.ones(1000)
     a = manager.save("job", "a", {"x": one, "y": two})
     b = manager.save("job", "b", {"y": one, "x": two})
     assert paths(manager.diff(a, b)) == {"x": "changed", "y": "changed"}
 
 
-def test_small_arrays_of_other_sizes_in_the_same_chunk(manager: holdfast.CheckpointManager) -> None:
+def test_small_arrays_of_other_sizes_in_the_same_chunk(manager: kedge.CheckpointManager) -> None:
     both = np.random.default_rng(1).random(3000)
     a = manager.save("job", "a", [both[:1000], both[1000:]])
     b = manager.save("job", "b", [both[:2000], both[2000:]])
@@ -402,7 +402,7 @@ def test_small_arrays_of_other_sizes_in_the_same_chunk(manager: holdfast.Checkpo
     assert result.shared_bytes == 0
 
 
-def test_an_array_that_grew_shares_its_beginning(manager: holdfast.CheckpointManager) -> None:
+def test_an_array_that_grew_shares_its_beginning(manager: kedge.CheckpointManager) -> None:
     old = np.random.default_rng(1).random(4 * MIB // 8)
     a = manager.save("job", "a", {"w": old})
     b = manager.save("job", "b", {"w": np.concatenate([old, old[:100]])})
@@ -411,7 +411,7 @@ def test_an_array_that_grew_shares_its_beginning(manager: holdfast.CheckpointMan
     assert (result.shared_bytes, result.bytes_changed) == (4 * MIB, 800)
 
 
-def test_arrays_in_lists_are_matched_by_content(manager: holdfast.CheckpointManager, read_bytes: list[int]) -> None:
+def test_arrays_in_lists_are_matched_by_content(manager: kedge.CheckpointManager, read_bytes: list[int]) -> None:
     arrays = [np.random.default_rng(n).random(MIB // 8) for n in range(6)]
     a = manager.save("job", "a", arrays)
     b = manager.save("job", "b", [arrays[0], *arrays[2:], arrays[0] * 2])
@@ -419,7 +419,7 @@ def test_arrays_in_lists_are_matched_by_content(manager: holdfast.CheckpointMana
     assert read_bytes == []
 
 
-def test_a_tree_of_files_of_the_same_size(manager: holdfast.CheckpointManager, tmp_path: Path) -> None:
+def test_a_tree_of_files_of_the_same_size(manager: kedge.CheckpointManager, tmp_path: Path) -> None:
     """Its content is a buffer, the table of its names and modes may be in the tree: both count."""
     (tmp_path / "file").write_bytes(bytes(5000))
     ids = [manager.save("job", "a", {"t": Tree(tmp_path)}) for _ in range(2)]
@@ -434,7 +434,7 @@ def test_a_tree_of_files_of_the_same_size(manager: holdfast.CheckpointManager, t
         diff_values({"t": Tree(tmp_path)}, {"t": Tree(tmp_path)})
 
 
-def test_runs_of_zeros(manager: holdfast.CheckpointManager) -> None:
+def test_runs_of_zeros(manager: kedge.CheckpointManager) -> None:
     old = np.zeros(4 * MIB, "u1")
     new = old.copy()
     new[-1] = 7
@@ -443,7 +443,7 @@ def test_runs_of_zeros(manager: holdfast.CheckpointManager) -> None:
     assert (delta.elements_changed, delta.max_abs_difference) == (1, 7)
 
 
-def test_a_damaged_chunk_is_named(manager: holdfast.CheckpointManager) -> None:
+def test_a_damaged_chunk_is_named(manager: kedge.CheckpointManager) -> None:
     rng = np.random.default_rng(1)
     a = manager.save("job", "a", rng.random(MIB))
     b = manager.save("job", "b", rng.random(MIB))
@@ -458,11 +458,11 @@ def test_a_damaged_chunk_is_named(manager: holdfast.CheckpointManager) -> None:
             target[100] ^= 1
 
     store.blobs.read_into = flip  # type: ignore[method-assign]
-    with pytest.raises(holdfast.Corrupted, match=a):
+    with pytest.raises(kedge.Corrupted, match=a):
         manager.diff(a, b)
 
 
-def test_json_is_plain_and_bounded(manager: holdfast.CheckpointManager) -> None:
+def test_json_is_plain_and_bounded(manager: kedge.CheckpointManager) -> None:
     old = {"s": "x" * 10_000, "w": np.zeros(5000), "d": {"a": 1}, "f": float("inf"), "p": Point(1), "b": b"\xff"}
     new = {"s": "y" * 10_000, "w": np.ones(5000), "l": [1, 2], "f": float("nan"), "p": 3, "b": b"\xfe"}
     a, b = manager.save("job", "a", old), manager.save("job", "b", new)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import embedded
+import kedge
+from kedge import embedded
 
 
 def test_another_process_may_finish_making_the_store_while_we_look(
@@ -20,10 +20,10 @@ def test_another_process_may_finish_making_the_store_while_we_look(
 
     def made_by_another(path: Path) -> list[str]:
         monkeypatch.setattr(os, "listdir", listdir)
-        with holdfast.open(place) as other:
+        with kedge.open(place) as other:
             other.save("job", "step", 1)
         return listdir(path)
 
     monkeypatch.setattr(embedded.os, "listdir", made_by_another)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert store.load_latest("job")[1] == 1  # type: ignore[index]

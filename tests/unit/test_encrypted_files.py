@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
-import holdfast
-from holdfast.errors import Conflict, Corrupted, UnsupportedFormat, Validation
-from holdfast.index.files import FilesIndex
+import kedge
+from kedge.errors import Conflict, Corrupted, UnsupportedFormat, Validation
+from kedge.index.files import FilesIndex
 from tests.parts import require
 
 require("module:cryptography")
@@ -39,19 +39,19 @@ def place(tmp_path: Path) -> Path:
 
 
 def documents(place: Path) -> list[Path]:
-    return sorted(p for p in place.glob("**/*.json") if ".holdfast" not in p.parts)
+    return sorted(p for p in place.glob("**/*.json") if ".kedge" not in p.parts)
 
 
 @pytest.mark.parametrize("hidden", [False, True])
 @Schemes
 def test_nothing_secret_is_on_disk(place: Path, scheme: str, hidden: bool) -> None:
     words = (*SECRETS, *NAMES, "salaries") if hidden else SECRETS
-    with holdfast.open(f"{scheme}:{place}", key=KEY, encrypt_names=hidden) as store:
+    with kedge.open(f"{scheme}:{place}", key=KEY, encrypt_names=hidden) as store:
         ids = fill(store)
         store.delete(NAMES[0], ids["text"])
         before = states(store, {name: i for name, i in ids.items() if name != "text"})
     assert_absent(place, words)
-    with holdfast.open(f"{scheme}:{place}", key=KEY) as store:
+    with kedge.open(f"{scheme}:{place}", key=KEY) as store:
         assert (store.encryption or {})["encrypts_names"] == hidden
         assert all(same(store.load(ids[name]), state) for name, state in before.items())
         assert store.list(NAMES[0], tags={"tag-name": "prod-env"}, metadata={"loss-figure": 7})
@@ -60,7 +60,7 @@ def test_nothing_secret_is_on_disk(place: Path, scheme: str, hidden: bool) -> No
 
 
 def test_a_sealed_checkpoint_is_still_a_file(place: Path) -> None:
-    with holdfast.open(f"files:{place}", key=KEY) as store:
+    with kedge.open(f"files:{place}", key=KEY) as store:
         saved = store.save("train", "epoch 3", {"w": "hunter2"}, tags={"env": "prod"}, level="stage")
     shown = json.loads((place / "train" / "stage" / f"{saved}.json").read_text())
     assert (shown["id"], shown["job"], shown["step"], shown["seq"]) == (saved, "train", "epoch 3", 1)
@@ -71,7 +71,7 @@ def test_a_sealed_checkpoint_is_still_a_file(place: Path) -> None:
 
 
 def test_hidden_names_are_no_folders(place: Path) -> None:
-    with holdfast.open(f"files:{place}", key=KEY, encrypt_names=True) as store:
+    with kedge.open(f"files:{place}", key=KEY, encrypt_names=True) as store:
         kept = store.save("payroll", "salaries", 1)
         gone = store.save("payroll", "salaries", 2)
         store.delete("payroll", gone)
@@ -79,30 +79,30 @@ def test_hidden_names_are_no_folders(place: Path) -> None:
     assert document.name == f"{kept}.json"
     assert document.parent.parent.name.startswith("~")
     document.unlink()
-    holdfast.open(f"files:{place}", key=KEY).close()
+    kedge.open(f"files:{place}", key=KEY).close()
     assert documents(place) == [document]
 
 
 @Schemes
 def test_without_the_right_key_nothing_opens(place: Path, scheme: str) -> None:
     url = f"{scheme}:{place}"
-    with holdfast.open(url, key=KEY) as store:
+    with kedge.open(url, key=KEY) as store:
         store.save("j", "s", 1)
     with pytest.raises(Validation, match="encrypted, and no key was given"):
-        holdfast.open(url)
+        kedge.open(url)
     with pytest.raises(Validation, match=r"is encrypted under key .*, and the one given is"):
-        holdfast.open(url, key=OTHER)
-    with holdfast.open(f"{scheme}:{place}-2") as plain:
+        kedge.open(url, key=OTHER)
+    with kedge.open(f"{scheme}:{place}-2") as plain:
         plain.save("j", "s", 1)
     with pytest.raises(Conflict, match="not encrypted, and a key was given"):
-        holdfast.open(f"{scheme}:{place}-2", key=KEY)
-    with holdfast.open(f"{scheme}:{place}-2") as plain:
+        kedge.open(f"{scheme}:{place}-2", key=KEY)
+    with kedge.open(f"{scheme}:{place}-2") as plain:
         assert plain.restore("j") == 1
 
 
 def test_a_plain_writer_that_was_there_first_is_refused(place: Path) -> None:
-    plain = holdfast.open(f"files:{place}")
-    with holdfast.open(f"files:{place}", key=KEY) as store:
+    plain = kedge.open(f"files:{place}")
+    with kedge.open(f"files:{place}", key=KEY) as store:
         with pytest.raises(Conflict, match="this save is not encrypted"):
             plain.save("k", "s", "plain text")
         store.save("k", "s", 1)
@@ -110,14 +110,14 @@ def test_a_plain_writer_that_was_there_first_is_refused(place: Path) -> None:
     plain.close()
 
 
-def test_a_holdfast_without_encryption_refuses_the_journal(place: Path) -> None:
-    holdfast.open(f"files:{place}").close()
-    journal = place / ".holdfast" / "journal"
-    assert journal.read_bytes().startswith(b"-- Holdfast journal, format 1\n")
-    holdfast.open(f"files:{place}", key=KEY).close()
-    assert journal.read_bytes().startswith(b"-- Holdfast journal, format 2\n")
-    with mock.patch("holdfast.index.journal.FORMAT", 1), pytest.raises(UnsupportedFormat):
-        holdfast.open(f"files:{place}", key=KEY)
+def test_a_kedge_without_encryption_refuses_the_journal(place: Path) -> None:
+    kedge.open(f"files:{place}").close()
+    journal = place / ".kedge" / "journal"
+    assert journal.read_bytes().startswith(b"-- Kedge journal, format 1\n")
+    kedge.open(f"files:{place}", key=KEY).close()
+    assert journal.read_bytes().startswith(b"-- Kedge journal, format 2\n")
+    with mock.patch("kedge.index.journal.FORMAT", 1), pytest.raises(UnsupportedFormat):
+        kedge.open(f"files:{place}", key=KEY)
 
 
 def alter(place: Path, *statements: str) -> None:
@@ -131,7 +131,7 @@ def alter(place: Path, *statements: str) -> None:
 
 
 def read_everything(place: Path) -> None:
-    with holdfast.open(f"files:{place}", key=KEY) as store:
+    with kedge.open(f"files:{place}", key=KEY) as store:
         for job in store.jobs():
             for checkpoint in store.list(job.name):
                 store.load(checkpoint.id)
@@ -142,20 +142,20 @@ CHANGES = ("manifests swapped", "plain manifest", "a plain row", "another level"
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_changed_rows_are_refused_and_told(place: Path, what: str) -> None:
-    with holdfast.open(f"files:{place}", key=KEY) as store:
+    with kedge.open(f"files:{place}", key=KEY) as store:
         history(store)
     read_everything(place)
     alter(place, *TAMPERED[what])
     with pytest.raises(Corrupted):
         read_everything(place)
-    with holdfast.open(f"files:{place}", key=KEY) as store:
+    with kedge.open(f"files:{place}", key=KEY) as store:
         assert store.verify().corrupted
 
 
 @pytest.mark.parametrize(("mutant", "what"), [("no associated data", CHANGES[0]), ("plain accepted", CHANGES[2])])
 def test_the_checks_that_refuse_them_are_needed(place: Path, mutant: str, what: str) -> None:
     with MUTANTS[mutant]():
-        with holdfast.open(f"files:{place}", key=KEY) as store:
+        with kedge.open(f"files:{place}", key=KEY) as store:
             history(store)
         alter(place, *TAMPERED[what])
         read_everything(place)
@@ -164,21 +164,21 @@ def test_the_checks_that_refuse_them_are_needed(place: Path, mutant: str, what: 
 @Schemes
 def test_another_master_key(place: Path, scheme: str) -> None:
     url = f"{scheme}:{place}"
-    with holdfast.open(url, key=KEY) as store:
+    with kedge.open(url, key=KEY) as store:
         first = store.save("j", "before", {"n": 1})
         assert not store.rekey(OTHER).is_rewritten
         store.save("j", "after", {"n": 2})
     with pytest.raises(Validation):
-        holdfast.open(url, key=KEY)
-    with holdfast.open(url, key=OTHER) as store:
+        kedge.open(url, key=KEY)
+    with kedge.open(url, key=OTHER) as store:
         assert (store.load(first), store.restore("j")) == ({"n": 1}, {"n": 2})
 
 
 def rewrite(url: str, place: Path) -> None:
-    with holdfast.open(url, key=KEY) as store:
+    with kedge.open(url, key=KEY) as store:
         ids = fill(store)
         before = states(store, ids)
-    with holdfast.open(url, key=KEY) as store:
+    with kedge.open(url, key=KEY) as store:
         vault = store._store.at_rest().vault
         assert vault is not None
         old, old_names = vault.current, chunk_names(store) if url.startswith("files") else set()
@@ -192,7 +192,7 @@ def rewrite(url: str, place: Path) -> None:
         for form in _forms(b"\xe1" + old.id):
             assert form not in data, path
         assert not any(form in data for name in old_names for form in _forms(name)), path
-    with holdfast.open(url, key=KEY) as store:
+    with kedge.open(url, key=KEY) as store:
         assert (store.encryption or {})["old_data_keys"] == []
         assert all(same(store.load(ids[name]), state) for name, state in before.items())
 
@@ -216,16 +216,16 @@ def test_without_a_new_journal_the_old_rows_would_stay(place: Path) -> None:
 
 
 def test_tenants_have_keys_of_their_own(place: Path) -> None:
-    with holdfast.open(f"files:{place}", key=KEY) as store:
+    with kedge.open(f"files:{place}", key=KEY) as store:
         store.save("j", "s", "ours")
-        with holdfast.open(f"files:{place}", namespace="t", key=OTHER) as tenant:
+        with kedge.open(f"files:{place}", namespace="t", key=OTHER) as tenant:
             tenant.save("j", "s", "theirs")
         assert store.restore("j") == "ours"
     with pytest.raises(Validation):
-        holdfast.open(f"files:{place}", namespace="t", key=KEY)
-    assert set(json.loads((place / ".holdfast" / "keyrings").read_bytes())) == {"default", "t"}
+        kedge.open(f"files:{place}", namespace="t", key=KEY)
+    assert set(json.loads((place / ".kedge" / "keyrings").read_bytes())) == {"default", "t"}
 
 
 def test_memory_draws_no_telling_ids_where_names_are_hidden(place: Path) -> None:
-    with holdfast.open(f"memory:{place}", key=KEY, encrypt_names=True) as store:
+    with kedge.open(f"memory:{place}", key=KEY, encrypt_names=True) as store:
         assert store.save("j", "salaries", 1).startswith("checkpoint_")

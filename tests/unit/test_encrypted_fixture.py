@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.errors import Validation
-from holdfast.testing.strategies import equal
+import kedge
+from kedge.errors import Validation
+from kedge.testing.strategies import equal
 from tests.fixtures.format_1 import values
 from tests.fixtures.format_2 import ARCHIVE, KEY
 from tests.parts import require
@@ -26,12 +26,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(place: Path) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(place, create=False, key=KEY) as opened:
+def store(place: Path) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(place, create=False, key=KEY) as opened:
         yield opened
 
 
-def test_every_value_is_what_it_was(store: holdfast.CheckpointManager, place: Path) -> None:
+def test_every_value_is_what_it_was(store: kedge.CheckpointManager, place: Path) -> None:
     assert store.verify(deep=True).problems == ()
     found = {c.step: c.id for c in store.list("values")}
     for name, value in values().items():
@@ -44,11 +44,11 @@ def test_every_value_is_what_it_was(store: holdfast.CheckpointManager, place: Pa
     assert store.list("history", tags={"env": "prod"}) == [first]
     assert store.list("history", metadata={"model.name": "small"}) == [second]
     assert store.save("history", "fourth", 4, level="substep", idempotency_key="key-4") == fourth.id
-    with holdfast.open(place, namespace="tenant-2", create=False, key=KEY) as tenant:
+    with kedge.open(place, namespace="tenant-2", create=False, key=KEY) as tenant:
         assert [c.step for c in tenant.list("values")] == ["tenant"]
 
 
-def test_it_goes_on_being_used(store: holdfast.CheckpointManager, place: Path) -> None:
+def test_it_goes_on_being_used(store: kedge.CheckpointManager, place: Path) -> None:
     assert (store.encryption or {})["encrypts_names"] == (place.name == "hidden")
     assert bool((store.encryption or {})["old_data_keys"]) == (place.name == "hidden")
     store.save("history", "today", {"blob": bytes(range(256)) * 400})
@@ -57,4 +57,4 @@ def test_it_goes_on_being_used(store: holdfast.CheckpointManager, place: Path) -
     assert store.verify(deep=True).problems == ()
     assert store.restore("history") == {"blob": bytes(range(256)) * 400}
     with pytest.raises(Validation):
-        holdfast.open(place)
+        kedge.open(place)

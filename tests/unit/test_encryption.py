@@ -18,24 +18,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import CheckpointError, Conflict, Corrupted, UnsupportedFormat, Validation
-from holdfast.request import Request
-from holdfast.rope import PartedTree, Piece, Run
-from holdfast.workflow import Workflows
+import kedge
+from kedge.errors import CheckpointError, Conflict, Corrupted, UnsupportedFormat, Validation
+from kedge.request import Request
+from kedge.rope import PartedTree, Piece, Run
+from kedge.workflow import Workflows
 from tests.parts import require
 
 require("module:cryptography")
-import holdfast.index.encrypted
-from holdfast.crypto import DataKey, Vault, new_master_text, open_keyring, parse_master
+import kedge.index.encrypted
+from kedge.crypto import DataKey, Vault, new_master_text, open_keyring, parse_master
 
-KEY = "hfk1_" + "A" * 42 + "E"
+KEY = "kdk1_" + "A" * 42 + "E"
 OTHER = bytes(range(32))
 SECRETS = ("hunter2", "crown-jewels", "loss-figure", "prod-env", "retry-key-7", "conversation-line", "tag-name")
 NAMES = ("payroll-job", "count the salaries")
 
 
-def fill(store: holdfast.CheckpointManager) -> dict[str, str]:
+def fill(store: kedge.CheckpointManager) -> dict[str, str]:
     """Everything a store can hold, with secrets in each place that may hold one."""
     draw = random.Random(3)
     job, step = NAMES
@@ -54,12 +54,12 @@ def fill(store: holdfast.CheckpointManager) -> dict[str, str]:
     parted = store._store.save(Request(job=job, step=step), PartedTree([head, run]), actor=store.actor)
     ids["parted"] = parted.id
     store.tag(ids["text"], **{"tag-name": "prod-env"})
-    store.set_retention(job, holdfast.RetentionPolicy(keep_last=100, keep_tags={"tag-name": "prod-env"}))
+    store.set_retention(job, kedge.RetentionPolicy(keep_last=100, keep_tags={"tag-name": "prod-env"}))
     store._store.index.append_event("note", actor=store.actor, job=job, detail='{"who": "hunter2"}')
     return ids
 
 
-def states(store: holdfast.CheckpointManager, ids: dict[str, str]) -> dict[str, object]:
+def states(store: kedge.CheckpointManager, ids: dict[str, str]) -> dict[str, object]:
     return {name: store.load(i) for name, i in ids.items()}
 
 
@@ -75,8 +75,8 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(place: Path) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(place, key=KEY) as opened:
+def store(place: Path) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(place, key=KEY) as opened:
         yield opened
 
 
@@ -93,7 +93,7 @@ def assert_absent(place: Path, words: tuple[str, ...]) -> None:
                 assert form not in data, f"{word!r} is in {path.name}"
 
 
-def chunk_names(store: holdfast.CheckpointManager) -> set[bytes]:
+def chunk_names(store: kedge.CheckpointManager) -> set[bytes]:
     index = store._store.index
     return {chunk.digest for use in index.packs() for chunk in index.chunks_of(use.pack)}
 
@@ -104,7 +104,7 @@ def chunk_names(store: holdfast.CheckpointManager) -> set[bytes]:
 @pytest.mark.parametrize("hidden", [False, True])
 def test_nothing_secret_is_on_disk_after_any_operation(place: Path, hidden: bool) -> None:
     words = (*SECRETS, *NAMES, "salaries") if hidden else SECRETS
-    with holdfast.open(place, key=KEY, encrypt_names=hidden) as store:
+    with kedge.open(place, key=KEY, encrypt_names=hidden) as store:
         ids = fill(store)
         assert_absent(place, words)  # the log included, which is not yet moved into the database
         store.copy(NAMES[0], "payroll-job-copy")
@@ -124,7 +124,7 @@ def test_nothing_secret_is_on_disk_after_any_operation(place: Path, hidden: bool
     assert_absent(place, words)
 
 
-def work_on(store: holdfast.CheckpointManager) -> None:
+def work_on(store: kedge.CheckpointManager) -> None:
     """What is built on states: a run, a paid call of a model, an item of a map, an approval, the log of who did it."""
 
     def ask(**asked: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def work_on(store: holdfast.CheckpointManager) -> None:
 
     messages = [{"role": "user", "content": "where is hunter2?"}]
     for _ in range(2):
-        with holdfast.run("payroll-job", store=store.acting_as("eve@payroll-host")) as run:
+        with kedge.run("payroll-job", store=store.acting_as("eve@payroll-host")) as run:
             run.llm("count the salaries", ask, model="gpt-4o-mini", messages=messages)
             run.map(lambda item: f"crown-jewels of {item}", ["hunter2", "prod-env"], key=str, executor="thread")
             run.log("retry-key-7 was used")
@@ -145,10 +145,10 @@ def work_on(store: holdfast.CheckpointManager) -> None:
 
 @pytest.mark.parametrize("scheme", ["", "files:"])
 def test_calls_of_models_and_the_log_of_changes_are_encrypted(place: Path, scheme: str) -> None:
-    with holdfast.open(f"{scheme}{place}", key=KEY, encrypt_names=True) as store:
+    with kedge.open(f"{scheme}{place}", key=KEY, encrypt_names=True) as store:
         work_on(store)
         assert_absent(place, (*SECRETS, *NAMES, "salaries", "payroll-host"))
-    with holdfast.open(f"{scheme}{place}-plain") as plain:
+    with kedge.open(f"{scheme}{place}-plain") as plain:
         work_on(plain)
         for word in ("hunter2", "crown-jewels", "salaries", "payroll-host"):
             with pytest.raises(AssertionError):
@@ -157,7 +157,7 @@ def test_calls_of_models_and_the_log_of_changes_are_encrypted(place: Path, schem
 
 def test_the_search_finds_what_is_plain(place: Path) -> None:
     """The mutant of the test above: without encryption it must fail."""
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         fill(store)
         for word in (*SECRETS, *NAMES):
             with pytest.raises(AssertionError):
@@ -168,13 +168,13 @@ def test_equal_content_is_not_recognised_but_stored_once(place: Path, tmp_path: 
     data = random.Random(1).randbytes(500_000)
     names: list[set[bytes]] = []
     for n, key in enumerate((KEY, OTHER)):
-        with holdfast.open(tmp_path / str(n), key=key) as store:
+        with kedge.open(tmp_path / str(n), key=key) as store:
             store.save("a", "s", data)
             first = store.stats()["pack_bytes"]
             store.save("b", "s", data)
             assert store.stats()["pack_bytes"] == first
             names.append(chunk_names(store))
-    with holdfast.open(place) as plain:
+    with kedge.open(place) as plain:
         plain.save("a", "s", data)
         names.append(chunk_names(plain))
     assert len(names[0] | names[1] | names[2]) == 3 * len(names[0])
@@ -183,27 +183,27 @@ def test_equal_content_is_not_recognised_but_stored_once(place: Path, tmp_path: 
 # Keys
 
 
-def test_without_the_right_key_nothing_opens(place: Path, store: holdfast.CheckpointManager) -> None:
+def test_without_the_right_key_nothing_opens(place: Path, store: kedge.CheckpointManager) -> None:
     store.save("j", "s", 1)
-    for attempt in (lambda: holdfast.open(place), lambda: holdfast.open(place, namespace="other")):
+    for attempt in (lambda: kedge.open(place), lambda: kedge.open(place, namespace="other")):
         with pytest.raises(Validation, match="encrypted, and no key was given"):
             attempt()
     with pytest.raises(Validation, match=r"is encrypted under key .*, and the one given is"):
-        holdfast.open(place, key=OTHER)
+        kedge.open(place, key=OTHER)
 
 
 def test_a_plain_store_is_not_opened_with_a_key(place: Path) -> None:
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         store.save("j", "s", 1)
     with pytest.raises(Conflict, match="not encrypted, and a key was given"):
-        holdfast.open(place, key=KEY)
-    with holdfast.open(place) as store:
+        kedge.open(place, key=KEY)
+    with kedge.open(place) as store:
         assert store.restore("j") == 1
 
 
 def test_a_plain_writer_that_was_there_first_is_refused(place: Path) -> None:
-    plain = holdfast.open(place)
-    with holdfast.open(place, key=KEY) as store:
+    plain = kedge.open(place)
+    with kedge.open(place, key=KEY) as store:
         with plain.lease("j") as lease, pytest.raises(Conflict, match="this save is not encrypted"):
             plain.save("j", "s", "plain text", lease=lease)
         with pytest.raises(Conflict, match="this save is not encrypted"):
@@ -213,11 +213,11 @@ def test_a_plain_writer_that_was_there_first_is_refused(place: Path) -> None:
 
 
 def test_tenants_have_keys_of_their_own(place: Path) -> None:
-    with holdfast.open(place, key=KEY) as store, holdfast.open(place, namespace="t", key=OTHER) as tenant:
+    with kedge.open(place, key=KEY) as store, kedge.open(place, namespace="t", key=OTHER) as tenant:
         store.save("j", "s", "ours")
         tenant.save("j", "s", "theirs")
     with pytest.raises(Validation):
-        holdfast.open(place, namespace="t", key=KEY)
+        kedge.open(place, namespace="t", key=KEY)
 
 
 def test_keys_come_from_everywhere(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,49 +225,49 @@ def test_keys_come_from_everywhere(place: Path, tmp_path: Path, monkeypatch: pyt
     file.write_text(KEY + "\n")
     raw = tmp_path / "raw"
     raw.write_bytes(parse_master(KEY).secret)
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         store.save("j", "s", 1)
     sources = [KEY.encode(), f"file:{file}", f"file:{raw}", parse_master(KEY).secret.hex()]
     sources.append(f"command:{sys.executable} -c 'print(\"{KEY}\")'")
     for source in sources:
-        with holdfast.open(place, key=source) as store:
+        with kedge.open(place, key=source) as store:
             assert store.restore("j") == 1
-    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(file))
-    with holdfast.open(place) as store:
+    monkeypatch.setenv("KEDGE_KEY_FILE", str(file))
+    with kedge.open(place) as store:
         assert store.restore("j") == 1
-    with holdfast.open(tmp_path / "plain", key="none") as store:
+    with kedge.open(tmp_path / "plain", key="none") as store:
         assert store.encryption is None
-    monkeypatch.setenv("HOLDFAST_KEY", KEY)
+    monkeypatch.setenv("KEDGE_KEY", KEY)
     with pytest.raises(Validation, match="both set"):
-        holdfast.open(place)
-    monkeypatch.delenv("HOLDFAST_KEY_FILE")
-    with holdfast.open(place) as store:
+        kedge.open(place)
+    monkeypatch.delenv("KEDGE_KEY_FILE")
+    with kedge.open(place) as store:
         assert store.restore("j") == 1
 
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "passphrase", b"short", bytes(33), "hfk1_" + "A" * 42, "hfk1_" + "é" * 43, "command:", "command:'", 7,
+    ["", "passphrase", b"short", bytes(33), "kdk1_" + "A" * 42, "kdk1_" + "é" * 43, "command:", "command:'", 7,
      "file:/nowhere/at/all", "command:/nowhere/at/all", "command:false", f"command:{sys.executable} -c ''"],
 )  # fmt: skip
 def test_what_is_no_key_is_refused_and_not_shown(place: Path, wrong: Any) -> None:
     with pytest.raises(CheckpointError) as refusal:
-        holdfast.open(place, key=wrong)
+        kedge.open(place, key=wrong)
     assert "AAAA" not in str(refusal.value)
     assert not place.exists()
 
 
 def test_hiding_names_is_decided_once(place: Path) -> None:
-    holdfast.open(place, key=KEY, encrypt_names=True).close()
-    with holdfast.open(place, key=KEY) as store:
+    kedge.open(place, key=KEY, encrypt_names=True).close()
+    with kedge.open(place, key=KEY) as store:
         assert (store.encryption or {})["encrypts_names"]
     with pytest.raises(Validation, match="are hidden"):
-        holdfast.open(place, key=KEY, encrypt_names=False)
+        kedge.open(place, key=KEY, encrypt_names=False)
     with pytest.raises(Validation, match="needs a key"):
-        holdfast.open(place, encrypt_names=True)
+        kedge.open(place, encrypt_names=True)
 
 
-def test_secrets_are_in_no_representation(store: holdfast.CheckpointManager) -> None:
+def test_secrets_are_in_no_representation(store: kedge.CheckpointManager) -> None:
     vault = store._store.vault
     assert vault is not None
     shown = repr((store, vault.keyring, parse_master(KEY), store.encryption, vault))
@@ -279,31 +279,31 @@ def test_secrets_are_in_no_representation(store: holdfast.CheckpointManager) -> 
 
 def test_the_plain_way_imports_no_cryptography(place: Path) -> None:
     code = (
-        "import sys, holdfast; s = holdfast.open(sys.argv[1]); s.save('j', 's', 1); s.gc(); s.close();"
+        "import sys, kedge; s = kedge.open(sys.argv[1]); s.save('j', 's', 1); s.gc(); s.close();"
         "sys.exit('cryptography' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(place)], check=False).returncode == 0
 
 
-# An older Holdfast
+# An older Kedge
 
 
-def test_a_holdfast_without_encryption_refuses_the_store(place: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_kedge_without_encryption_refuses_the_store(place: Path, store: kedge.CheckpointManager) -> None:
     store.save("j", "s", 1)
     store.close()
-    assert b"format: 2\n" in (place / "holdfast-store").read_bytes()
-    with mock.patch.multiple("holdfast.embedded", ENCRYPTED_FORMAT_VERSION=1), pytest.raises(UnsupportedFormat):
-        holdfast.open(place, key=KEY)
-    with mock.patch.multiple("holdfast.index.database", ENCRYPTED_FORMAT_VERSION=1), pytest.raises(UnsupportedFormat):
-        holdfast.open(place, key=KEY)
+    assert b"format: 2\n" in (place / "kedge-store").read_bytes()
+    with mock.patch.multiple("kedge.embedded", ENCRYPTED_FORMAT_VERSION=1), pytest.raises(UnsupportedFormat):
+        kedge.open(place, key=KEY)
+    with mock.patch.multiple("kedge.index.database", ENCRYPTED_FORMAT_VERSION=1), pytest.raises(UnsupportedFormat):
+        kedge.open(place, key=KEY)
 
 
-def test_a_crash_before_the_marker_says_so_heals(place: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_crash_before_the_marker_says_so_heals(place: Path, store: kedge.CheckpointManager) -> None:
     store.close()
-    marker = place / "holdfast-store"
+    marker = place / "kedge-store"
     marker.write_bytes(marker.read_bytes().replace(b"format: 2", b"format: 1"))
     (place / "keyrings").unlink()
-    holdfast.open(place, key=KEY).close()
+    kedge.open(place, key=KEY).close()
     assert b"format: 2\n" in marker.read_bytes()
     assert (place / "keyrings").exists()
 
@@ -359,14 +359,14 @@ TAMPERED: dict[str, list[str]] = {
 }
 
 
-def history(store: holdfast.CheckpointManager) -> list[str]:
+def history(store: kedge.CheckpointManager) -> list[str]:
     ids = [store.save("j", "s", {"n": n}, tags={"env": "prod"}, metadata={"loss": n}) for n in range(2)]
     store.save("k", "s", 1)
     return [*map(str, ids)]
 
 
 def read_everything(place: Path) -> None:
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         for job in store.jobs():
             for checkpoint in store.list(job.name):
                 store.load(checkpoint.id)
@@ -374,13 +374,13 @@ def read_everything(place: Path) -> None:
 
 @pytest.mark.parametrize("what", TAMPERED)
 def test_changed_rows_are_refused_and_told(place: Path, what: str) -> None:
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         history(store)
     read_everything(place)
     alter(place, *TAMPERED[what])
     with pytest.raises(Corrupted):
         read_everything(place)
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         report = store.verify()
         assert report.corrupted
         assert "decrypt" in str(report.problems)
@@ -402,7 +402,7 @@ def test_changed_rows_are_refused_and_told(place: Path, what: str) -> None:
 def test_the_checks_that_refuse_them_are_needed(place: Path, mutant: str, what: str) -> None:
     """Each safeguard taken out: then the change goes unnoticed, which the test above would tell."""
     with MUTANTS[mutant]():
-        with holdfast.open(place, key=KEY) as store:
+        with kedge.open(place, key=KEY) as store:
             history(store)
         alter(place, *TAMPERED[what])
         read_everything(place)
@@ -413,7 +413,7 @@ def _unbound() -> Any:
 
 
 def _plain_accepted() -> Any:
-    index = holdfast.index.encrypted.EncryptedIndex
+    index = kedge.index.encrypted.EncryptedIndex
     real = index._open_row, Vault.open
 
     def open_row(self: Any, *fields: Any) -> tuple[str, str]:
@@ -439,14 +439,14 @@ def _plain_accepted() -> Any:
 
 MUTANTS: dict[str, Callable[[], Any]] = {
     "no associated data": _unbound,
-    "row not bound": lambda: mock.patch("holdfast.index.sealed_rows._bound", return_value=b""),
+    "row not bound": lambda: mock.patch("kedge.index.sealed_rows._bound", return_value=b""),
     "plain accepted": _plain_accepted,
 }
 
 
 def test_chunks_that_are_swapped_cut_or_changed_are_refused(place: Path) -> None:
     draw = random.Random(5)
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         ids = [store.save("j", "s", draw.randbytes(200_000)) for _ in range(2)]
     chunks = "SELECT digest FROM chunk ORDER BY size_bytes DESC LIMIT 2"
     columns = ("pack_no", "offset", "stored_bytes", "encoding", "data")
@@ -463,7 +463,7 @@ def test_chunks_that_are_swapped_cut_or_changed_are_refused(place: Path) -> None
     whole = (place / "index.sqlite").read_bytes()
     for statements in damages:
         alter(place, *statements)
-        with holdfast.open(place, key=KEY) as store:
+        with kedge.open(place, key=KEY) as store:
             with pytest.raises(Corrupted):
                 [store.load(i) for i in ids]
             assert not store.verify().is_ok
@@ -472,13 +472,13 @@ def test_chunks_that_are_swapped_cut_or_changed_are_refused(place: Path) -> None
     data = bytearray(pack.read_bytes())
     data[5000] ^= 1
     pack.write_bytes(data)
-    with holdfast.open(place, key=KEY) as store, pytest.raises(Corrupted):
+    with kedge.open(place, key=KEY) as store, pytest.raises(Corrupted):
         [store.load(i) for i in ids]
 
 
 def test_rows_of_another_namespace_or_store_do_not_open(place: Path, tmp_path: Path) -> None:
     for url, namespace in ((place, "default"), (place, "t"), (tmp_path / "twin", "default")):
-        with holdfast.open(url, namespace=namespace, key=KEY) as store:
+        with kedge.open(url, namespace=namespace, key=KEY) as store:
             history(store)
     alter(place, *_swap("checkpoint", ("manifest", "digest", "metadata"), A, "row = 3 << 32 | 1"))
     with pytest.raises(Corrupted):
@@ -493,7 +493,7 @@ def test_rows_of_another_namespace_or_store_do_not_open(place: Path, tmp_path: P
         read_everything(tmp_path / "twin")
 
 
-def test_a_keyring_that_was_changed_is_told(place: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_keyring_that_was_changed_is_told(place: Path, store: kedge.CheckpointManager) -> None:
     store.save("j", "s", 1)
     store.close()
     alter(
@@ -501,7 +501,7 @@ def test_a_keyring_that_was_changed_is_told(place: Path, store: holdfast.Checkpo
         """UPDATE meta SET value = replace(value, '"names": false', '"names": true') WHERE key LIKE 'keyring:%'""",
     )
     with pytest.raises(Corrupted, match="keyring"):
-        holdfast.open(place, key=KEY)
+        kedge.open(place, key=KEY)
 
 
 @given(st.binary(max_size=200))
@@ -522,7 +522,7 @@ def test_no_bytes_make_the_envelope_parser_fail_otherwise(data: bytes) -> None:
 @settings(max_examples=100, deadline=None)
 def test_no_text_makes_the_keyring_parser_fail_otherwise(text: str) -> None:
     master = parse_master(OTHER)
-    for attempt in (text, json.dumps({"holdfast keyring": 1, "master": text}), "[" * 5000):
+    for attempt in (text, json.dumps({"kedge keyring": 1, "master": text}), "[" * 5000):
         with pytest.raises(CheckpointError):
             open_keyring(attempt, master, "s", "n")
 
@@ -530,7 +530,7 @@ def test_no_text_makes_the_keyring_parser_fail_otherwise(text: str) -> None:
 # Changing keys
 
 
-def test_another_master_key_rewrites_nothing(place: Path, store: holdfast.CheckpointManager) -> None:
+def test_another_master_key_rewrites_nothing(place: Path, store: kedge.CheckpointManager) -> None:
     ids = fill(store)
     packs = {p.name: p.stat().st_mtime_ns for p in (place / "packs").iterdir()}
     before = states(store, ids)
@@ -541,12 +541,12 @@ def test_another_master_key_rewrites_nothing(place: Path, store: holdfast.Checkp
     assert {p.name: p.stat().st_mtime_ns for p in (place / "packs").iterdir()} == packs
     store.close()
     with pytest.raises(Validation):
-        holdfast.open(place, key=KEY)
-    with holdfast.open(place, key=new) as again:
+        kedge.open(place, key=KEY)
+    with kedge.open(place, key=new) as again:
         assert all(same(again.load(ids[name]), state) for name, state in before.items())
 
 
-def test_rewriting_leaves_nothing_under_the_old_key(place: Path, store: holdfast.CheckpointManager) -> None:
+def test_rewriting_leaves_nothing_under_the_old_key(place: Path, store: kedge.CheckpointManager) -> None:
     ids = fill(store)
     store.copy(NAMES[0], "copy")
     vault = store._store.vault
@@ -572,10 +572,10 @@ def test_rewriting_leaves_nothing_under_the_old_key(place: Path, store: holdfast
     assert (store.encryption or {})["old_data_keys"] == []
 
 
-def test_a_saver_with_the_old_key_writes_with_the_new_one(place: Path, store: holdfast.CheckpointManager) -> None:
+def test_a_saver_with_the_old_key_writes_with_the_new_one(place: Path, store: kedge.CheckpointManager) -> None:
     large = {"a": random.Random(2).randbytes(300_000)}
     store.save("j", "s", large)
-    with holdfast.open(place, key=KEY) as other:
+    with kedge.open(place, key=KEY) as other:
         store.rekey(rewrite=True)
         store.gc()
         kept = [other.save("j", "s", {"n": 1}), other.save("j", "s", large), other.copy("j", "k")[-1].id]
@@ -586,10 +586,10 @@ def test_a_saver_with_the_old_key_writes_with_the_new_one(place: Path, store: ho
 
 
 def test_what_cannot_be_read_keeps_the_old_key(place: Path) -> None:
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         ids = history(store)
     alter(place, TAMPERED["manifest cut"][0])
-    with holdfast.open(place, key=KEY) as store:
+    with kedge.open(place, key=KEY) as store:
         assert store.rekey(rewrite=True).unreadable == (ids[0],)
         assert (store.encryption or {})["old_data_keys"]
         store.verify()  # marks it, so that it can be deleted

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from holdfast.blobs.faulty import Fault, FaultyBlobs, Plan, inject
-from holdfast.blobs.memory import MemoryBlobs
-from holdfast.errors import StorageError
-from holdfast.testing.blobs_suite import pattern, put, read
+from kedge.blobs.faulty import Fault, FaultyBlobs, Plan, inject
+from kedge.blobs.memory import MemoryBlobs
+from kedge.errors import StorageError
+from kedge.testing.blobs_suite import pattern, put, read
 
 
 def test_a_call_fails_before_its_effect() -> None:
@@ -61,8 +61,8 @@ def test_a_call_is_delayed() -> None:
 
 def test_the_process_dies() -> None:
     code = """
-from holdfast.blobs.faulty import Fault, FaultyBlobs, Plan
-from holdfast.blobs.memory import MemoryBlobs
+from kedge.blobs.faulty import Fault, FaultyBlobs, Plan
+from kedge.blobs.memory import MemoryBlobs
 writer = FaultyBlobs(MemoryBlobs(), Plan(Fault("commit", kill=True, after=True))).writer(0)
 writer.append(b"x")
 print("alive", flush=True)

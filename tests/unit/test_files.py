@@ -1,4 +1,4 @@
-"""holdfast.File and holdfast.Tree: what is saved comes back, what did not change is not read, memory stays bounded."""
+"""kedge.File and kedge.Tree: what is saved comes back, what did not change is not read, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.files import FilesSummary, diff_trees, filling, restore, scan, summaries_in
-from holdfast.files.table import Table, pack_table, parse_table
+import kedge
+from kedge.files import FilesSummary, diff_trees, filling, restore, scan, summaries_in
+from kedge.files.table import Table, pack_table, parse_table
 
-Manager = holdfast.CheckpointManager
+Manager = kedge.CheckpointManager
 
 
 @pytest.fixture
 def cm() -> Iterator[Manager]:
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         yield manager
 
 
@@ -67,10 +67,10 @@ def settle(root: Path) -> None:
     time.sleep(0.12)  # sleep: the age of a file is what is looked at
 
 
-def save(cm: Manager, tree: object, job: str = "job") -> holdfast.Tree:
+def save(cm: Manager, tree: object, job: str = "job") -> kedge.Tree:
     """Save and load again."""
     loaded = cm.load(cm.save(job, "step", tree))
-    assert isinstance(loaded, holdfast.Tree)
+    assert isinstance(loaded, kedge.Tree)
     return loaded
 
 
@@ -129,17 +129,17 @@ def build(folder: bytes, content: dict[bytes, object], draw: random.Random, file
 
 @given(folders=FOLDERS, seed=st.integers(0, 2**32))
 def test_any_tree_comes_back_as_it_was(folders: dict[bytes, object], seed: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, holdfast.open("memory:") as cm:
+    with tempfile.TemporaryDirectory() as folder, kedge.open("memory:") as cm:
         root, out = Path(folder, "in"), Path(folder, "out")
         root.mkdir()
         build(os.fsencode(root), folders, random.Random(seed), [])
-        loaded = save(cm, holdfast.Tree(root))
+        loaded = save(cm, kedge.Tree(root))
         loaded.write_to(out)
         assert snapshot(out) == snapshot(root)
         for entry in loaded.entries:
             if entry.kind in ("file", "hard link"):
                 assert loaded.read(entry.path) == (root / entry.path).read_bytes()
-        again = save(cm, holdfast.Tree(out), "other")
+        again = save(cm, kedge.Tree(out), "other")
         assert [entry.path for entry in again.entries] == [entry.path for entry in loaded.entries]
 
 
@@ -154,7 +154,7 @@ def test_sizes_around_every_border(cm: Manager, source: Path, tmp_path: Path, sh
             "zeros": bytes(size),
         }
         (source / f"{size}.bin").write_bytes(data[shape])
-    loaded = save(cm, {"tree": holdfast.Tree(source)}["tree"])
+    loaded = save(cm, {"tree": kedge.Tree(source)}["tree"])
     loaded.write_to(tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(source)
     assert loaded.read(f"{mib}.bin") == (source / f"{mib}.bin").read_bytes()
@@ -166,7 +166,7 @@ def test_many_small_files_share_chunks(cm: Manager, source: Path, tmp_path: Path
         folder = source / f"d{n // 50}"
         folder.mkdir(exist_ok=True)
         (folder / f"{n}.txt").write_text(f"{n} " * 200)
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     assert loaded._stored is not None
     assert loaded._stored.content is not None
     sizes = [entry.size_bytes for entry in loaded._stored.content.entries]
@@ -177,14 +177,14 @@ def test_many_small_files_share_chunks(cm: Manager, source: Path, tmp_path: Path
 
 
 def test_empty_tree_and_empty_files(cm: Manager, source: Path, tmp_path: Path) -> None:
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     assert loaded.entries == []
     assert loaded.size_bytes == 0
     loaded.write_to(tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(source)
     (source / "empty").touch()
     (source / "folder").mkdir()
-    save(cm, holdfast.Tree(source)).write_to(tmp_path / "out2")
+    save(cm, kedge.Tree(source)).write_to(tmp_path / "out2")
     assert snapshot(tmp_path / "out2") == snapshot(source)
 
 
@@ -196,10 +196,10 @@ def test_holes_stay_holes(cm: Manager, source: Path, tmp_path: Path) -> None:
         file.truncate(100 << 20)
     with (source / "only a hole").open("wb") as file:
         file.truncate(1 << 40)
-    checkpoint = cm.get(cm.save("job", "step", holdfast.Tree(source)))
+    checkpoint = cm.get(cm.save("job", "step", kedge.Tree(source)))
     assert checkpoint.size_bytes < 1 << 20
     loaded = cm.load(checkpoint.id)
-    assert isinstance(loaded, holdfast.Tree)
+    assert isinstance(loaded, kedge.Tree)
     loaded.write_to(tmp_path / "out")
     for name in ("sparse", "only a hole"):
         before, after = (source / name).stat(), (tmp_path / "out" / name).stat()
@@ -225,11 +225,11 @@ def test_deep_trees_and_long_names(cm: Manager, tmp_path: Path) -> None:
     for descriptor in (file, inside, fd):
         os.close(descriptor)
     try:
-        loaded = save(cm, holdfast.Tree(tmp_path / "source"))
+        loaded = save(cm, kedge.Tree(tmp_path / "source"))
         assert len(loaded.entries) == levels + 1
         assert loaded.read(loaded.entries[-1].path) == b"down here"
         loaded.write_to(tmp_path / "out")
-        again = save(cm, holdfast.Tree(tmp_path / "out"), "other")
+        again = save(cm, kedge.Tree(tmp_path / "out"), "other")
         assert again.entries == loaded.entries
         loaded.write_to(tmp_path / "out", overwrite=True)
         assert sorted(os.listdir(tmp_path)) == ["out", "source"]
@@ -242,7 +242,7 @@ def test_a_single_file(cm: Manager, tmp_path: Path) -> None:
     path.write_bytes(random.Random(5).randbytes(3 << 20))
     path.chmod(0o640)
     (tmp_path / "link").symlink_to(path)
-    state = cm.load(cm.save("job", "step", {"log": holdfast.File(path), "through": holdfast.File(tmp_path / "link")}))
+    state = cm.load(cm.save("job", "step", {"log": kedge.File(path), "through": kedge.File(tmp_path / "link")}))
     assert isinstance(state, dict)
     loaded = state["log"]
     assert loaded.entry.path == "x.log"
@@ -252,9 +252,9 @@ def test_a_single_file(cm: Manager, tmp_path: Path) -> None:
     loaded.write_to(tmp_path / "deep" / "er" / "y.log")
     assert (tmp_path / "deep" / "er" / "y.log").read_bytes() == path.read_bytes()
     assert (tmp_path / "deep" / "er" / "y.log").stat().st_mtime_ns == path.stat().st_mtime_ns
-    with pytest.raises(holdfast.Conflict, match="exists already"):
+    with pytest.raises(kedge.Conflict, match="exists already"):
         loaded.write_to(path)
-    with pytest.raises(holdfast.Conflict, match="directory"):
+    with pytest.raises(kedge.Conflict, match="directory"):
         loaded.write_to(tmp_path / "deep", overwrite=True)
     path.write_bytes(b"other")
     leftover = restore.STAGE_PREFIX + hashlib.sha256(b"x.log").hexdigest()[:16].encode()
@@ -269,22 +269,22 @@ def test_reading_one_file_of_a_tree(cm: Manager, source: Path) -> None:
     (source / "sub" / "a").write_text("a")
     os.link(source / "sub" / "a", source / "sub" / "b")
     (source / "link").symlink_to("sub/a")
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     assert loaded.read("sub/a") == loaded.read("sub/b") == b"a"
     assert b"".join(loaded.stream("sub/a")) == b"a"
     by_path = {entry.path: entry for entry in loaded.entries}
     assert by_path["link"].target == "sub/a"
     assert (by_path["sub/b"].kind, by_path["sub/b"].target, by_path["sub/b"].size_bytes) == ("hard link", "sub/a", 1)
-    with pytest.raises(holdfast.NotFound, match="no 'sub/c'"):
+    with pytest.raises(kedge.NotFound, match="no 'sub/c'"):
         loaded.read("sub/c")
     for name in ("sub", "link"):
-        with pytest.raises(holdfast.Validation, match="not a file"):
+        with pytest.raises(kedge.Validation, match="not a file"):
             loaded.read(name)
-    with pytest.raises(holdfast.Validation, match="not in a store"):
-        holdfast.Tree(source).read("sub/a")
-    with pytest.raises(holdfast.Validation, match="not in a store"):
-        holdfast.File(source / "sub" / "a").write_to(source / "x")
-    assert [entry.path for entry in holdfast.Tree(source).entries] == [entry.path for entry in loaded.entries]
+    with pytest.raises(kedge.Validation, match="not in a store"):
+        kedge.Tree(source).read("sub/a")
+    with pytest.raises(kedge.Validation, match="not in a store"):
+        kedge.File(source / "sub" / "a").write_to(source / "x")
+    assert [entry.path for entry in kedge.Tree(source).entries] == [entry.path for entry in loaded.entries]
 
 
 def test_what_is_left_out(cm: Manager, source: Path) -> None:
@@ -293,17 +293,17 @@ def test_what_is_left_out(cm: Manager, source: Path) -> None:
         (source / name).write_text(name)
 
     def paths(exclude: str | list[str]) -> set[str]:
-        return {entry.path for entry in holdfast.Tree(source, exclude=exclude).entries}
+        return {entry.path for entry in kedge.Tree(source, exclude=exclude).entries}
 
     everything = paths([])
     assert paths("*.pyc") == everything - {"drop.pyc", "sub/deep/drop.pyc"}
     assert paths(["/build"]) == everything - {"build"}
     assert paths(["build/"]) == everything - {"build", "sub/build"}
     assert paths(["sub/deep", "drop.*"]) == {"keep.py", "build", "sub", "sub/build"}
-    with holdfast.open(source / ".holdfast") as inner:
+    with kedge.open(source / ".kedge") as inner:
         inner.save("a", "b", 1)
-        inner.save("job", "step", holdfast.Tree(source))  # a store inside the tree that goes into it
-        assert holdfast.Tree(source).skipped == [(".holdfast", "a Holdfast store")]
+        inner.save("job", "step", kedge.Tree(source))  # a store inside the tree that goes into it
+        assert kedge.Tree(source).skipped == [(".kedge", "a Kedge store")]
     assert paths([]) == everything
 
 
@@ -311,13 +311,13 @@ def test_special_files_are_refused_by_name_or_skipped(
     cm: Manager, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(source / "pipe")
-    with pytest.raises(holdfast.Validation, match="pipe is a fifo"):
-        cm.save("job", "step", {"tree": holdfast.Tree(source)})
+    with pytest.raises(kedge.Validation, match="pipe is a fifo"):
+        cm.save("job", "step", {"tree": kedge.Tree(source)})
     assert cm.list("job") == []
     monkeypatch.chdir(source)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("sock")
-        loaded = save(cm, holdfast.Tree(source, skip_special=True))
+        loaded = save(cm, kedge.Tree(source, skip_special=True))
     assert loaded.entries == []
     assert sorted(loaded.skipped) == [("pipe", "a fifo"), ("sock", "a socket")]
 
@@ -325,13 +325,13 @@ def test_special_files_are_refused_by_name_or_skipped(
 def test_wrong_paths(cm: Manager, source: Path) -> None:
     (source / "file").touch()
     for value, error in (
-        (holdfast.Tree(source / "nothing"), holdfast.NotFound),
-        (holdfast.File(source / "nothing"), holdfast.NotFound),
-        (holdfast.Tree(source / "file"), holdfast.Validation),
-        (holdfast.File(source), holdfast.Validation),
-        (holdfast.File(""), holdfast.Validation),
-        (holdfast.Tree("nul\0"), holdfast.Validation),
-        (holdfast.Tree(source / ("x" * 5000)), holdfast.Validation),
+        (kedge.Tree(source / "nothing"), kedge.NotFound),
+        (kedge.File(source / "nothing"), kedge.NotFound),
+        (kedge.Tree(source / "file"), kedge.Validation),
+        (kedge.File(source), kedge.Validation),
+        (kedge.File(""), kedge.Validation),
+        (kedge.Tree("nul\0"), kedge.Validation),
+        (kedge.Tree(source / ("x" * 5000)), kedge.Validation),
     ):
         with pytest.raises(error):
             cm.save("job", "step", [value])
@@ -347,14 +347,14 @@ def test_a_file_nobody_may_read_is_named() -> None:
         Path(folder, "secret").chmod(0o600)
         Path(folder, "locked").mkdir(mode=0o700)
         script = """
-            import os, sys, holdfast
-            with holdfast.open("memory:") as cm:
-                cm.save("warm", "up", holdfast.Tree(sys.argv[1]))  # imports what the other user may not
+            import os, sys, kedge
+            with kedge.open("memory:") as cm:
+                cm.save("warm", "up", kedge.Tree(sys.argv[1]))  # imports what the other user may not
                 os.seteuid(65534)
                 for exclude in ([], ["locked"], ["locked", "secret"]):
                     try:
-                        cm.save("job", "step", holdfast.Tree(sys.argv[1], exclude=exclude))
-                    except holdfast.Validation as error:
+                        cm.save("job", "step", kedge.Tree(sys.argv[1], exclude=exclude))
+                    except kedge.Validation as error:
                         print(str(error))
                     print(len(cm.list("job")))
         """
@@ -376,20 +376,20 @@ def test_what_did_not_change_is_not_read(cm: Manager, source: Path, tmp_path: Pa
     for n in range(300):
         (source / "sub" / f"{n:03}").write_bytes(draw.randbytes(5000))
     settle(source)
-    first = cm.get(cm.save("job", "step", {"tree": holdfast.Tree(source), "n": 1}))
+    first = cm.get(cm.save("job", "step", {"tree": kedge.Tree(source), "n": 1}))
     assert len(opened) == 301
     assert first.stored_bytes > 6 << 20
 
     opened.clear()
     cm.save("job", "other step", {"n": 2})  # without the tree: older checkpoints are asked too
-    second = cm.get(cm.save("job", "step", {"tree": holdfast.Tree(source), "n": 2}))
+    second = cm.get(cm.save("job", "step", {"tree": kedge.Tree(source), "n": 2}))
     assert opened == []
     assert second.stored_bytes < 20_000
 
     (source / "sub" / "150").write_bytes(b"changed")
     (source / "sub" / "150x").write_bytes(b"new")
     settle(source)
-    state = cm.load(cm.save("job", "step", {"tree": holdfast.Tree(source), "n": 3}))
+    state = cm.load(cm.save("job", "step", {"tree": kedge.Tree(source), "n": 3}))
     assert {"150", "150x"} <= set(opened)
     assert len(opened) < 280  # their bundle, not the others
     assert "large" not in opened
@@ -398,7 +398,7 @@ def test_what_did_not_change_is_not_read(cm: Manager, source: Path, tmp_path: Pa
     assert snapshot(tmp_path / "out") == snapshot(source)
 
     opened.clear()
-    cm.save("job", "step", {"tree": holdfast.Tree(source, always_read=True)})
+    cm.save("job", "step", {"tree": kedge.Tree(source, always_read=True)})
     assert len(opened) == 302
 
 
@@ -406,13 +406,13 @@ def test_a_fresh_file_is_not_trusted(cm: Manager, source: Path, opened: list[str
     """Written in the same tick of the clock in which it was saved, it could have changed without a trace."""
     file = source / "file"
     file.write_text("one")
-    save(cm, holdfast.Tree(source))
+    save(cm, kedge.Tree(source))
     opened.clear()
     settle(source)
-    save(cm, holdfast.Tree(source))
+    save(cm, kedge.Tree(source))
     assert opened == ["file"]
     opened.clear()
-    assert save(cm, holdfast.Tree(source)).read("file") == b"one"
+    assert save(cm, kedge.Tree(source)).read("file") == b"one"
     assert opened == []
 
 
@@ -422,9 +422,9 @@ def test_trusting_fresh_files_would_be_noticed(
 ) -> None:
     monkeypatch.setattr(scan, "_unsettled", lambda table, started_ns: set())
     (source / "file").write_text("one")
-    save(cm, holdfast.Tree(source))
+    save(cm, kedge.Tree(source))
     opened.clear()
-    save(cm, holdfast.Tree(source))
+    save(cm, kedge.Tree(source))
     assert opened == []
 
 
@@ -466,12 +466,12 @@ def test_same_size_and_time_do_not_deceive(
     (source / "other").write_bytes(b"z" * size)
     settle(source)
     before = file.stat()
-    save(cm, holdfast.Tree(source))
+    save(cm, kedge.Tree(source))
     opened.clear()
     change(file)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     assert loaded.read("file") == file.read_bytes()
     assert "file" in opened
     assert ("other" in opened) == (size == 1000)  # only small files have to be read with their neighbours
@@ -481,7 +481,7 @@ def test_the_same_tree_gives_the_same_checkpoint(cm: Manager, source: Path) -> N
     """Nothing of the clock gets into it, so a repeated save with one idempotency key is the same save."""
     (source / "file").write_text("x")
     settle(source)
-    first, second = (cm.save("job", "step", holdfast.Tree(source), idempotency_key="once") for _ in range(2))
+    first, second = (cm.save("job", "step", kedge.Tree(source), idempotency_key="once") for _ in range(2))
     assert first == second
 
 
@@ -492,14 +492,14 @@ def test_moved_files_are_read_again_and_stored_once(cm: Manager, source: Path, t
         (source / "a" / f"{n}").write_bytes(draw.randbytes(50_000))
     (source / "a" / "large").write_bytes(draw.randbytes(3 << 20))
     settle(source)
-    save(cm, holdfast.Tree(source))
+    save(cm, kedge.Tree(source))
     (source / "a").rename(source / "b")
     (source / "b" / "5").unlink()
     settle(source)
-    checkpoint = cm.get(cm.save("job", "step", holdfast.Tree(source)))
+    checkpoint = cm.get(cm.save("job", "step", kedge.Tree(source)))
     assert checkpoint.stored_bytes < 1_300_000  # the bundle with the missing file
     loaded = cm.load(checkpoint.id)
-    assert isinstance(loaded, holdfast.Tree)
+    assert isinstance(loaded, kedge.Tree)
     loaded.write_to(tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(source)
 
@@ -507,9 +507,9 @@ def test_moved_files_are_read_again_and_stored_once(cm: Manager, source: Path, t
 def test_an_insertion_into_a_large_file_stores_little(cm: Manager, source: Path) -> None:
     data = random.Random(4).randbytes(24 << 20)
     (source / "log").write_bytes(data)
-    cm.save("job", "step", holdfast.Tree(source))
+    cm.save("job", "step", kedge.Tree(source))
     (source / "log").write_bytes(data[:1000] + b"inserted" + data[1000:] + b"appended")
-    checkpoint = cm.get(cm.save("job", "step", holdfast.Tree(source)))
+    checkpoint = cm.get(cm.save("job", "step", kedge.Tree(source)))
     assert checkpoint.stored_bytes < 5 << 20
 
 
@@ -520,7 +520,7 @@ def test_chunks_that_gc_took_are_read_again(
     (source / "small").write_bytes(draw.randbytes(100_000))
     (source / "large").write_bytes(draw.randbytes(5 << 20))
     settle(source)
-    first = cm.save("job", "step", holdfast.Tree(source))
+    first = cm.save("job", "step", kedge.Tree(source))
     index = cm._store.index
     commit = index.commit
 
@@ -531,7 +531,7 @@ def test_chunks_that_gc_took_are_read_again(
         return commit(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(index, "commit", commit_after_gc)
-    save(cm, holdfast.Tree(source)).write_to(tmp_path / "out")
+    save(cm, kedge.Tree(source)).write_to(tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(source)
 
 
@@ -539,10 +539,10 @@ def test_a_loaded_tree_can_be_saved_again_here_and_elsewhere(cm: Manager, source
     (source / "large").write_bytes(random.Random(9).randbytes(5 << 20))
     for n in range(200):
         (source / f"{n}").write_text(str(n))
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     checkpoint = cm.get(cm.save("job", "again", {"tree": loaded}))
     assert checkpoint.stored_bytes < 10_000
-    with holdfast.open(tmp_path / "other") as other:
+    with kedge.open(tmp_path / "other") as other:
         other.save("job", "step", {"tree": loaded, "x": 1})
         state = other.restore("job")
         assert isinstance(state, dict)
@@ -585,19 +585,19 @@ def test_a_file_that_changes_while_it_is_read(
         file.write_bytes(data)
         settle(source)
         monkeypatch.setattr(os, "open", open_and_change)
-        tree = holdfast.Tree(source, allow_changing=allow_changing)
+        tree = kedge.Tree(source, allow_changing=allow_changing)
         if allow_changing and how != "gone":
             loaded = save(cm, {"x": tree}["x"])
             assert len(loaded.read("busy")) == size
         else:
-            with pytest.raises(holdfast.Conflict, match="busy changed while"):
+            with pytest.raises(kedge.Conflict, match="busy changed while"):
                 cm.save("job", "step", {"x": tree})
             assert cm.list("job") == []
 
 
 def test_save_async_reads_in_the_background(cm: Manager, source: Path) -> None:
     (source / "file").write_bytes(bytes(range(256)) * 10_000)
-    pending = cm.save_async("job", "step", {"tree": holdfast.Tree(source), "bytes": bytes(10_000)})
+    pending = cm.save_async("job", "step", {"tree": kedge.Tree(source), "bytes": bytes(10_000)})
     state = cm.load(pending.result())
     assert isinstance(state, dict)
     assert state["tree"].read("file") == (source / "file").read_bytes()
@@ -610,7 +610,7 @@ def test_destinations(cm: Manager, source: Path, tmp_path: Path) -> None:
     (source / "sub").mkdir()
     (source / "sub" / "file").write_text("new")
     (source / "link").symlink_to("sub/file")
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     for name in ("new", "deeper/new"):
         loaded.write_to(tmp_path / name)
         assert snapshot(tmp_path / name) == snapshot(source)
@@ -622,7 +622,7 @@ def test_destinations(cm: Manager, source: Path, tmp_path: Path) -> None:
     (full / "sub").mkdir(parents=True)
     (full / "sub" / "file").write_text("old")
     (full / "sub" / "mine").write_text("mine")
-    with pytest.raises(holdfast.Conflict, match="not empty"):
+    with pytest.raises(kedge.Conflict, match="not empty"):
         loaded.write_to(full)
     assert (full / "sub" / "file").read_text() == "old"
     loaded.write_to(full, overwrite=True)
@@ -633,7 +633,7 @@ def test_destinations(cm: Manager, source: Path, tmp_path: Path) -> None:
 
     (tmp_path / "a file").write_text("x")
     for overwrite in (False, True):
-        with pytest.raises(holdfast.Conflict, match="not a directory"):
+        with pytest.raises(kedge.Conflict, match="not a directory"):
             loaded.write_to(tmp_path / "a file", overwrite=overwrite)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
@@ -645,7 +645,7 @@ def test_what_cannot_be_replaced_stops_before_anything_changed(
     (source / "a").write_text("new")
     (source / "z" / "z").mkdir(parents=True)
     (source / "z" / "y").write_text("new")
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     out = tmp_path / "out"
     (out / "z").mkdir(parents=True)
     (out / "a").write_text("old")
@@ -654,7 +654,7 @@ def test_what_cannot_be_replaced_stops_before_anything_changed(
     else:
         (out / "z" / "y").mkdir()
     before = snapshot(out)
-    with pytest.raises(holdfast.Conflict, match=r"z/[zy] is .* cannot be replaced"):
+    with pytest.raises(kedge.Conflict, match=r"z/[zy] is .* cannot be replaced"):
         loaded.write_to(out, overwrite=True)
     after = snapshot(out)
     assert {name: seen[4:] for name, seen in after.items()} == {name: seen[4:] for name, seen in before.items()}
@@ -667,7 +667,7 @@ def test_owners_and_set_id_bits(cm: Manager, source: Path, tmp_path: Path) -> No
     (source / "tool").chmod(0o6755)
     (source / "folder").mkdir()
     (source / "folder").chmod(0o2775)
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     loaded.write_to(tmp_path / "plain")
     status = (tmp_path / "plain" / "tool").stat()
     assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (0o755, 1234, 5678)
@@ -678,7 +678,7 @@ def test_owners_and_set_id_bits(cm: Manager, source: Path, tmp_path: Path) -> No
     assert (tmp_path / "all" / "folder").stat().st_mode & 0o7777 == 0o2775
 
 
-def steps_of_restoring(tree: holdfast.Tree, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def steps_of_restoring(tree: kedge.Tree, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What restoring does that matters after a power cut, in order, repetitions left out."""
     log: list[str] = []
 
@@ -703,7 +703,7 @@ def test_bytes_are_durable_before_they_have_a_name(
     cm: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool, few: int
 ) -> None:
     (source / "file").write_text("x")
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     monkeypatch.setattr(restore, "_SYNC_EACH_UP_TO", few)
     if not is_new:
         (tmp_path / "out").mkdir()
@@ -715,7 +715,7 @@ def test_a_missing_sync_would_be_noticed(
     cm: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (source / "file").write_text("x")
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     monkeypatch.setattr(restore, "_SYNC_EACH_UP_TO", 0)
     monkeypatch.setattr(restore, "_sync", lambda table, root, wishes: None)
     assert steps_of_restoring(loaded, tmp_path / "out", monkeypatch)[:2] == ["write", "rename"]
@@ -725,13 +725,13 @@ def test_a_failed_sync_is_reported_and_nothing_appears(
     cm: Manager, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (source / "file").write_text("x")
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
 
     def fail(fd: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(holdfast.StorageError, match="Input/output error"):
+    with pytest.raises(kedge.StorageError, match="Input/output error"):
         loaded.write_to(tmp_path / "out")
     assert os.listdir(tmp_path) == ["source"]
 
@@ -740,12 +740,12 @@ def test_a_failed_sync_is_reported_and_nothing_appears(
 @pytest.mark.faults
 def test_a_full_disk_leaves_nothing(cm: Manager, source: Path, tmp_path: Path) -> None:
     (source / "file").write_bytes(os.urandom(3 << 20))
-    loaded = save(cm, holdfast.Tree(source))
+    loaded = save(cm, kedge.Tree(source))
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
     try:
-        with pytest.raises(holdfast.NoSpace):
+        with pytest.raises(kedge.NoSpace):
             loaded.write_to(disk / "out")
         assert os.listdir(disk) == []
     finally:
@@ -761,13 +761,13 @@ def test_a_kill_leaves_no_half_file(source: Path, tmp_path: Path, exists: bool) 
         folder.mkdir(exist_ok=True)
         (folder / f"f{n}").write_bytes(draw.randbytes(20_000))
     (source / "large").write_bytes(draw.randbytes(20 << 20))
-    with holdfast.open(tmp_path / "store") as cm:
-        save(cm, holdfast.Tree(source))
+    with kedge.open(tmp_path / "store") as cm:
+        save(cm, kedge.Tree(source))
     whole = snapshot(source)
     out = tmp_path / "out"
     script = """
-        import os, sys, holdfast
-        with holdfast.open(sys.argv[1]) as cm:
+        import os, sys, kedge
+        with kedge.open(sys.argv[1]) as cm:
             tree = cm.restore("job")
             os.write(1, b"go")
             tree.write_to(sys.argv[2], overwrite=True)
@@ -795,18 +795,18 @@ def test_a_kill_leaves_no_half_file(source: Path, tmp_path: Path, exists: bool) 
             if name in whole and stat.S_ISREG(int(str(seen[0]))):
                 assert seen[4] in (whole[name][4], b"old")
     assert was_killed
-    with holdfast.open(tmp_path / "store") as cm:
+    with kedge.open(tmp_path / "store") as cm:
         tree = cm.restore("job")
-        assert isinstance(tree, holdfast.Tree)
+        assert isinstance(tree, kedge.Tree)
         tree.write_to(out, overwrite=True)
     assert snapshot(out) == whole
-    assert not [name for folder in (tmp_path, out) for name in os.listdir(folder) if name.startswith(".holdfast")]
+    assert not [name for folder in (tmp_path, out) for name in os.listdir(folder) if name.startswith(".kedge")]
 
 
 def test_progress_counts_bytes(cm: Manager, source: Path, tmp_path: Path) -> None:
     (source / "file").write_bytes(bytes(range(256)) * 20_000)
     seen: list[tuple[int, int]] = []
-    save(cm, holdfast.Tree(source)).write_to(tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
+    save(cm, kedge.Tree(source)).write_to(tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (5_120_000, 5_120_000)
     assert seen == sorted(seen)
 
@@ -821,7 +821,7 @@ def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeyp
     for name in ("large same", "large touched", "large changed"):
         (source / name).write_bytes(draw.randbytes(3 << 20))
     (source / "link").symlink_to("a")
-    old = save(cm, holdfast.Tree(source))
+    old = save(cm, kedge.Tree(source))
     assert diff_trees(old, old) == []
     (source / "changed").write_bytes(draw.randbytes(1000))
     with (source / "large changed").open("r+b") as file:
@@ -834,7 +834,7 @@ def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeyp
     (source / "new").mkdir()
     (source / "link").unlink()
     (source / "link").symlink_to("b")
-    new = save(cm, holdfast.Tree(source))
+    new = save(cm, kedge.Tree(source))
 
     found = {change.path: (change.what, change.fields) for change in diff_trees(old, new, exact=True)}
     assert found == {
@@ -852,13 +852,13 @@ def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeyp
     quick = {change.path: change.fields for change in diff_trees(old, new)}
     assert quick.pop("touched") == ("content", "mtime")  # cannot be told apart without reading
     assert quick == {path: fields for path, (_, fields) in found.items() if path != "touched"}
-    with pytest.raises(holdfast.Validation):
-        diff_trees(old, holdfast.Tree(source))
+    with pytest.raises(kedge.Validation):
+        diff_trees(old, kedge.Tree(source))
 
 
 def test_outline_says_what_is_there(cm: Manager, source: Path) -> None:
     (source / "file").write_bytes(bytes(5000))
-    outline = cm.outline(cm.save("job", "step", {"a": [holdfast.Tree(source)], "b": holdfast.File(source / "file")}))
+    outline = cm.outline(cm.save("job", "step", {"a": [kedge.Tree(source)], "b": kedge.File(source / "file")}))
     found = sorted(summaries_in(outline), key=lambda summary: summary.kind)
     assert [(type(s), s.kind, s.shape, s.size_bytes) for s in found] == [
         (FilesSummary, "File", (1,), 5000),
@@ -868,7 +868,7 @@ def test_outline_says_what_is_there(cm: Manager, source: Path) -> None:
 
 def test_loading_reads_no_content(cm: Manager, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source / "file").write_bytes(os.urandom(3 << 20))
-    saved = cm.save("job", "step", {"tree": holdfast.Tree(source), "x": 1})
+    saved = cm.save("job", "step", {"tree": kedge.Tree(source), "x": 1})
 
     def read(wanted: list[object], *, of: str) -> None:
         assert not wanted
@@ -887,7 +887,7 @@ def test_a_table_of_tomorrow() -> None:
     table.fill([os.stat("/")])
     fields = ormsgpack.unpackb(pack_table(table))
     assert parse_table(ormsgpack.packb({**fields, "xattrs": [1, 2]}), content_bytes=0, is_tree=True).names == [b""]
-    with pytest.raises(holdfast.UnsupportedFormat):
+    with pytest.raises(kedge.UnsupportedFormat):
         parse_table(ormsgpack.packb({**fields, "version": 3}), content_bytes=0, is_tree=True)
 
 
@@ -896,7 +896,7 @@ def test_a_table_of_tomorrow() -> None:
 MEMORY = """
     import os, sys
     os.cpu_count = lambda: 16  # many workers
-    import holdfast
+    import kedge
 
     def peak_kib():
         return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -905,10 +905,10 @@ MEMORY = """
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
 
-    with holdfast.open(sys.argv[1]) as cm:
-        cm.save("warm", "up", {"tree": holdfast.Tree(sys.argv[2] + "/warm"), "x": bytes(5 << 20)})
+    with kedge.open(sys.argv[1]) as cm:
+        cm.save("warm", "up", {"tree": kedge.Tree(sys.argv[2] + "/warm"), "x": bytes(5 << 20)})
         reset(); before = peak_kib()
-        cm.save("job", "step", {"tree": holdfast.Tree(sys.argv[2])})
+        cm.save("job", "step", {"tree": kedge.Tree(sys.argv[2])})
         print((peak_kib() - before) // 1024)
         tree = cm.restore("job")["tree"]
         reset(); before = peak_kib()
@@ -945,8 +945,8 @@ def test_chunks_that_follow_each_other_are_read_at_once_and_each_is_verified(tmp
     source.mkdir()
     (source / "pages").write_bytes(content)
     cuts = {"pages": [*range(65536, len(content), 65536), len(content)]}
-    with holdfast.open(tmp_path / "store") as store:
-        kept = store.save("job", "step", {"tree": holdfast.Tree(source, cuts=cuts)})
+    with kedge.open(tmp_path / "store") as store:
+        kept = store.save("job", "step", {"tree": kedge.Tree(source, cuts=cuts)})
     [pack] = (tmp_path / "store/packs").iterdir()
     stored = pack.read_bytes()
     places = [stored.index(content[start : start + 64]) for start in range(0, 40 * 65536, 65536)]
@@ -956,11 +956,11 @@ def test_chunks_that_follow_each_other_are_read_at_once_and_each_is_verified(tmp
     damaged[places[21] + 70] ^= 1
     for image in (bytes(damaged), stored[: places[-1]]):
         pack.write_bytes(image)
-        with holdfast.open(tmp_path / "store") as store, pytest.raises(holdfast.Corrupted):
+        with kedge.open(tmp_path / "store") as store, pytest.raises(kedge.Corrupted):
             store.load(kept)["tree"].write_to(tmp_path / "out")  # type: ignore[index]
         assert not (tmp_path / "out").exists()
     pack.write_bytes(stored)
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         store.load(kept)["tree"].write_to(tmp_path / "out")  # type: ignore[index]
     assert (tmp_path / "out/pages").read_bytes() == content
 
@@ -972,8 +972,8 @@ def test_what_shrinks_is_found_among_what_does_not(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/pages").write_bytes(content)
     cuts = {"pages": list(range(65536, len(content) + 1, 65536))}
-    with holdfast.open(tmp_path / "store") as store:
-        kept = store.save("job", "step", {"tree": holdfast.Tree(tmp_path / "source", cuts=cuts)})
+    with kedge.open(tmp_path / "store") as store:
+        kept = store.save("job", "step", {"tree": kedge.Tree(tmp_path / "source", cuts=cuts)})
         assert store.get(kept).stored_bytes < 0.52 * len(content)
         store.load(kept)["tree"].write_to(tmp_path / "back")
     assert (tmp_path / "back/pages").read_bytes() == content

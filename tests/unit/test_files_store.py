@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.cli import cli
-from holdfast.errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, Validation
-from holdfast.index.files import FilesIndex
-from holdfast.manager import CheckpointManager
+import kedge
+from kedge.cli import cli
+from kedge.errors import Corrupted, NotAStore, NotFound, StorageError, UnsupportedFormat, Validation
+from kedge.index.files import FilesIndex
+from kedge.manager import CheckpointManager
 from tests.torture.kill_loop import kill_loop
 from tests.unit.test_copying import fill, noise, same
 
@@ -30,12 +30,12 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(place: Path) -> Iterator[CheckpointManager]:
-    with holdfast.open(f"files:{place}") as opened:
+    with kedge.open(f"files:{place}") as opened:
         yield opened
 
 
 def files(place: Path) -> list[str]:
-    return sorted(str(p.relative_to(place)) for p in place.glob("**/*.json") if ".holdfast" not in p.parts)
+    return sorted(str(p.relative_to(place)) for p in place.glob("**/*.json") if ".kedge" not in p.parts)
 
 
 def test_a_checkpoint_is_a_file(store: CheckpointManager, place: Path) -> None:
@@ -66,10 +66,10 @@ def test_what_is_not_json_is_outlined_and_what_is_large_is_in_packs(store: Check
 
 def test_copies_and_another_process(store: CheckpointManager, place: Path, tmp_path: Path) -> None:
     fill(store)
-    code = f"import holdfast; s = holdfast.open('files:{place}'); print(s.save('c', 'there', 7)); s.close()"
+    code = f"import kedge; s = kedge.open('files:{place}'); print(s.save('c', 'there', 7)); s.close()"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert store.load(there) == 7
-    with holdfast.open(tmp_path / "copy") as copy, holdfast.open(f"files:{tmp_path / 'back'}") as back:
+    with kedge.open(tmp_path / "copy") as copy, kedge.open(f"files:{tmp_path / 'back'}") as back:
         store.copy_to(copy)
         same(store, copy)
         copy.copy_to(back)
@@ -77,7 +77,7 @@ def test_copies_and_another_process(store: CheckpointManager, place: Path, tmp_p
 
 
 def test_a_file_that_a_crash_left_out_is_written_and_others_are_left_alone(place: Path) -> None:
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         saved = store.save("a", "one", 1)
     path = place / "a" / "step" / f"{saved}.json"
     text = path.read_text()
@@ -86,19 +86,19 @@ def test_a_file_that_a_crash_left_out_is_written_and_others_are_left_alone(place
         json.dumps({**json.loads(text), "id": "gone_1_00000000"})
     )
     (place / "notes.json").write_text("{}")
-    holdfast.open(f"files:{place}").close()
+    kedge.open(f"files:{place}").close()
     assert files(place) == [f"a/step/{saved}.json", "notes.json"]
     assert path.read_text() == text
 
 
 def test_what_was_half_written_is_cut_off(place: Path) -> None:
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         first = store.save("a", "one", 1)
-        with open(place / ".holdfast" / "journal", "ab") as journal:
+        with open(place / ".kedge" / "journal", "ab") as journal:
             journal.write(b"-- 500 " + b"0" * 64 + b"\nREPLACE INTO")
         assert [c.id for c in store.list("a")] == [first]
         second = store.save("a", "two", 2)
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         assert [c.id for c in store.list("a")] == [first, second]
         assert store.verify().is_ok
 
@@ -107,31 +107,31 @@ def test_a_failed_sync_is_not_acknowledged_and_the_next_save_goes_to_a_new_file(
     store: CheckpointManager, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.save("a", "one", 1)
-    journal = place / ".holdfast" / "journal"
+    journal = place / ".kedge" / "journal"
     before = os.stat(journal).st_ino
 
     sync = os.fsync
 
     def fail(handle: int) -> None:
-        if ".holdfast/" in os.readlink(f"/proc/self/fd/{handle}"):
+        if ".kedge/" in os.readlink(f"/proc/self/fd/{handle}"):
             raise OSError(5, "Input/output error")
         sync(handle)
 
     with monkeypatch.context() as patch, pytest.raises(StorageError):
-        patch.setattr("holdfast.index.journal.os.fsync", fail)
+        patch.setattr("kedge.index.journal.os.fsync", fail)
         store.save("a", "two", 2)
     assert [c.id for c in store.list("a")] == [first]
     third = store.save("a", "three", 3)
     assert os.stat(journal).st_ino != before
-    with holdfast.open(f"files:{place}") as again:
+    with kedge.open(f"files:{place}") as again:
         assert [c.id for c in again.list("a")] == [first, third]
 
 
 def test_the_journal_is_compacted_and_others_follow(
     store: CheckpointManager, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.index.files._COMPACT_OVER_BYTES", 20_000)
-    with holdfast.open(f"files:{place}") as other:
+    monkeypatch.setattr("kedge.index.files._COMPACT_OVER_BYTES", 20_000)
+    with kedge.open(f"files:{place}") as other:
         for n in range(60):
             saved = store.save("a", f"step {n}", n)
             if n >= 3:
@@ -139,14 +139,14 @@ def test_the_journal_is_compacted_and_others_follow(
             assert other.load(saved) == n
             if n % 7 == 0:
                 other.save("b", "theirs", n)
-        assert (place / ".holdfast" / "journal").stat().st_size < 90_000
+        assert (place / ".kedge" / "journal").stat().st_size < 90_000
         assert [c.id for c in store.list("b")] == [c.id for c in other.list("b")]
     assert store.verify().is_ok
 
 
 def test_a_journal_that_was_replaced_twice_is_another_one(store: CheckpointManager, place: Path) -> None:
     """File systems give the number of a removed file to the next one, which a follower must not mix up."""
-    with holdfast.open(f"files:{place}") as other:
+    with kedge.open(f"files:{place}") as other:
         for n in range(4):
             saved = other.save("a", "theirs", n)
             index = store._store.index
@@ -163,21 +163,21 @@ def test_a_journal_that_was_replaced_twice_is_another_one(store: CheckpointManag
 
 
 def damaged(place: Path, data: bytes) -> None:
-    (place / ".holdfast" / "journal").write_bytes(data)
+    (place / ".kedge" / "journal").write_bytes(data)
 
 
 def test_journals_that_are_none(place: Path) -> None:
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         store.save("a", "one", 1)
         store.save("a", "two", 2)
-    journal = (place / ".holdfast" / "journal").read_bytes()
+    journal = (place / ".kedge" / "journal").read_bytes()
     for wrong in (b"", b"hello", journal[:200] + b"x" + journal[201:]):
         damaged(place, wrong)
         with pytest.raises(Corrupted):
-            holdfast.open(f"files:{place}")
+            kedge.open(f"files:{place}")
     damaged(place, journal.replace(b"format 1", b"format 9", 1))
     with pytest.raises(UnsupportedFormat):
-        holdfast.open(f"files:{place}")
+        kedge.open(f"files:{place}")
 
 
 @pytest.mark.parametrize(
@@ -191,42 +191,42 @@ def test_journals_that_are_none(place: Path) -> None:
     ],
 )
 def test_a_journal_can_only_change_rows(place: Path, tmp_path: Path, hostile: str) -> None:
-    from holdfast.index.journal import _framed
+    from kedge.index.journal import _framed
 
-    holdfast.open(f"files:{place}").close()
-    path = place / ".holdfast" / "journal"
+    kedge.open(f"files:{place}").close()
+    path = place / ".kedge" / "journal"
     damaged(place, path.read_bytes() + _framed(hostile.format(tmp_path / "made") + "\n"))
     with pytest.raises(Corrupted):
-        holdfast.open(f"files:{place}")
+        kedge.open(f"files:{place}")
     assert not (tmp_path / "made").exists()
 
 
 def test_the_journal_is_sql(place: Path) -> None:
-    from holdfast.index.database import migrations
+    from kedge.index.database import migrations
 
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         store.save("a", "with \0 and \n; '", {"n": 1})
         step = store.list("a")[0].step
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         assert store.list("a")[0].step == step == "with \0 and \n; '"
     db = sqlite3.connect(":memory:")
     for _, sql in migrations():
         db.executescript(sql)
-    db.executescript((place / ".holdfast" / "journal").read_text())
+    db.executescript((place / ".kedge" / "journal").read_text())
     assert db.execute("SELECT count(*) FROM checkpoint").fetchone() == (1,)
     db.close()
 
 
 def test_places_that_are_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        holdfast.open(f"files:{place}", create=False)
+        kedge.open(f"files:{place}", create=False)
     assert not place.exists()
     place.mkdir()
     (place / "mine.txt").touch()
     with pytest.raises(NotAStore):
-        holdfast.open(f"files:{place}")
+        kedge.open(f"files:{place}")
     with pytest.raises(NotAStore):
-        holdfast.open(f"files:{place / 'mine.txt'}")
+        kedge.open(f"files:{place / 'mine.txt'}")
 
 
 @pytest.mark.faults
@@ -238,16 +238,16 @@ def test_nothing_acknowledged_is_lost_by_kills(place: Path) -> None:
 def test_memory_that_is_kept(tmp_path: Path) -> None:
     url = f"memory:{tmp_path / 'kept'}"
     with pytest.raises(NotFound):
-        holdfast.open(url, create=False)
+        kedge.open(url, create=False)
     assert not (tmp_path / "kept").exists()
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         ids = fill(store)
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         assert store.get(ids[0]).tags == {"k": "v"}
         assert [c.seq for c in store.list("b")] == [1, 3]
         store.delete("a", ids[0])
         late = store.save("a", "late", {"w": noise(5)})
-    with holdfast.open(tmp_path / "kept") as store:
+    with kedge.open(tmp_path / "kept") as store:
         assert not store.exists(ids[0])
         assert store.get(late).seq == 3
         assert store.verify().is_ok
@@ -256,28 +256,28 @@ def test_memory_that_is_kept(tmp_path: Path) -> None:
 def test_memory_that_is_kept_deletes_only_what_was_deleted_in_it(tmp_path: Path) -> None:
     """What another process has saved in the directory meanwhile was acknowledged there (I1)."""
     place = tmp_path / "kept"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         first, second = store.save("job", "first", 1), store.save("job", "second", 2)
-    memory = holdfast.open(f"memory:{place}")
-    with holdfast.open(place) as store:
+    memory = kedge.open(f"memory:{place}")
+    with kedge.open(place) as store:
         third = store.save("job", "third", 3)
     memory.delete("job", first)
     memory.close()
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert [c.id for c in store.list("job")] == [second, third]
 
 
 def test_memory_that_is_kept_brings_nothing_back_that_others_deleted(place: Path) -> None:
-    with holdfast.open(f"memory:{place}") as store:
+    with kedge.open(f"memory:{place}") as store:
         deleted, other = store.save("job", "a", {"n": 1}), store.save("job", "b", {"n": 2})
-    stale = holdfast.open(f"memory:{place}")
-    with holdfast.open(f"memory:{place}") as store:
+    stale = kedge.open(f"memory:{place}")
+    with kedge.open(f"memory:{place}") as store:
         store.delete("job", deleted)
     stale.tag(deleted, seen="yes")  # changing it is no reason either
     stale.tag(other, seen="yes")
     saved = stale.save("job", "c", {"n": 3})
     stale.close()
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         assert [c.id for c in store.list("job")] == [other, saved]
         assert store.get(other).tags == {"seen": "yes"}
 
@@ -285,8 +285,8 @@ def test_memory_that_is_kept_brings_nothing_back_that_others_deleted(place: Path
 def test_memory_that_is_kept_is_not_shared_with_processes(place: Path) -> None:
     with (
         pytest.raises(Validation, match="cannot be shared with processes"),
-        holdfast.open(f"memory:{place}") as store,
-        holdfast.run("r", store=store) as run,
+        kedge.open(f"memory:{place}") as store,
+        kedge.run("r", store=store) as run,
     ):
         run.map(abs, [1, 2], executor="process")
 
@@ -294,7 +294,7 @@ def test_memory_that_is_kept_is_not_shared_with_processes(place: Path) -> None:
 @pytest.mark.requires("module:fastapi")
 def test_every_kind_of_directory_is_served(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[str] = []
-    monkeypatch.setattr("holdfast.server.serving.serve", lambda settings: served.append(settings.store))
+    monkeypatch.setattr("kedge.server.serving.serve", lambda settings: served.append(settings.store))
     monkeypatch.chdir(place.parent)
     for url in ("files:store", "memory:store", "file:store", "store", "memory:"):
         assert CliRunner().invoke(cli, ["serve", "--store", url]).exit_code == 0
@@ -303,9 +303,9 @@ def test_every_kind_of_directory_is_served(place: Path, monkeypatch: pytest.Monk
 
 
 def test_names_never_become_paths() -> None:
-    from holdfast.index.shown_files import _safe
+    from kedge.index.shown_files import _safe
 
-    for hostile in ("..", ".", "../../etc", "a/b", "\0", ".holdfast", "a\nb"):
+    for hostile in ("..", ".", "../../etc", "a/b", "\0", ".kedge", "a\nb"):
         safe = _safe(hostile)
         assert "/" not in safe
         assert "\0" not in safe
@@ -315,7 +315,7 @@ def test_names_never_become_paths() -> None:
 def test_drafts_of_killed_writers_are_swept(place: Path) -> None:
     """By opening and by gc; both hold the lock under which drafts are made, so none of a live writer is touched."""
     program = (
-        "import os, sys, holdfast\nstore = holdfast.open(sys.argv[1])\nstore.save('a', 'one', 1)\n"
+        "import os, sys, kedge\nstore = kedge.open(sys.argv[1])\nstore.save('a', 'one', 1)\n"
         "os.replace = lambda *_: os.kill(os.getpid(), 9)\nstore.save('a', 'two', 2)\n"
     )
 
@@ -327,7 +327,7 @@ def test_drafts_of_killed_writers_are_swept(place: Path) -> None:
         assert drafts()
 
     kill_one()
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         assert drafts() == []
         assert [c.step for c in store.list("a")] == ["one", "two"]  # the journal had it
         kill_one()
@@ -336,5 +336,5 @@ def test_drafts_of_killed_writers_are_swept(place: Path) -> None:
         (place / "a" / ".mine.new").touch()
         store.gc()
         assert [path.name for path in drafts()] == [".mine.new"]
-    with holdfast.open(f"files:{place}") as store:
+    with kedge.open(f"files:{place}") as store:
         assert len(list(place.glob("a/*/*.json"))) == len(store.list("a")) == 4

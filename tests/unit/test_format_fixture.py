@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.testing.strategies import equal
+import kedge
+from kedge.testing.strategies import equal
 from tests.fixtures.format_1 import ARCHIVE, values
 
 
@@ -22,24 +22,24 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(place: Path) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(place, create=False) as opened:
+def store(place: Path) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(place, create=False) as opened:
         yield opened
 
 
-def test_it_verifies_to_the_last_byte(store: holdfast.CheckpointManager) -> None:
+def test_it_verifies_to_the_last_byte(store: kedge.CheckpointManager) -> None:
     report = store.verify(deep=True)
     assert report.problems == ()
     assert report.checkpoints >= len(values())
 
 
 @pytest.mark.parametrize("name", values())
-def test_every_value_is_what_it_was(store: holdfast.CheckpointManager, name: str) -> None:
+def test_every_value_is_what_it_was(store: kedge.CheckpointManager, name: str) -> None:
     (checkpoint,) = [c for c in store.list("values") if c.step == name]
     assert equal(store.load(checkpoint.id), values()[name])
 
 
-def test_what_is_said_of_checkpoints(store: holdfast.CheckpointManager, place: Path) -> None:
+def test_what_is_said_of_checkpoints(store: kedge.CheckpointManager, place: Path) -> None:
     first, second, fourth = store.list("history")[:3]
     assert (first.seq, second.seq, fourth.seq) == (1, 2, 4)
     assert (first.step, first.level, first.is_pinned) == ("✓ first / step", "pipeline", True)
@@ -60,7 +60,7 @@ def test_what_is_said_of_checkpoints(store: holdfast.CheckpointManager, place: P
         assert store.restore("history") == 4
 
 
-def test_keys_and_tokens_are_remembered(store: holdfast.CheckpointManager) -> None:
+def test_keys_and_tokens_are_remembered(store: kedge.CheckpointManager) -> None:
     fourth = store.list("history")[2]
     assert store.save("history", "fourth", 4, level="substep", idempotency_key="key-4") == fourth.id
     with store.lease("leased", ttl_s=5) as lease:
@@ -68,19 +68,19 @@ def test_keys_and_tokens_are_remembered(store: holdfast.CheckpointManager) -> No
 
 
 def test_namespaces_stay_apart(place: Path) -> None:
-    with holdfast.open(place, namespace="tenant-2", create=False) as store:
+    with kedge.open(place, namespace="tenant-2", create=False) as store:
         assert [c.step for c in store.list("values")] == ["tenant"]
         assert store.list("history") == []
 
 
-def test_the_log_is_whole(store: holdfast.CheckpointManager) -> None:
+def test_the_log_is_whole(store: kedge.CheckpointManager) -> None:
     events = store.events(limit=1000)
     assert [event.id for event in events] == sorted(event.id for event in events)
     assert {"save", "delete"} <= {event.action for event in events}
 
 
 def test_it_goes_on_being_used(place: Path) -> None:
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         history = store.list("history")
         saved = store.save("history", "today", {"blob": bytes(100_000)})
         assert store.get(saved).seq == history[-1].seq + 1
@@ -88,7 +88,7 @@ def test_it_goes_on_being_used(place: Path) -> None:
             store.delete("history", checkpoint.id)
         store.gc()
         assert store.verify(deep=True).problems == ()
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for checkpoint in store.list("values"):
             if checkpoint.step in values():
                 assert equal(store.load(checkpoint.id), values()[checkpoint.step])

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import ormsgpack
 import pytest
 
-import holdfast
-from holdfast import codec
-from holdfast.errors import Corrupted, UnsupportedType
+import kedge
+from kedge import codec
+from kedge.errors import Corrupted, UnsupportedType
 
 pytestmark = [pytest.mark.requires("module:jax"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-@holdfast.register("tests.jax.Moments")
+@kedge.register("tests.jax.Moments")
 class Moments(NamedTuple):
     mean: Any
     square: Any
@@ -31,7 +31,7 @@ def test_trees_come_back() -> None:
         "keys": jax.random.split(jax.random.key(1, impl="rbg"), 3),
         "eight": jnp.ones(5, jnp.float8_e4m3fn),
     }
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         loaded: Any = store.load(store.save("job", "one", tree))
     assert jax.tree.structure(loaded) == jax.tree.structure(tree)
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(loaded), strict=True):

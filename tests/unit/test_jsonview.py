@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import codec
-from holdfast.errors import UnsupportedType, Validation
-from holdfast.jsonview import from_json, to_json_view
-from holdfast.testing.strategies import equal, states
+from kedge import codec
+from kedge.errors import UnsupportedType, Validation
+from kedge.jsonview import from_json, to_json_view
+from kedge.testing.strategies import equal, states
 from tests.parts import library
 
 nan, inf = float("nan"), float("inf")

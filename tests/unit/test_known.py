@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-import holdfast
-from holdfast import known
-from holdfast.blobs.memory import MemoryBlobs
-from holdfast.known import KnownChunks
-from holdfast.ports import ChunksGone, Index
+import kedge
+from kedge import known
+from kedge.blobs.memory import MemoryBlobs
+from kedge.known import KnownChunks
+from kedge.ports import ChunksGone, Index
 
 
 class Looked(MemoryBlobs):
@@ -28,7 +28,7 @@ class Looked(MemoryBlobs):
 @pytest.fixture
 def stored() -> tuple[Index, Looked, list[bytes], str]:
     """An index, its blobs, and the chunks of one save, which are in one pack."""
-    manager = holdfast.open("memory:")
+    manager = kedge.open("memory:")
     store = manager._store
     blobs = store.blobs = Looked()
     manager.save("job", "step", {"a": os.urandom(200_000)})
@@ -86,7 +86,7 @@ def test_what_this_process_wrote_is_not_asked_for(stored: tuple[Index, Looked, l
 
 def test_a_pack_that_is_a_file_here_is_always_looked_at(tmp_path: object) -> None:
     """Looking costs nothing there, and whoever tidies up a directory does it in a moment."""
-    with holdfast.open(f"file:{tmp_path}/store") as manager:
+    with kedge.open(f"file:{tmp_path}/store") as manager:
         state = {"a": os.urandom(200_000)}
         manager.save("job", "one", state)
         chunks = manager._store._known

@@ -1,4 +1,4 @@
-"""HoldfastSaver in real graphs: exact types, one writer, time travel, growth, whole threads."""
+"""KedgeSaver in real graphs: exact types, one writer, time travel, growth, whole threads."""
 
 import asyncio
 import random
@@ -28,15 +28,15 @@ from langgraph.checkpoint.serde.types import ERROR, _DeltaSnapshot
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Interrupt, Send, interrupt
 
-import holdfast
-from holdfast.integrations.langgraph import HoldfastSaver, names
+import kedge
+from kedge.integrations.langgraph import KedgeSaver, names
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
 
 @pytest.fixture
 def saver(tmp_path: Path):
-    with HoldfastSaver(tmp_path / "store") as found:
+    with KedgeSaver(tmp_path / "store") as found:
         yield found
 
 
@@ -44,7 +44,7 @@ def text(size: int, seed: int) -> str:
     return "".join(random.Random(seed).choices(string.ascii_letters + " ", k=size))
 
 
-def chat_graph(saver: HoldfastSaver, answer: Callable[[MessagesState], str]) -> Any:
+def chat_graph(saver: KedgeSaver, answer: Callable[[MessagesState], str]) -> Any:
     builder = StateGraph(MessagesState)
     builder.add_node("chat", lambda state: {"messages": [AIMessage(answer(state))]})
     builder.add_edge(START, "chat")
@@ -52,16 +52,16 @@ def chat_graph(saver: HoldfastSaver, answer: Callable[[MessagesState], str]) -> 
     return builder.compile(checkpointer=saver)
 
 
-def put(saver: HoldfastSaver, values: dict[str, Any], config: Any = CONFIG, **metadata: Any) -> Any:
+def put(saver: KedgeSaver, values: dict[str, Any], config: Any = CONFIG, **metadata: Any) -> Any:
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = values
     checkpoint["channel_versions"] = dict.fromkeys(values, 1)
     return saver.put(config, checkpoint, {"source": "loop", "step": 1, **metadata}, checkpoint["channel_versions"])
 
 
-def loaded(saver: HoldfastSaver, config: Any = CONFIG) -> dict[str, Any]:
+def loaded(saver: KedgeSaver, config: Any = CONFIG) -> dict[str, Any]:
     """The values as another process would see them."""
-    with HoldfastSaver(saver.manager) as fresh:
+    with KedgeSaver(saver.manager) as fresh:
         found = fresh.get_tuple(config)
     assert found is not None
     return found.checkpoint["channel_values"]
@@ -105,7 +105,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_value_comes_back_as_what_it_was(saver: HoldfastSaver, name: str) -> None:
+def test_a_value_comes_back_as_what_it_was(saver: KedgeSaver, name: str) -> None:
     put(saver, {name: VALUES[name]})
     found = loaded(saver)[name]
     assert type(found) is type(VALUES[name])
@@ -118,7 +118,7 @@ def test_a_value_comes_back_as_what_it_was(saver: HoldfastSaver, name: str) -> N
         assert found == VALUES[name]
 
 
-def test_messages_come_back_as_what_they_were(saver: HoldfastSaver) -> None:
+def test_messages_come_back_as_what_they_were(saver: KedgeSaver) -> None:
     put(saver, {"messages": MESSAGES})
     for found in (loaded(saver)["messages"], saver.get_tuple(CONFIG).checkpoint["channel_values"]["messages"]):
         assert found == MESSAGES
@@ -131,24 +131,24 @@ def test_messages_come_back_as_what_they_were(saver: HoldfastSaver) -> None:
         assert type(found[4].artifact["rows"]) is tuple
 
 
-def test_what_cannot_be_saved_is_named_and_nothing_is_stored(saver: HoldfastSaver) -> None:
-    with pytest.raises(holdfast.UnsupportedType) as refused:
+def test_what_cannot_be_saved_is_named_and_nothing_is_stored(saver: KedgeSaver) -> None:
+    with pytest.raises(kedge.UnsupportedType) as refused:
         put(saver, {"messages": [HumanMessage("a")], "work": {"model": [Unknown()]}})
     assert 'state["channel_values"]["work"]["model"][0]' in str(refused.value)
     assert saver.get_tuple(CONFIG) is None
     config = put(saver, {})
-    with pytest.raises(holdfast.UnsupportedType):
+    with pytest.raises(kedge.UnsupportedType):
         saver.put_writes(config, [("work", [Unknown()])], "task")
 
 
-def test_loading_imports_nothing(saver: HoldfastSaver) -> None:
+def test_loading_imports_nothing(saver: KedgeSaver) -> None:
     put(saver, {"messages": MESSAGES})
     before = set(sys.modules)
     loaded(saver)
     assert set(sys.modules) == before
 
 
-def test_an_error_of_an_unknown_class_is_kept_as_text(saver: HoldfastSaver) -> None:
+def test_an_error_of_an_unknown_class_is_kept_as_text(saver: KedgeSaver) -> None:
     class Strange(Exception):
         pass
 
@@ -163,7 +163,7 @@ def test_an_error_of_an_unknown_class_is_kept_as_text(saver: HoldfastSaver) -> N
 # What is remembered is never what others hold
 
 
-def test_changes_in_place_are_seen_and_never_shared(saver: HoldfastSaver) -> None:
+def test_changes_in_place_are_seen_and_never_shared(saver: KedgeSaver) -> None:
     messages = [HumanMessage(f"m{n}", id=str(n), additional_kwargs={"n": 1}) for n in range(20)]
     config = put(saver, {"messages": messages})
     first = saver.get_tuple(config).checkpoint["channel_values"]["messages"]
@@ -181,7 +181,7 @@ def test_changes_in_place_are_seen_and_never_shared(saver: HoldfastSaver) -> Non
 @pytest.mark.parametrize(
     ("count", "size"), [(0, 1), (1, 255), (15, 256), (16, 257), (300, 1), (300, 100), (300, 1000), (40, 9000)]
 )
-def test_lists_of_all_sizes(saver: HoldfastSaver, count: int, size: int) -> None:
+def test_lists_of_all_sizes(saver: KedgeSaver, count: int, size: int) -> None:
     values = {"a": [text(size, n) for n in range(count)], "b": 7, "c": {"d": text(size, 1)}, "e": list(range(count))}
     put(saver, values)
     assert loaded(saver) == values
@@ -192,7 +192,7 @@ def test_lists_of_all_sizes(saver: HoldfastSaver, count: int, size: int) -> None
 
 @pytest.mark.parametrize("thread", ["plain", "a b/ü@+%", "x" * 500, "ü" * 100, "-", "a@b"])
 @pytest.mark.parametrize("namespace", ["", "child:1", "a:" + "b" * 40 + "|c:" + "d" * 90])
-def test_any_name_of_a_thread_will_do(saver: HoldfastSaver, thread: str, namespace: str) -> None:
+def test_any_name_of_a_thread_will_do(saver: KedgeSaver, thread: str, namespace: str) -> None:
     config = {"configurable": {"thread_id": thread, "checkpoint_ns": namespace}}
     put(saver, {"x": 1}, config)
     put(saver, {"x": 2}, {"configurable": {"thread_id": "other", "checkpoint_ns": namespace}})
@@ -223,12 +223,12 @@ def test_names_can_be_told_apart() -> None:
 
 
 @pytest.mark.parametrize("thread", ["", "\ud800"])
-def test_a_thread_must_have_a_name(saver: HoldfastSaver, thread: str) -> None:
-    with pytest.raises(holdfast.Validation):
+def test_a_thread_must_have_a_name(saver: KedgeSaver, thread: str) -> None:
+    with pytest.raises(kedge.Validation):
         saver.get_tuple({"configurable": {"thread_id": thread}})
 
 
-def test_threads_are_jobs(saver: HoldfastSaver) -> None:
+def test_threads_are_jobs(saver: KedgeSaver) -> None:
     graph = chat_graph(saver, lambda state: "yes")
     graph.invoke({"messages": [HumanMessage("really?")]}, {"configurable": {"thread_id": "customer 7"}})
     (job,) = saver.manager.jobs()
@@ -242,7 +242,7 @@ def test_threads_are_jobs(saver: HoldfastSaver) -> None:
 
 
 @pytest.mark.parametrize("key", ["a.b", 'a"b', "a') OR 1=1 --", "", "x" * 200, "step"])
-def test_filters_are_data(saver: HoldfastSaver, key: str) -> None:
+def test_filters_are_data(saver: KedgeSaver, key: str) -> None:
     put(saver, {}, **{key: "v"})
     put(saver, {}, other="w")
     assert len(list(saver.list(CONFIG, filter={key: "v"}))) == 1
@@ -250,7 +250,7 @@ def test_filters_are_data(saver: HoldfastSaver, key: str) -> None:
     assert not list(saver.list(CONFIG, filter={key: {"$ne": 1}}))
 
 
-def test_metadata_comes_back_as_it_was(saver: HoldfastSaver) -> None:
+def test_metadata_comes_back_as_it_was(saver: KedgeSaver) -> None:
     given = {"score": 1.5, "many": {"a": [1, 2]}, "long": "x" * 5000, "nan": float("inf"), "thread": "y", "a.b": None}
     put(saver, {}, **given)
     found = saver.get_tuple(CONFIG).metadata
@@ -275,17 +275,17 @@ def test_a_run_stops_for_approval_and_goes_on_in_another_process(tmp_path: Path)
     builder.add_node("ask", ask)
     builder.add_edge(START, "plan")
     builder.add_edge("plan", "ask")
-    with HoldfastSaver(tmp_path / "s") as saver:
+    with KedgeSaver(tmp_path / "s") as saver:
         stopped = builder.compile(checkpointer=saver).invoke({}, CONFIG)
         assert stopped["__interrupt__"][0].value == {"publish": "p"}
-    with HoldfastSaver(tmp_path / "s") as saver:
+    with KedgeSaver(tmp_path / "s") as saver:
         graph = builder.compile(checkpointer=saver)
         assert graph.get_state(CONFIG).next == ("ask",)
         assert graph.invoke(Command(resume=True), CONFIG) == {"plan": "p", "ok": True}
     assert calls == ["plan"]
 
 
-def test_time_travel_and_edits_make_branches(saver: HoldfastSaver) -> None:
+def test_time_travel_and_edits_make_branches(saver: KedgeSaver) -> None:
     answers = iter("abcdefgh")
     graph = chat_graph(saver, lambda state: next(answers))
     for question in "12":
@@ -299,7 +299,7 @@ def test_time_travel_and_edits_make_branches(saver: HoldfastSaver) -> None:
     assert graph.get_state(copied).values == graph.get_state(CONFIG).values
 
 
-def test_async_graphs(saver: HoldfastSaver) -> None:
+def test_async_graphs(saver: KedgeSaver) -> None:
     graph = chat_graph(saver, lambda state: str(len(state["messages"])))
 
     async def talk() -> Any:
@@ -312,14 +312,14 @@ def test_async_graphs(saver: HoldfastSaver) -> None:
 
 
 def test_two_runs_on_one_thread_do_not_lose_each_other(tmp_path: Path) -> None:
-    with HoldfastSaver(tmp_path / "s") as one, HoldfastSaver(tmp_path / "s") as two:
+    with KedgeSaver(tmp_path / "s") as one, KedgeSaver(tmp_path / "s") as two:
         chat_graph(one, lambda state: "first").invoke({"messages": [HumanMessage("1")]}, CONFIG)
 
         def intrude(state: MessagesState) -> str:
             chat_graph(two, lambda state: "quick").invoke({"messages": [HumanMessage("3")]}, CONFIG)
             return "slow"
 
-        with pytest.raises(holdfast.Conflict, match="continued by another run"):
+        with pytest.raises(kedge.Conflict, match="continued by another run"):
             chat_graph(one, intrude).invoke({"messages": [HumanMessage("2")]}, CONFIG, durability="sync")
         kept = [m.content for m in loaded(two)["messages"]]
         assert kept == ["1", "first", "2", "3", "quick"], "the run that was told success is whole"
@@ -329,27 +329,27 @@ def test_two_runs_on_one_thread_do_not_lose_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_two_runs_that_read_the_same_checkpoint(tmp_path: Path, is_shared: bool) -> None:
-    with HoldfastSaver(tmp_path / "s") as one, HoldfastSaver(tmp_path / "s") as other:
+    with KedgeSaver(tmp_path / "s") as one, KedgeSaver(tmp_path / "s") as other:
         two = one if is_shared else other
         config = put(one, {"x": 0})
         one.get_tuple(CONFIG), two.get_tuple(CONFIG)
         put(one, {"x": 1}, config)
-        with pytest.raises(holdfast.Conflict):
+        with pytest.raises(kedge.Conflict):
             put(two, {"x": 2}, config)
         assert loaded(one) == {"x": 1}
 
 
-def test_two_runs_that_both_begin_a_thread(saver: HoldfastSaver) -> None:
+def test_two_runs_that_both_begin_a_thread(saver: KedgeSaver) -> None:
     saver.get_tuple(CONFIG), saver.get_tuple(CONFIG)
     put(saver, {"x": 1})
-    with pytest.raises(holdfast.Conflict):
+    with pytest.raises(kedge.Conflict):
         put(saver, {"x": 2})
 
 
 # Delta channels
 
 
-def test_delta_channels_are_rebuilt_also_after_pruning(saver: HoldfastSaver) -> None:
+def test_delta_channels_are_rebuilt_also_after_pruning(saver: KedgeSaver) -> None:
     config: Any = CONFIG
     for step in range(6):
         counters = {"counters_since_delta_snapshot": {"ch": (step % 3, step % 3)}}
@@ -373,12 +373,12 @@ def test_delta_channels_are_rebuilt_also_after_pruning(saver: HoldfastSaver) -> 
 def test_a_long_conversation_stays_small(tmp_path: Path) -> None:
     """200 turns of 500 and 1,500 characters: on disk at most 4 times the final state, every checkpoint readable."""
     turns = 200
-    with HoldfastSaver(tmp_path / "s") as saver:
+    with KedgeSaver(tmp_path / "s") as saver:
         graph = chat_graph(saver, lambda state: text(1500, len(state["messages"])))
         for turn in range(turns):
             graph.invoke({"messages": [HumanMessage(text(500, -turn))]}, CONFIG, durability="sync")
     size = sum(file.stat().st_size for file in (tmp_path / "s").rglob("*") if file.is_file())
-    with HoldfastSaver(tmp_path / "s") as saver:
+    with KedgeSaver(tmp_path / "s") as saver:
         state = saver.manager.load_latest("thread:t", level="step")
         assert state is not None
         final = state[0].size_bytes
@@ -403,9 +403,9 @@ def test_the_document_runs_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_turns_wait_for_each_other(tmp_path: Path) -> None:
-    with HoldfastSaver(tmp_path / "s") as one, HoldfastSaver(tmp_path / "s") as two:
+    with KedgeSaver(tmp_path / "s") as one, KedgeSaver(tmp_path / "s") as two:
 
-        def talk(saver: HoldfastSaver) -> None:
+        def talk(saver: KedgeSaver) -> None:
             graph = chat_graph(saver, lambda state: f"answer {len(state['messages'])}")
             for _ in range(2):
                 with saver.turn("t"):
@@ -416,9 +416,9 @@ def test_turns_wait_for_each_other(tmp_path: Path) -> None:
                 done.result()
         assert len(loaded(one)["messages"]) == 12
         with one.turn("t"):
-            with pytest.raises(holdfast.LeaseHeld), two.turn("t", wait_s=0.05):
+            with pytest.raises(kedge.LeaseHeld), two.turn("t", wait_s=0.05):
                 pass
-            with pytest.raises(holdfast.LeaseHeld):
+            with pytest.raises(kedge.LeaseHeld):
                 chat_graph(two, lambda state: "late").invoke(
                     {"messages": [HumanMessage("no turn")]}, CONFIG, durability="sync"
                 )
@@ -437,8 +437,8 @@ def test_an_encrypted_thread_leaves_nothing_to_read(tmp_path: Path) -> None:
     config: Any = {"configurable": {"thread_id": f"thread {secret}"}, "metadata": {"note": secret}}
 
     def leaves(place: Path, **options: Any) -> bool:
-        with holdfast.open(place, **options) as manager:
-            saver = HoldfastSaver(manager)
+        with kedge.open(place, **options) as manager:
+            saver = KedgeSaver(manager)
             chat_graph(saver, lambda state: f"you said {secret}").invoke({"messages": [HumanMessage(secret)]}, config)
             put(saver, {"primitive": secret, "long": secret * 5000}, {"configurable": {"thread_id": secret}})
             assert loaded(saver, config)["messages"][0].content == secret

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
-import holdfast
-from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.laying import Item, encode, lay_channel
-from holdfast.rope import Run
+import kedge
+from kedge.integrations.langgraph import KedgeSaver
+from kedge.integrations.langgraph.laying import Item, encode, lay_channel
+from kedge.rope import Run
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 KIB = 1024
 
 
-def put(saver: HoldfastSaver, parent: Any, items: list[Any]) -> Any:
+def put(saver: KedgeSaver, parent: Any, items: list[Any]) -> Any:
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = {"items": items}
     checkpoint["channel_versions"] = {"items": checkpoint["id"]}  # a new one each time
@@ -75,12 +75,12 @@ def edited(items: list[Any], rnd: random.Random) -> list[Any]:
 @given(st.integers(0, 1 << 32))
 def test_any_edits_and_restarts_give_back_what_was_put(seed: int) -> None:
     rnd = random.Random(seed)
-    with holdfast.open("memory:") as store, holdfast.open("memory:") as other:
-        saver, head, items = HoldfastSaver(store), CONFIG, [some_item(rnd) for _ in range(rnd.choice([0, 5, 200]))]
+    with kedge.open("memory:") as store, kedge.open("memory:") as other:
+        saver, head, items = KedgeSaver(store), CONFIG, [some_item(rnd) for _ in range(rnd.choice([0, 5, 200]))]
         put_so_far: list[tuple[Any, bytes]] = []
         for _ in range(8):
             if rnd.random() < 0.2:
-                saver = HoldfastSaver(store)  # which remembers nothing
+                saver = KedgeSaver(store)  # which remembers nothing
             elif put_so_far and rnd.random() < 0.2:
                 head = rnd.choice(put_so_far)[0]  # a branch
             head = put(saver, head, items)
@@ -92,7 +92,7 @@ def test_any_edits_and_restarts_give_back_what_was_put(seed: int) -> None:
         assert store.verify().problems == ()
         store.copy_to(other)
         for config, expected in put_so_far:
-            for fresh in HoldfastSaver(store), HoldfastSaver(other):
+            for fresh in KedgeSaver(store), KedgeSaver(other):
                 found = fresh.get_tuple(config)
                 assert found is not None
                 assert encode(found.checkpoint["channel_values"]["items"]) == expected
@@ -103,8 +103,8 @@ def test_any_edits_and_restarts_give_back_what_was_put(seed: int) -> None:
 def test_nothing_is_stored_more_than_twice(seed: int) -> None:
     """In a block and by itself; on top come the digests above, for a few levels at each save."""
     rnd = random.Random(seed)
-    with holdfast.open("memory:") as store:
-        saver, head, items = HoldfastSaver(store), CONFIG, [text(rnd, 700) for _ in range(150)]
+    with kedge.open("memory:") as store:
+        saver, head, items = KedgeSaver(store), CONFIG, [text(rnd, 700) for _ in range(150)]
         new, stored = 0, 0
         known: set[str] = set()
         for _ in range(12):
@@ -121,17 +121,17 @@ def test_nothing_is_stored_more_than_twice(seed: int) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path):
-    with holdfast.open(tmp_path / "store") as manager:
+    with kedge.open(tmp_path / "store") as manager:
         yield manager
 
 
-def chunks(store: holdfast.CheckpointManager) -> int:
+def chunks(store: kedge.CheckpointManager) -> int:
     return store.stats()["chunks"]
 
 
-def test_much_that_is_new_takes_few_chunks(store: holdfast.CheckpointManager) -> None:
+def test_much_that_is_new_takes_few_chunks(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
-    saver = HoldfastSaver(store)
+    saver = KedgeSaver(store)
     head = put(saver, CONFIG, [text(rnd, 2000) for _ in range(500)])
     assert chunks(store) < 80
     before = chunks(store)
@@ -139,9 +139,9 @@ def test_much_that_is_new_takes_few_chunks(store: holdfast.CheckpointManager) ->
     assert chunks(store) - before < 80, "all of it changed at once"
 
 
-def test_a_changed_item_cuts_its_block_up_once(store: holdfast.CheckpointManager) -> None:
+def test_a_changed_item_cuts_its_block_up_once(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
-    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(200)]
+    saver, items = KedgeSaver(store), [text(rnd, 500) for _ in range(200)]
     head = put(saver, CONFIG, items)
     added = []
     for at in (50, 51, 52):
@@ -152,9 +152,9 @@ def test_a_changed_item_cuts_its_block_up_once(store: holdfast.CheckpointManager
     assert max(added[1:]) < 6 * KIB
 
 
-def test_a_window_that_moves_stores_what_comes_in(store: holdfast.CheckpointManager) -> None:
+def test_a_window_that_moves_stores_what_comes_in(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
-    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(200)]
+    saver, items = KedgeSaver(store), [text(rnd, 500) for _ in range(200)]
     head = put(saver, CONFIG, items)
     added = []
     for _ in range(30):
@@ -164,28 +164,28 @@ def test_a_window_that_moves_stores_what_comes_in(store: holdfast.CheckpointMana
     assert sum(added) / len(added) < 6 * KIB
 
 
-def test_the_same_items_elsewhere_are_the_same_blocks(store: holdfast.CheckpointManager) -> None:
+def test_the_same_items_elsewhere_are_the_same_blocks(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
     items = [text(rnd, 500) for _ in range(1000)]
-    put(HoldfastSaver(store), CONFIG, items)
-    saver = HoldfastSaver(store)
+    put(KedgeSaver(store), CONFIG, items)
+    saver = KedgeSaver(store)
     other: Any = {"configurable": {"thread_id": "other", "checkpoint_ns": ""}}
     put(saver, other, [text(rnd, 500), *items])
     assert store.list("thread:other")[-1].stored_bytes < 64 * KIB, "blocks end where the items say"
 
 
-def test_writes_share_their_blocks_with_the_channel(store: holdfast.CheckpointManager) -> None:
+def test_writes_share_their_blocks_with_the_channel(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
-    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(300)]
+    saver, items = KedgeSaver(store), [text(rnd, 500) for _ in range(300)]
     head = put(saver, CONFIG, ["first"])
     saver.put_writes(head, [("items", items)], "task")
     put(saver, head, ["first", *items])
     assert store.list("thread:t")[-1].stored_bytes < 4 * KIB
 
 
-def test_a_list_that_is_written_whole_each_time_stores_what_is_new(store: holdfast.CheckpointManager) -> None:
+def test_a_list_that_is_written_whole_each_time_stores_what_is_new(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
-    saver, items = HoldfastSaver(store), [text(rnd, 500) for _ in range(200)]
+    saver, items = KedgeSaver(store), [text(rnd, 500) for _ in range(200)]
     head = put(saver, CONFIG, items)
     added = []
     for step in range(5):
@@ -196,30 +196,30 @@ def test_a_list_that_is_written_whole_each_time_stores_what_is_new(store: holdfa
     assert max(added) < 8 * KIB
 
 
-def test_the_input_of_a_graph_is_in_the_blocks_of_its_channels(store: holdfast.CheckpointManager) -> None:
+def test_the_input_of_a_graph_is_in_the_blocks_of_its_channels(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
     items = [text(rnd, 500) for _ in range(300)]
     given = {"question": text(rnd, 3000), "items": items, "numbers": list(range(40)), "last": text(rnd, 20000)}
-    saver = HoldfastSaver(store)
+    saver = KedgeSaver(store)
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = {"__start__": given}
     head = saver.put(CONFIG, checkpoint, {"source": "input", "step": -1}, {"__start__": 1})
     assert chunks(store) < 60
     put(saver, head, items)
     assert store.list("thread:t")[-1].stored_bytes < 4 * KIB
-    found = HoldfastSaver(store).get_tuple(head)
+    found = KedgeSaver(store).get_tuple(head)
     assert found is not None
     assert found.checkpoint["channel_values"] == {"__start__": given}
 
 
-def test_who_remembers_nothing_meets_what_was_laid_by_items(store: holdfast.CheckpointManager) -> None:
+def test_who_remembers_nothing_meets_what_was_laid_by_items(store: kedge.CheckpointManager) -> None:
     rnd = random.Random(1)
     items = [text(rnd, 500) for _ in range(200)]
-    head = put(HoldfastSaver(store), CONFIG, items)
+    head = put(KedgeSaver(store), CONFIG, items)
     added = []
     for _ in range(3):
         items.append(text(rnd, 500))
-        head = put(HoldfastSaver(store), head, items)
+        head = put(KedgeSaver(store), head, items)
         added.append(store.list("thread:t")[-1].stored_bytes)
     assert added[0] < 120 * KIB, "all of it once more, by items"
     assert max(added[1:]) < 6 * KIB

@@ -23,11 +23,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.llm.bills import Bill, Charge
-from holdfast.llm.cache import FLIGHTS, JOB, Answer, Cache
-from holdfast.llm.keys import Request, canonical, http_request
-from holdfast.llm.pricing import Tokens, dollars, price, tokens_of
+import kedge
+from kedge.llm.bills import Bill, Charge
+from kedge.llm.cache import FLIGHTS, JOB, Answer, Cache
+from kedge.llm.keys import Request, canonical, http_request
+from kedge.llm.pricing import Tokens, dollars, price, tokens_of
 from tests.servers.models import ModelServer
 
 SECRET = "sk-very-secret-4711"
@@ -41,8 +41,8 @@ def server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[holdfast.CheckpointManager]:
-    with holdfast.open(tmp_path / "store") as opened:
+def store(tmp_path: Path) -> Iterator[kedge.CheckpointManager]:
+    with kedge.open(tmp_path / "store") as opened:
         yield opened
 
 
@@ -51,12 +51,12 @@ def messages(text: str) -> Any:
 
 
 @pytest.fixture
-def client(server: ModelServer, store: holdfast.CheckpointManager) -> Iterator[Callable[..., openai.OpenAI]]:
+def client(server: ModelServer, store: kedge.CheckpointManager) -> Iterator[Callable[..., openai.OpenAI]]:
     """OpenAI's client on a transport of ours, closed at the end."""
     made: list[openai.OpenAI] = []
 
     def make(mode: str = "record", **options: Any) -> openai.OpenAI:
-        http_client = holdfast.llm.http_client(mode, store=store, **options)
+        http_client = kedge.llm.http_client(mode, store=store, **options)
         made.append(openai.OpenAI(api_key=SECRET, base_url=f"{server.url}/v1", http_client=http_client, max_retries=0))
         return made[-1]
 
@@ -70,9 +70,9 @@ def ask(client: openai.OpenAI, text: str, **options: Any) -> str:
     return str(answer.choices[0].message.content)
 
 
-def bill(store: holdfast.CheckpointManager) -> Bill:
+def bill(store: kedge.CheckpointManager) -> Bill:
     Cache.of(store).close()
-    return sum(holdfast.llm.totals(store).values(), Bill())
+    return sum(kedge.llm.totals(store).values(), Bill())
 
 
 # Keys
@@ -171,9 +171,9 @@ def test_what_is_no_call_is_not_kept(method: str, path: str, body: bytes) -> Non
 
 
 def test_nan_is_refused() -> None:
-    with pytest.raises(holdfast.Validation):
+    with pytest.raises(kedge.Validation):
         canonical({"temperature": float("nan")})
-    with pytest.raises(holdfast.Validation):
+    with pytest.raises(kedge.Validation):
         canonical({1: "a name that is not text"})
 
 
@@ -214,7 +214,7 @@ def test_dollars() -> None:
 
 
 @pytest.mark.parametrize("library", ["httpx2", "httpx"])
-def test_openai(server: ModelServer, store: holdfast.CheckpointManager, client: Any, library: str) -> None:
+def test_openai(server: ModelServer, store: kedge.CheckpointManager, client: Any, library: str) -> None:
     for _ in range(2):
         sdk = client(library=library)
         first = ask(sdk, "one two three")
@@ -234,9 +234,9 @@ def test_openai(server: ModelServer, store: holdfast.CheckpointManager, client: 
     assert store.list(FLIGHTS) == []
 
 
-def test_anthropic(server: ModelServer, store: holdfast.CheckpointManager) -> None:
+def test_anthropic(server: ModelServer, store: kedge.CheckpointManager) -> None:
     for _ in range(2):
-        http_client = holdfast.llm.http_client(store=store)
+        http_client = kedge.llm.http_client(store=store)
         with anthropic.Anthropic(api_key=SECRET, base_url=server.url, http_client=http_client) as sdk:
             said = sdk.messages.create(model="claude-haiku-4-5", max_tokens=9, messages=messages("one two"))
             assert said.content[0].text == "2 words, such as: one two"  # type: ignore[union-attr]
@@ -249,11 +249,11 @@ def test_anthropic(server: ModelServer, store: holdfast.CheckpointManager) -> No
 
 
 @pytest.mark.parametrize("library", ["httpx2", "httpx"])
-def test_async(server: ModelServer, store: holdfast.CheckpointManager, library: str) -> None:
+def test_async(server: ModelServer, store: kedge.CheckpointManager, library: str) -> None:
     server.delay_s = 0.05
 
     async def main() -> None:
-        http_client = holdfast.llm.async_http_client(store=store, library=library)
+        http_client = kedge.llm.async_http_client(store=store, library=library)
         async with openai.AsyncOpenAI(api_key=SECRET, base_url=f"{server.url}/v1", http_client=http_client) as sdk:
             same = [sdk.chat.completions.create(model=MODEL, messages=messages("at once")) for _ in range(20)]
             answers = await asyncio.gather(*same)
@@ -266,11 +266,11 @@ def test_async(server: ModelServer, store: holdfast.CheckpointManager, library: 
     assert server.calls == {"at once": 1, "s": 1}
 
 
-def test_asyncio_cancellation_lets_others_go_on(server: ModelServer, store: holdfast.CheckpointManager) -> None:
+def test_asyncio_cancellation_lets_others_go_on(server: ModelServer, store: kedge.CheckpointManager) -> None:
     server.allow(0)
 
     async def main() -> None:
-        http_client = holdfast.llm.async_http_client(store=store)
+        http_client = kedge.llm.async_http_client(store=store)
         async with openai.AsyncOpenAI(api_key=SECRET, base_url=f"{server.url}/v1", http_client=http_client) as sdk:
             first = asyncio.create_task(sdk.chat.completions.create(model=MODEL, messages=messages("slow")))
             await asyncio.to_thread(server.is_asked.wait, 60)
@@ -295,7 +295,7 @@ def test_threads_that_ask_the_same_pay_once(server: ModelServer, client: Any) ->
 
 
 ASK = """
-import sys, time, holdfast
+import sys, time, kedge
 store, url = sys.argv[1:]
 pause = time.sleep  # sleep: of the product, whose waiting is to be seen
 def say_and_pause(seconds):
@@ -303,7 +303,7 @@ def say_and_pause(seconds):
     time.sleep = pause  # sleep: the next ones are as ever
     pause(seconds)
 time.sleep = say_and_pause  # sleep: of the product, too
-with holdfast.llm.http_client(store=store) as client:
+with kedge.llm.http_client(store=store) as client:
     print("asking", flush=True)
     asked = {"model": "m", "messages": [{"role": "user", "content": "from processes"}]}
     answer = client.post(url + "/v1/chat/completions", json=asked).json()
@@ -311,7 +311,7 @@ with holdfast.llm.http_client(store=store) as client:
 """
 
 
-def asking(store: holdfast.CheckpointManager, server: ModelServer) -> "subprocess.Popen[str]":
+def asking(store: kedge.CheckpointManager, server: ModelServer) -> "subprocess.Popen[str]":
     words = [sys.executable, "-c", ASK, store.url, server.url]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -319,7 +319,7 @@ def asking(store: holdfast.CheckpointManager, server: ModelServer) -> "subproces
     return process
 
 
-def test_processes_that_ask_the_same_pay_once(server: ModelServer, store: holdfast.CheckpointManager) -> None:
+def test_processes_that_ask_the_same_pay_once(server: ModelServer, store: kedge.CheckpointManager) -> None:
     server.allow(0)
     first = asking(store, server)
     assert server.is_asked.wait(60)  # it is at it, and holds the flight
@@ -332,9 +332,7 @@ def test_processes_that_ask_the_same_pay_once(server: ModelServer, store: holdfa
     assert store.list(FLIGHTS) == []
 
 
-def test_a_process_that_died_at_its_call_is_not_waited_for(
-    server: ModelServer, store: holdfast.CheckpointManager
-) -> None:
+def test_a_process_that_died_at_its_call_is_not_waited_for(server: ModelServer, store: kedge.CheckpointManager) -> None:
     server.allow(0)
     process = asking(store, server)
     assert server.is_asked.wait(60)
@@ -343,14 +341,14 @@ def test_a_process_that_died_at_its_call_is_not_waited_for(
     assert len(store.list(FLIGHTS)) == 1
     server.allow(None)
     asked = {"model": "m", "messages": messages("from processes")}
-    with holdfast.llm.http_client(store=store) as http_client:
+    with kedge.llm.http_client(store=store) as http_client:
         assert http_client.post(f"{server.url}/v1/chat/completions", json=asked).status_code == 200
     assert server.calls == {"from processes": 2}
     assert store.list(FLIGHTS) == []
 
 
 def test_an_abandoned_stream_is_not_kept_and_keeps_nobody_waiting(
-    server: ModelServer, store: holdfast.CheckpointManager, client: Any
+    server: ModelServer, store: kedge.CheckpointManager, client: Any
 ) -> None:
     server.delay_s = 0.05
     sdk = client()
@@ -372,7 +370,7 @@ def test_an_abandoned_stream_is_not_kept_and_keeps_nobody_waiting(
     assert server.calls == {"long story": 3}
 
 
-def test_words_that_look_like_the_end_of_a_stream_are_not_one(store: holdfast.CheckpointManager) -> None:
+def test_words_that_look_like_the_end_of_a_stream_are_not_one(store: kedge.CheckpointManager) -> None:
     said = json.dumps({"choices": [{"delta": {"content": "data: [DONE]\n"}}]})
 
     def respond(request: httpx2.Request) -> httpx2.Response:
@@ -382,14 +380,14 @@ def test_words_that_look_like_the_end_of_a_stream_are_not_one(store: holdfast.Ch
 
     asked = {"url": "http://m/v1/chat/completions", "json": {"model": "m"}}
     with (
-        holdfast.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client,
+        kedge.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client,
         http_client.stream("POST", **asked) as response,
     ):
         response.read()
     assert store.list(JOB) == []
 
 
-def test_a_compressed_stream(store: holdfast.CheckpointManager) -> None:
+def test_a_compressed_stream(store: kedge.CheckpointManager) -> None:
     body = b'data: {"model": "m", "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\ndata: [DONE]\n\n'
     calls = []
 
@@ -398,7 +396,7 @@ def test_a_compressed_stream(store: holdfast.CheckpointManager) -> None:
         headers = {"content-type": "text/event-stream; charset=utf-8", "content-encoding": "gzip"}
         return httpx2.Response(200, headers=headers, content=iter([gzip.compress(body)]))
 
-    with holdfast.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
+    with kedge.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
         for _ in range(2):
             with http_client.stream("POST", "http://m/v1/chat/completions", json={"model": "m"}) as response:
                 assert response.read() == body
@@ -407,16 +405,16 @@ def test_a_compressed_stream(store: holdfast.CheckpointManager) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"not json", b'{"status": "queued"}', b'{"error": {"message": "no"}}', b"[1]"])
-def test_what_is_no_whole_answer_is_not_kept(store: holdfast.CheckpointManager, answer: bytes) -> None:
+def test_what_is_no_whole_answer_is_not_kept(store: kedge.CheckpointManager, answer: bytes) -> None:
     def respond(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, headers={"content-type": "application/json"}, content=answer)
 
-    with holdfast.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
+    with kedge.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
         assert http_client.post("http://m/v1/responses", json={"model": "m"}).content == answer
     assert store.list(JOB) == []
 
 
-def test_failures_are_not_kept(server: ModelServer, store: holdfast.CheckpointManager, client: Any) -> None:
+def test_failures_are_not_kept(server: ModelServer, store: kedge.CheckpointManager, client: Any) -> None:
     with pytest.raises(openai.InternalServerError, match="too busy"):
         ask(client(), "are you busy")
     assert store.list(JOB) == []
@@ -425,13 +423,13 @@ def test_failures_are_not_kept(server: ModelServer, store: holdfast.CheckpointMa
     assert server.calls == {"are you busy": 2}
 
 
-def test_a_server_that_is_not_there(store: holdfast.CheckpointManager) -> None:
-    with holdfast.llm.http_client(store=store, library="httpx") as http_client, pytest.raises(httpx.ConnectError):
+def test_a_server_that_is_not_there(store: kedge.CheckpointManager) -> None:
+    with kedge.llm.http_client(store=store, library="httpx") as http_client, pytest.raises(httpx.ConnectError):
         http_client.post("http://127.0.0.1:9/v1/chat/completions", json={"model": "m"})
     assert store.list(FLIGHTS) == []
 
 
-def test_modes(server: ModelServer, store: holdfast.CheckpointManager, client: Any) -> None:
+def test_modes(server: ModelServer, store: kedge.CheckpointManager, client: Any) -> None:
     ask(client("off"), "a question")
     assert store.jobs() == []
     ask(client("record"), "a question")
@@ -445,27 +443,27 @@ def test_modes(server: ModelServer, store: holdfast.CheckpointManager, client: A
     assert server.calls == {"a question": 3}
     assert len(kept) == 1
     for nonsense in ({"mode": "rewind"}, {"ttl_s": 0}, {"ttl_s": True}, {"library": "requests"}):
-        with pytest.raises(holdfast.Validation):
-            holdfast.llm.http_client(store=store, **nonsense)  # type: ignore[arg-type]
+        with pytest.raises(kedge.Validation):
+            kedge.llm.http_client(store=store, **nonsense)  # type: ignore[arg-type]
 
 
 def test_a_replay_miss_shows_what_differs(server: ModelServer, client: Any) -> None:
-    with pytest.raises(holdfast.ReplayMiss, match="nothing is recorded in this store yet"):
+    with pytest.raises(kedge.ReplayMiss, match="nothing is recorded in this store yet"):
         ask(client("replay"), "red green blue")
     ask(client(), "red green blue", temperature=0.5)
     ask(client(), "something else entirely", max_tokens=3, top_p=0.1)
     calls = dict(server.calls)
-    with pytest.raises(holdfast.ReplayMiss) as caught:
+    with pytest.raises(kedge.ReplayMiss) as caught:
         ask(client("replay"), "red green yellow")
     text = str(caught.value)
     assert 'body.messages[0].content was "red green blue", is "red green yellow"' in text
     assert "body.temperature 0.5 is gone" in text
-    with pytest.raises(holdfast.ReplayMiss, match="nothing is sent when replaying"):
+    with pytest.raises(kedge.ReplayMiss, match="nothing is sent when replaying"):
         client("replay").models.list()
     assert server.calls == calls
 
 
-def test_an_answer_grows_old(server: ModelServer, store: holdfast.CheckpointManager, client: Any) -> None:
+def test_an_answer_grows_old(server: ModelServer, store: kedge.CheckpointManager, client: Any) -> None:
     ask(client(), "news")
     ask(client(ttl_s=3600), "news")
     assert server.calls == {"news": 1}
@@ -479,14 +477,14 @@ def test_samples(server: ModelServer, client: Any) -> None:
     sdk = client()
     for _ in range(2):
         ask(sdk, "a joke")
-        with holdfast.llm.sample(1):
+        with kedge.llm.sample(1):
             ask(sdk, "a joke")
     assert server.calls == {"a joke": 2}
-    with pytest.raises(holdfast.Validation), holdfast.llm.sample(-1):
+    with pytest.raises(kedge.Validation), kedge.llm.sample(-1):
         pass
 
 
-def test_no_credential_reaches_the_store(server: ModelServer, store: holdfast.CheckpointManager, client: Any) -> None:
+def test_no_credential_reaches_the_store(server: ModelServer, store: kedge.CheckpointManager, client: Any) -> None:
     sdk = client()
     tool = {"type": "mcp", "server_label": "x", "server_url": "https://t.org", "authorization": SECRET}
     ask(sdk, "hello", extra_headers={"x-more": SECRET}, extra_query={"api_key": SECRET})
@@ -503,13 +501,13 @@ def test_no_credential_reaches_the_store(server: ModelServer, store: holdfast.Ch
 
 
 def test_a_damaged_answer_is_asked_for_again(
-    server: ModelServer, store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch, client: Any
+    server: ModelServer, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch, client: Any
 ) -> None:
     ask(client(), "a question")
 
     def damaged(job: str, key: str) -> Any:
         if job == JOB:
-            raise holdfast.Corrupted("it is damaged")
+            raise kedge.Corrupted("it is damaged")
         return None
 
     monkeypatch.setattr(store, "load_by_key", damaged)
@@ -520,13 +518,13 @@ def test_a_damaged_answer_is_asked_for_again(
     assert server.calls == {"a question": 2}
 
 
-def test_large_answers(store: holdfast.CheckpointManager) -> None:
+def test_large_answers(store: kedge.CheckpointManager) -> None:
     body = json.dumps({"model": "m", "text": "x" * 3_000_000}).encode()
 
     def respond(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, headers={"content-type": "application/json"}, content=body)
 
-    with holdfast.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
+    with kedge.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
         for _ in range(2):
             assert (
                 http_client.post("http://m/v1/responses", json={"model": "m", "input": "y" * 100_000}).content == body
@@ -534,7 +532,7 @@ def test_large_answers(store: holdfast.CheckpointManager) -> None:
     assert Cache.of(store).counters["hits"] == 1
 
 
-def test_who_keeps_an_answer_first_is_followed(store: holdfast.CheckpointManager) -> None:
+def test_who_keeps_an_answer_first_is_followed(store: kedge.CheckpointManager) -> None:
     cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
     for text in ("first", "second"):
         cache.keep(request, Answer({"headers": {}, "body": text}, "m", None, None))
@@ -544,7 +542,7 @@ def test_who_keeps_an_answer_first_is_followed(store: holdfast.CheckpointManager
     assert found.cost is None
 
 
-def test_flights_of_one_process(store: holdfast.CheckpointManager) -> None:
+def test_flights_of_one_process(store: kedge.CheckpointManager) -> None:
     cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
     flight = cache.begin(request, "me")
     assert flight is not None
@@ -559,22 +557,22 @@ def test_flights_of_one_process(store: holdfast.CheckpointManager) -> None:
 
 
 def test_a_store_of_ones_own_is_closed_with_the_client(server: ModelServer, tmp_path: Path) -> None:
-    with holdfast.llm.http_client(store=tmp_path / "own") as http_client:
+    with kedge.llm.http_client(store=tmp_path / "own") as http_client:
         sdk = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=http_client)
         ask(sdk, "once")
         ask(sdk, "once")
     assert threading.active_count() < 20
-    with holdfast.open(tmp_path / "own") as store:
+    with kedge.open(tmp_path / "own") as store:
         assert (bill(store).paid, bill(store).found) == (1, 1)
 
 
 def test_a_cache_lives_as_long_as_its_store(server: ModelServer, tmp_path: Path) -> None:
-    store = holdfast.open(tmp_path / "store")
-    client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=holdfast.llm.http_client(store=store))
+    store = kedge.open(tmp_path / "store")
+    client = openai.OpenAI(api_key="k", base_url=f"{server.url}/v1", http_client=kedge.llm.http_client(store=store))
     ask(client, "once")
     ask(client, "once")
     store.close()  # before the client, which nobody closes: what was saved is written down all the same
-    with holdfast.open(tmp_path / "store") as again:
+    with kedge.open(tmp_path / "store") as again:
         assert bill(again).found == 1
     cache = weakref.ref(Cache.of(store))
     client.close()
@@ -583,7 +581,7 @@ def test_a_cache_lives_as_long_as_its_store(server: ModelServer, tmp_path: Path)
     assert cache() is None
 
 
-def test_odd_texts(store: holdfast.CheckpointManager) -> None:
+def test_odd_texts(store: kedge.CheckpointManager) -> None:
     """Halves of characters, other encodings: what cannot be kept is handed on, what can is kept."""
     answers = iter([b'{"text": "1"}', '{"text": "2"}'.encode("utf-16"), b'{"text": "3"}'])
 
@@ -595,7 +593,7 @@ def test_odd_texts(store: holdfast.CheckpointManager) -> None:
         b'{"model": "m", "input": "x"}',
         b'{"model": "\\ud800", "input": "y"}',
     ]
-    with holdfast.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
+    with kedge.llm.http_client(store=store, transport=httpx2.MockTransport(respond)) as http_client:
         for body in asked:
             http_client.post("http://m/v1/responses", content=body)
         assert http_client.post("http://m/v1/responses", content=asked[0]).json() == {"text": "1"}
@@ -603,7 +601,7 @@ def test_odd_texts(store: holdfast.CheckpointManager) -> None:
     assert [entry.metadata["model"] for entry in store.list(JOB)] == ["m", "unknown"]
 
 
-def test_uploads_are_not_read(store: holdfast.CheckpointManager) -> None:
+def test_uploads_are_not_read(store: kedge.CheckpointManager) -> None:
     """Whatever is no call goes through as it comes, however large."""
 
     def pieces() -> Iterator[bytes]:
@@ -615,11 +613,11 @@ def test_uploads_are_not_read(store: holdfast.CheckpointManager) -> None:
             assert not isinstance(request.stream, httpx2.ByteStream)
             return httpx2.Response(200, content=request.read())
 
-    with holdfast.llm.http_client(store=store, transport=Sender()) as http_client:
+    with kedge.llm.http_client(store=store, transport=Sender()) as http_client:
         assert http_client.post("http://m/v1/files", content=pieces()).content == b"onetwo"
 
 
-def test_a_fork_does_not_write_the_books_of_its_parent(store: holdfast.CheckpointManager) -> None:
+def test_a_fork_does_not_write_the_books_of_its_parent(store: kedge.CheckpointManager) -> None:
     cache = Cache.of(store)
     cache.books.charge(Charge("m", None, None, is_saved=True))
     child = os.fork()
@@ -632,5 +630,5 @@ def test_a_fork_does_not_write_the_books_of_its_parent(store: holdfast.Checkpoin
 
 def test_off_needs_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    holdfast.llm.http_client("off").close()
+    kedge.llm.http_client("off").close()
     assert list(tmp_path.iterdir()) == []

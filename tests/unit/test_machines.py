@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import holdfast
-from holdfast.copying import CopyReport
+import kedge
+from kedge.copying import CopyReport
 from tests.unit.test_copying import fill, same
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgre
 
 
 def test_a_store_of_a_database_and_a_bucket(postgres: Cluster, s3: str) -> None:
-    url = postgres.empty_database() + "&blobs=s3://holdfast/machines"
+    url = postgres.empty_database() + "&blobs=s3://kedge/machines"
     weights = np.arange(3_000_000, dtype="f8")
-    with holdfast.open(url) as one, holdfast.open(url) as two:
+    with kedge.open(url) as one, kedge.open(url) as two:
         first = one.save("training", "epoch 1", {"w": weights, "epoch": 1})
         weights[5] = -1
         one.save("training", "epoch 2", {"w": weights, "epoch": 2})
@@ -40,8 +40,8 @@ def test_a_store_of_a_database_and_a_bucket(postgres: Cluster, s3: str) -> None:
 
 
 def test_a_store_goes_to_a_database_and_back(postgres: Cluster, s3: str, tmp_path: Path) -> None:
-    url = postgres.empty_database() + "&blobs=s3://holdfast/copies"
-    with holdfast.open(tmp_path / "here") as here, holdfast.open(url) as there, holdfast.open(tmp_path / "b") as back:
+    url = postgres.empty_database() + "&blobs=s3://kedge/copies"
+    with kedge.open(tmp_path / "here") as here, kedge.open(url) as there, kedge.open(tmp_path / "b") as back:
         ids = fill(here)
         assert here.copy_to(there).copied == 4
         same(here, there)

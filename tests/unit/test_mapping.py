@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.blobs.mapping import Piece, Region, is_mappable
-from holdfast.blobs.packs import PackBlobs
-from holdfast.errors import Corrupted, NotFound, StorageError, Validation
-from holdfast.testing.blobs_suite import pattern, put
+from kedge.blobs.mapping import Piece, Region, is_mappable
+from kedge.blobs.packs import PackBlobs
+from kedge.errors import Corrupted, NotFound, StorageError, Validation
+from kedge.testing.blobs_suite import pattern, put
 
 PAGE = mmap.PAGESIZE
 
@@ -91,8 +91,8 @@ def test_two_arrays_share_a_region(file: Path) -> None:
 def test_the_processor_refuses_writes(file: Path) -> None:
     code = """
 import ctypes
-from holdfast.blobs.mapping import Region
-from holdfast.blobs.direct import address_of
+from kedge.blobs.mapping import Region
+from kedge.blobs.direct import address_of
 region = Region(8192)
 address = address_of(region.writable)
 ctypes.memset(address, 1, 8192)

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import Conflict, UnsupportedType, Validation
+import kedge
+from kedge.errors import Conflict, UnsupportedType, Validation
 from tests.parts import require
 
 require("module:langgraph")
 from langgraph.store.base import GetOp, InvalidNamespaceError, PutOp
 from langgraph.store.memory import InMemoryStore
 
-from holdfast.integrations.langgraph import HoldfastStore
+from kedge.integrations.langgraph import KedgeStore
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[HoldfastStore]:
-    with HoldfastStore(tmp_path / "store") as made:
+def store(tmp_path: Path) -> Iterator[KedgeStore]:
+    with KedgeStore(tmp_path / "store") as made:
         yield made
 
 
@@ -46,7 +46,7 @@ def test_it_answers_as_the_store_in_memory_does(
     changes: list[tuple[tuple[str, ...], str, dict[str, Any] | None]], prefix: tuple[str, ...], number: int
 ) -> None:
     theirs = InMemoryStore()
-    with HoldfastStore("memory:") as ours:
+    with KedgeStore("memory:") as ours:
         for namespace, key, value in changes:
             for store in (ours, theirs):
                 store.put(namespace, key, value) if value is not None else store.delete(namespace, key)
@@ -68,11 +68,11 @@ def test_it_answers_as_the_store_in_memory_does(
 
 
 def test_a_memory_survives_and_keeps_the_time_of_its_first_version(tmp_path: Path) -> None:
-    with HoldfastStore(tmp_path / "store") as store:
+    with KedgeStore(tmp_path / "store") as store:
         store.put(("users", "7"), "likes", {"colour": "blue"})
         first = store.get(("users", "7"), "likes")
         store.put(("users", "7"), "likes", {"colour": "green", "tuple": (1, 2)})
-    with HoldfastStore(tmp_path / "store") as store:
+    with KedgeStore(tmp_path / "store") as store:
         found = store.get(("users", "7"), "likes")
         assert found is not None
         assert first is not None
@@ -82,14 +82,14 @@ def test_a_memory_survives_and_keeps_the_time_of_its_first_version(tmp_path: Pat
         assert len(store.manager.list("memory:users@7")) == 1  # what was replaced is gone
 
 
-def test_newest_first_in_pages(store: HoldfastStore) -> None:
+def test_newest_first_in_pages(store: KedgeStore) -> None:
     for n in range(5):
         store.put(("a", str(n % 2)), f"k{n}", {"n": n})
     found = [store.search(("a",), limit=2, offset=at) for at in (0, 2, 4)]
     assert [[item.value["n"] for item in page] for page in found] == [[4, 3], [2, 1], [0]]
 
 
-def test_stopped_between_saving_and_deleting_the_new_value_counts(store: HoldfastStore) -> None:
+def test_stopped_between_saving_and_deleting_the_new_value_counts(store: KedgeStore) -> None:
     store.put(("a",), "k", {"n": 1})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.manager, "delete", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -101,7 +101,7 @@ def test_stopped_between_saving_and_deleting_the_new_value_counts(store: Holdfas
     assert store.get(("a",), "k") is None
 
 
-def test_many_writers_of_one_item_leave_one_value(store: HoldfastStore) -> None:
+def test_many_writers_of_one_item_leave_one_value(store: KedgeStore) -> None:
     def write(who: int) -> None:
         for n in range(5):
             store.put(("a",), "k", {"who": who, "n": n})
@@ -116,7 +116,7 @@ def test_many_writers_of_one_item_leave_one_value(store: HoldfastStore) -> None:
     assert len(store.manager.list("memory:a")) == 1
 
 
-def test_bad_input_changes_nothing(store: HoldfastStore) -> None:
+def test_bad_input_changes_nothing(store: KedgeStore) -> None:
     with pytest.raises(InvalidNamespaceError):
         store.batch([PutOp(("a.b",), "k", {})])
     with pytest.raises(UnsupportedType):
@@ -136,7 +136,7 @@ def test_bad_input_changes_nothing(store: HoldfastStore) -> None:
     assert [job.name for job in store.manager.jobs()] == ["memory:a"]
 
 
-def test_a_pinned_memory_is_not_deleted_and_its_old_value_does_not_come_back(store: HoldfastStore) -> None:
+def test_a_pinned_memory_is_not_deleted_and_its_old_value_does_not_come_back(store: KedgeStore) -> None:
     store.put(("a",), "k", {"n": 1})
     store.manager.pin(store.manager.list("memory:a")[0].id)
     store.put(("a",), "k", {"n": 2})
@@ -145,15 +145,15 @@ def test_a_pinned_memory_is_not_deleted_and_its_old_value_does_not_come_back(sto
     assert store.get(("a",), "k").value == {"n": 2}  # type: ignore[union-attr]
 
 
-def test_jobs_of_others_are_no_memories(store: HoldfastStore) -> None:
+def test_jobs_of_others_are_no_memories(store: KedgeStore) -> None:
     store.manager.save("memory:mine", "step", {})
     assert store.search(()) == []
     assert store.list_namespaces() == []
 
 
 def test_async_and_encrypted(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store", key=bytes(32), encrypt_names=True) as manager:
-        store = HoldfastStore(manager)
+    with kedge.open(tmp_path / "store", key=bytes(32), encrypt_names=True) as manager:
+        store = KedgeStore(manager)
         asyncio.run(store.aput(("users",), "secret-key", {"word": "secret-value"}))
         assert asyncio.run(store.abatch([GetOp(("users",), "secret-key")]))[0].value == {"word": "secret-value"}  # type: ignore[union-attr]
         store.close()  # the manager is the caller's

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.errors import NotAStore, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
-from holdfast.testing.blobs_suite import never, pattern, put, read
+from kedge.errors import NotAStore, NotFound, ReadOnly, StorageError, Unavailable, UnsupportedFormat, Validation
+from kedge.testing.blobs_suite import never, pattern, put, read
 from tests.parts import library
 
 obstore = library("obstore")
 
 from obstore.store import MemoryStore
 
-from holdfast.backoff import Backoff
-from holdfast.blobs import objects, owner
-from holdfast.blobs.objects import PACK_BYTES, ObjectBlobs
-from holdfast.blobs.owner import take_over
-from holdfast.blobs.retrying import RetryingBlobs
+from kedge.backoff import Backoff
+from kedge.blobs import objects, owner
+from kedge.blobs.objects import PACK_BYTES, ObjectBlobs
+from kedge.blobs.owner import take_over
+from kedge.blobs.retrying import RetryingBlobs
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_a_pack_of_a_newer_format_is_not_scanned(blobs: ObjectBlobs, store: Memo
     import struct
     import zlib
 
-    fields = struct.pack("<8sI32s", b"HFPACK1\n", 99, b"b" * 32)
+    fields = struct.pack("<8sI32s", b"KDPACK1\n", 99, b"b" * 32)
     obstore.put(store, f"p/packs/{'b' * 32}", (fields + struct.pack("<I", zlib.crc32(fields))).ljust(8192, b"\0"))
     with pytest.raises(UnsupportedFormat):
         list(blobs.scan("b" * 32, b"magic"))

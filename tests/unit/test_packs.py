@@ -21,11 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.blobs import pack_file
-from holdfast.blobs.direct import BLOCK_BYTES, DIRECT_READ_BYTES, Input, OpenFiles, _is_resident, is_cached, libc
-from holdfast.blobs.packs import PackBlobs
-from holdfast.errors import NoSpace, NotFound, StorageError, UnsupportedFormat, Validation
-from holdfast.testing.blobs_suite import never, pattern, put, read
+from kedge.blobs import pack_file
+from kedge.blobs.direct import BLOCK_BYTES, DIRECT_READ_BYTES, Input, OpenFiles, _is_resident, is_cached, libc
+from kedge.blobs.packs import PackBlobs
+from kedge.errors import NoSpace, NotFound, StorageError, UnsupportedFormat, Validation
+from kedge.testing.blobs_suite import never, pattern, put, read
 from tests.parts import lack
 from tests.waiting import wait_for
 
@@ -63,7 +63,7 @@ def fails(number: int) -> Callable[..., None]:
 def test_the_bytes_of_a_pack(blobs: PackBlobs, folder: Path) -> None:
     (pack, first), (_, second) = put(blobs, b"one", pattern(5000))
     blobs.close()
-    fields = b"HFPACK1\n" + struct.pack("<I", 1) + pack.encode()
+    fields = b"KDPACK1\n" + struct.pack("<I", 1) + pack.encode()
     expected = (fields + struct.pack("<I", zlib.crc32(fields))).ljust(4096, b"\0")
     expected += b"one".ljust(4096, b"\0") + pattern(5000).ljust(8192, b"\0")
     assert (first, second) == (4096, 8192)
@@ -119,7 +119,7 @@ def test_a_pack_with_nothing_committed_is_removed(blobs: PackBlobs, folder: Path
 @pytest.mark.parametrize("how", ["del", "exit"])
 def test_a_forgotten_close_costs_no_space(folder: Path, how: str) -> None:
     code = f"""
-from holdfast.blobs.packs import PackBlobs
+from kedge.blobs.packs import PackBlobs
 blobs = PackBlobs({str(folder)!r})
 writer = blobs.writer(0)
 writer.append(b"x")
@@ -740,7 +740,7 @@ def test_fork_while_threads_save(blobs: PackBlobs) -> None:
 def test_a_killed_writer_leaves_removable_garbage(blobs: PackBlobs, folder: Path) -> None:
     code = f"""
 import sys, time
-from holdfast.blobs.packs import PackBlobs
+from kedge.blobs.packs import PackBlobs
 writer = PackBlobs({str(folder)!r}).writer(1 << 20)
 print(writer.append(b"x" * 100_000)[0], flush=True)
 sys.stdin.read()

@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from holdfast.server.page.graph import MAX_LANES, Row, draw, lanes_of, lay_out
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
+from kedge.server.page.graph import MAX_LANES, Row, draw, lanes_of, lay_out
 
 
 def checkpoint(seq: int, parent: str | None = None) -> Checkpoint:
     return Checkpoint(
         CheckpointId(f"c{seq}"), "job", seq, f"step {seq}", CheckpointLevel.STEP,
         CheckpointId(parent) if parent else None, datetime(2026, 1, 1, tzinfo=UTC), CheckpointStatus.CREATED,
-        10, 10, "", "hf1", "1.0",
+        10, 10, "", "kedge1", "1.0",
     )  # fmt: skip
 
 

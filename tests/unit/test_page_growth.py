@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import holdfast
-from holdfast.records import copy_record
-from holdfast.server.page.charts import stacked_bars
-from holdfast.server.page.growth import Growth
+import kedge
+from kedge.records import copy_record
+from kedge.server.page.charts import stacked_bars
+from kedge.server.page.growth import Growth
 
 DAY_US = 86_400_000_000
 NOW = 1_800_000_000.0
 
 
-def save(store: holdfast.CheckpointManager, job: str, days_ago: float, stored_bytes: int) -> str:
+def save(store: kedge.CheckpointManager, job: str, days_ago: float, stored_bytes: int) -> str:
     index = store._store.index
     template = copy_record(*index.read(store.save("template", "step", 1)), job, references=())
     created = int(NOW * 1e6 - days_ago * DAY_US)
@@ -23,7 +23,7 @@ def save(store: holdfast.CheckpointManager, job: str, days_ago: float, stored_by
 
 
 def test_growth_is_counted_by_day_and_by_job(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         first = save(store, "a", 3.2, 100)
         save(store, "a", 3.1, 50)
         save(store, "b", 0.0, 7)

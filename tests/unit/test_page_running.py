@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from holdfast.pipeline.items import MapItems
-from holdfast.server.page.running import _CELLS, _grid
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
+from kedge.pipeline.items import MapItems
+from kedge.server.page.running import _CELLS, _grid
 
 
 def record(seq: int, items: int) -> Checkpoint:
     return Checkpoint(
         CheckpointId(f"c{seq}"), "run", seq, "map", CheckpointLevel.SUBSTEP, None, datetime(2026, 1, 1, tzinfo=UTC),
-        CheckpointStatus.CREATED, 10, 10, "", "hf1", "1.0", metadata={"items": items},
+        CheckpointStatus.CREATED, 10, 10, "", "kedge1", "1.0", metadata={"items": items},
     )  # fmt: skip
 
 

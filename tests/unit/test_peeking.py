@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import embedded, peeking, ports
-from holdfast.index import database
-from holdfast.peeking import has_checkpoints
+import kedge
+from kedge import embedded, peeking, ports
+from kedge.index import database
+from kedge.peeking import has_checkpoints
 
 
 @pytest.fixture(autouse=True)
 def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOLDFAST_KEY", "HOLDFAST_KEY_FILE"):
+    for name in ("KEDGE_KEY", "KEDGE_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(name="store")
 def _store(tmp_path: Path) -> str:
     path = tmp_path / "store"
-    with holdfast.open(path) as store:
+    with kedge.open(path) as store:
         store.save("container:web", "one", {"a": 1})
     return str(path)
 
@@ -38,7 +38,7 @@ def test_what_is_kept_and_what_is_not(store: str) -> None:
     assert has_checkpoints(f"file:{store}", "container:web") is True
     assert has_checkpoints(store, "container:we") is False
     assert has_checkpoints(store, "container:web", "other") is False
-    with holdfast.open(store) as manager:  # others at work: what they committed is seen, their log is left alone
+    with kedge.open(store) as manager:  # others at work: what they committed is seen, their log is left alone
         kept = manager.save("container:new", "one", {"a": 1})
         assert has_checkpoints(store, "container:new") is True
         manager.delete("container:new", kept)
@@ -60,17 +60,17 @@ def test_what_is_no_plain_directory_is_not_judged(url: str) -> None:
 
 def test_an_encrypted_store_is_not_judged(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     key = os.urandom(32)
-    with holdfast.open(tmp_path / "sealed", key=key, encrypt_names=True) as manager:
+    with kedge.open(tmp_path / "sealed", key=key, encrypt_names=True) as manager:
         manager.save("container:web", "one", {"a": 1})
     assert has_checkpoints(str(tmp_path / "sealed"), "container:web") is None
-    monkeypatch.setenv("HOLDFAST_KEY_FILE", "/etc/key")  # opening a plain store with a key is an error, and said
+    monkeypatch.setenv("KEDGE_KEY_FILE", "/etc/key")  # opening a plain store with a key is an error, and said
     assert has_checkpoints(store, "container:web") is None
 
 
 def test_a_store_that_is_not_as_it_should_be_is_not_judged(tmp_path: Path, store: str) -> None:
     other = tmp_path / "other"
-    holdfast.open(other).close()
-    marker, index = Path(store, "holdfast-store"), Path(store, "index.sqlite")
+    kedge.open(other).close()
+    marker, index = Path(store, "kedge-store"), Path(store, "index.sqlite")
     text, data = marker.read_bytes(), index.read_bytes()
     for damaged in (b"", text[:40], text.replace(b"format: 1", b"format: 3"), text.replace(b"index.", b"index-2.")):
         marker.write_bytes(damaged)

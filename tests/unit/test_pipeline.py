@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import CheckpointManager, Conflict, Retry, StepTimeout, Validation
-from holdfast.pipeline.history import cancel, explain, find_run, find_runs
+import kedge
+from kedge import CheckpointManager, Conflict, Retry, StepTimeout, Validation
+from kedge.pipeline.history import cancel, explain, find_run, find_runs
 from tests.pipeline_work import die, hang, own_pid
 from tests.waiting import wait_for
 
@@ -24,7 +24,7 @@ AT_ONCE = Retry(times=5, delay_s=0)
 
 @pytest.fixture
 def store() -> Iterator[CheckpointManager]:
-    with holdfast.open("memory:") as opened:
+    with kedge.open("memory:") as opened:
         yield opened
 
 
@@ -43,7 +43,7 @@ class Counted:
 def test_a_finished_step_returns_its_result_and_does_not_run(store: CheckpointManager) -> None:
     work = Counted(lambda x: {"tuple": (x, 2.5), "bytes": b"b"})
     for _ in range(3):
-        with holdfast.run("nightly", store=store) as run:
+        with kedge.run("nightly", store=store) as run:
             assert run.step("work", work, 1) == {"tuple": (1, 2.5), "bytes": b"b"}
     assert work.calls == 1
     assert find_run(store, "nightly").sessions == 3
@@ -52,13 +52,13 @@ def test_a_finished_step_returns_its_result_and_does_not_run(store: CheckpointMa
 
 def test_a_failed_run_goes_on_where_it_failed(store: CheckpointManager) -> None:
     first, broken = Counted(lambda: 1), Counted(lambda x: x / 0)
-    with pytest.raises(ZeroDivisionError) as caught, holdfast.run("r", store=store) as run:
+    with pytest.raises(ZeroDivisionError) as caught, kedge.run("r", store=store) as run:
         run.step("first", first)
         run.step("second", broken, 4)
     assert any("step second of run r" in note for note in caught.value.__notes__)
     assert find_run(store, "r").status == "failed"
     assert "ZeroDivisionError" in find_run(store, "r").error
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         assert run.step("first", first) == 1
         assert run.step("second", lambda x: x + 1, 4) == 5
     assert first.calls == 1
@@ -68,7 +68,7 @@ def test_a_failed_run_goes_on_where_it_failed(store: CheckpointManager) -> None:
 def test_a_program_that_leaves_by_sys_exit_says_how_it_ended(
     store: CheckpointManager, capsys: pytest.CaptureFixture[str], code: str | int | None, status: str
 ) -> None:
-    with pytest.raises(SystemExit), holdfast.run("r", store=store) as run:
+    with pytest.raises(SystemExit), kedge.run("r", store=store) as run:
         run.step("first", int)
         sys.exit(code)
     assert find_run(store, "r").status == status
@@ -76,10 +76,10 @@ def test_a_program_that_leaves_by_sys_exit_says_how_it_ended(
 
 
 def test_what_is_no_function_and_what_is_no_version_are_refused(store: CheckpointManager) -> None:
-    with pytest.raises(holdfast.Validation, match="version="):
-        holdfast.run("r", store=store, version=object())  # type: ignore[arg-type]
-    with holdfast.run("r", store=store) as run:
-        with pytest.raises(holdfast.Validation, match="cannot be called"):
+    with pytest.raises(kedge.Validation, match="version="):
+        kedge.run("r", store=store, version=object())  # type: ignore[arg-type]
+    with kedge.run("r", store=store) as run:
+        with pytest.raises(kedge.Validation, match="cannot be called"):
             run.step("a", 5)  # type: ignore[arg-type]
         assert run.step("a", int) == 0
 
@@ -88,7 +88,7 @@ def test_a_changed_input_or_version_runs_again_with_all_that_consumed_it(store: 
     load, clean, other = Counted(lambda x: [x]), Counted(lambda rows: rows * 2), Counted(lambda: 0)
 
     def pipeline(day: int, version: str | None = None) -> list[int]:
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             run.step("other", other)
             rows = run.step("load", load, day, version=version)
             return run.step("clean", clean, rows=rows)  # type: ignore[no-any-return]
@@ -110,22 +110,22 @@ def test_a_changed_input_or_version_runs_again_with_all_that_consumed_it(store: 
 def test_the_version_of_a_run_is_that_of_all_its_steps(store: CheckpointManager) -> None:
     work = Counted(lambda: 1)
     for version in ("1", "1", "2"):
-        with holdfast.run("r", store=store, version=version) as run:
+        with kedge.run("r", store=store, version=version) as run:
             run.step("work", work)
     assert work.calls == 2
 
 
 def test_reordered_code_still_matches(store: CheckpointManager) -> None:
     a, b = Counted(lambda: "a"), Counted(lambda: "b")
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         assert run.step("a", a) + run.step("b", b) == "ab"
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         assert run.step("b", b) + run.step("a", a) == "ba"
     assert (a.calls, b.calls) == (1, 1)
 
 
 def test_nesting_is_the_level(store: CheckpointManager) -> None:
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
 
         def outer() -> int:
             return run.step("inner", lambda: 1) + 1  # type: ignore[no-any-return]
@@ -137,13 +137,13 @@ def test_nesting_is_the_level(store: CheckpointManager) -> None:
     assert levels["a/b/outer/inner"] == "substep"
     assert levels["a/b"] == levels["a"] == "stage"
     assert levels["run completed"] == "pipeline"
-    with pytest.raises(Validation, match="inside step"), holdfast.run("s", store=store) as run:
+    with pytest.raises(Validation, match="inside step"), kedge.run("s", store=store) as run:
         run.step("x", lambda: run.stage("y").__enter__())
 
 
 def test_a_step_cut_in_the_middle_keeps_its_finished_substeps(store: CheckpointManager) -> None:
     inner, attempts = Counted(lambda: 1), Counted()
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
 
         def outer() -> int:
             value = run.step("inner", inner)
@@ -165,7 +165,7 @@ def test_retries_wait_longer_each_time_and_are_recorded(store: CheckpointManager
             raise ConnectionError(f"try {len(moments)}")
         return "done"
 
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         assert run.step("flaky", flaky, retries=Retry(times=3, delay_s=0.02, jitter=0)) == "done"
     waits = [b - a for a, b in pairwise(moments)]
     assert waits[0] >= 0.02
@@ -186,7 +186,7 @@ def test_exceptions_have_rules_of_their_own(store: CheckpointManager) -> None:
             raise error("no")
 
         work = Counted(fail)
-        with pytest.raises(error), holdfast.run(f"r-{calls}", store=store) as run:
+        with pytest.raises(error), kedge.run(f"r-{calls}", store=store) as run:
             run.step("work", work, retries=retry)
         assert work.calls == calls
 
@@ -206,20 +206,20 @@ def test_nonsense_in_policies_is_refused_at_construction(nonsense: dict[str, Any
 def test_nonsense_in_options_is_refused_before_anything_runs(store: CheckpointManager) -> None:
     work = Counted()
     for options in ({"retries": -1}, {"timeout_s": 0}, {"timeout_s": "1"}, {"timeout_in": "wish"}, {"version": 1.5}):
-        with pytest.raises(Validation), holdfast.run("r", store=store) as run:
+        with pytest.raises(Validation), kedge.run("r", store=store) as run:
             run.step("work", work, **options)
     with pytest.raises(Validation):
-        holdfast.step(retries=-1)
+        kedge.step(retries=-1)
     with pytest.raises(Validation):
-        holdfast.run("r", grace_s=-1)
+        kedge.run("r", grace_s=-1)
     for key in ("", "a b", "../x", "x" * 127, "r:inbox"):
         with pytest.raises(Validation):
-            holdfast.run(key)
+            kedge.run(key)
     assert work.calls == 0
 
 
 def test_two_steps_with_one_path_are_refused(store: CheckpointManager) -> None:
-    with pytest.raises(Validation, match="two steps with the path a/x"), holdfast.run("r", store=store) as run:
+    with pytest.raises(Validation, match="two steps with the path a/x"), kedge.run("r", store=store) as run:
         with run.stage("a"):
             run.step("x", lambda: 1)
         run.step("x", lambda: 2)
@@ -230,7 +230,7 @@ def test_two_steps_with_one_path_are_refused(store: CheckpointManager) -> None:
 def test_a_result_that_cannot_be_kept_is_named_before_anything_is_marked_done(store: CheckpointManager) -> None:
     work = Counted(lambda: {"model": [1, object()]})
     for _ in range(2):
-        with pytest.raises(holdfast.UnsupportedType) as caught, holdfast.run("r", store=store) as run:
+        with pytest.raises(kedge.UnsupportedType) as caught, kedge.run("r", store=store) as run:
             run.step("train", work)
         assert "step train" in str(caught.value)
         assert 'result["model"][1]' in str(caught.value)
@@ -239,8 +239,8 @@ def test_a_result_that_cannot_be_kept_is_named_before_anything_is_marked_done(st
 
 def test_inputs_that_cannot_be_encoded_are_named_and_can_be_replaced(store: CheckpointManager) -> None:
     connection, work = threading.Lock(), Counted(lambda *_: 1)
-    with holdfast.run("r", store=store) as run:
-        with pytest.raises(holdfast.UnsupportedType, match="step query, input argument 2"):
+    with kedge.run("r", store=store) as run:
+        with pytest.raises(kedge.UnsupportedType, match="step query, input argument 2"):
             run.step("query", work, 1, connection)
         assert run.step("query again", work, 1, connection, inputs=[1]) == 1
     assert work.calls == 1
@@ -256,21 +256,21 @@ def test_partials_are_opened_and_a_methods_own_object_is_no_input(store: Checkpo
 
     work, thing = Counted(lambda x, y=0: x + y), Thing()
     for more, expected in ((1, 11), (1, 11), (2, 12)):
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             assert run.step("partial", partial(work, 10, y=more)) == expected
             assert run.step("method", thing.work, 5) == 5
     assert (work.calls, thing.calls) == (2, 1)
 
 
 def test_one_owner_at_a_time_and_a_stale_one_is_refused(store: CheckpointManager) -> None:
-    with holdfast.run("r", store=store, signals=False) as run:
-        with pytest.raises(Conflict, match="run r has another owner"), holdfast.run("r", store=store):
+    with kedge.run("r", store=store, signals=False) as run:
+        with pytest.raises(Conflict, match="run r has another owner"), kedge.run("r", store=store):
             raise AssertionError("entered")
         assert run.step("mine", lambda: 1) == 1
-    stale = holdfast.run("r", store=store, signals=False)
-    with pytest.raises(holdfast.LeaseLost), stale:
+    stale = kedge.run("r", store=store, signals=False)
+    with pytest.raises(kedge.LeaseLost), stale:
         store.break_lease(stale._lease)  # as if it had been suspended for longer than its lease
-        with holdfast.run("r", store=store, signals=False) as run:
+        with kedge.run("r", store=store, signals=False) as run:
             assert run.step("x", lambda: "theirs") == "theirs"
         stale.step("y", lambda: "mine", retries=AT_ONCE)
     assert not [c for c in store.list("r") if c.step == "y"]
@@ -278,11 +278,11 @@ def test_one_owner_at_a_time_and_a_stale_one_is_refused(store: CheckpointManager
 
 
 def test_a_key_belongs_to_one_pipeline_and_a_job_that_is_no_run_is_left_alone(store: CheckpointManager) -> None:
-    @holdfast.pipeline
+    @kedge.pipeline
     def a() -> int:
         return 1
 
-    @holdfast.pipeline
+    @kedge.pipeline
     def b() -> int:
         return 2
 
@@ -290,7 +290,7 @@ def test_a_key_belongs_to_one_pipeline_and_a_job_that_is_no_run_is_left_alone(st
     with pytest.raises(Conflict, match="belongs to pipeline a, not to b"):
         b.at("k", store=store)()
     store.save("plain", "step", {})
-    with pytest.raises(Conflict, match="not a run"), holdfast.run("plain", store=store):
+    with pytest.raises(Conflict, match="not a run"), kedge.run("plain", store=store):
         pass
     assert store.save("plain", "step", {})  # and its lease was given back
 
@@ -298,24 +298,24 @@ def test_a_key_belongs_to_one_pipeline_and_a_job_that_is_no_run_is_left_alone(st
 def test_decorated_functions(store: CheckpointManager) -> None:
     calls: list[object] = []
 
-    @holdfast.step(retries=AT_ONCE, version=1)
+    @kedge.step(retries=AT_ONCE, version=1)
     def double(x: int) -> int:
         calls.append(x)
         return 2 * x
 
-    @holdfast.step(name="fetch {url}")
+    @kedge.step(name="fetch {url}")
     def fetch(url: str, depth: int = 1) -> str:
         calls.append(url)
         return url.upper()
 
-    @holdfast.step(cache=False)
+    @kedge.step(cache=False)
     def always() -> None:
         calls.append("always")
 
-    @holdfast.pipeline(version="7", store=store)
+    @kedge.pipeline(version="7", store=store)
     def nightly(day: int) -> object:
         always()
-        with holdfast.current_run().stage("s"):
+        with kedge.current_run().stage("s"):
             return double(day), [fetch(url) for url in ("a", "b")]
 
     assert double(4) == 8  # outside a run: an ordinary function
@@ -325,13 +325,13 @@ def test_decorated_functions(store: CheckpointManager) -> None:
     assert nightly.key_of(1) != nightly.key_of(2)
     assert {run.key for run in find_runs(store)} == {nightly.key_of(1)}
     with pytest.raises(Conflict, match="no run here"):
-        holdfast.current_run()
+        kedge.current_run()
 
 
 def test_async_steps_and_pipelines(store: CheckpointManager) -> None:
     calls: list[object] = []
 
-    @holdfast.step(retries=AT_ONCE, name="fetch {x}")
+    @kedge.step(retries=AT_ONCE, name="fetch {x}")
     async def fetch(x: int) -> int:
         calls.append(x)
         await asyncio.sleep(0)  # sleep: a round of the loop
@@ -339,9 +339,9 @@ def test_async_steps_and_pipelines(store: CheckpointManager) -> None:
             raise OSError
         return x * x
 
-    @holdfast.pipeline(store=store)
+    @kedge.pipeline(store=store)
     async def crawl() -> list[int]:
-        run = holdfast.current_run()
+        run = kedge.current_run()
         with run.stage("all"):
             squares = await asyncio.gather(*(fetch(x) for x in range(4)))
         return [*squares, await run.step("plain", asyncio.sleep, 0, 7)]  # sleep: a coroutine function not of ours
@@ -364,7 +364,7 @@ def test_an_async_step_is_cancelled_when_its_time_is_over(store: CheckpointManag
         raise TimeoutError("of its own")
 
     async def main() -> None:
-        async with holdfast.run("r", store=store, signals=False) as run:
+        async with kedge.run("r", store=store, signals=False) as run:
             with pytest.raises(StepTimeout, match=r"step slow took longer than 0.05 s"):
                 await run.step("slow", slow, timeout_s=0.05)
             with pytest.raises(TimeoutError, match="of its own"):
@@ -376,7 +376,7 @@ def test_an_async_step_is_cancelled_when_its_time_is_over(store: CheckpointManag
 
 def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         assert run.step("quick", own_pid, timeout_s=30) != os.getpid()
         for seconds in (1, 4, 16, 64):  # on a busy machine its process may not even have started
             with pytest.raises(StepTimeout):
@@ -384,7 +384,7 @@ def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tm
             if file.exists():
                 break
         wait_for(lambda: not Path("/proc", file.read_text()).exists(), "the process goes on")
-        with pytest.raises(holdfast.WorkerDied, match="exit code 3"):
+        with pytest.raises(kedge.WorkerDied, match="exit code 3"):
             run.step("crash", die, timeout_s=30)
         with pytest.raises(Validation, match="a process of its own"):
             run.step("lambda", lambda: 1, timeout_s=1)
@@ -392,7 +392,7 @@ def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tm
 
 def test_a_thread_that_is_over_time_is_left_behind(store: CheckpointManager) -> None:
     done = threading.Event()
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         with pytest.raises(StepTimeout):
             run.step("slow", done.wait, 30, timeout_s=0.05, timeout_in="thread")
         done.set()
@@ -401,36 +401,36 @@ def test_a_thread_that_is_over_time_is_left_behind(store: CheckpointManager) -> 
 
 def test_a_damaged_result_is_named_and_runs_again_when_deleted(tmp_path: Path) -> None:
     work = Counted(lambda: os.urandom(300_000))
-    with holdfast.open(tmp_path / "store") as store:
-        with holdfast.run("r", store=store) as run:
+    with kedge.open(tmp_path / "store") as store:
+        with kedge.run("r", store=store) as run:
             run.step("work", work)
         (pack,) = (tmp_path / "store" / "packs").iterdir()
         pack.write_bytes(pack.read_bytes()[:-200_000] + bytes(200_000))
-    with holdfast.open(tmp_path / "store") as store:
-        damaged = pytest.raises(holdfast.Corrupted, match="the result of step work of run r")
-        with damaged, holdfast.run("r", store=store) as run:
+    with kedge.open(tmp_path / "store") as store:
+        damaged = pytest.raises(kedge.Corrupted, match="the result of step work of run r")
+        with damaged, kedge.run("r", store=store) as run:
             run.step("work", work)
         (found,) = [c for c in store.list("r") if c.metadata.get("kind") == "step"]
         store.delete("r", found.id)
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             assert len(run.step("work", work)) == 300_000
     assert work.calls == 2
 
 
 def test_damaged_results_of_a_map_are_named_and_run_again_when_deleted(tmp_path: Path) -> None:
     work = Counted(lambda item: os.urandom(300_000))
-    with holdfast.open(tmp_path / "store") as store, holdfast.run("r", store=store) as run:
+    with kedge.open(tmp_path / "store") as store, kedge.run("r", store=store) as run:
         run.map(work, [1], name="many")
     (pack,) = (tmp_path / "store" / "packs").iterdir()
     pack.write_bytes(pack.read_bytes()[:-200_000] + bytes(200_000))
-    with holdfast.open(tmp_path / "store") as store:
-        caught = pytest.raises(holdfast.Corrupted, match="results of map many of run r are damaged")
-        with caught as damaged, holdfast.run("r", store=store) as run:
+    with kedge.open(tmp_path / "store") as store:
+        caught = pytest.raises(kedge.Corrupted, match="results of map many of run r are damaged")
+        with caught as damaged, kedge.run("r", store=store) as run:
             run.map(work, [1], name="many")
         (found,) = [c for c in store.list("r") if c.metadata.get("kind") == "items"]
-        assert f"holdfast delete r {found.id}" in damaged.value.hint
+        assert f"kedge delete r {found.id}" in damaged.value.hint
         store.delete("r", found.id)
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             assert len(run.map(work, [1], name="many")[0]) == 300_000
     assert work.calls == 2
 
@@ -438,15 +438,15 @@ def test_damaged_results_of_a_map_are_named_and_run_again_when_deleted(tmp_path:
 def test_a_cancelled_run_stops_before_its_next_step_and_stays_so(
     store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["holdfast.pipeline.run"], "INBOX_EVERY_S", 0)
-    with pytest.raises(holdfast.Cancelled), holdfast.run("r", store=store) as run:
+    monkeypatch.setattr(sys.modules["kedge.pipeline.run"], "INBOX_EVERY_S", 0)
+    with pytest.raises(kedge.Cancelled), kedge.run("r", store=store) as run:
         run.step("one", lambda: 1)
         assert not cancel(store, "r")  # its owner is at work
         run.step("two", lambda: 2)
     assert find_run(store, "r").status == "cancelled"
-    with pytest.raises(holdfast.Cancelled), holdfast.run("r", store=store):
+    with pytest.raises(kedge.Cancelled), kedge.run("r", store=store):
         pass
-    with pytest.raises(ZeroDivisionError), holdfast.run("q", store=store):
+    with pytest.raises(ZeroDivisionError), kedge.run("q", store=store):
         raise ZeroDivisionError
     assert cancel(store, "q")
     assert find_run(store, "q").status == "cancelled"
@@ -455,7 +455,7 @@ def test_a_cancelled_run_stops_before_its_next_step_and_stays_so(
 def test_steps_of_many_threads(store: CheckpointManager) -> None:
     work = Counted(lambda x: x)
     for _ in range(2):
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             threads = [threading.Thread(target=run.step, args=(f"s{n}", work, n)) for n in range(20)]
             for thread in threads:
                 thread.start()
@@ -465,7 +465,7 @@ def test_steps_of_many_threads(store: CheckpointManager) -> None:
 
 
 def test_a_run_outside_its_block_does_nothing(store: CheckpointManager) -> None:
-    run = holdfast.run("r", store=store)
+    run = kedge.run("r", store=store)
     with pytest.raises(Conflict, match="not entered"):
         run.step("x", lambda: 1)
     with run, pytest.raises(Conflict, match="entered already"):

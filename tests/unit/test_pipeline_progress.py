@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import holdfast
-from holdfast.pipeline.progress import Lines, Nobody, Tally, Terminal, duration, watcher
+import kedge
+from kedge.pipeline.progress import Lines, Nobody, Tally, Terminal, duration, watcher
 
 
 def test_the_time_left_comes_from_this_sessions_rate() -> None:
@@ -29,7 +29,7 @@ def test_durations() -> None:
 
 
 def pipeline(store: object, **options: object) -> None:
-    with holdfast.run("r", store=store, **options) as run:  # type: ignore[arg-type]
+    with kedge.run("r", store=store, **options) as run:  # type: ignore[arg-type]
         with run.stage("part\x1b[31m"):
             run.step("one", lambda: 1)
         run.map(abs, range(5), name="items")
@@ -38,17 +38,17 @@ def pipeline(store: object, **options: object) -> None:
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         pipeline(store)
         assert capsys.readouterr().err == ""  # not asked for, and no terminal
         pipeline(store, progress=True)
         first, *lines = capsys.readouterr().err.splitlines()
-        assert first == "holdfast: stage part?[31m"
+        assert first == "kedge: stage part?[31m"
         assert lines[:2] == [
-            "holdfast: step part?[31m/one reused",
-            "holdfast: map items: 5 of 5 items (5 of them before)",
+            "kedge: step part?[31m/one reused",
+            "kedge: map items: 5 of 5 items (5 of them before)",
         ]
-        assert lines[2] == "holdfast: step broken failed: ZeroDivisionError: division by zero"
+        assert lines[2] == "kedge: step broken failed: ZeroDivisionError: division by zero"
 
 
 def test_a_terminal() -> None:

@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import CheckpointManager, Conflict, Denied, NotFound, Paused, Validation
-from holdfast.pipeline.history import find_run, logs_of
-from holdfast.pipeline.run import Run
+import kedge
+from kedge import CheckpointManager, Conflict, Denied, NotFound, Paused, Validation
+from kedge.pipeline.history import find_run, logs_of
+from kedge.pipeline.run import Run
 from tests.waiting import Clock, wait_for
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with holdfast.open(tmp_path / "store") as opened:
+    with kedge.open(tmp_path / "store") as opened:
         yield opened
 
 
 def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointManager) -> None:
     done: list[str] = []
 
-    def pipeline() -> holdfast.Approval:
-        with holdfast.run("r", store=store) as run:
+    def pipeline() -> kedge.Approval:
+        with kedge.run("r", store=store) as run:
             with run.stage("release"):
                 decision = run.approval("publish", prompt="Go live?", wait_s=0)
             run.step("publish", lambda: done.append("published"))
@@ -39,12 +39,12 @@ def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointMan
     assert found.status == "paused"
     assert found.waiting == [{"for": "approval", "name": "release/publish", "prompt": "Go live?"}]
     with pytest.raises(NotFound):
-        holdfast.decide(store, "r", "other", True)
-    with pytest.raises(holdfast.Validation, match="no decision"):
-        holdfast.decide(store, "r", "release/publish", "no")  # type: ignore[arg-type]
-    made = holdfast.decide(store, "r", "release/publish", True, actor="ada", comment="fine")
+        kedge.decide(store, "r", "other", True)
+    with pytest.raises(kedge.Validation, match="no decision"):
+        kedge.decide(store, "r", "release/publish", "no")  # type: ignore[arg-type]
+    made = kedge.decide(store, "r", "release/publish", True, actor="ada", comment="fine")
     with pytest.raises(Conflict, match="was approved by ada"):
-        holdfast.decide(store, "r", "release/publish", False, actor="bob")
+        kedge.decide(store, "r", "release/publish", False, actor="bob")
     assert done == []
     assert pipeline() == made
     assert pipeline().actor == "ada"
@@ -54,7 +54,7 @@ def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointMan
 
 def test_nothing_goes_on_behind_a_denial(store: CheckpointManager) -> None:
     def pipeline(on_denied: str = "raise") -> Any:
-        with holdfast.run(f"r-{on_denied}", store=store) as run:
+        with kedge.run(f"r-{on_denied}", store=store) as run:
             answer = run.approval("go", wait_s=0, on_denied=on_denied)
             run.step("behind", lambda: 1)
             return answer
@@ -62,7 +62,7 @@ def test_nothing_goes_on_behind_a_denial(store: CheckpointManager) -> None:
     for rule in ("raise", "return"):
         with pytest.raises(Paused):
             pipeline(rule)
-        holdfast.decide(store, f"r-{rule}", "go", False, actor="bob", comment="not today")
+        kedge.decide(store, f"r-{rule}", "go", False, actor="bob", comment="not today")
     for _ in range(2):
         with pytest.raises(Denied, match="denied by bob: not today"):
             pipeline()
@@ -74,7 +74,7 @@ def test_an_approval_expires_from_when_it_was_first_asked(
     store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pipeline() -> None:
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             run.approval("go", wait_s=0, expires_s=60)
 
     clock = Clock(monkeypatch)
@@ -85,19 +85,19 @@ def test_an_approval_expires_from_when_it_was_first_asked(
     with pytest.raises(Denied, match="denied by expiry"):
         pipeline()
     with pytest.raises(Conflict, match="was denied by expiry"):
-        holdfast.decide(store, "r", "go", True)
+        kedge.decide(store, "r", "go", True)
 
 
 def test_a_decision_made_meanwhile_lets_the_run_go_on(store: CheckpointManager) -> None:
     def is_decided() -> bool:
         try:
-            holdfast.decide(store, "r", "go", True)
+            kedge.decide(store, "r", "go", True)
         except NotFound:
             return False
         return True
 
     decider = threading.Thread(target=wait_for, args=(is_decided, "nobody asks"))
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         decider.start()
         assert run.approval("go").approved
     decider.join()
@@ -105,24 +105,24 @@ def test_a_decision_made_meanwhile_lets_the_run_go_on(store: CheckpointManager) 
 
 def test_signals_are_kept_and_may_come_first(store: CheckpointManager) -> None:
     for _ in range(2):
-        with pytest.raises(Paused), holdfast.run("r", store=store) as run:
+        with pytest.raises(Paused), kedge.run("r", store=store) as run:
             run.signal("data", wait_s=0)
-    holdfast.send(store, "r", "data", {"rows": [1, 2]})
-    holdfast.send(store, "r", "data", "too late")
+    kedge.send(store, "r", "data", {"rows": [1, 2]})
+    kedge.send(store, "r", "data", "too late")
     for _ in range(2):
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             assert run.signal("data") == {"rows": [1, 2]}
 
 
 def check_sleep(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    with pytest.raises(Paused), holdfast.run("r", store=store) as run:
+    with pytest.raises(Paused), kedge.run("r", store=store) as run:
         run.sleep(10, name="cool down", wait_s=0)
     clock.advance(7)
     slept = []
     for _ in range(2):
         clock.slept_s = 0.0
-        with holdfast.run("r", store=store) as run:
+        with kedge.run("r", store=store) as run:
             run.sleep(10, name="cool down")
         slept.append(round(clock.slept_s))
     assert slept == [3, 0]  # what is left; then it is over for good
@@ -140,7 +140,7 @@ def test_a_sleep_that_began_anew_would_be_seen(store: CheckpointManager, monkeyp
 
 
 def test_progress_and_log(store: CheckpointManager) -> None:
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         run.progress(3, 10)
         run.log("three of ten", rate=1.5)
         with pytest.raises(Validation):
@@ -153,7 +153,7 @@ def test_progress_and_log(store: CheckpointManager) -> None:
 
 
 def test_nonsense_is_refused(store: CheckpointManager) -> None:
-    with holdfast.run("r", store=store) as run:
+    with kedge.run("r", store=store) as run:
         with pytest.raises(Validation):
             run.approval("a", on_denied="ignore")
         with pytest.raises(Validation):

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import ormsgpack
 import pytest
 
-import holdfast
-from holdfast.errors import LeaseHeld, LeaseLost
-from holdfast.ports import ChunksGone, KeysChanged
-from holdfast.testing.index_suite import chunk, record, save, with_chunks
+import kedge
+from kedge.errors import LeaseHeld, LeaseLost
+from kedge.ports import ChunksGone, KeysChanged
+from kedge.testing.index_suite import chunk, record, save, with_chunks
 from tests.parts import require
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from holdfast.index.postgres import PostgresIndex
+    from kedge.index.postgres import PostgresIndex
     from tests.servers.postgres import Cluster
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]
@@ -43,8 +43,8 @@ def index(url: str) -> Iterator[PostgresIndex]:
 
 
 def open_index(url: str, namespace: str = "default") -> PostgresIndex:
-    from holdfast.index.postgres import PostgresIndex
-    from holdfast.postgresql import Server
+    from kedge.index.postgres import PostgresIndex
+    from kedge.postgresql import Server
 
     server = Server(url)
     server.migrate()
@@ -145,7 +145,7 @@ def test_a_lease_that_another_machine_took_is_respected(index: PostgresIndex, ur
     mine = replace(lease, token=lease.token + 1)
     with pytest.raises(LeaseLost):
         save(other, record(lease_token=mine.token))
-    sql(url, "UPDATE holdfast.lease SET is_live = false")  # as if it had no event
+    sql(url, "UPDATE kedge.lease SET is_live = false")  # as if it had no event
     with pytest.raises(LeaseLost):
         save(other, record(lease_token=lease.token))
     assert save(index)[0].seq == 6
@@ -163,7 +163,7 @@ def test_one_bad_save_of_several_that_commit_together_fails_alone(index: Postgre
             bad = {1: {"step": "a\0b"}, 2: {"parent": "nobody"}}.get(n, {})
             try:
                 save(index, record(idempotency_key=f'{n} {m} \\ "{{}}', **bad))
-            except (holdfast.NotFound, holdfast.errors.Validation) as error:
+            except (kedge.NotFound, kedge.errors.Validation) as error:
                 failures.append(type(error).__name__)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
@@ -228,10 +228,10 @@ SAFEGUARDS: dict[Any, tuple[str, str]] = {
 def test_each_check_is_what_refuses(index: PostgresIndex, url: str, attempt: Any) -> None:
     """With the check the save is refused; without it, and with nothing else changed, it is not."""
     save(index)
-    with pytest.raises((LeaseHeld, LeaseLost, ChunksGone, KeysChanged, holdfast.NotFound)):
+    with pytest.raises((LeaseHeld, LeaseLost, ChunksGone, KeysChanged, kedge.NotFound)):
         attempt(index)
-    sql(url, "UPDATE holdfast.lease SET is_live = false")
-    ((text,),) = sql(url, "SELECT pg_get_functiondef('holdfast.save_1'::regproc)")
+    sql(url, "UPDATE kedge.lease SET is_live = false")
+    ((text,),) = sql(url, "SELECT pg_get_functiondef('kedge.save_1'::regproc)")
     check, nothing = SAFEGUARDS[attempt]
     assert check in text
     sql(url, text.replace(check, nothing))
@@ -263,19 +263,19 @@ def test_most_saves_take_one_round_trip(index: PostgresIndex, monkeypatch: pytes
 
 
 def test_the_chain_goes_on_through_numbers_of_every_length(index: PostgresIndex, url: str) -> None:
-    from holdfast.index.transactions import chain_of
+    from kedge.index.transactions import chain_of
 
     for number in (1, 126, 127, 128, 254, 255, 256, 65534, 65535, 65536, 2**32 - 1, 2**32, 2**40):
-        ((packed,),) = sql(url, "SELECT holdfast.packed(%s)", number)
+        ((packed,),) = sql(url, "SELECT kedge.packed(%s)", number)
         assert packed == ormsgpack.packb(number)
     save(index)
-    sql(url, "UPDATE holdfast.namespace SET last_event = 70000")
+    sql(url, "UPDATE kedge.namespace SET last_event = 70000")
     save(index)
-    before, after = sql(url, "SELECT * FROM holdfast.event ORDER BY id")
+    before, after = sql(url, "SELECT * FROM kedge.event ORDER BY id")
     ns, number, at_us, actor, action, job, checkpoint, detail, chain = after
     assert (number, chain) == (70001, chain_of(before[8], number, at_us, ns, actor, action, job, checkpoint, detail))
-    sql(url, "UPDATE holdfast.namespace SET last_event = 1, chain = %s", before[8])
-    sql(url, "DELETE FROM holdfast.event WHERE id > 1")
+    sql(url, "UPDATE kedge.namespace SET last_event = 1, chain = %s", before[8])
+    sql(url, "DELETE FROM kedge.event WHERE id > 1")
 
 
 # lost answers
@@ -295,7 +295,7 @@ def test_crashes_of_the_server_lose_and_double_nothing(postgres: Cluster, url: s
     stop = threading.Event()
     saved: dict[str, list[str]] = {}
 
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
 
         def work(job: str) -> None:
             ids = saved.setdefault(job, [])
@@ -339,46 +339,46 @@ def test_crashes_of_the_server_lose_and_double_nothing(postgres: Cluster, url: s
 
 
 def test_a_newer_store_is_refused(url: str) -> None:
-    from holdfast.postgresql import Server
+    from kedge.postgresql import Server
 
     Server(url).migrate()
-    sql(url, "UPDATE holdfast.meta SET value = '99' WHERE key = 'format'")
-    with pytest.raises(holdfast.UnsupportedFormat, match="99"):
+    sql(url, "UPDATE kedge.meta SET value = '99' WHERE key = 'format'")
+    with pytest.raises(kedge.UnsupportedFormat, match="99"):
         Server(url).migrate()
 
 
-def test_a_store_of_an_earlier_holdfast_gets_the_steps_it_lacks(url: str) -> None:
+def test_a_store_of_an_earlier_kedge_gets_the_steps_it_lacks(url: str) -> None:
     """As format 1 was made at first: without functions, and without a word about steps. What it holds stays."""
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         first = store.save("job", "step", {"n": 1})
-    sql(url, "DROP FUNCTION holdfast.save_1")
-    sql(url, "DROP FUNCTION holdfast.packed")
-    sql(url, "DELETE FROM holdfast.meta WHERE key = 'schema'")
-    with holdfast.open(url) as store:
+    sql(url, "DROP FUNCTION kedge.save_1")
+    sql(url, "DROP FUNCTION kedge.packed")
+    sql(url, "DELETE FROM kedge.meta WHERE key = 'schema'")
+    with kedge.open(url) as store:
         assert store.load(first) == {"n": 1}
         store.save("job", "step", {"n": 2})
         assert [found.seq for found in store.list("job")] == [1, 2]
-    assert sql(url, "SELECT key, value FROM holdfast.meta WHERE key IN ('format', 'schema') ORDER BY key") == [
+    assert sql(url, "SELECT key, value FROM kedge.meta WHERE key IN ('format', 'schema') ORDER BY key") == [
         ("format", "1"), ("schema", "2"),
     ]  # fmt: skip
 
 
 def test_who_may_not_create_is_told_who_must_migrate(url: str) -> None:
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         store.save("job", "step", {"n": 1})
-    sql(url, "DROP FUNCTION holdfast.save_1")
-    sql(url, "DROP FUNCTION holdfast.packed")
-    sql(url, "DELETE FROM holdfast.meta WHERE key = 'schema'")
+    sql(url, "DROP FUNCTION kedge.save_1")
+    sql(url, "DROP FUNCTION kedge.packed")
+    sql(url, "DELETE FROM kedge.meta WHERE key = 'schema'")
     sql(url, "CREATE ROLE ordinary LOGIN")
     try:
-        sql(url, "GRANT USAGE ON SCHEMA holdfast TO ordinary")
-        sql(url, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO ordinary")
+        sql(url, "GRANT USAGE ON SCHEMA kedge TO ordinary")
+        sql(url, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA kedge TO ordinary")
         ordinary = url.replace("postgres@", "ordinary@")
-        with pytest.raises(holdfast.errors.ReadOnly) as refused:
-            holdfast.open(ordinary)
-        assert "holdfast migrate" in str(refused.value)
-        holdfast.open(url).close()
-        with holdfast.open(ordinary) as store:
+        with pytest.raises(kedge.errors.ReadOnly) as refused:
+            kedge.open(ordinary)
+        assert "kedge migrate" in str(refused.value)
+        kedge.open(url).close()
+        with kedge.open(ordinary) as store:
             store.save("job", "step", {"n": 2})
             assert store.restore("job") == {"n": 2}
     finally:
@@ -387,7 +387,7 @@ def test_who_may_not_create_is_told_who_must_migrate(url: str) -> None:
 
 
 def test_many_may_make_the_store_at_once(url: str) -> None:
-    from holdfast.postgresql import Server
+    from kedge.postgresql import Server
 
     errors: list[BaseException] = []
 
@@ -403,33 +403,33 @@ def test_many_may_make_the_store_at_once(url: str) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert sql(url, "SELECT count(*) FROM holdfast.meta WHERE key = 'store_id'") == [(1,)]
+    assert sql(url, "SELECT count(*) FROM kedge.meta WHERE key = 'store_id'") == [(1,)]
 
 
 def test_nothing_is_made_unless_asked_for(url: str) -> None:
-    with pytest.raises(holdfast.NotFound):
-        holdfast.open(url, create=False)
-    assert sql(url, "SELECT to_regclass('holdfast.meta') IS NULL") == [(True,)]
+    with pytest.raises(kedge.NotFound):
+        kedge.open(url, create=False)
+    assert sql(url, "SELECT to_regclass('kedge.meta') IS NULL") == [(True,)]
 
 
 # errors
 
 
 def test_what_is_wrong_with_the_address_is_said_without_the_password(postgres: Cluster) -> None:
-    with pytest.raises(holdfast.StorageError, match="nowhere") as caught:
-        holdfast.open(f"postgresql://postgres:secret@/nowhere?host={postgres.folder}")
+    with pytest.raises(kedge.StorageError, match="nowhere") as caught:
+        kedge.open(f"postgresql://postgres:secret@/nowhere?host={postgres.folder}")
     assert "secret" not in str(caught.value)
-    with pytest.raises(holdfast.Validation, match="no place"):
-        holdfast.open(f"postgresql://x@/x?host={postgres.folder}&blobs=ftp://y")
-    with pytest.raises(holdfast.Validation, match="index"):
-        holdfast.open("s3://bucket/prefix")
+    with pytest.raises(kedge.Validation, match="no place"):
+        kedge.open(f"postgresql://x@/x?host={postgres.folder}&blobs=ftp://y")
+    with pytest.raises(kedge.Validation, match="index"):
+        kedge.open("s3://bucket/prefix")
 
 
 def test_the_command_line_serves_it_and_keeps_the_password(url: str, capfd: pytest.CaptureFixture[str]) -> None:
-    from holdfast.cli.app import cli
+    from kedge.cli.app import cli
 
     with_password = url.replace("postgres@", "postgres:secret@")
-    with holdfast.open(with_password) as store:
+    with kedge.open(with_password) as store:
         store.save("job", "step", {"a": 1})
         assert "secret" not in repr(store)
     answers = {}
@@ -452,7 +452,7 @@ def test_the_command_line_serves_it_and_keeps_the_password(url: str, capfd: pyte
 
 
 def test_old_queries_find_their_view(url: str) -> None:
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         store.save("proc", "load", {"a": 1}, level="stage", metadata={"rows": 5, "nul": "\0"})
         store.save("proc", "merge", {"a": 2}, metadata={"rows": 7})
     rows = sql(
@@ -480,7 +480,7 @@ def test_commits_are_announced(url: str, index: PostgresIndex) -> None:
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as db:
-        db.execute("LISTEN holdfast")
+        db.execute("LISTEN kedge")
         save(index, record(), record())
         (heard,) = db.notifies(timeout=10, stop_after=1)
     assert heard.payload == "default:2"
@@ -519,7 +519,7 @@ def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactor
 
 def test_pgbouncer_may_share_connections(bouncer: str) -> None:
     """Eight threads on two connections: nothing may rely on which one it gets next."""
-    with holdfast.open(bouncer) as store:
+    with kedge.open(bouncer) as store:
 
         def work(job: str) -> None:
             for n in range(10):
@@ -545,7 +545,7 @@ def test_gc_on_one_machine_beside_savers_on_others(url: str) -> None:
     shared = [os.urandom(100_000) for _ in range(4)]
     failures: list[BaseException] = []
 
-    def work(store: holdfast.CheckpointManager, job: str) -> None:
+    def work(store: kedge.CheckpointManager, job: str) -> None:
         try:
             n = 0
             while not stop.is_set():
@@ -555,7 +555,7 @@ def test_gc_on_one_machine_beside_savers_on_others(url: str) -> None:
         except BaseException as error:
             failures.append(error)
 
-    stores = [holdfast.open(url) for _ in range(3)]
+    stores = [kedge.open(url) for _ in range(3)]
     threads = [threading.Thread(target=work, args=(s, f"job-{n}")) for n, s in enumerate(stores[:2])]
     for thread in threads:
         thread.start()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import (
+import kedge
+from kedge import (
     CheckpointableProcess,
     CheckpointManager,
     CheckpointPolicy,
@@ -23,7 +23,7 @@ from holdfast import (
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with holdfast.open(tmp_path / "store") as opened:
+    with kedge.open(tmp_path / "store") as opened:
         yield opened
 
 
@@ -113,9 +113,9 @@ def test_the_callers_data_is_left_alone_and_errors_are_raised(store: CheckpointM
     assert process.load_checkpoint(saved) == data
     assert process.total == 3
     assert (store.get(saved).level, store.get(saved).step, store.get(saved).tags) == ("stage", "by hand", {"kind": "x"})
-    with pytest.raises(holdfast.UnsupportedType):
+    with pytest.raises(kedge.UnsupportedType):
         process.save_checkpoint(data={"x": object()})
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(kedge.NotFound):
         process.load_checkpoint("missing")
     other = store.save("other", "x", {})
     with pytest.raises(Conflict, match="not saved by a process"):
@@ -191,7 +191,7 @@ def test_old_checkpoints_go(store: CheckpointManager, monkeypatch: pytest.Monkey
     process = Summing(store=store, checkpoint_policy=policy(max_checkpoints=50, max_age_hours=24))
     now = time.time_ns()
     for hours in range(0, 60, 5):
-        monkeypatch.setattr("holdfast.store.time.time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
+        monkeypatch.setattr("kedge.store.time.time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
         process.save_checkpoint("step", {"total": hours})
     kept = [int(store.load(c.id)["state"]["total"]) for c in store.list(process.process_id)]  # type: ignore[index]
     assert kept == [35, 40, 45, 50, 55]

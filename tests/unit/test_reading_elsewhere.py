@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast import CheckpointManager, Corrupted
-from holdfast.blobs.memory import MemoryBlobs
-from holdfast.chunk_reader import RUN_BYTES
-from holdfast.store import Store
+from kedge import CheckpointManager, Corrupted
+from kedge.blobs.memory import MemoryBlobs
+from kedge.chunk_reader import RUN_BYTES
+from kedge.store import Store
 
 
 class Elsewhere(MemoryBlobs):

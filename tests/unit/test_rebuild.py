@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import holdfast
-from holdfast.errors import Validation
-from holdfast.manager import CheckpointManager
+import kedge
+from kedge.errors import Validation
+from kedge.manager import CheckpointManager
 from tests.parts import require
 from tests.unit.test_cli import Run, answer, run, store  # noqa: F401 - fixtures
 from tests.unit.test_copying import noise
@@ -42,7 +42,7 @@ def check(manager: CheckpointManager, ids: list[str]) -> None:
 
 
 def test_a_store_that_is_well_stays_as_it_is(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "s") as manager:
+    with kedge.open(tmp_path / "s") as manager:
         ids = fill(manager)
         before = manager.list("a")
         report = manager.rebuild()
@@ -53,15 +53,15 @@ def test_a_store_that_is_well_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_an_old_index_gets_what_came_since(tmp_path: Path) -> None:
     place = tmp_path / "s"
-    with holdfast.open(place) as manager:
+    with kedge.open(place) as manager:
         ids = fill(manager)
     shutil.copy(place / "index.sqlite", tmp_path / "backup")
-    with holdfast.open(place) as manager, holdfast.open(place, namespace="tenant") as tenant:
+    with kedge.open(place) as manager, kedge.open(place, namespace="tenant") as tenant:
         late = manager.save("a", "late", {"w": noise(7)}, parent=ids[1])
         other = tenant.save("b", "theirs", {"w": noise(8)})
         manager.save("a", "late and small", 1)
     shutil.copy(tmp_path / "backup", place / "index.sqlite")
-    with holdfast.open(place) as manager, holdfast.open(place, namespace="tenant") as tenant:
+    with kedge.open(place) as manager, kedge.open(place, namespace="tenant") as tenant:
         assert not manager.exists(late)
         assert manager.rebuild().added == 2
         assert manager.get(late).parent == ids[1]
@@ -72,47 +72,47 @@ def test_an_old_index_gets_what_came_since(tmp_path: Path) -> None:
 
 
 def test_a_lost_index(store: Path, run: Run) -> None:
-    with holdfast.open(store) as manager:
+    with kedge.open(store) as manager:
         ids = fill(manager)
         manager.gc()
     (store / "index.sqlite").unlink()
     done = answer(run("rebuild", "--json"))
     assert (done["repaired"]["from_packs"], done["added"], done["corrupted"]) == (3, 0, [])  # a deletion is undone
-    with holdfast.open(store) as manager:
+    with kedge.open(store) as manager:
         check(manager, ids)
     assert "0 added" in run("rebuild").stdout
 
 
 def test_copies_keep_their_numbers(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "one") as one, holdfast.open(tmp_path / "two") as two:
+    with kedge.open(tmp_path / "one") as one, kedge.open(tmp_path / "two") as two:
         one.save("a", "small", 1)
         kept = one.save("a", "large", noise(1))
         one.copy_to(two)
     index = next((tmp_path / "two").glob("index*.sqlite"))
     for part in (tmp_path / "two").glob(index.name + "*"):
         part.unlink()
-    from holdfast.repair import repair
+    from kedge.repair import repair
 
     repair(tmp_path / "two", actor="t")
-    with holdfast.open(tmp_path / "two") as two:
+    with kedge.open(tmp_path / "two") as two:
         assert [(c.id, c.seq) for c in two.list("a")] == [(kept, 2)]
 
 
 def test_what_memory_is_kept_in_is_repaired(tmp_path: Path, run: Run) -> None:
     place = tmp_path / "kept"
     url = f"memory:{place}"
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         saved = store.save("a", "large", {"w": noise(1)})
         with pytest.raises(Validation, match="no packs to rebuild from"):
             store.rebuild()
     (place / "index.sqlite").unlink()
     run("list", "a", "--store", url, code=6)
     assert answer(run("rebuild", "--store", url, "--json"))["repaired"]["from_packs"] == 1
-    with holdfast.open(url) as store:
+    with kedge.open(url) as store:
         assert store.exists(saved)
 
 
-KEY = "hfk1_" + "A" * 42 + "E"
+KEY = "kdk1_" + "A" * 42 + "E"
 HOW: dict[str, dict[str, Any]] = {
     "plain": {},
     "encrypted": {"key": KEY},
@@ -123,14 +123,14 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.xdist_group("postgres")
 @pytest.mark.requires("postgres", "s3")
 def test_a_lost_database(postgres: Cluster, s3: str, run: Run) -> None:
-    bucket = "&blobs=s3://holdfast/rebuild"
-    with holdfast.open(lose_the_database(postgres, bucket, {}, run, added=2)) as manager:
+    bucket = "&blobs=s3://kedge/rebuild"
+    with kedge.open(lose_the_database(postgres, bucket, {}, run, added=2)) as manager:
         third = manager.save("a", "three", {"w": noise(1, 3), "x": noise(3)})
         pack = next(name for name, size in manager._store.blobs.packs() if size > 2 << 20)
         assert manager._store.blobs.remove(pack, lambda: True)
     empty = postgres.empty_database() + bucket
-    with pytest.raises(holdfast.StorageError, match="another store"):  # its gc would remove them all
-        holdfast.open(empty)
+    with pytest.raises(kedge.StorageError, match="another store"):  # its gc would remove them all
+        kedge.open(empty)
     done = answer(run("rebuild", "--store", empty, "--json", code=6))
     assert (done["added"], done["corrupted"]) == (2, [third])
 
@@ -145,18 +145,18 @@ def test_a_lost_database_beside_packs(postgres: Cluster, run: Run, how: str, tmp
 def lose_the_database(postgres: Cluster, blobs: str, how: dict[str, Any], run: Run, added: int) -> str:
     """The drill of docs/machines.md: an empty database gets what the packs know, under their keys."""
     key = ["--key", how["key"]] if how else []
-    with holdfast.open(postgres.empty_database() + blobs, **how) as manager:
+    with kedge.open(postgres.empty_database() + blobs, **how) as manager:
         ids = fill(manager)
         manager.gc()
         store_id = manager._store.index.store_id
     url = postgres.empty_database() + blobs
-    for wrong in (["--key", "hfk1_" + "B" * 42 + "E"], []) if how else ():
+    for wrong in (["--key", "kdk1_" + "B" * 42 + "E"], []) if how else ():
         assert "under key" in run("rebuild", "--store", url, *wrong, code=3).stderr
         url = postgres.empty_database() + blobs
     done = answer(run("rebuild", "--store", url, "--json", *key))
     assert (done["added"], done["corrupted"], done["locked"]) == (added, [], {})
     assert answer(run("rebuild", "--store", url, "--json", *key))["added"] == 0
-    with holdfast.open(url, key=how.get("key")) as manager:
+    with kedge.open(url, key=how.get("key")) as manager:
         assert manager._store.index.store_id != store_id
         assert (manager.encryption or {}).get("encrypts_names", False) == ("encrypt_names" in how)
         check(manager, ids)
@@ -172,17 +172,17 @@ def test_records_whose_keys_turn_up_later(tmp_path: Path) -> None:
     """The master key was changed: the first records have their keys under the old one, the last under the new one."""
     require("module:cryptography")
     place, new = tmp_path / "store", bytes(range(32))
-    with holdfast.open(place, key=KEY) as manager:
+    with kedge.open(place, key=KEY) as manager:
         first = manager.save("a", "under the old one", noise(1))
         manager.rekey(new)
         second = manager.save("a", "under the new one", noise(2))
     for part in (*place.glob("index*"), place / "keyrings"):
         part.unlink()
-    from holdfast.crypto import parse_master
-    from holdfast.repair import repair
+    from kedge.crypto import parse_master
+    from kedge.repair import repair
 
     repair(place, actor="t", master=parse_master(new))
-    with holdfast.open(place, key=new) as manager:
+    with kedge.open(place, key=new) as manager:
         assert [c.id for c in manager.list("a")] == [first, second]
         assert manager.verify().is_ok
 
@@ -205,14 +205,14 @@ def test_a_journal_is_made_anew(tmp_path: Path, run: Run, how: str, damaged: str
     """Small states too: they are in the readable files."""
     place, options = tmp_path / "files", HOW[how]
     url, key = f"files:{place}", ["--key", options["key"]] if options else []
-    with holdfast.open(url, **options) as manager, holdfast.open(url, namespace="t", key=options.get("key")) as tenant:
+    with kedge.open(url, **options) as manager, kedge.open(url, namespace="t", key=options.get("key")) as tenant:
         ids = fill(manager)
         small = manager.list("a")[2]
         late = manager.save("b", "late", {"text": "ü", "n": 1.5, "list": [None, True, 2**40]}, metadata={"loss": 0.5})
         manager.tag(late, seen="yes")
         odd = manager.save("b", "odd", {"tuple": (1, 2)})
         theirs = tenant.save("b", "theirs", "small")
-    journal = place / ".holdfast" / "journal"
+    journal = place / ".kedge" / "journal"
     damage(journal, damaged)
     run("list", "a", "--store", url, *key, code=6)
     if options:
@@ -220,7 +220,7 @@ def test_a_journal_is_made_anew(tmp_path: Path, run: Run, how: str, damaged: str
         assert journal.exists() == (damaged != "lost")
     done = answer(run("rebuild", "--store", url, "--json", *key))
     assert done["corrupted"] == []
-    with holdfast.open(url, key=options.get("key")) as manager:
+    with kedge.open(url, key=options.get("key")) as manager:
         assert (manager.get(small.id).seq, manager.load(small.id)) == (small.seq, {"n": 3})
         assert manager.load(late) == {"text": "ü", "n": 1.5, "list": [None, True, 2**40]}
         assert (manager.get(late).tags, manager.get(late).metadata) == ({"seen": "yes"}, {"loss": 0.5})
@@ -228,10 +228,10 @@ def test_a_journal_is_made_anew(tmp_path: Path, run: Run, how: str, damaged: str
             assert manager.exists(odd) == bool(options)
         assert np.array_equal(manager.load(ids[1])["w"], noise(2))  # type: ignore[index]
         assert manager.verify().is_ok
-        with holdfast.open(url, namespace="t", key=options.get("key")) as tenant:
+        with kedge.open(url, namespace="t", key=options.get("key")) as tenant:
             assert tenant.load(theirs) == "small"
         if not manager.exists(odd):
-            (kept,) = place.glob(".holdfast/lost-*/b/step/*.json")
+            (kept,) = place.glob(".kedge/lost-*/b/step/*.json")
             assert kept.stem == odd
             assert not done["repaired"]["is_index_complete"]
     assert answer(run("rebuild", "--store", url, "--json", *key))["repaired"] is None
@@ -243,12 +243,12 @@ def test_a_key_that_was_used_again_belongs_to_the_newer_one(tmp_path: Path, how:
     """Its deletion may be forgotten, and both come back: nothing that was acknowledged is left out."""
     place, options = tmp_path / "store", HOW[how]
     states = [{"w": noise(1)}, {"w": noise(2)}]
-    with holdfast.open(place, **options) as manager:
+    with kedge.open(place, **options) as manager:
         old = manager.save("a", "first", states[0], idempotency_key="once")
         if backup:
             manager.close()
             shutil.copy(place / "index.sqlite", tmp_path / "index.sqlite")
-    with holdfast.open(place, **options) as manager:
+    with kedge.open(place, **options) as manager:
         manager.delete("a", old)
         new = manager.save("a", "second", states[1], idempotency_key="once")
         assert manager.get(new).stored_bytes > 0
@@ -256,14 +256,14 @@ def test_a_key_that_was_used_again_belongs_to_the_newer_one(tmp_path: Path, how:
         part.unlink()
     if backup:
         shutil.copy(tmp_path / "index.sqlite", place / "index.sqlite")
-        with holdfast.open(place, **options) as manager:
+        with kedge.open(place, **options) as manager:
             assert manager.rebuild().added == 1
     else:
-        from holdfast.crypto import parse_master
-        from holdfast.repair import repair
+        from kedge.crypto import parse_master
+        from kedge.repair import repair
 
         repair(place, actor="t", master=parse_master(options["key"]) if options else None)
-    with holdfast.open(place, **options) as manager:
+    with kedge.open(place, **options) as manager:
         assert [c.id for c in manager.list("a")] == [old, new]
         assert manager.get_by_key("a", "once").id == new  # type: ignore[union-attr]
         assert manager.save("a", "second", states[1], idempotency_key="once") == new

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import NotFound, Validation
-from holdfast.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from holdfast.ports import Index, NewCheckpoint
-from holdfast.retention import RetentionPolicy, execute, format_duration, parse_duration, plan
+import kedge
+from kedge.errors import NotFound, Validation
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
+from kedge.ports import Index, NewCheckpoint
+from kedge.retention import RetentionPolicy, execute, format_duration, parse_duration, plan
 
 MINUTE = 60
 HOUR = 3600
@@ -48,7 +48,7 @@ def fill(index: Index, rows: Sequence[Row]) -> list[Checkpoint]:
             size_bytes=1,
             stored_bytes=10,
             digest=bytes(32),
-            codec="hf1",
+            codec="kedge1",
             schema_version="1.0",
             manifest=b"\x01\xc0",
             parent=None if row.parent is None else saved[row.parent].id,
@@ -62,7 +62,7 @@ def fill(index: Index, rows: Sequence[Row]) -> list[Checkpoint]:
 
 @pytest.fixture
 def index() -> Iterator[Index]:
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         yield manager._store.index
 
 
@@ -393,7 +393,7 @@ def test_many_go_in_small_transactions_children_first(index: Index, monkeypatch:
 
 
 def test_through_the_manager() -> None:
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         ids = [manager.save("job", "step", {"n": n}) for n in range(5)]
         assert len(manager.apply(RetentionPolicy(keep_last=3), job="job").delete) == 2
         assert manager.cleanup("job", keep_last=3) == 2
@@ -450,7 +450,7 @@ def linked(rows: list[Row], links: list[int | None]) -> list[Row]:
 
 @given(rows=rows, links=links, rules=rules, job=jobs)
 def test_invariants(rows: list[Row], links: list[int | None], rules: dict[str, object], job: str | None) -> None:
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         index = manager._store.index
         saved = fill(index, linked(rows, links))
         policy = RetentionPolicy(**rules)  # type: ignore[arg-type]
@@ -495,7 +495,7 @@ def test_a_mark_of_damage_deletes_nothing(
     policy = RetentionPolicy(**rules)  # type: ignore[arg-type]
     kept_ids: list[set[str]] = []
     for marked in (True, False):
-        with holdfast.open("memory:") as manager:
+        with kedge.open("memory:") as manager:
             index = manager._store.index
             fill(index, [replace(row, is_corrupted=marked and row.is_corrupted) for row in linked(rows, links)])
             kept_ids.append({k.checkpoint.id for k in plan(index, policy, job).keep})
@@ -506,7 +506,7 @@ def test_a_mark_of_damage_deletes_nothing(
 def test_more_rules_never_delete_more(
     rows: list[Row], links: list[int | None], few: dict[str, object], more: dict[str, object], job: str | None
 ) -> None:
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         index = manager._store.index
         fill(index, linked(rows, links))
         less = plan(index, RetentionPolicy(**few), job)  # type: ignore[arg-type]
@@ -516,7 +516,7 @@ def test_more_rules_never_delete_more(
 
 @given(rows=rows, one=st.integers(1, 5 * DAY), other=st.integers(1, 5 * DAY))
 def test_a_longer_time_never_deletes_more(rows: list[Row], one: int, other: int) -> None:
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         index = manager._store.index
         fill(index, [replace(row, job="job") for row in rows])
         shorter, longer = (kept(index, keep_within=timedelta(seconds=s)) for s in sorted((one, other)))
@@ -530,7 +530,7 @@ def test_clocks_do_not_matter_for_keep_last(rows: list[Row], times: list[int], c
     shuffled = [replace(row, at_s=at * DAY) for row, at in zip(rows, times, strict=False)]
     results = []
     for variant in (rows, shuffled):
-        with holdfast.open("memory:") as manager:
+        with kedge.open("memory:") as manager:
             fill(manager._store.index, variant)
             results.append(kept(manager._store.index, keep_last=count, keep_last_per_level={"step": count}))
     assert results[0] == results[1]

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from holdfast.backoff import Backoff
-from holdfast.blobs.faulty import Fault, FaultyBlobs, Plan
-from holdfast.blobs.memory import MemoryBlobs
-from holdfast.blobs.retrying import RetryingBlobs
-from holdfast.errors import Corrupted, NotFound, StorageError, Unavailable
+from kedge.backoff import Backoff
+from kedge.blobs.faulty import Fault, FaultyBlobs, Plan
+from kedge.blobs.memory import MemoryBlobs
+from kedge.blobs.retrying import RetryingBlobs
+from kedge.errors import Corrupted, NotFound, StorageError, Unavailable
 
 AT_ONCE = Backoff(attempts=4, first_s=0.0)
 BUSY = Unavailable("busy")

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.model import Checkpoint, CheckpointStatus
-from holdfast.policies import PERIODS, RetentionPolicy, parse_duration
-from holdfast.ports import Index
-from holdfast.review import carry_out, review
-from holdfast.upkeep import PAGE_ROWS
+import kedge
+from kedge.model import Checkpoint, CheckpointStatus
+from kedge.policies import PERIODS, RetentionPolicy, parse_duration
+from kedge.ports import Index
+from kedge.review import carry_out, review
+from kedge.upkeep import PAGE_ROWS
 from tests.unit.test_costs import record
 from tests.unit.test_retention import Row, fill, jobs, linked, links, rows, rules
 
@@ -94,7 +94,7 @@ def test_page_by_page_the_same_goes_as_by_the_whole_history(
     rows: list[Row], links: list[int | None], rules: dict[str, object], job: str | None, page_rows: int
 ) -> None:
     policy = RetentionPolicy(**rules)  # type: ignore[arg-type]
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         index = manager._store.index
         saved = fill(index, linked(rows, links))
         names = [job] if job else sorted({c.job for c in saved})
@@ -114,7 +114,7 @@ def test_page_by_page_the_same_goes_as_by_the_whole_history(
 
 def test_a_child_saved_during_the_walk_keeps_its_ancestors() -> None:
     """MUTANT: without `_look_above`, row_0 goes and leaves the new one without its parent (I3)."""
-    with holdfast.open("memory:") as manager:
+    with kedge.open("memory:") as manager:
         index = manager._store.index
         first = fill(index, [Row() for _ in range(6)])[0]
         walk = carry_out(index, RetentionPolicy(keep_last=1), "job", actor="test", page_rows=2)
@@ -149,7 +149,7 @@ POLICIES = [RetentionPolicy(keep_last=10_000), RetentionPolicy(keep_last=5), Ret
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.to_json())
 def test_no_save_reads_the_history(policy: RetentionPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I6: neither the first save of a process nor any other; whatever the policy keeps."""
-    with holdfast.open(tmp_path) as manager:
+    with kedge.open(tmp_path) as manager:
         manager._store.index.commit([record(n) for n in range(2000)], actor="test")
         manager.set_retention("long", policy)
         counted = Counted(manager._store.index, monkeypatch)
@@ -157,7 +157,7 @@ def test_no_save_reads_the_history(policy: RetentionPolicy, tmp_path: Path, monk
             manager.save("long", "step", {})
             assert counted.rows <= PAGE_ROWS + 16
             counted.rows = 0
-    with holdfast.open(tmp_path) as manager:
+    with kedge.open(tmp_path) as manager:
         counted = Counted(manager._store.index, monkeypatch)
         for _ in range(3):
             manager.save("long", "step", {})
@@ -166,7 +166,7 @@ def test_no_save_reads_the_history(policy: RetentionPolicy, tmp_path: Path, monk
 
 
 def test_saves_together_do_all_that_the_policy_asks_for(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path) as manager:
+    with kedge.open(tmp_path) as manager:
         manager._store.index.commit([replace(record(n), is_pinned=n == 7) for n in range(1000)], actor="test")
         manager.set_retention("long", RetentionPolicy(keep_last=20))
         for _ in range(1000 // PAGE_ROWS + 4):
@@ -180,12 +180,12 @@ def test_saves_together_do_all_that_the_policy_asks_for(tmp_path: Path) -> None:
 def test_processes_that_save_once_keep_to_the_policy_too(tmp_path: Path) -> None:
     """What is kept is more than a save may look at, and no process lives long enough for a second save."""
     keep = 2 * PAGE_ROWS + 50
-    with holdfast.open(tmp_path) as manager:
+    with kedge.open(tmp_path) as manager:
         manager._store.index.commit([record(n) for n in range(keep)], actor="test")
         manager._store.index.set_retention("long", f'{{"keep_last":{keep}}}', actor="another process")
     most = 0
     for _ in range(36):
-        with holdfast.open(tmp_path) as manager:
+        with kedge.open(tmp_path) as manager:
             manager.save("long", "step", {})
             most = max(most, manager.jobs("long")[0].checkpoints)
     assert most <= keep + keep // 10 + 1

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.codec import encode
-from holdfast.request import Request
-from holdfast.rope import PartedTree, Piece, Run, parts_of
+import kedge
+from kedge.codec import encode
+from kedge.request import Request
+from kedge.rope import PartedTree, Piece, Run, parts_of
 
 
 def tree_of(texts: list[str]) -> PartedTree:
@@ -20,7 +20,7 @@ def tree_of(texts: list[str]) -> PartedTree:
     return PartedTree([head, Run([Piece(encode(text).tree) for text in texts])])
 
 
-def save(store: holdfast.CheckpointManager, texts: list[str]) -> holdfast.Checkpoint:
+def save(store: kedge.CheckpointManager, texts: list[str]) -> kedge.Checkpoint:
     return store._commit(Request("job", "step"), tree_of(texts))  # type: ignore[arg-type]
 
 
@@ -31,30 +31,30 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 @pytest.fixture
 def store(tmp_path: Path):
-    with holdfast.open(tmp_path / "store") as manager:
+    with kedge.open(tmp_path / "store") as manager:
         yield manager
 
 
 @given(st.lists(st.text(max_size=40), max_size=200))
 def test_what_is_saved_in_parts_is_loaded_whole(items: list[str]) -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         assert store.load(save(store, items).id) == {"texts": items}
 
 
-def test_a_longer_run_stores_little_more(store: holdfast.CheckpointManager) -> None:
+def test_a_longer_run_stores_little_more(store: kedge.CheckpointManager) -> None:
     items = texts(500)
     added = [save(store, items[:count]).stored_bytes for count in range(450, 501)]
     assert max(added[1:]) < 2500, "an item of 300 bytes, a few groups of digests, the manifest"
     assert store.verify().problems == ()
 
 
-def test_a_run_that_lost_its_beginning_shares_the_rest(store: holdfast.CheckpointManager) -> None:
+def test_a_run_that_lost_its_beginning_shares_the_rest(store: kedge.CheckpointManager) -> None:
     items = texts(1000)
     save(store, items)
     assert save(store, items[7:]).stored_bytes < 5000
 
 
-def test_outlines_diffs_copies_and_branches_know_parts(store: holdfast.CheckpointManager) -> None:
+def test_outlines_diffs_copies_and_branches_know_parts(store: kedge.CheckpointManager) -> None:
     items = texts(50)
     a, b = save(store, items), save(store, [*items, "new"])
     assert store.outline(b.id) == {"texts": [*items, "new"]}
@@ -67,7 +67,7 @@ def test_outlines_diffs_copies_and_branches_know_parts(store: holdfast.Checkpoin
     assert store.load(copies[-1].id) == store.restore("third") == {"texts": [*items, "new"]}
 
 
-def test_gc_takes_what_no_run_has_and_the_next_save_brings_it_back(store: holdfast.CheckpointManager) -> None:
+def test_gc_takes_what_no_run_has_and_the_next_save_brings_it_back(store: kedge.CheckpointManager) -> None:
     items = texts(300)
     first = save(store, items)
     store.delete("job", first.id)
@@ -77,7 +77,7 @@ def test_gc_takes_what_no_run_has_and_the_next_save_brings_it_back(store: holdfa
     assert store.verify().problems == ()
 
 
-def test_a_part_that_is_gone_deep_below_is_found_out(store: holdfast.CheckpointManager) -> None:
+def test_a_part_that_is_gone_deep_below_is_found_out(store: kedge.CheckpointManager) -> None:
     items = texts(300)
     kept, gone = save(store, items[:150]), save(store, items)
     store.delete("job", gone.id)
@@ -86,14 +86,14 @@ def test_a_part_that_is_gone_deep_below_is_found_out(store: holdfast.CheckpointM
     assert store.load(kept.id) == {"texts": items[:150]}
 
 
-def test_a_changed_chunk_is_noticed(store: holdfast.CheckpointManager) -> None:
+def test_a_changed_chunk_is_noticed(store: kedge.CheckpointManager) -> None:
     saved = save(store, texts(100))
     _, packed = store._store.index.read(saved.id)
     parts = parts_of(packed)
     _, digest = next(part for part in parts if not isinstance(part, bytes) and part[0] > 0)
     db = store._store.index._connection
     db.execute("UPDATE chunk SET data = ?, encoding = 0 WHERE digest = ?", (hashlib.sha256(b"x").digest() * 4, digest))
-    with pytest.raises(holdfast.Corrupted):
+    with pytest.raises(kedge.Corrupted):
         store.load(saved.id)
     assert store.verify().problems
 
@@ -102,7 +102,7 @@ def test_a_changed_chunk_is_noticed(store: holdfast.CheckpointManager) -> None:
     "packed", [b"\x05\x91\x01", b"\x05\x91\x92\x7f\xc4\x01x", b"\x05\xc0", b"\x05", b"\x05\x91\x92\x00\xc4\x01x"]
 )
 def test_nonsense_is_corrupted(packed: bytes) -> None:
-    with pytest.raises(holdfast.Corrupted):
+    with pytest.raises(kedge.Corrupted):
         parts_of(packed)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import Corrupted, UnsupportedType, Validation
+import kedge
+from kedge.errors import Corrupted, UnsupportedType, Validation
 
 pytestmark = [pytest.mark.requires("module:torch", "module:safetensors"), pytest.mark.xdist_group("torch")]
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.requires("module:torch", "module:safetensors"), pytest
 def run(*words: str) -> Any:
     from click.testing import CliRunner
 
-    from holdfast.cli import cli
+    from kedge.cli import cli
 
     result = CliRunner().invoke(cli, list(words))
     assert result.exit_code == 0, result.output
@@ -39,7 +39,7 @@ def test_there_and_back(tmp_path: Path) -> None:
         "when": (1, 2),
     }
     store, file = str(tmp_path / "store"), str(tmp_path / "out.safetensors")
-    with holdfast.open(store) as manager:
+    with kedge.open(store) as manager:
         manager.save("job", "one", state)
     run("export", "--store", store, "job", file)
     loaded = load_file(file)
@@ -48,12 +48,12 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert loaded["empty"].shape == (0, 4)
     assert np.array_equal(loaded["numbers.1"].numpy(), np.arange(6).reshape(2, 3))
     with safe_open(file, "pt") as opened:
-        about = json.loads(opened.metadata()["holdfast"])
+        about = json.loads(opened.metadata()["kedge"])
     assert about["state"]["epoch"] == 7
     assert about["state"]["model"]["half"]["tensor"] == "model.half"
     assert about["state"]["model"]["weight"]["fields"] == {"tensor": "model.weight"}
     run("save", "--store", store, "back", "from a file", file)
-    with holdfast.open(store) as manager:
+    with kedge.open(store) as manager:
         back: Any = manager.restore("back")
     assert back.keys() == loaded.keys()
     assert all(back[name].dtype is loaded[name].dtype and torch.equal(back[name], loaded[name]) for name in loaded)
@@ -64,9 +64,9 @@ def test_what_has_no_place_there_is_refused(tmp_path: Path) -> None:
 
     import torch
 
-    from holdfast.integrations.safetensors import write_file
+    from kedge.integrations.safetensors import write_file
 
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         for state, error in (
             ({"t": torch.ones(2, dtype=torch.complex128)}, UnsupportedType),
             ({"a.b": torch.ones(2), "a": {"b": torch.ones(2)}}, Validation),
@@ -77,7 +77,7 @@ def test_what_has_no_place_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    from holdfast.integrations.safetensors import read_file
+    from kedge.integrations.safetensors import read_file
 
     def file(header: Any, data: bytes = b"") -> Path:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CheckpointError, Corrupted, StorageError, UnsupportedFormat
-from holdfast.index import database
-from holdfast.index.sqlite import SqliteIndex
-from holdfast.testing.index_suite import record, references, save
+from kedge.errors import CheckpointError, Corrupted, StorageError, UnsupportedFormat
+from kedge.index import database
+from kedge.index.sqlite import SqliteIndex
+from kedge.testing.index_suite import record, references, save
 from tests.waiting import wait_for
 
 
@@ -71,14 +71,14 @@ def test_an_older_format_is_brought_forward_in_one_transaction(path: str, monkey
 @pytest.mark.parametrize("content", [b"garbage " * 1000, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "header"])
 def test_what_is_no_database_is_refused_untouched(path: str, content: bytes) -> None:
     Path(path).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"holdfast|database"):
+    with pytest.raises(CheckpointError, match=r"kedge|database"):
         SqliteIndex(path)
     assert Path(path).read_bytes() == content
 
 
 def test_a_database_of_something_else_is_refused(path: str) -> None:
     alter(path, "CREATE TABLE theirs (x)")
-    with pytest.raises(CheckpointError, match="not of Holdfast"):
+    with pytest.raises(CheckpointError, match="not of Kedge"):
         SqliteIndex(path)
 
 
@@ -108,7 +108,7 @@ def test_another_process_may_finish_the_index_while_its_format_is_read(path: str
 
 def test_many_processes_may_create_one_index_at_once(path: str) -> None:
     code = (
-        "import sys; from holdfast.index.sqlite import SqliteIndex; print('ready', flush=True); sys.stdin.read(1)\n"
+        "import sys; from kedge.index.sqlite import SqliteIndex; print('ready', flush=True); sys.stdin.read(1)\n"
         "i = SqliteIndex(sys.argv[1]); print(i.store_id); i.close()"
     )
     start = [sys.executable, "-c", code, path]
@@ -326,5 +326,5 @@ def test_gc_takes_its_turn_among_writers_as_they_do(
             assert seconds <= 0.001
             other.execute("ROLLBACK")
 
-        monkeypatch.setattr("holdfast.index.database.time.sleep", wait)  # sleep: of the product
+        monkeypatch.setattr("kedge.index.database.time.sleep", wait)  # sleep: of the product
         assert index.sweep(references) == (0, 0)

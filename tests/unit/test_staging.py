@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 
 
 def test_a_cancelled_save_does_not_disturb_the_others() -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         pending = [store.save_async("job", "step", n) for n in range(20)]
         cancelled = [future.cancel() for future in pending]
         saved = [future.result(30) for future, was in zip(pending, cancelled, strict=True) if not was]
@@ -22,13 +22,13 @@ def test_a_cancelled_save_does_not_disturb_the_others() -> None:
 
 
 def test_saves_are_committed_in_the_order_given() -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         pending = [store.save_async("job", f"step {n}", {"n": n}) for n in range(30)]
         assert [future.result(30) for future in pending] == [c.id for c in store.list("job")]
 
 
 def test_the_state_may_be_changed_at_once() -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         state = {"buffer": bytearray(b"a" * 3_000_000)}
         pending = store.save_async("job", "step", state)
         state["buffer"][:] = b"b" * 3_000_000
@@ -36,39 +36,39 @@ def test_the_state_may_be_changed_at_once() -> None:
 
 
 def test_an_error_nobody_asked_for_comes_up_at_the_next_save() -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         failed = store.save_async("job", "step", 1, parent="nobody")
         while not failed.done():
             pass
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(kedge.NotFound):
             store.save("job", "next", 2)
         store.save("job", "next", 2)  # once is enough
         seen = store.save_async("job", "step", 1, parent="nobody")
-        with pytest.raises(holdfast.NotFound):
+        with pytest.raises(kedge.NotFound):
             seen.result(30)
         store.save("job", "next", 3)  # it was asked for: no second time
 
 
 def test_what_was_staged_is_saved_when_the_process_ends(tmp_path: Path) -> None:
     program = (
-        "import holdfast, sys\n"
-        "store = holdfast.open(sys.argv[1])\n"
+        "import kedge, sys\n"
+        "store = kedge.open(sys.argv[1])\n"
         "for n in range(5): store.save_async('job', 'step', {'n': n, 'bytes': bytes(1_000_000)})\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True, timeout=60)
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         assert [store.load(c.id)["n"] for c in store.list("job")] == list(range(5))  # type: ignore[index]
 
 
 def test_a_save_after_a_save_async_is_the_newest() -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         store.save_async("job", "first", {"n": 1, "bytes": bytes(30_000_000)})
         store.save("job", "second", {"n": 2})
         assert store.restore("job") == {"n": 2}
 
 
 def test_a_lease_lasts_until_its_pending_saves_are_done() -> None:
-    with holdfast.open("memory:") as store:
+    with kedge.open("memory:") as store:
         with store.lease("job") as lease:
             pending = store.save_async("job", "step", {"bytes": bytes(30_000_000)}, lease=lease)
         assert store.get(pending.result(30)).job == "job"
@@ -76,10 +76,10 @@ def test_a_lease_lasts_until_its_pending_saves_are_done() -> None:
 
 def test_a_watcher_that_saves_while_the_store_is_closed() -> None:
     """It runs in the thread that commits, which must not wait for itself."""
-    store = holdfast.open("memory:")
+    store = kedge.open("memory:")
     saved: list[str] = []
 
-    def again(_: str, checkpoint: holdfast.Checkpoint) -> None:
+    def again(_: str, checkpoint: kedge.Checkpoint) -> None:
         if checkpoint.job == "job":
             saved.append(store.save("watcher", "step", 1))
 

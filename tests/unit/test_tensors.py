@@ -8,10 +8,10 @@ from typing import Any
 import ormsgpack
 import pytest
 
-import holdfast
-from holdfast import codec
-from holdfast.codec import TypeSummary
-from holdfast.errors import Corrupted, Validation
+import kedge
+from kedge import codec
+from kedge.codec import TypeSummary
+from kedge.errors import Corrupted, Validation
 
 pytestmark = pytest.mark.requires("module:torch")
 
@@ -25,7 +25,7 @@ def torch() -> Any:
 
 @pytest.fixture(params=[None, bytes(range(32))], ids=["plain", "encrypted"])
 def store(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
-    with holdfast.open(tmp_path / "store", key=request.param) as opened:
+    with kedge.open(tmp_path / "store", key=request.param) as opened:
         yield opened
 
 
@@ -77,7 +77,7 @@ class TestSharing:
             def __init__(self, value: int) -> None:
                 self.value = value
 
-        holdfast.register(
+        kedge.register(
             "tests.Lazy",
             encode=lambda lazy: torch.full((100,), lazy.value),
             decode=lambda tensor: Lazy(int(tensor[0])),
@@ -147,7 +147,7 @@ class TestSparse:
 @pytest.fixture
 def remote(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Main memory in the part of an accelerator: every copy goes the way it would go there."""
-    from holdfast.codec import torch_types
+    from kedge.codec import torch_types
 
     monkeypatch.setattr(torch_types, "is_remote", lambda tensor: True)
 

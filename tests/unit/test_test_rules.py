@@ -14,7 +14,7 @@ RULES = {
         "waiting.py",
         "wait for a condition with tests/waiting.py, or say with `# sleep: …` why the time itself is meant",
     ),
-    # A skip of its own would not fail in CI, where HOLDFAST_REQUIRE=all wants every part.
+    # A skip of its own would not fail in CI, where KEDGE_REQUIRE=all wants every part.
     "skip": (
         re.compile(r"\bimportorskip\b|\bpytest\.skip\(|\bmark\.skip(?:if)?\b"),
         "parts.py",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import kedge
 
 pytestmark = [
     pytest.mark.requires("module:torch"),
@@ -32,7 +32,7 @@ def torch() -> Any:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Any]:
-    with holdfast.open(tmp_path / "store") as opened:
+    with kedge.open(tmp_path / "store") as opened:
         yield opened
 
 
@@ -51,10 +51,10 @@ def model_state(torch: Any, seed: int = 0) -> Any:
 def test_dcp_saves_and_loads(torch: Any, store: Any) -> None:
     import torch.distributed.checkpoint as dcp
 
-    from holdfast.integrations.torch import HoldfastReader, HoldfastWriter
+    from kedge.integrations.torch import KedgeReader, KedgeWriter
 
     state = model_state(torch)
-    writer = HoldfastWriter(store, "run")
+    writer = KedgeWriter(store, "run")
     dcp.save(state, checkpoint_id="step 1", storage_writer=writer)
     first = store.get(writer.saved)
     assert first.step == "step 1"
@@ -65,43 +65,43 @@ def test_dcp_saves_and_loads(torch: Any, store: Any) -> None:
 
     own = model_state(torch, seed=1)
     own["epoch"], own["note"] = 0, None
-    dcp.load(own, storage_reader=HoldfastReader(store, "run"))
+    dcp.load(own, storage_reader=KedgeReader(store, "run"))
     assert own["epoch"] == 4
     assert own["note"] == ("tuple", {1, 2})
     for key, tensor in state["model"].items():
         assert torch.equal(own["model"][key], tensor)
-    dcp.load(own, checkpoint_id="step 1", storage_reader=HoldfastReader(store, "run"))
+    dcp.load(own, checkpoint_id="step 1", storage_reader=KedgeReader(store, "run"))
     assert own["epoch"] == 3
     part = {"model": {"0.bias": torch.zeros(400)}}
-    dcp.load(part, storage_reader=HoldfastReader(store, "run", first.id))
+    dcp.load(part, storage_reader=KedgeReader(store, "run", first.id))
     assert torch.equal(part["model"]["0.bias"], state["model"]["0.bias"])
 
 
 def test_dcp_saves_in_the_background_and_keeps_the_newest(torch: Any, store: Any) -> None:
     import torch.distributed.checkpoint as dcp
 
-    from holdfast.integrations.torch import HoldfastReader, HoldfastWriter
+    from kedge.integrations.torch import KedgeReader, KedgeWriter
 
-    writer = HoldfastWriter(store, "run", keep_last=2)
+    writer = KedgeWriter(store, "run", keep_last=2)
     for step in range(4):
         state = {"weight": torch.full((1000,), float(step))}
         dcp.async_save(state, checkpoint_id=f"step {step}", storage_writer=writer).result()
     assert [c.step for c in store.list("run")] == ["step 2", "step 3"]
     assert [c.step for c in store.list("run.rank0")] == ["step 2", "step 3"]
     own = {"weight": torch.zeros(1000)}
-    dcp.load(own, storage_reader=HoldfastReader(store, "run"))
+    dcp.load(own, storage_reader=KedgeReader(store, "run"))
     assert own["weight"][0] == 3.0
 
 
 def test_dcp_says_what_is_missing_and_travels(torch: Any, store: Any) -> None:
     import torch.distributed.checkpoint as dcp
 
-    from holdfast.integrations.torch import HoldfastReader, HoldfastWriter
+    from kedge.integrations.torch import KedgeReader, KedgeWriter
 
-    reader = HoldfastReader(store, "nothing")
-    with pytest.raises(holdfast.NotFound, match="no whole save"):
+    reader = KedgeReader(store, "nothing")
+    with pytest.raises(kedge.NotFound, match="no whole save"):
         reader.read_metadata()
-    writer = pickle.loads(pickle.dumps(HoldfastWriter(store, "run")))
+    writer = pickle.loads(pickle.dumps(KedgeWriter(store, "run")))
     dcp.save({"weight": torch.ones(3)}, storage_writer=writer)
     assert store.exists(writer.saved)
     writer.manager.close()
@@ -112,7 +112,7 @@ import os, sys
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import distribute_tensor, Shard, Replicate
 from torch.distributed.device_mesh import init_device_mesh
-from holdfast.integrations.torch import HoldfastReader, HoldfastWriter
+from kedge.integrations.torch import KedgeReader, KedgeWriter
 
 def model(mesh):
     from torch.distributed.fsdp import fully_shard
@@ -129,11 +129,11 @@ def work(rank, store, port, phase):
     whole = torch.arange(40.0).reshape(8, 5)
     state = {"net": net.state_dict(), "rows": distribute_tensor(whole, mesh, [Shard(0)]), "step": 7}
     if phase == "save":
-        dcp.save(state, checkpoint_id="step 7", storage_writer=HoldfastWriter(store, "run"))
-        dcp.async_save(state, checkpoint_id="step 8", storage_writer=HoldfastWriter(store, "run")).result()
+        dcp.save(state, checkpoint_id="step 7", storage_writer=KedgeWriter(store, "run"))
+        dcp.async_save(state, checkpoint_id="step 8", storage_writer=KedgeWriter(store, "run")).result()
     other = {"net": {k: v.clone().zero_() for k, v in net.state_dict().items()},
              "rows": distribute_tensor(torch.zeros(8, 5), mesh, [Shard(1)]), "step": 0}
-    dcp.load(other, storage_reader=HoldfastReader(store, "run"))
+    dcp.load(other, storage_reader=KedgeReader(store, "run"))
     assert other["step"] == 7
     assert torch.equal(other["rows"].full_tensor(), whole)
     for key, tensor in net.state_dict().items():
@@ -153,16 +153,16 @@ if __name__ == "__main__":
 def test_dcp_shards_over_two_ranks(torch: Any, tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
-    from holdfast.integrations.torch import HoldfastReader
+    from kedge.integrations.torch import KedgeReader
 
     script = tmp_path / "two_ranks.py"
     script.write_text(TWO_RANKS)
     command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
-    with holdfast.open(tmp_path / "store") as store:  # one rank loads what two have saved
+    with kedge.open(tmp_path / "store") as store:  # one rank loads what two have saved
         own = {"rows": torch.zeros(8, 5), "step": 0}
-        dcp.load(own, storage_reader=HoldfastReader(store, "run"))
+        dcp.load(own, storage_reader=KedgeReader(store, "run"))
         assert torch.equal(own["rows"], torch.arange(40.0).reshape(8, 5))
         assert [job.name for job in store.jobs()] == ["run", "run.rank0", "run.rank1"]
         second = [store.list(f"run.rank{rank}")[1] for rank in (0, 1)]
@@ -177,7 +177,7 @@ def test_training_resumes_everything(torch: Any, store: Any) -> None:
 
     import numpy as np
 
-    from holdfast.integrations.torch import Batches, Training
+    from kedge.integrations.torch import Batches, Training
 
     def make() -> Any:
         model = torch.nn.Linear(4, 4)
@@ -204,11 +204,11 @@ def test_training_resumes_everything(torch: Any, store: Any) -> None:
     assert torch.equal(first.parts["model"].weight, second.parts["model"].weight)
     assert (second.parts["batches"].epoch, second.parts["batches"].position) == (1, 0)
     assert len(list(second.parts["batches"])) == len(second.parts["batches"]) == 4
-    with pytest.raises(holdfast.Validation, match="holds"):
+    with pytest.raises(kedge.Validation, match="holds"):
         Training(store, "run", model=torch.nn.Linear(4, 4)).resume()
-    with pytest.raises(holdfast.Validation, match="cannot be part"):
+    with pytest.raises(kedge.Validation, match="cannot be part"):
         Training(store, "run", model=3)
-    with pytest.raises(holdfast.Validation, match="cannot go on"):
+    with pytest.raises(kedge.Validation, match="cannot go on"):
         Batches([1, 2, 3], 2).load_state_dict(first.parts["batches"].state_dict())
 
 
@@ -220,7 +220,7 @@ def test_training_resumes_everything(torch: Any, store: Any) -> None:
 def test_lightning_saves_and_resumes(torch: Any, store: Any, tmp_path: Path) -> None:
     import pytorch_lightning as lightning
 
-    from holdfast.integrations.lightning import HoldfastCheckpointIO
+    from kedge.integrations.lightning import KedgeCheckpointIO
 
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
@@ -238,7 +238,7 @@ def test_lightning_saves_and_resumes(torch: Any, store: Any, tmp_path: Path) -> 
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
         keep = lightning.callbacks.ModelCheckpoint(tmp_path / "out", save_top_k=1, save_last=False)
         return lightning.Trainer(
-            max_epochs=epochs, plugins=[HoldfastCheckpointIO(store, "run")], callbacks=[keep], **quiet
+            max_epochs=epochs, plugins=[KedgeCheckpointIO(store, "run")], callbacks=[keep], **quiet
         )
 
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 8)), batch_size=8)
@@ -250,7 +250,7 @@ def test_lightning_saves_and_resumes(torch: Any, store: Any, tmp_path: Path) -> 
     second.fit(again, data, ckpt_path=first.checkpoint_callback.best_model_path)
     assert second.global_step == 6
     plugin = second.strategy.checkpoint_io
-    with pytest.raises(holdfast.NotFound):
+    with pytest.raises(kedge.NotFound):
         plugin.load_checkpoint("nowhere.ckpt")
     newest = store.list("run")[-1].id
     assert torch.equal(plugin.load_checkpoint(newest)["state_dict"]["layer.weight"], again.layer.weight)
@@ -264,7 +264,7 @@ def test_lightning_saves_and_resumes(torch: Any, store: Any, tmp_path: Path) -> 
 def test_the_trainer_of_hugging_face(torch: Any, store: Any, tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-    from holdfast.integrations.huggingface import HoldfastCallback
+    from kedge.integrations.huggingface import KedgeCallback
 
     config = GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     rows = [{"input_ids": [n % 16] * 4, "labels": [n % 16] * 4} for n in range(16)]
@@ -275,7 +275,7 @@ def test_the_trainer_of_hugging_face(torch: Any, store: Any, tmp_path: Path) -> 
         arguments = TrainingArguments(str(out), per_device_train_batch_size=4, **saving, **quiet)
         return Trainer(GPT2LMHeadModel(config), arguments, train_dataset=rows, callbacks=[callback])
 
-    callback = HoldfastCallback(store, "run")
+    callback = KedgeCallback(store, "run")
     assert callback.restore(tmp_path / "a") is None
     trainer(4, tmp_path / "a", callback).train()
     assert [c.metadata["global_step"] for c in store.list("run")] == [2, 4]

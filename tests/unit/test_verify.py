@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import kedge
 
 
 def only_pack(place: Path) -> Path:
@@ -26,15 +26,15 @@ def test_a_damaged_chunk_is_not_reused_and_a_new_save_heals_the_old_one(
     tmp_path: Path, state: dict[str, object]
 ) -> None:
     place = tmp_path / "store"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         first = store.save("job", "step", state)
     data = bytearray(only_pack(place).read_bytes())
     data[4096 + 1000] ^= 1
     only_pack(place).write_bytes(data)
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         report = store.verify()
         assert report.corrupted == (first,)
-        with pytest.raises(holdfast.Corrupted):
+        with pytest.raises(kedge.Corrupted):
             store.load_latest("job")
         second = store.save("job", "step", state)
         assert store.load(second) == state
@@ -45,16 +45,16 @@ def test_a_damaged_chunk_is_not_reused_and_a_new_save_heals_the_old_one(
 
 def test_a_pack_that_is_put_back_is_trusted_again(tmp_path: Path, state: dict[str, object]) -> None:
     place = tmp_path / "store"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         saved = store.save("job", "step", state)
     shutil.copy(only_pack(place), tmp_path / "copy")
     name = only_pack(place)
     for deep in (True, False):
         name.unlink()
-        with holdfast.open(place) as store:
+        with kedge.open(place) as store:
             assert saved in store.verify(deep=deep).corrupted
         shutil.copy(tmp_path / "copy", name)
-        with holdfast.open(place) as store:
+        with kedge.open(place) as store:
             assert store.verify().is_ok
             assert store.load_latest("job") is not None
             again = store.get(store.save("other", "step", state))
@@ -63,7 +63,7 @@ def test_a_pack_that_is_put_back_is_trusted_again(tmp_path: Path, state: dict[st
 
 @pytest.mark.parametrize("deep", [True, False])
 def test_nothing_is_wrong_with_a_store_in_use(tmp_path: Path, deep: bool) -> None:
-    with holdfast.open(tmp_path / "store") as store, holdfast.open(tmp_path / "store") as other:
+    with kedge.open(tmp_path / "store") as store, kedge.open(tmp_path / "store") as other:
         done = threading.Event()
 
         def write() -> None:
@@ -91,13 +91,13 @@ def test_nothing_is_wrong_with_a_store_in_use(tmp_path: Path, deep: bool) -> Non
 def test_no_save_rests_on_what_was_condemned(tmp_path: Path) -> None:
     state = {"blob": os.urandom(3_000_000)}
     place = tmp_path / "store"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         first = store.save("job", "first", state)
     data = bytearray(only_pack(place).read_bytes())
     data[4096 + 1000] ^= 1
     only_pack(place).write_bytes(data)
-    with holdfast.open(place) as store:
-        with pytest.raises(holdfast.Corrupted):
+    with kedge.open(place) as store:
+        with pytest.raises(kedge.Corrupted):
             store.load(first)
         assert store.condemn(first).status == "corrupted"
         second = store.save("other", "second", state)
@@ -106,7 +106,7 @@ def test_no_save_rests_on_what_was_condemned(tmp_path: Path) -> None:
 
 
 def test_damage_never_looks_like_a_fresh_start(tmp_path: Path, state: dict[str, object]) -> None:
-    with holdfast.open(tmp_path / "store") as store:
+    with kedge.open(tmp_path / "store") as store:
         older = store.save("job", "older", {"n": 1})
         newer = store.save("job", "newer", state)
         store.set_status(newer, "corrupted")
@@ -115,30 +115,30 @@ def test_damage_never_looks_like_a_fresh_start(tmp_path: Path, state: dict[str, 
         assert found is not None
         assert found[0].id == older
         store.set_status(older, "corrupted")
-        with pytest.raises(holdfast.Corrupted, match="every checkpoint of job job"):
+        with pytest.raises(kedge.Corrupted, match="every checkpoint of job job"):
             store.load_latest("job")
-        with pytest.raises(holdfast.Corrupted):
+        with pytest.raises(kedge.Corrupted):
             store.restore("job")
 
 
 def test_a_job_that_does_not_exist_is_not_sound() -> None:
-    with holdfast.open("memory:") as store, pytest.raises(holdfast.NotFound):
+    with kedge.open("memory:") as store, pytest.raises(kedge.NotFound):
         store.verify("typo")
 
 
 def test_a_save_does_not_rest_on_a_pack_that_is_gone(tmp_path: Path, state: dict[str, object]) -> None:
     place = tmp_path / "store"
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         first = store.save("job", "one", state)
     only_pack(place).unlink()
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         second = store.save("job", "two", state)
         assert store.load(second) == state
         assert store.load(first) == state
 
 
 def test_what_gc_will_free_is_told_before(tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store") as store, holdfast.open(tmp_path / "store", namespace="other") as other:
+    with kedge.open(tmp_path / "store") as store, kedge.open(tmp_path / "store", namespace="other") as other:
         shared = os.urandom(300_000)
         first = store.save("job", "a", {"blob": os.urandom(400_000), "small": os.urandom(9000)})
         store.save("job", "b", {"blob": shared, "more": os.urandom(100_000)})

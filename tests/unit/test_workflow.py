@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast import CheckpointManager, Conflict, NotFound, Validation
-from holdfast.cli import cli
-from holdfast.workflow import Workflows
+import kedge
+from kedge import CheckpointManager, Conflict, NotFound, Validation
+from kedge.cli import cli
+from kedge.workflow import Workflows
 from tests.waiting import wait_for
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CheckpointManager]:
-    with holdfast.open(tmp_path / "store") as opened:
+    with kedge.open(tmp_path / "store") as opened:
         yield opened
 
 
@@ -170,7 +170,7 @@ def test_what_is_unknown_or_nonsense(workflows: Workflows, store: CheckpointMana
         workflows.list_executions("asleep")
     with pytest.raises(Validation):
         workflows.cleanup_old_executions(-1)
-    with pytest.raises(holdfast.UnsupportedType):
+    with pytest.raises(kedge.UnsupportedType):
         workflows.create_checkpoint(execution, "a", "b", object())
     assert workflows.get_execution(execution)["checkpoints"] == []
 
@@ -185,7 +185,7 @@ def test_executions_are_listed_page_by_page(workflows: Workflows, store: Checkpo
     assert [listed(limit=2), listed(limit=2, after=ids[1]), listed(after=ids[3])] == [ids[:2], ids[2:4], ids[4:]]
     assert listed("running", limit=2) == ids[1:3]
     assert listed("running", most_jobs=2) == ids[1:2]
-    with pytest.raises(holdfast.Validation):
+    with pytest.raises(kedge.Validation):
         listed(limit=0)
     words = ["runs", "executions", "--state", "running", "--limit", "2", "--after", ids[1], "--store", store.url]
     shown = json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["executions"]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import holdfast
+import kedge
 from tests.torture.ledger import Violation
 
 from . import values
@@ -44,8 +44,8 @@ class Examiner:
                 self._events(store)
         self._one_key_fits()
 
-    def _list_all(self, store: holdfast.CheckpointManager) -> list[holdfast.Checkpoint]:
-        present: list[holdfast.Checkpoint] = []
+    def _list_all(self, store: kedge.CheckpointManager) -> list[kedge.Checkpoint]:
+        present: list[kedge.Checkpoint] = []
         asked = {op.args["job"] for op in self._history.operations if "job" in op.args}
         counts = {job.name: job.checkpoints for job in store.jobs()}
         for job in sorted(asked | counts.keys()):
@@ -62,16 +62,16 @@ class Examiner:
         self._listener.note(("begin", number, name, args), began)
         self._listener.note(("end", number, result), time.monotonic())
 
-    def _load(self, store: holdfast.CheckpointManager, checkpoint: holdfast.Checkpoint) -> None:
+    def _load(self, store: kedge.CheckpointManager, checkpoint: kedge.Checkpoint) -> None:
         try:
             state = store.load(checkpoint.id)
             wrong = values.difference(state, checkpoint)
-        except holdfast.CheckpointError as error:
+        except kedge.CheckpointError as error:
             wrong = f"{checkpoint.id} of {checkpoint.job} cannot be loaded: {type(error).__name__}: {error}"
         self._fail([wrong] if wrong else [])
         self.loaded += 1
 
-    def _events(self, store: holdfast.CheckpointManager) -> None:
+    def _events(self, store: kedge.CheckpointManager) -> None:
         """Everything that was acknowledged is in the log, in order."""
         logged: set[str | None] = set()
         position = 0
@@ -90,9 +90,9 @@ class Examiner:
         access, fitting = self._place.direct, 0
         for key in read_keys(access.keys) if access.keys else []:
             try:
-                holdfast.open(access.url, key=key, create=False).close()
+                kedge.open(access.url, key=key, create=False).close()
                 fitting += 1
-            except holdfast.Validation:
+            except kedge.Validation:
                 continue
         if access.keys and fitting != 1:
             self._fail([f"{fitting} master keys open the store"])
@@ -122,7 +122,7 @@ class Examiner:
         if self._place.directory is None or self._place.kind == "memory":
             return
         access = self._place.direct
-        command = [sys.executable, "-m", "holdfast", "check", "--repair", "--store", access.url]
+        command = [sys.executable, "-m", "kedge", "check", "--repair", "--store", access.url]
         key = [] if not access.keys else ["--key", f"file:{self._current_key()}"]
         done = subprocess.run([*command, *key], capture_output=True, text=True)
         if done.returncode:

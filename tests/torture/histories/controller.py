@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import holdfast
+import kedge
 from tests.torture.children import Child, pump
 from tests.torture.ledger import Violation
 
@@ -67,7 +67,7 @@ class Controller:
             if not self.place.direct.owns_jobs:
                 store.save(RETAINED, "first", {}, metadata={"mark": ""}, pin=False)
                 store.delete(RETAINED, store.list(RETAINED)[0].id)
-                store.set_retention(RETAINED, holdfast.RetentionPolicy(keep_last=RETAINED_KEEP))
+                store.set_retention(RETAINED, kedge.RetentionPolicy(keep_last=RETAINED_KEEP))
 
     def _round(self, operations: int) -> None:
         for slot in range(_WORKERS):
@@ -141,7 +141,7 @@ class Controller:
         raise_problems(self.history, f"{label}, before it was looked at")
         try:
             self.examiner.examine()
-        except holdfast.CheckpointError as error:
+        except kedge.CheckpointError as error:
             self.history.failures.append(f"examiner: {type(error).__name__}: {error}")
         raise_problems(self.history, label)
 
@@ -157,7 +157,7 @@ def run_history(
         try:
             controller.run(operations, rounds)
             controller.finish(with_repair=with_repair)
-        except (Violation, holdfast.CheckpointError) as error:
+        except (Violation, kedge.CheckpointError) as error:
             (folder / "history.txt").write_text("\n".join(controller.history.outline()))
             lines = [
                 f"seed {seed}, {label}: {error}",

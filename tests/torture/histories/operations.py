@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import holdfast
+import kedge
 
 from . import values
 from .reading import (
@@ -62,7 +62,7 @@ def _new(worker: Worker) -> tuple[str, int]:
 # Saving
 
 
-def save(worker: Worker, lease: holdfast.Lease | None = None, job: str | None = None) -> dict[str, Any] | None:
+def save(worker: Worker, lease: kedge.Lease | None = None, job: str | None = None) -> dict[str, Any] | None:
     job = job or job_of(worker)
     kind, seed = _new(worker)
     mark = f"{worker.name}.{seed}"
@@ -159,7 +159,7 @@ def retain(worker: Worker) -> None:
     job, keep = job_of(worker), worker.draw.randint(2, 8)
 
     def call() -> dict[str, Any]:
-        plan = worker.store.apply(holdfast.RetentionPolicy(keep_last=keep), job=job, dry_run=False)
+        plan = worker.store.apply(kedge.RetentionPolicy(keep_last=keep), job=job, dry_run=False)
         return {"ids": [str(c.id) for c in plan.delete]}
 
     worker.do("apply", call, job=job, keep=keep)
@@ -204,7 +204,7 @@ def verify(worker: Worker) -> None:
 def fenced(worker: Worker) -> None:
     """Take a lease, save under it, perhaps too late; now and then renew it, and mostly give it back."""
     job = "leased-0"
-    taken: list[holdfast.Lease] = []
+    taken: list[kedge.Lease] = []
 
     def take() -> dict[str, Any]:
         taken.append(worker.store.take_lease(job, worker.name, LEASE_S))

@@ -115,7 +115,7 @@ def _restart_database(cluster: Cluster) -> None:
 
 
 class Service:
-    """`holdfast serve` on a port of its own, so that clients find it again."""
+    """`kedge serve` on a port of its own, so that clients find it again."""
 
     def __init__(self, place: str, keys: str) -> None:
         with socket.socket() as free:
@@ -123,11 +123,11 @@ class Service:
             self._port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._command = [
-            sys.executable, "-m", "holdfast", "serve", "--store", place, "--port", str(self._port), "--drain", "2",
+            sys.executable, "-m", "kedge", "serve", "--store", place, "--port", str(self._port), "--drain", "2",
         ]  # fmt: skip
         self._environment = dict(os.environ)
         if keys:
-            self._environment["HOLDFAST_KEY"] = Path(keys).read_text().split()[-1]
+            self._environment["KEDGE_KEY"] = Path(keys).read_text().split()[-1]
         self._is_kind = True
         self.start()
 

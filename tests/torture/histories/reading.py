@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import holdfast
+import kedge
 
 from . import values
 from .worker import Worker
@@ -22,10 +22,10 @@ def job_of(worker: Worker) -> str:
     return worker.draw.choice((own, "common-0", "common-0", "common-1", RETAINED, "leased-0"))
 
 
-def some_of(worker: Worker, job: str | None = None) -> list[holdfast.Checkpoint]:
+def some_of(worker: Worker, job: str | None = None) -> list[kedge.Checkpoint]:
     """Checkpoints of a job, as listed now; [] when the listing was refused."""
     job = job or job_of(worker)
-    listed: list[holdfast.Checkpoint] = []
+    listed: list[kedge.Checkpoint] = []
 
     def call() -> dict[str, Any]:
         listed.extend(worker.store.list(job))
@@ -35,12 +35,12 @@ def some_of(worker: Worker, job: str | None = None) -> list[holdfast.Checkpoint]
     return listed
 
 
-def one_of(worker: Worker, job: str | None = None) -> holdfast.Checkpoint | None:
+def one_of(worker: Worker, job: str | None = None) -> kedge.Checkpoint | None:
     listed = some_of(worker, job)
     return worker.draw.choice(listed) if listed else None
 
 
-def compare(worker: Worker, state: object, checkpoint: holdfast.Checkpoint, only: str | None = None) -> None:
+def compare(worker: Worker, state: object, checkpoint: kedge.Checkpoint, only: str | None = None) -> None:
     if wrong := values.difference(state, checkpoint, only=only):
         worker.failed(wrong)
 

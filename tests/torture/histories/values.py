@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import holdfast
+import kedge
 from tests.torture import states
 
 from .history import Seen
@@ -21,7 +21,7 @@ def make(kind: str, seed: int, scratch: Path) -> object:
         folder.mkdir()
         for name, content in _files(seed).items():
             (folder / name).write_bytes(content)
-    return {"seed": seed, "tree": holdfast.Tree(folder)}
+    return {"seed": seed, "tree": kedge.Tree(folder)}
 
 
 def _files(seed: int) -> dict[str, bytes]:
@@ -29,7 +29,7 @@ def _files(seed: int) -> dict[str, bytes]:
     return {f"file-{n}": draw.randbytes(draw.choice((0, 100, 30_000, 150_000))) for n in range(draw.randint(1, 4))}
 
 
-def difference(state: object, checkpoint: holdfast.Checkpoint, *, only: str | None = None) -> str:
+def difference(state: object, checkpoint: kedge.Checkpoint, *, only: str | None = None) -> str:
     """How a loaded state differs from what was saved; "" if it does not."""
     kind, seed = str(checkpoint.metadata["kind"]), int(str(checkpoint.metadata["seed"]))
     if kind == "files":
@@ -41,7 +41,7 @@ def difference(state: object, checkpoint: holdfast.Checkpoint, *, only: str | No
 
 
 def _read(tree: object) -> dict[str, bytes] | None:
-    return {e.path: tree.read(e.path) for e in tree.entries} if isinstance(tree, holdfast.Tree) else None
+    return {e.path: tree.read(e.path) for e in tree.entries} if isinstance(tree, kedge.Tree) else None
 
 
 def about(kind: str, seed: int, mark: str) -> dict[str, object]:
@@ -49,7 +49,7 @@ def about(kind: str, seed: int, mark: str) -> dict[str, object]:
     return {"kind": kind, "seed": seed, "mark": mark}
 
 
-def seen(checkpoint: holdfast.Checkpoint, *, is_encrypted: bool) -> Seen:
+def seen(checkpoint: kedge.Checkpoint, *, is_encrypted: bool) -> Seen:
     return Seen(
         str(checkpoint.id),
         checkpoint.job,

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import kedge
 from tests.torture.children import Report
 
 from . import values
@@ -40,21 +40,21 @@ class Access:
     keeps_files: bool = True
     without: frozenset[str] = frozenset()  # operations to leave out
 
-    def open(self) -> holdfast.CheckpointManager:
+    def open(self) -> kedge.CheckpointManager:
         """Open with the key the store has now: whoever changes it writes the new one down first."""
         if not self.keys or self.is_remote:
-            return holdfast.open(self.url)
+            return kedge.open(self.url)
         for attempt in range(20):
             for key in reversed(read_keys(self.keys)):
                 try:
-                    return holdfast.open(self.url, key=key)
-                except holdfast.Validation:
+                    return kedge.open(self.url, key=key)
+                except kedge.Validation:
                     if attempt == 19:
                         raise
         raise AssertionError("unreachable")
 
-    def open_target(self) -> holdfast.CheckpointManager:
-        return holdfast.open(self.target)
+    def open_target(self) -> kedge.CheckpointManager:
+        return kedge.open(self.target)
 
 
 def read_keys(path: str) -> list[bytes]:
@@ -78,7 +78,7 @@ class Worker:
         self.slot = slot
         self.draw = random.Random(f"{seed} {name}")
         self.scratch = scratch
-        self.store: holdfast.CheckpointManager
+        self.store: kedge.CheckpointManager
         self.is_open = False
         self.is_stale = False  # the store has another master key now
         self._report = report
@@ -97,10 +97,10 @@ class Worker:
         self._report("end", number, result)
 
     def refused(self, number: int, error: Exception) -> None:
-        if isinstance(error, holdfast.StorageError):
+        if isinstance(error, kedge.StorageError):
             time.sleep(_PAUSE_S)  # sleep: between two looks at what the controller says
-        self.is_stale |= isinstance(error, holdfast.Validation)
-        if isinstance(error, holdfast.CheckpointError):
+        self.is_stale |= isinstance(error, kedge.Validation)
+        if isinstance(error, kedge.CheckpointError):
             self._report("error", number, type(error).__name__, str(error))
         else:
             text = "".join(traceback.format_exception(error)[-6:])
@@ -120,7 +120,7 @@ class Worker:
     def failed(self, text: str) -> None:
         self._report("failed", text)
 
-    def seen(self, checkpoint: holdfast.Checkpoint) -> Seen:
+    def seen(self, checkpoint: kedge.Checkpoint) -> Seen:
         return values.seen(checkpoint, is_encrypted=bool(self.access.keys))
 
     def open(self) -> None:

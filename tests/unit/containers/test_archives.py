@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 import zstandard
 
-import holdfast
-from holdfast.cli.container_archives import export_command, import_command, inspect_command
-from holdfast.containers import oci, snapshot
-from holdfast.containers.archive import FORMATS, unpack
-from holdfast.containers.exporting import export
-from holdfast.containers.importing import import_archive
-from holdfast.containers.inspection import inspect_archive, inspect_stored
-from holdfast.containers.tar import Member
-from holdfast.containers.wire import encode
-from holdfast.errors import Conflict, Validation
-from holdfast.manager import CheckpointManager
+import kedge
+from kedge.cli.container_archives import export_command, import_command, inspect_command
+from kedge.containers import oci, snapshot
+from kedge.containers.archive import FORMATS, unpack
+from kedge.containers.exporting import export
+from kedge.containers.importing import import_archive
+from kedge.containers.inspection import inspect_archive, inspect_stored
+from kedge.containers.tar import Member
+from kedge.containers.wire import encode
+from kedge.errors import Conflict, Validation
+from kedge.manager import CheckpointManager
 from tests.unit.containers.archive_writer import archive_files, tar_of
 from tests.unit.containers.criu_writer import write_dump
 
@@ -43,7 +43,7 @@ def _archive(path: Path, format: str = "podman") -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointManager:
-    return holdfast.open(tmp_path / "store")
+    return kedge.open(tmp_path / "store")
 
 
 def _tree(store: CheckpointManager, identity: str) -> dict[str, tuple[object, ...]]:
@@ -279,7 +279,7 @@ def test_parts_of_stored_files_are_read_without_the_rest(tmp_path: Path, store: 
         file.write(b"x" * 8192)
         file.truncate(4 << 20)
     sparse = (tmp_path / "data/sparse").read_bytes()
-    tree = store.load(store.save("job", "s", {"t": holdfast.Tree(tmp_path / "data")}))["t"]  # type: ignore[index]
+    tree = store.load(store.save("job", "s", {"t": kedge.Tree(tmp_path / "data")}))["t"]  # type: ignore[index]
     for name, whole in (("plain", plain), ("sparse", sparse)):
         for offset, size in ((0, 10), (0, 5 << 20), ((1 << 20) - 5, 20), ((1 << 20) + 8190, 9), (len(whole) - 3, 99)):
             assert tree.read_part(name, offset, size) == whole[offset : offset + size]
@@ -289,7 +289,7 @@ def test_parts_of_stored_files_are_read_without_the_rest(tmp_path: Path, store: 
 
 def test_a_writer_of_bytes_may_be_slow(tmp_path: Path) -> None:
     """A stream that gives a byte at a time is read like any other."""
-    from holdfast.containers.tar import TarReader
+    from kedge.containers.tar import TarReader
 
     class Slow(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
@@ -300,7 +300,7 @@ def test_a_writer_of_bytes_may_be_slow(tmp_path: Path) -> None:
 
 
 def test_the_document_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = Path(holdfast.__file__).parents[2] / "docs" / "container-archives.md"
+    document = Path(kedge.__file__).parents[2] / "docs" / "container-archives.md"
     blocks = re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
     write_dump(tmp_path / "checkpoint")

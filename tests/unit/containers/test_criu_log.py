@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containers import criu_log
-from holdfast.containers.criu_log import entries, explain, explain_file
-from holdfast.errors import StorageError, Validation
+from kedge.containers import criu_log
+from kedge.containers.criu_log import entries, explain, explain_file
+from kedge.errors import StorageError, Validation
 
 LINES = dict(line.split(": ", 1) for line in Path(__file__).with_name("criu_lines.txt").read_text().splitlines())
 

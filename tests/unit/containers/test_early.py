@@ -1,4 +1,4 @@
-"""What `holdfast-runc create` does before anything else: it knows a first container, and leaves all others alone."""
+"""What `kedge-runc create` does before anything else: it knows a first container, and leaves all others alone."""
 
 import json
 import subprocess
@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers import early
-from holdfast.containers.opting import wish_of
-from holdfast.containers.runc_arguments import parse
+import kedge
+from kedge.containers import early
+from kedge.containers.opting import wish_of
+from kedge.containers.runc_arguments import parse
 
-FRONT = Path(early.__file__).with_name("holdfast-runc")
-KEPT = ["HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=web"]
+FRONT = Path(early.__file__).with_name("kedge-runc")
+KEPT = ["KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=web"]
 
 
 @pytest.fixture(name="bundle")
 def _bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in (*early.PLACES, "HOLDFAST_KEY", "HOLDFAST_DEADLINE_S"):
+    for name in (*early.PLACES, "KEDGE_KEY", "KEDGE_DEADLINE_S"):
         if name != "PATH":
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
-    monkeypatch.setenv("HOLDFAST_PYTHON", sys.executable)
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_PYTHON", sys.executable)
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     write(bundle, KEPT)
@@ -48,8 +48,8 @@ def mark(bundle: Path) -> Path:
     ("environment", "annotations"),
     [
         (KEPT, {}),
-        ([*KEPT, "HOLDFAST_RESTORE=no", 'ODD="\\\n\u2028\U0001f9ca'], {"x": "\u00e4 \"quoted\""}),
-        (["ARCH_ENABLE=1"], {"holdfast.dev/key": "other+secret", "io.kubernetes.cri.sandbox-namespace": "a b"}),
+        ([*KEPT, "KEDGE_RESTORE=no", 'ODD="\\\n\u2028\U0001f9ca'], {"x": "\u00e4 \"quoted\""}),
+        (["ARCH_ENABLE=1"], {"kedge.dev/key": "other+secret", "io.kubernetes.cri.sandbox-namespace": "a b"}),
     ],
 )  # fmt: skip
 def test_a_first_one_is_marked_as_runtime_would(
@@ -62,7 +62,7 @@ def test_a_first_one_is_marked_as_runtime_would(
     facts = json.loads(mark(bundle).read_text())
     places = facts.pop("environment")
     assert facts == {"wish": wish.facts(), "restored": None, "bundle": str(bundle)}
-    assert places["HOLDFAST_STORE"] == str(bundle.parent / "store")
+    assert places["KEDGE_STORE"] == str(bundle.parent / "store")
     assert "PATH" in places
     assert '"restored": null' in mark(bundle).read_text()  # the front looks for that
     assert not (bundle.parent / "store").exists()
@@ -76,29 +76,29 @@ def test_all_others_are_left_to_runtime(bundle: Path, monkeypatch: pytest.Monkey
     assert not early.mark_first(parse(["run", "--bundle", str(bundle), "one"]))
     write(bundle, [])
     assert is_first(bundle, "one")  # runc is all that it takes, and there is no mark
-    write(bundle, [*KEPT, "HOLDFAST_RESTORE=web_1_abcdef01"])
+    write(bundle, [*KEPT, "KEDGE_RESTORE=web_1_abcdef01"])
     assert not is_first(bundle, "one")
     write(bundle, [*KEPT, 5])
     with pytest.raises(ValueError, match="config"):
         is_first(bundle, "one")
     write(bundle, KEPT)
-    with holdfast.open(bundle.parent / "store") as store:
+    with kedge.open(bundle.parent / "store") as store:
         store.save("container:web", "one", {"a": 1})
     assert not is_first(bundle, "one")
-    write(bundle, [*KEPT, "HOLDFAST_RESTORE=no"])
+    write(bundle, [*KEPT, "KEDGE_RESTORE=no"])
     assert not is_first(bundle, "one")  # it may hibernate
-    monkeypatch.setenv("HOLDFAST_STORE", "postgresql://nowhere/none")
+    monkeypatch.setenv("KEDGE_STORE", "postgresql://nowhere/none")
     assert not is_first(bundle, "one")
     assert not mark(bundle).exists()
 
 
 def test_little_is_imported_on_the_way(bundle: Path) -> None:
     """Each of these costs as much as everything else together."""
-    holdfast.open(bundle.parent / "store").close()
+    kedge.open(bundle.parent / "store").close()
     program = (
         "import sys; sys.path.append(sys.argv[1])\n"
         "import os; os.execv = lambda *words: print(*sys.modules) or os._exit(0)\n"
-        "from holdfast.containers.early import main; main(sys.argv[2:])\n"
+        "from kedge.containers.early import main; main(sys.argv[2:])\n"
     )
     home = str(FRONT.parents[2])
     words = ["/bin/true", "--root", str(bundle.parent), "create", "--bundle", str(bundle), "one"]
@@ -117,14 +117,14 @@ def test_little_is_imported_on_the_way(bundle: Path) -> None:
         "site",
         "sqlite3",
         "functools",
-        "holdfast.errors",
+        "kedge.errors",
     }
     assert not heavy & set(done.stdout.split())
 
 
 def test_the_front_starts_it_so(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From its own package, by a link too, and with the words that came; what fails there is said by runtime."""
-    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/echo")
+    monkeypatch.setenv("KEDGE_RUNC", "/bin/echo")
     link = tmp_path / "runc"
     link.symlink_to(FRONT)
     words = ["--root", str(bundle.parent), "create", "--bundle", str(bundle), "one"]
@@ -133,7 +133,7 @@ def test_the_front_starts_it_so(bundle: Path, monkeypatch: pytest.MonkeyPatch, t
         done = subprocess.run([program, *words], capture_output=True, text=True, check=True)
         assert done.stdout.split() == words
         assert mark(bundle).exists()
-    write(bundle, [*KEPT, "HOLDFAST_POLICY=never"])
+    write(bundle, [*KEPT, "KEDGE_POLICY=never"])
     refused = subprocess.run([FRONT, *words], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "use fresh, fail or retry:N" in refused.stderr

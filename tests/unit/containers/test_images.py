@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.containers import images
-from holdfast.containers.image_files import StoredImages
-from holdfast.containers.images import (
+import kedge
+from kedge.containers import images
+from kedge.containers.image_files import StoredImages
+from kedge.containers.images import (
     command_line,
     environment,
     inventory,
@@ -22,8 +22,8 @@ from holdfast.containers.images import (
     processes,
     statistics,
 )  # fmt: skip
-from holdfast.containers.wire import Message, NotAMessage, encode, signed
-from holdfast.errors import CheckpointError, Corrupted, NotFound
+from kedge.containers.wire import Message, NotAMessage, encode, signed
+from kedge.errors import CheckpointError, Corrupted, NotFound
 from tests.unit.containers.criu_writer import image, write_dump
 
 
@@ -83,8 +83,8 @@ def test_criu_figures(dump: Path) -> None:
 
 
 def test_the_same_out_of_a_store(dump: Path, tmp_path: Path) -> None:
-    with holdfast.open(tmp_path / "store") as store:
-        identity = store.save("job", "dump", {"images": holdfast.Tree(dump)})
+    with kedge.open(tmp_path / "store") as store:
+        identity = store.save("job", "dump", {"images": kedge.Tree(dump)})
         stored = StoredImages(store.load(identity)["images"], identity)  # type: ignore[index]
         assert processes(stored) == processes(dump)
         assert pagemap(stored) == pagemap(dump)
@@ -199,7 +199,7 @@ def test_numbers_packed_and_signed() -> None:
 _PROGRAM = """
 import os, socket, sys, threading, time
 os.closerange(3, 256)
-name = socket.socket(socket.AF_UNIX); name.bind("\\0holdfast-images-" + sys.argv[1]); name.listen(1)
+name = socket.socket(socket.AF_UNIX); name.bind("\\0kedge-images-" + sys.argv[1]); name.listen(1)
 log = open(sys.argv[2], "a"); log.write("a line\\n"); log.flush()
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()  # sleep: until it is killed
 data = bytearray(os.urandom(1 << 20))
@@ -238,7 +238,7 @@ def test_what_a_real_criu_wrote(tmp_path: Path) -> None:
     assert first.memory_bytes > 1 << 20
     assert Path(first.executable).name.startswith("python")
     named = {file.name: file for file in first.files}
-    assert named[f"@holdfast-images-{os.getpid()}"].detail == "stream listening"
+    assert named[f"@kedge-images-{os.getpid()}"].detail == "stream listening"
     assert named[str(tmp_path / "log")].position == 7
     assert command_line(target, first.pid)[3:] == (str(os.getpid()), str(tmp_path / "log"))
     assert environment(target, first.pid) == {"COLOUR": "green"}

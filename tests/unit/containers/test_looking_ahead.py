@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers import early
+import kedge
+from kedge.containers import early
 from tests.unit.containers.test_early import FRONT, KEPT, mark, write
 from tests.unit.containers.test_early import _bundle as _bundle
 
-SHIM = FRONT.with_name("containerd-shim-holdfast-v1")
+SHIM = FRONT.with_name("containerd-shim-kedge-v1")
 # In the place of containerd's shim: says where it listens, and ends as it is told.
 REAL = "#!/bin/sh\necho unix:///socket\nexit $STATUS\n"
 
@@ -26,9 +26,9 @@ def _start(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     real.write_text(REAL)
     real.chmod(0o755)
     monkeypatch.setenv("STATUS", "0")
-    monkeypatch.setenv("HOLDFAST_SHIM", str(real))
-    monkeypatch.setenv("HOLDFAST_SHIM_LINKS", str(tmp_path / "links"))
-    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/true")
+    monkeypatch.setenv("KEDGE_SHIM", str(real))
+    monkeypatch.setenv("KEDGE_SHIM_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("KEDGE_RUNC", "/bin/true")
     monkeypatch.chdir(bundle)
     return [str(SHIM), "-namespace", "n", "-id", "one", "start"]
 
@@ -42,7 +42,7 @@ def look(bundle: Path, front: Path = FRONT) -> bool:
 def is_used(bundle: Path, front: Path = FRONT, **environment: str) -> bool:
     """Whether `create` does without an interpreter."""
     command = [front, "--root", bundle.parent, "create", "--bundle", bundle, "one"]
-    given = {**os.environ, "HOLDFAST_RUNC": "/bin/true", "HOLDFAST_PYTHON": "/bin/false", **environment}
+    given = {**os.environ, "KEDGE_RUNC": "/bin/true", "KEDGE_PYTHON": "/bin/false", **environment}
     is_done = subprocess.run(command, env=given, check=False).returncode == 0
     assert is_done is mark(bundle).exists()
     return is_done
@@ -51,7 +51,7 @@ def is_used(bundle: Path, front: Path = FRONT, **environment: str) -> bool:
 @pytest.fixture(name="answered")
 def _answered(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle with an answer in it."""
-    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/true")
+    monkeypatch.setenv("KEDGE_RUNC", "/bin/true")
     assert look(bundle)
     return bundle
 
@@ -88,11 +88,11 @@ def _old(bundle: Path) -> dict[str, str]:
 
 
 def _elsewhere(bundle: Path) -> dict[str, str]:
-    return {"HOLDFAST_STORE": str(bundle / "other")}
+    return {"KEDGE_STORE": str(bundle / "other")}
 
 
 def _locked(bundle: Path) -> dict[str, str]:
-    return {"HOLDFAST_KEY": "secret"}
+    return {"KEDGE_KEY": "secret"}
 
 
 def _taken(bundle: Path) -> dict[str, str]:
@@ -142,17 +142,17 @@ def test_each_safeguard_is_needed(answered: Path, tmp_path: Path, case: Callable
 
 
 def test_nothing_is_said_of_what_is_kept_or_odd(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for environment in ([], [*KEPT, "HOLDFAST_RESTORE=web_1_abcdef01"]):
+    for environment in ([], [*KEPT, "KEDGE_RESTORE=web_1_abcdef01"]):
         write(bundle, [*environment])
         assert not look(bundle)
     write(bundle, [*KEPT])
-    monkeypatch.setenv("HOLDFAST_KEY", "secret")
+    monkeypatch.setenv("KEDGE_KEY", "secret")
     assert not look(bundle)
-    monkeypatch.delenv("HOLDFAST_KEY")
-    with holdfast.open(bundle.parent / "store") as store:
+    monkeypatch.delenv("KEDGE_KEY")
+    with kedge.open(bundle.parent / "store") as store:
         store.save("container:web", "one", {"a": 1})
     assert not look(bundle)
-    write(bundle, ["HOLDFAST_CHECKPOINT=1", "HOLDFAST_WORKLOAD=another"])
+    write(bundle, ["KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=another"])
     assert look(bundle)
 
 
@@ -161,13 +161,13 @@ def test_nothing_is_said_of_what_is_kept_or_odd(bundle: Path, monkeypatch: pytes
 @pytest.mark.parametrize("call", ["write", "utimensat", "rename"])
 def test_a_look_that_is_killed(bundle: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it leaves is never taken for an answer, and is gone with the bundle."""
-    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/true")
+    monkeypatch.setenv("KEDGE_RUNC", "/bin/true")
     killing = ["strace", "-qq", "-o/dev/null", f"-etrace={call}", f"-einject={call}:signal=KILL:retval=0:when=1"]
     command = [*killing, str(FRONT), "look-ahead", "--bundle", str(bundle)]
     assert subprocess.run(command, cwd=bundle, check=False).returncode != 0
     assert sorted(os.listdir(bundle)) == [f".{early.AHEAD}", "config.json"]
     assert not is_used(bundle)
-    assert is_used(bundle, HOLDFAST_PYTHON=sys.executable)
+    assert is_used(bundle, KEDGE_PYTHON=sys.executable)
 
 
 def test_a_shim_starts_and_has_looked(bundle: Path, start: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_shim_starts_and_has_looked(bundle: Path, start: list[str], monkeypatc
     [link] = (bundle.parent / "links").rglob("runc")
     assert is_used(bundle, PATH=f"{link.parent}:{os.environ['PATH']}")  # as it is for what the shim starts
     (bundle / early.AHEAD).unlink()
-    monkeypatch.setenv("HOLDFAST_PYTHON", "/bin/false")
+    monkeypatch.setenv("KEDGE_PYTHON", "/bin/false")
     done = subprocess.run(start, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("unix:///socket\n", "", 7)
     write(bundle, [])
@@ -192,7 +192,7 @@ def test_a_bundle_that_took_the_place_of_another(bundle: Path, start: list[str],
     waiting.write_text(f'#!/bin/sh\nread -r line <"{tmp_path}/gate"\nexec "{sys.executable}" "$@"\n')
     waiting.chmod(0o755)
     os.mkfifo(tmp_path / "gate")
-    first = subprocess.Popen(start, env={**os.environ, "HOLDFAST_PYTHON": str(waiting)}, stdout=subprocess.PIPE)
+    first = subprocess.Popen(start, env={**os.environ, "KEDGE_PYTHON": str(waiting)}, stdout=subprocess.PIPE)
     with (tmp_path / "gate").open("w") as gate:  # opens when somebody waits there
         bundle.rename(tmp_path / "gone")
         bundle.mkdir()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers.attempts import attempt, attempts, put_right
-from holdfast.containers.moved_files import replaced
+import kedge
+from kedge.containers.attempts import attempt, attempts, put_right
+from kedge.containers.moved_files import replaced
 
 CALLS = ("link", "rename", "replace", "unlink", "mkdir", "rmdir", "open", "fsync")
 
@@ -18,10 +18,10 @@ CALLS = ("link", "rename", "replace", "unlink", "mkdir", "rmdir", "open", "fsync
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with two files as they were: one has changed since, the other is gone."""
-    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "kept").write_text("as it was")
-    with holdfast.open(tmp_path / "store") as store:
-        store.save("job", "step", {name: holdfast.File(tmp_path / "kept") for name in ("changed", "gone")})
+    with kedge.open(tmp_path / "store") as store:
+        store.save("job", "step", {name: kedge.File(tmp_path / "kept") for name in ("changed", "gone")})
     (tmp_path / "changed").write_text("since")
     return tmp_path
 
@@ -54,7 +54,7 @@ def replace_files(folder: Path, last: int, is_restored: bool) -> None:
 
         return wrapper
 
-    store = holdfast.open(folder / "store")
+    store = kedge.open(folder / "store")
     files = store.restore("job")
     assert isinstance(files, dict)
     with attempt("restore", "1") as work:
@@ -92,7 +92,7 @@ def test_killed_behind_the_restore(folder: Path) -> None:
 
 
 def test_a_restore_that_fails_puts_all_back(folder: Path) -> None:
-    with holdfast.open(folder / "store") as store:
+    with kedge.open(folder / "store") as store:
         files = store.restore("job")
         with (
             pytest.raises(ZeroDivisionError),
@@ -106,7 +106,7 @@ def test_a_restore_that_fails_puts_all_back(folder: Path) -> None:
 
 
 def test_a_file_that_somebody_made_since_is_theirs(folder: Path) -> None:
-    with holdfast.open(folder / "store") as store:
+    with kedge.open(folder / "store") as store:
         files = store.restore("job")
         with (
             pytest.raises(ZeroDivisionError),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers import placed
-from holdfast.containers.tar import Limits
+import kedge
+from kedge.containers import placed
+from kedge.containers.tar import Limits
 
 
 @pytest.fixture(name="root")
@@ -17,7 +17,7 @@ def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "team/one/inventory.img").write_bytes(b"x")
     (tmp_path / "secret").mkdir()
     (root / "team/link").symlink_to(tmp_path / "secret")
-    monkeypatch.setenv("HOLDFAST_RESTORE_ROOTS", f"relative:{root}/")
+    monkeypatch.setenv("KEDGE_RESTORE_ROOTS", f"relative:{root}/")
     return root
 
 
@@ -30,28 +30,28 @@ def test_only_below_the_roots(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (f"{root}/", ""), (f"{root}//team", ""), (f"{root}/team/one", "other"), (f"{root}/team", "team"),
         (f"{root}/gone", ""), ("relative/x", ""),
     ):  # fmt: skip
-        with pytest.raises(holdfast.NotFound), placed.opened(path, namespace):
+        with pytest.raises(kedge.NotFound), placed.opened(path, namespace):
             pass
     for path in (f"{root}/team/link", f"{root}/team/link/x"):
-        with pytest.raises(holdfast.Validation, match="link"), placed.opened(path):
+        with pytest.raises(kedge.Validation, match="link"), placed.opened(path):
             pass
-    monkeypatch.delenv("HOLDFAST_RESTORE_ROOTS")
-    with pytest.raises(holdfast.NotFound, match="HOLDFAST_RESTORE_ROOTS"), placed.opened(f"{root}/team/one"):
+    monkeypatch.delenv("KEDGE_RESTORE_ROOTS")
+    with pytest.raises(kedge.NotFound, match="KEDGE_RESTORE_ROOTS"), placed.opened(f"{root}/team/one"):
         pass
 
 
 def test_plain_files_are_copied_and_nothing_else(root: Path, tmp_path: Path) -> None:
     placed.copy_files(str(root / "team/one"), tmp_path / "copy", Limits())
     assert (tmp_path / "copy/inventory.img").read_bytes() == b"x"
-    with pytest.raises(holdfast.Validation, match="limit"):
+    with pytest.raises(kedge.Validation, match="limit"):
         placed.copy_files(str(root / "team/one"), tmp_path / "large", Limits(total_bytes=0))
-    with pytest.raises(holdfast.CheckpointError):
+    with pytest.raises(kedge.CheckpointError):
         placed.copy_files(str(root / "team"), tmp_path / "linked", Limits())
     (root / "team/link").unlink()
     os.mkfifo(root / "team/fifo")
-    with pytest.raises(holdfast.Validation, match="neither"):
+    with pytest.raises(kedge.Validation, match="neither"):
         placed.copy_files(str(root / "team"), tmp_path / "special", Limits())
     deep = root / "a/b/c/d/e/f"
     deep.mkdir(parents=True)
-    with pytest.raises(holdfast.Validation, match="too much"):
+    with pytest.raises(kedge.Validation, match="too much"):
         placed.copy_files(str(root / "a"), tmp_path / "deep", Limits())

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.containers import attempts, claims, cri, exits, grpc, hibernation, marks, pods
-from holdfast.containers.opting import Wish, has_made_up_name, key_of, wish_of
-from holdfast.containers.owners import owner_of
-from holdfast.containers.snapshot import find_for
-from holdfast.model import Lease
+import kedge
+from kedge.containers import attempts, claims, cri, exits, grpc, hibernation, marks, pods
+from kedge.containers.opting import Wish, has_made_up_name, key_of, wish_of
+from kedge.containers.owners import owner_of
+from kedge.containers.snapshot import find_for
+from kedge.model import Lease
 
 JOB = {"batch.kubernetes.io/job-name": "tiles", "job-name": "tiles"}
 INDEX = {"batch.kubernetes.io/job-completion-index": "7"}
@@ -24,15 +24,15 @@ POD = {
     "io.kubernetes.cri.sandbox-namespace": "team",
     "io.kubernetes.cri.sandbox-name": "train-7d9c6bf5c4-x2k8q",
     "io.kubernetes.cri.container-name": "main",
-    "holdfast.dev/checkpoint": "1",
+    "kedge.dev/checkpoint": "1",
 }
 
 
 @pytest.fixture(name="store")
-def _store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[holdfast.CheckpointManager]:
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
-    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/false")  # a runtime that knows no container
-    with holdfast.open("memory:") as store:
+def _store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[kedge.CheckpointManager]:
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_RUNC", "/bin/false")  # a runtime that knows no container
+    with kedge.open("memory:") as store:
         yield store
 
 
@@ -65,7 +65,7 @@ def test_names_that_controllers_make_up(name: str, is_made_up: bool) -> None:
 
 def test_keys_of_owners() -> None:
     assert key_of(POD, owner=lambda _: "deployment:train") == "team+deployment:train+main"
-    given = wish_of({"annotations": {**POD, "holdfast.dev/key": "deployment:train"}}, owner=lambda _: "never asked")
+    given = wish_of({"annotations": {**POD, "kedge.dev/key": "deployment:train"}}, owner=lambda _: "never asked")
     assert given is not None
     assert given.key == "team+deployment+3atrain"  # what is given cannot look like an owner
     long = {**POD, "io.kubernetes.cri.sandbox-name": "n" * 253}
@@ -86,21 +86,21 @@ def remember(root: str, identity: str, claim: Lease, more: Mapping[str, object] 
     marks.write_mark(marks.mark_of(root, identity), {**facts, **more})
 
 
-def elsewhere(store: holdfast.CheckpointManager, job: str, ttl_s: float = 60) -> Lease:
+def elsewhere(store: kedge.CheckpointManager, job: str, ttl_s: float = 60) -> Lease:
     return store.take_lease(job, "x in /run/runc on another-node [m b 1 2]", ttl_s)
 
 
-def test_the_second_gets_a_number(store: holdfast.CheckpointManager) -> None:
+def test_the_second_gets_a_number(store: kedge.CheckpointManager) -> None:
     elsewhere(store, "container:k")
     second = claims.take(store, "k", "/run/runc", "b")
     assert key(second) == "k@2"
-    with pytest.raises(holdfast.Conflict, match="alive already, as x in /run/runc on another-node"):
+    with pytest.raises(kedge.Conflict, match="alive already, as x in /run/runc on another-node"):
         claims.take(store, "k", "/run/runc", "c", only_first=True)
     store.break_lease(second)
     assert key(claims.take(store, "k", "/run/runc", "c")) == "k@2"
 
 
-def test_who_is_gone_holds_nothing(store: holdfast.CheckpointManager) -> None:
+def test_who_is_gone_holds_nothing(store: kedge.CheckpointManager) -> None:
     """A container of this machine that its runtime does not know, created by a process that ended; or another boot."""
     for number, identity in enumerate(("pid", "boot")):
         claim = claims.take(store, f"k{number}", "/run/runc", identity)
@@ -116,13 +116,13 @@ def test_who_is_gone_holds_nothing(store: holdfast.CheckpointManager) -> None:
 
 
 def test_who_lives_here_loses_nothing(
-    store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also when its claim ran out long ago."""
     runtime = tmp_path / "runc"
     runtime.write_text('#!/bin/sh\necho \'{"status": "running"}\'\n')
     runtime.chmod(0o755)
-    monkeypatch.setenv("HOLDFAST_RUNC", str(runtime))
+    monkeypatch.setenv("KEDGE_RUNC", str(runtime))
     claim = store.take_lease("container:k", "long ago", 0.1)
     remember("/run/runc", "a", claim)
     threading.Event().wait(0.15)
@@ -141,14 +141,12 @@ class Waiting:
         self._happens()
 
 
-def test_who_is_frozen_elsewhere_is_waited_for(
-    store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_frozen_elsewhere_is_waited_for(store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod is evicted, and the one in its place is faster on another node than the freeze: it goes on from that."""
     claim = elsewhere(store, "container:k")
     with ExitStack() as freezing:
         freezing.enter_context(claims.leaving(store, "k"))
-        with pytest.raises(holdfast.Conflict, match="still being frozen"):
+        with pytest.raises(kedge.Conflict, match="still being frozen"):
             claims.take(store, "k", "/run/runc", "b", wait_s=0.001)
 
         def ends() -> None:
@@ -161,13 +159,13 @@ def test_who_is_frozen_elsewhere_is_waited_for(
 
 @pytest.mark.parametrize("why", ["frozen by what a killed call had started", "its shim is gone", ""])
 def test_who_is_on_its_way_out_here_is_waited_for(
-    why: str, store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    why: str, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runtime = tmp_path / "runc"
     runtime.write_text(f'#!/bin/sh\necho \'{{"status": "running", "pid": {os.getpid()}}}\'\n')
     runtime.chmod(0o755)
-    monkeypatch.setenv("HOLDFAST_RUNC", str(runtime))
-    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("KEDGE_RUNC", str(runtime))
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
     root = "/run/containerd/runc/x" if "shim" in why else "/run/runc"
     claim = claims.take(store, "k", root, "a")
     remember(root, "a", claim, {"ending": 1.0} if "frozen" in why else {})
@@ -188,24 +186,24 @@ def test_the_guard_renews_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyP
     runtime = tmp_path / "runc"
     runtime.write_text('#!/bin/sh\n[ "$4" != gone ] && echo \'{"status": "running"}\'\n')
     runtime.chmod(0o755)
-    monkeypatch.setenv("HOLDFAST_RUNC", str(runtime))
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_RUNC", str(runtime))
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
     place = str(tmp_path / "store")
-    with holdfast.open(place) as store:
+    with kedge.open(place) as store:
         for identity in ("alive", "gone", "lost"):
             claim = store.take_lease(f"container:{identity}", identity, 0.1)
-            remember("/run/runc", identity, claim, HOLDFAST_STORE=place)
+            remember("/run/runc", identity, claim, KEDGE_STORE=place)
             if identity == "lost":
                 store.break_lease(claim)
         threading.Event().wait(0.15)
         monkeypatch.setattr(claims, "Lease", lambda **given: Lease(**{**given, "ttl_s": 60}))
         assert [job for job, _ in claims.renew_here()] == ["container:lost"]
-        with pytest.raises(holdfast.CheckpointError, match="alive"):
+        with pytest.raises(kedge.CheckpointError, match="alive"):
             elsewhere(store, "container:alive")
         elsewhere(store, "container:gone")
 
 
-def test_who_lost_its_claim_is_kept_by_itself(store: holdfast.CheckpointManager) -> None:
+def test_who_lost_its_claim_is_kept_by_itself(store: kedge.CheckpointManager) -> None:
     """A stale container's save is refused by the store (I5); it goes on under a number of its own."""
     claim = store.take_lease("container:k", "a", 60)
     facts = {
@@ -215,14 +213,14 @@ def test_who_lost_its_claim_is_kept_by_itself(store: holdfast.CheckpointManager)
     assert claims.keep(store, facts, "/run/runc", "a") == facts
     store.break_lease(claim)
     elsewhere(store, "container:k")
-    with pytest.raises(holdfast.CheckpointError, match="lease"):
+    with pytest.raises(kedge.CheckpointError, match="lease"):
         store.save("container:k", "k", {}, lease=claim)
     kept = claims.keep(store, facts, "/run/runc", "a")
     assert kept["wish"]["key"] == "k@2"
     store.save("container:k@2", "k", {}, lease=claims.claim_of(kept))
 
 
-def test_who_began_anew_adds_to_no_history(store: holdfast.CheckpointManager) -> None:
+def test_who_began_anew_adds_to_no_history(store: kedge.CheckpointManager) -> None:
     """Two that were first of their workload end one after the other: the second one must not bury the first."""
     facts = {"wish": {"key": "k", "restore": "latest"}}
     first = claims.keep(store, facts, "/run/runc", "a")
@@ -236,9 +234,7 @@ def test_who_began_anew_adds_to_no_history(store: holdfast.CheckpointManager) ->
     assert claims.keep(store, wants_no_other, "/run/runc", "c")["wish"]["key"] == "k"
 
 
-def test_a_number_of_its_own_is_found_at_once(
-    store: holdfast.CheckpointManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_of_its_own_is_found_at_once(store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many histories there are of a key, and whatever else begins as it does: not one claim for each."""
     asked = []
     take = store.take_lease
@@ -249,7 +245,7 @@ def test_a_number_of_its_own_is_found_at_once(
     assert asked == ["container:k", "container:k@30"]
 
 
-def test_marks_of_containers_whatever_they_are_called(store: holdfast.CheckpointManager) -> None:
+def test_marks_of_containers_whatever_they_are_called(store: kedge.CheckpointManager) -> None:
     """runc takes IDs of letters, digits and +,-._ ; what lies beside a mark for a moment is none."""
     names = [".hidden", "a+b", "plain", "x.exit"]
     for name in names:
@@ -263,30 +259,30 @@ def test_marks_of_containers_whatever_they_are_called(store: holdfast.Checkpoint
 # --- sleeping, and where to begin ---
 
 
-def keep(store: holdfast.CheckpointManager, key: str, pod: str = "", **tags: str) -> str:
+def keep(store: kedge.CheckpointManager, key: str, pod: str = "", **tags: str) -> str:
     metadata = {"kind": "container", "pod": {"namespace": "team", "name": pod, "container": "main"}}
     return store.save(f"container:{key}", key, {}, tags=tags, metadata=metadata)
 
 
-def test_what_sleeps_is_refused_until_it_is_woken(store: holdfast.CheckpointManager) -> None:
+def test_what_sleeps_is_refused_until_it_is_woken(store: kedge.CheckpointManager) -> None:
     deployed = "team+deployment:train+main"
     keep(store, deployed, "train-7d9c6bf5c4-x2k8q", asleep="now")
     keep(store, "team+web-0+main", "web-0", asleep="now")
     keep(store, "team2+web-0+main", "web-0", asleep="now")
-    with pytest.raises(holdfast.Conflict, match="hibernates"):
+    with pytest.raises(kedge.Conflict, match="hibernates"):
         hibernation.refuse_asleep(store, deployed)
     for name in ("team/train-7d9c6bf5c4-x2k8q", "team/train", "team/deployment:train", "team/train/main", deployed):
         assert [one.job for one in pods.sleeping(store, name)] == [f"container:{deployed}"], name
     assert list(pods.sleeping(store, "team/train/other")) == []
     assert [one.job for one in pods.wake(store, "team/web-0")] == ["container:team+web-0+main"]
     hibernation.refuse_asleep(store, "team+web-0+main")
-    with pytest.raises(holdfast.Conflict, match="hibernates"):
+    with pytest.raises(kedge.Conflict, match="hibernates"):
         hibernation.refuse_asleep(store, "team2+web-0+main")
-    with pytest.raises(holdfast.NotFound, match="nothing sleeps"):
+    with pytest.raises(kedge.NotFound, match="nothing sleeps"):
         pods.wake(store, "team/web-0")
 
 
-def test_where_a_container_begins(store: holdfast.CheckpointManager) -> None:
+def test_where_a_container_begins(store: kedge.CheckpointManager) -> None:
     """With an ID or a key of its own namespace; never of another."""
     own, other = keep(store, "team+train"), keep(store, "other+train")
     for restore in (own, "train", "team+train"):
@@ -295,14 +291,14 @@ def test_where_a_container_begins(store: holdfast.CheckpointManager) -> None:
     for restore in ("deployment:train+main", "team+deployment:train+main"):
         assert find_for(store, Wish("team+b", restore, namespace="team")).id == deployed
     for restore in (other, "other+train", "nobody"):
-        with pytest.raises(holdfast.NotFound, match="in namespace team"):
+        with pytest.raises(kedge.NotFound, match="in namespace team"):
             find_for(store, Wish("team+b", restore, namespace="team"))
     assert find_for(store, Wish("b", other)).id == other
 
 
 @pytest.mark.parametrize("name", ["default", "", "/", "a/", "/b", "a/b/c/d", "a//c"])
 def test_names_of_pods(name: str) -> None:
-    with pytest.raises(holdfast.Validation, match="names no pod"):
+    with pytest.raises(kedge.Validation, match="names no pod"):
         pods.PodName.parse(name)
 
 
@@ -310,10 +306,10 @@ def test_names_of_pods(name: str) -> None:
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
-    with pytest.raises(holdfast.NotFound, match="no socket"):
+    with pytest.raises(kedge.NotFound, match="no socket"):
         cri.containers(str(tmp_path / "socket"))
     (tmp_path / "file").touch()
-    with pytest.raises(holdfast.CheckpointError, match="does not answer"):
+    with pytest.raises(kedge.CheckpointError, match="does not answer"):
         cri.containers(str(tmp_path / "file"))
 
 
@@ -337,13 +333,13 @@ def test_answers_that_are_none(tmp_path: Path, answer: bytes) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(holdfast.CheckpointError, match=r"refused|answer"):
+        with pytest.raises(kedge.CheckpointError, match=r"refused|answer"):
             grpc.call(str(tmp_path / "socket"), "/a/b", timeout_s=5)
         thread.join()
 
 
 def test_requests_that_are_too_large() -> None:
-    with pytest.raises(holdfast.Validation):
+    with pytest.raises(kedge.Validation):
         grpc.call("/nowhere", "/a", b"x" * 70_000)
-    with pytest.raises(holdfast.Validation):
+    with pytest.raises(kedge.Validation):
         grpc._headers("/" + "a" * 200, {})

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.containers import preempting
-from holdfast.containers.criu import URGENT
-from holdfast.containers.early import mark_path, write_mark
-from holdfast.containers.keeping import Keeping
-from holdfast.containers.preempting import Candidate, Keepers, wait_for_notice
+from kedge.containers import preempting
+from kedge.containers.criu import URGENT
+from kedge.containers.early import mark_path, write_mark
+from kedge.containers.keeping import Keeping
+from kedge.containers.preempting import Candidate, Keepers, wait_for_notice
 
 
 class _Metadata(ThreadingHTTPServer):
@@ -75,7 +75,7 @@ def candidate(identity: str, **environment: str) -> Candidate:
 
 
 def test_one_process_for_each_engine(tmp_path: Path) -> None:
-    marks = {"HOLDFAST_RUNC_STATE": str(tmp_path)}
+    marks = {"KEDGE_RUNC_STATE": str(tmp_path)}
     with Keepers() as keepers:
         one, same, other = candidate("a", **marks), candidate("b", **marks), candidate("a", **marks, PATH="/bin")
         assert keepers.for_(one) is keepers.for_(same)
@@ -89,7 +89,7 @@ def test_one_process_for_each_engine(tmp_path: Path) -> None:
 
 def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
     with Keepers() as keepers:
-        one = candidate("a", HOLDFAST_RUNC_STATE=str(tmp_path))
+        one = candidate("a", KEDGE_RUNC_STATE=str(tmp_path))
         keeper = keepers.for_(one)
         keeper.process.kill()
         keeper.process.wait()
@@ -105,9 +105,9 @@ def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest
     runc.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\necho no such thing >&2\nexit 1\n')
     runc.chmod(0o755)
     (tmp_path / "file").touch()
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
-    monkeypatch.setenv("HOLDFAST_RUNC", str(runc))
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "file"))
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_RUNC", str(runc))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "file"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
     result, reason = Keeping().stop("/nowhere", "one", 5)
     assert result == "signalled"
@@ -115,7 +115,7 @@ def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest
     assert reason.endswith("no such thing")
     assert (tmp_path / "called").read_text() == "--root /nowhere kill one TERM\n"
     assert json.loads(Path(mark_path("/nowhere", "one")).read_text())["killed"] is True
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
     keeping = Keeping()
     assert "runc state one: no such thing" in keeping.stop("/nowhere", "one", 5)[1]
     keeping.close()
@@ -130,9 +130,9 @@ def test_who_was_asked_to_stop_gets_its_signal_though_the_process_is_killed(
         f'echo "$@" >> {tmp_path}/called\nexit 1\n'
     )
     runc.chmod(0o755)
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
-    one = candidate("one", HOLDFAST_RUNC=str(runc), HOLDFAST_STORE=str(tmp_path / "store"))
+    one = candidate("one", KEDGE_RUNC=str(runc), KEDGE_STORE=str(tmp_path / "store"))
     monkeypatch.setattr(preempting, "candidates", lambda _: [one])
     (outcome,) = preempting.preempt(20)
     assert (tmp_path / "killed").exists()
@@ -147,9 +147,9 @@ def test_who_is_not_done_in_time_was_not_signalled(tmp_path: Path, monkeypatch: 
     runc = tmp_path / "runc"
     runc.write_text(f"#!/bin/sh\nread -r word <{tmp_path}/held\nexit 1\n")
     runc.chmod(0o755)
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
-    one = candidate("one", HOLDFAST_RUNC=str(runc), HOLDFAST_STORE=str(tmp_path / "store"))
+    one = candidate("one", KEDGE_RUNC=str(runc), KEDGE_STORE=str(tmp_path / "store"))
     monkeypatch.setattr(preempting, "candidates", lambda _: [one])
     monkeypatch.setattr(preempting, "_LEFT_S", 0.0)
     (outcome,) = preempting.preempt(0.2)
@@ -159,10 +159,10 @@ def test_who_is_not_done_in_time_was_not_signalled(tmp_path: Path, monkeypatch: 
 
 def test_what_another_call_has_kept_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a process that was killed before it could say so: the runtime does not know the container any more."""
-    monkeypatch.setenv("HOLDFAST_RUNC_STATE", str(tmp_path / "marks"))
-    monkeypatch.setenv("HOLDFAST_RUNC", "/bin/false")
-    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
+    monkeypatch.setenv("KEDGE_RUNC", "/bin/false")
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
     for fact in ("ended", "ending"):
         write_mark(mark_path("/nowhere", fact), json.dumps({"wish": {"key": "k"}, fact: 1.0}))
         keeping = Keeping()

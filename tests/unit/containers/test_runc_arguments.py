@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.containers.runc_arguments import COMMAND_FLAGS, GLOBAL_FLAGS, Flag, parse
+import kedge
+from kedge.containers.runc_arguments import COMMAND_FLAGS, GLOBAL_FLAGS, Flag, parse
 
 _VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
 _IDS = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_+.-]{0,10}", fullmatch=True)
@@ -169,7 +169,7 @@ _WORDS = [
 @settings(max_examples=60)
 @given(st.sampled_from(["delete", "kill", "checkpoint", "state"]), st.lists(st.sampled_from(_WORDS), max_size=5))
 def test_runc_takes_what_we_take_and_counts_the_same_words(command: str, words: list[str]) -> None:
-    argv = ["--root", "/nonexistent/holdfast-test", command, *words]
+    argv = ["--root", "/nonexistent/kedge-test", command, *words]
     said = subprocess.run(["runc", *argv], capture_output=True, text=True, check=False, timeout=30)
     output = said.stdout + said.stderr
     call = parse(argv)
@@ -181,12 +181,12 @@ def test_runc_takes_what_we_take_and_counts_the_same_words(command: str, words: 
 
 
 def test_importing_it_needs_nothing_but_the_interpreter() -> None:
-    source = Path(holdfast.__file__).parents[1]
+    source = Path(kedge.__file__).parents[1]
     program = (
         f"import sys; sys.path.insert(0, {str(source)!r}); before = set(sys.modules); "
-        "import holdfast.containers.runc_arguments; print(*sorted(set(sys.modules) - before))"
+        "import kedge.containers.runc_arguments; print(*sorted(set(sys.modules) - before))"
     )
     said = subprocess.run([sys.executable, "-ISc", program], capture_output=True, text=True, check=True, timeout=30)
     assert said.stdout.split() == [
-        "__future__", "holdfast", "holdfast.containers", "holdfast.containers.runc_arguments",
+        "__future__", "kedge", "kedge.containers", "kedge.containers.runc_arguments",
     ]  # fmt: skip

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.containers import relay
-from holdfast.containers.attempts import Attempt, attempt
-from holdfast.containers.criu import seam
+from kedge.containers import relay
+from kedge.containers.attempts import Attempt, attempt
+from kedge.containers.criu import seam
 
 
 def test_a_folder_with_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of sockets have at most 107 characters, those of folders need not; and the folder goes with the attempt."""
-    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / ("long" * 30)))
+    monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / ("long" * 30)))
     with attempt("checkpoint", "one") as under_way, seam(under_way) as waiting:
         assert list(under_way.bin.iterdir()) == [under_way.bin / "seam"]
         asking = ask(under_way)

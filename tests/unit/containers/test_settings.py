@@ -1,4 +1,4 @@
-"""What /etc/holdfast/runc.env says holds for commands beside the engines too."""
+"""What /etc/kedge/runc.env says holds for commands beside the engines too."""
 
 import json
 import os
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.cli.app import cli
-from holdfast.containers import settings
+import kedge
+from kedge.cli.app import cli
+from kedge.containers import settings
 
 
 @pytest.fixture(name="file")
@@ -26,33 +26,33 @@ def test_there_is_none(file: Path) -> None:
 
 
 def test_everything_it_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for holdfast-runc: also what only an object store understands, and nothing of the shell's own."""
-    file.write_text("PATH=/opt/holdfast/bin:${PATH}\nHOLDFAST_STORE='s3 & co'\nAWS_REGION=here\n")
+    """As for kedge-runc: also what only an object store understands, and nothing of the shell's own."""
+    file.write_text("PATH=/opt/kedge/bin:${PATH}\nKEDGE_STORE='s3 & co'\nAWS_REGION=here\n")
     monkeypatch.setitem(os.environ, "PATH", "/bin")
     monkeypatch.setitem(os.environ, "AWS_REGION", "there")
-    assert settings.adopt() == {"PATH": "/opt/holdfast/bin:/bin", "HOLDFAST_STORE": "s3 & co", "AWS_REGION": "here"}
-    assert os.environ["HOLDFAST_STORE"] == "s3 & co"
+    assert settings.adopt() == {"PATH": "/opt/kedge/bin:/bin", "KEDGE_STORE": "s3 & co", "AWS_REGION": "here"}
+    assert os.environ["KEDGE_STORE"] == "s3 & co"
     assert os.environ["AWS_REGION"] == "there"  # who says otherwise is heard
-    assert os.environ["PATH"] == "/bin:/opt/holdfast/bin:/bin"
+    assert os.environ["PATH"] == "/bin:/opt/kedge/bin:/bin"
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("HOLDFAST_STORE='x\n", "cannot be read"), ("exit 3\n", "exit status 3"), ("exec sleep 9\n", "timed out")],
+    [("KEDGE_STORE='x\n", "cannot be read"), ("exit 3\n", "exit status 3"), ("exec sleep 9\n", "timed out")],
 )
 def test_settings_that_no_shell_reads(file: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str) -> None:
     monkeypatch.setattr(settings, "_READ_S", 0.3)
     file.write_text(text)
-    with pytest.raises(holdfast.Validation, match=why):
+    with pytest.raises(kedge.Validation, match=why):
         settings.read()
 
 
 def test_the_store_of_the_engines(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands about containers look where holdfast-runc keeps them, unless they are told another place."""
+    """Commands about containers look where kedge-runc keeps them, unless they are told another place."""
     monkeypatch.chdir(file.parent)
-    file.write_text(f"HOLDFAST_STATE_DIR='{file.parent}'\n")
+    file.write_text(f"KEDGE_STATE_DIR='{file.parent}'\n")
     for place in ("containers", "other"):
-        with holdfast.open(file.parent / place) as store:
+        with kedge.open(file.parent / place) as store:
             store.save(f"container:{place}", "k", {}, metadata={"kind": "container"})
     for words, found in (((), "containers"), (("--store", "other"), "other")):
         answer = CliRunner().invoke(cli, ["container", "list", "--json", *words])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.containers.tar import (
+from kedge.containers.tar import (
     BLOCK_DEVICE,
     CHARACTER,
     DIRECTORY,
@@ -24,8 +24,8 @@ from holdfast.containers.tar import (
     TarReader,
     path_parts,
 )  # fmt: skip
-from holdfast.containers.tar_writer import TarWriter
-from holdfast.errors import CheckpointError, Corrupted, Validation
+from kedge.containers.tar_writer import TarWriter
+from kedge.errors import CheckpointError, Corrupted, Validation
 
 _NAMES = st.binary(min_size=1, max_size=150).filter(
     lambda name: not {0, ord("/")} & {*name} and name not in (b".", b"..")

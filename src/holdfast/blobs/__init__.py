@@ -1,1 +1,0 @@
-"""Where the bytes are: adapters of `holdfast.ports.Blobs`, and wrappers around them."""

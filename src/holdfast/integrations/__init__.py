@@ -1,1 +1,0 @@
-"""Holdfast inside other frameworks. Each needs its extra: `pip install holdfast[langgraph]`."""

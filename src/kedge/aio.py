@@ -1,0 +1,80 @@
+"""A manager for asyncio: the same methods, none of which blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .model import Checkpoint, Lease
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from .manager import CheckpointManager
+    from .policies import RetentionPolicy
+    from .review import Verdict
+
+_AT_ONCE = 500  # items of an iterator, in one turn of a worker thread
+_THREADS = 32  # calls of one process at a time, as in asyncio's own pool
+_T = TypeVar("_T")
+
+
+class _Threads:
+    """Threads of our own: those of asyncio take nothing any more once the main thread has ended."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Also in a forked child, which has none of its parent's."""
+        self._workers = Workers(_THREADS, "kedge-aio", keep=4)
+
+    async def run(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(contextvars.copy_context().run, method, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._workers, call)
+
+
+_threads = _Threads()
+os.register_at_fork(after_in_child=_threads.renew)
+
+
+class AsyncView:
+    """Every method of a manager as a coroutine that runs in a worker thread; `async with view.lease(job)`,
+    `async for checkpoint in view.walk(job)`."""
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        self._manager = manager
+
+    @asynccontextmanager
+    async def lease(self, job_id: str, ttl_s: float = 30.0) -> AsyncIterator[Lease]:
+        holding = self._manager.lease(job_id, ttl_s)
+        held = await _threads.run(holding.__enter__)
+        try:
+            yield held
+        finally:
+            await _threads.run(holding.__exit__, None, None, None)
+
+    def walk(self, job_id: str, **wanted: Any) -> AsyncIterator[Checkpoint]:
+        return _async(self._manager.walk(job_id, **wanted))
+
+    def review(self, policy: RetentionPolicy, **wanted: Any) -> AsyncIterator[Verdict]:
+        return _async(self._manager.review(policy, **wanted))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._manager, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await _threads.run(method, *args, **kwargs)
+
+        return call
+
+
+async def _async(items: Iterator[_T]) -> AsyncIterator[_T]:
+    while some := await _threads.run(lambda: list(islice(items, _AT_ONCE))):
+        for item in some:
+            yield item

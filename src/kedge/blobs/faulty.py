@@ -1,0 +1,157 @@
+"""Faults on demand, for tests of everything that stands on a port.
+
+    plan = Plan(Fault("commit", error=StorageError("boom")))        # the first commit fails before it happens
+    blobs = FaultyBlobs(PackBlobs(folder), plan)
+    index = inject(SqliteIndex(path), Plan(Fault("commit", 2, after=True, kill=True)))  # dies once it is durable
+
+A plan counts calls by the name of the method, over all threads and all writers of the object it wraps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from kedge.ports import Blobs, BlobWriter, Buffer
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong at the `call`th call of `method`: it waits, then dies, then raises, as far as given.
+
+    `after`: only when the method has done its work, as when an answer is lost on the way.
+    `until`: the last call that is hit, for faults that stay; by default the same as `call`.
+    `flip_bit`: of what `read_into` read, the number of a bit to flip (I2).
+    """
+
+    method: str
+    call: int = 1
+    until: int | None = None
+    after: bool = False
+    error: BaseException | None = None
+    delay_s: float = 0.0
+    kill: bool = False
+    flip_bit: int | None = None
+
+    def strike(self) -> None:
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.error is not None:
+            raise self.error
+
+
+class Plan:
+    """Faults to come. `calls` tells how often each method was called, `struck` which faults have happened."""
+
+    def __init__(self, *faults: Fault) -> None:
+        self.faults = list(faults)
+        self.calls: Counter[str] = Counter()
+        self.struck: list[Fault] = []
+        self._lock = threading.Lock()
+
+    def due(self, method: str) -> list[Fault]:
+        """Count a call and answer the faults that are meant for it."""
+        with self._lock:
+            self.calls[method] += 1
+            number = self.calls[method]
+            due = [
+                fault
+                for fault in self.faults
+                if fault.method == method and fault.call <= number <= (fault.until or fault.call)
+            ]
+            self.struck += due
+            return due
+
+    def around(self, method: str, action: Callable[[], _T], target: memoryview | None = None) -> _T:
+        """Do `action` as the call of `method` that it is, with what the plan has for it."""
+        faults = self.due(method)
+        for fault in faults:
+            if not fault.after and fault.flip_bit is None:
+                fault.strike()
+        result = action()
+        for fault in faults:
+            if fault.flip_bit is not None and target is not None and target.nbytes:
+                data = target.cast("B")
+                data[fault.flip_bit // 8 % len(data)] ^= 1 << fault.flip_bit % 8
+            if fault.after:
+                fault.strike()
+        return result
+
+
+class FaultyBlobs:
+    """`ports.Blobs` around another one. The calls of its writers (append, commit, abort) are counted here too."""
+
+    def __init__(self, inner: Blobs, plan: Plan) -> None:
+        self.inner = inner
+        self.plan = plan
+
+    def writer(self, size_hint: int) -> FaultyWriter:
+        return FaultyWriter(self.plan.around("writer", lambda: self.inner.writer(size_hint)), self.plan)
+
+    def seal(self) -> None:
+        self.plan.around("seal", self.inner.seal)
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        self.plan.around("read_into", lambda: self.inner.read_into(pack, offset, target), target)
+
+    def packs(self) -> Iterator[tuple[str, int]]:
+        return self.plan.around("packs", self.inner.packs)
+
+    def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
+        return self.plan.around("remove", lambda: self.inner.remove(pack, is_garbage))
+
+    def scan(self, pack: str, magic: bytes) -> Iterator[int]:
+        return self.plan.around("scan", lambda: self.inner.scan(pack, magic))
+
+    def file_of(self, pack: str) -> str | None:
+        return self.plan.around("file_of", lambda: self.inner.file_of(pack))
+
+    def close(self) -> None:
+        self.plan.around("close", self.inner.close)
+
+
+class FaultyWriter:
+    """`ports.BlobWriter` around another one, which it keeps alive."""
+
+    def __init__(self, inner: BlobWriter, plan: Plan) -> None:
+        self.inner = inner
+        self.plan = plan
+
+    def append(self, data: Buffer) -> tuple[str, int]:
+        return self.plan.around("append", lambda: self.inner.append(data))
+
+    def commit(self) -> None:
+        self.plan.around("commit", self.inner.commit)
+
+    def abort(self) -> None:
+        self.plan.around("abort", self.inner.abort)
+
+    def release(self) -> None:
+        self.plan.around("release", self.inner.release)
+
+
+def inject(inner: _T, plan: Plan) -> _T:
+    """`inner`, an index or anything else, with the plan around each of its methods."""
+    return cast(_T, _Injected(inner, plan))
+
+
+class _Injected:
+    def __init__(self, inner: object, plan: Plan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._inner, name)
+        if not callable(value):
+            return value
+        return lambda *args, **kwargs: self._plan.around(name, lambda: value(*args, **kwargs))

@@ -1,0 +1,471 @@
+"""Packs as objects of a store for many machines: S3, Google Cloud Storage, Azure, through obstore.
+
+    <prefix>/packs/<32 hex>      a pack: written by one put that creates it, never changed
+    <prefix>/writers/<16 hex>    "a writer is at work": the first half of the names of its packs
+    <prefix>/store               the ID of the store whose packs these are (see `owner`)
+    <prefix>/clock               rewritten to learn what time it is for the store
+
+A pack is at most one put of 16 MiB, several under way at once: as fast as a multipart upload, and a crash leaves no
+half of one behind. Its name is drawn at random by its writer, so that a put whose answer was lost and that is repeated
+finds its own object: "exists already" is then success.
+
+No lock reaches writers on other machines. Two things stand in for it:
+
+- A writer registers itself, renews that while it works, and takes it back when it is released. `remove` leaves the
+  packs of registered writers alone. A crashed writer's registration counts for `grace_s`, by the store's own clock.
+- A writer may sleep for longer than that and wake up. So `remove` asks `is_garbage`, which for an index of many
+  machines is `Index.condemn`: from then on the index refuses to name the pack, and the writer writes again (I3).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from obstore import delete, get_range, head, put
+from obstore import list as list_objects
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import from_url
+
+from kedge.errors import Corrupted, NotFound, ReadOnly, StorageError, Unavailable, Validation
+from kedge.ports import Buffer
+from kedge.workers import Workers
+
+from .owner import claim
+from .pack_file import check_header, header
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore
+
+PACK_BYTES = 16 << 20
+PUTS_AT_ONCE = 4  # of one writer: with the pack being filled, this bounds its memory to 80 MiB
+GRACE_S = 3600.0  # for which a writer that says nothing any more is taken for living
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+_ID = 16  # characters of a pack's name that are its writer's ID
+_ALIGN = 64  # appends begin at multiples of this, so that `scan` finds records
+_HEADER_BYTES = 4096
+_SCAN_BYTES = 4 << 20
+_CLOCK_TRUSTED_S = 60.0
+
+
+class ObjectBlobs:
+    """`ports.Blobs` under a prefix of an object store, shared by any number of machines."""
+
+    def __init__(self, store: ObjectStore, prefix: str = "", *, grace_s: float = GRACE_S) -> None:
+        self.store = store
+        self.root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self.grace_s = grace_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._workers: Workers | None = None
+        self._registered: dict[str, float] = {}  # writers of ours, and when we last said so (monotonic)
+        self._dropped: deque[str] = deque()  # of those, forgotten before their commit
+        self._clock: tuple[float, float] | None = None  # (monotonic, the store's) at one moment
+        self._claim: Callable[[], None] | None = None  # to be made before anything is written or removed
+
+    def claim(self, store_id: str, names_packs: Callable[[], bool]) -> None:
+        """Refuse a prefix of another store; `names_packs` says whether the index of this one knows any packs at all."""
+        self._claim = partial(claim, self, store_id, names_packs)
+        try:
+            self._check_owner()
+        except Unavailable:
+            pass  # what is in the index can be looked at meanwhile
+
+    def writer(self, size_hint: int) -> ObjectWriter:
+        self._check_process()
+        self._check_owner()
+        self._forget_dropped()
+        return ObjectWriter(self)
+
+    def seal(self) -> None:
+        """Every writer has packs of its own. gc calls this first: forget writers that died long ago."""
+        self._check_owner()
+        with self.translated("list", "writers"):
+            found = [meta for page in list_objects(self.store, self.root + "writers/") for meta in page]
+        now_s = self._now_s()
+        for meta in found:
+            if now_s - meta["last_modified"].timestamp() > 2 * self.grace_s:
+                self._delete(meta["path"])
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        if target.nbytes == 0:
+            return
+        target = target.cast("B")
+        path = self._path(pack)
+        try:
+            with self.translated("read", path):
+                data = get_range(self.store, path, start=offset, length=len(target))
+        except NotFound:
+            self._check_answers(path)
+            raise NotFound(
+                f"pack {pack} is missing", hint="run kedge check; restore the object if there is a copy of it"
+            ) from None
+        except Unavailable:
+            self._check_length(pack, offset, len(target))  # a range behind the end has no error of its own
+            raise
+        if len(data) != len(target):
+            self._check_length(pack, offset, len(target))
+            raise Unavailable(f"{path}: the answer was cut off after {len(data)} bytes", hint="try again")
+        target[:] = memoryview(data)
+
+    def packs(self) -> Iterator[tuple[str, int]]:
+        try:
+            with self.translated("list", "packs"):
+                for page in list_objects(self.store, self.root + "packs/"):
+                    for meta in page:
+                        name = meta["path"].rpartition("/")[2]
+                        if _NAME.fullmatch(name):
+                            yield name, meta["size"]
+        except NotFound as error:
+            raise _away(f"{self.root}packs/", error) from error
+
+    def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
+        """True means that the store was told to delete it: of several removers, more than one may hear that."""
+        path = self._path(pack)
+        self._check_owner()
+        self._forget_dropped()
+        if self._size(path) is None or self._is_writing(pack[:_ID]) or not is_garbage():
+            return False
+        self._delete(path)
+        return True
+
+    def file_of(self, pack: str) -> str | None:
+        return None
+
+    def scan(self, pack: str, magic: bytes) -> Iterator[int]:
+        """Of every place that an append may begin at. Reads the whole pack; holds 4 MiB."""
+        size = self._size(self._path(pack))
+        if size is None:
+            raise NotFound(f"pack {pack} is missing")
+        for start in range(0, size, _SCAN_BYTES):
+            window = bytearray(min(_SCAN_BYTES + len(magic), size - start))
+            self.read_into(pack, start, memoryview(window))
+            if start == 0:
+                check_header(bytes(window[:_HEADER_BYTES]))
+            at = window.find(magic)
+            while 0 <= at < _SCAN_BYTES:
+                if at % _ALIGN == 0:
+                    yield start + at
+                at = window.find(magic, at + 1)
+
+    def close(self) -> None:
+        """Take back what writers forgot to. Nothing else is kept open."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            workers, self._workers = self._workers, None
+            ours = list(self._registered)
+        if workers is not None:
+            workers.shutdown(wait=True)
+        for writer_id in ours:
+            self.unregister(writer_id)
+
+    # What writers use
+
+    def submit(self, action: Callable[[], None]) -> Future[None]:
+        with self._lock:
+            if self._workers is None:
+                self._workers = Workers(2 * PUTS_AT_ONCE, "kedge-put", keep=2 * PUTS_AT_ONCE)
+            return self._workers.submit(action)
+
+    def create(self, pack: str, data: Buffer) -> None:
+        """Put a whole pack. That it exists already means that an earlier try arrived: nobody else draws its name."""
+        path = self._path(pack)
+        with self.translated("write", path):
+            try:
+                put(self.store, path, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                if self._size(path) != len(data):
+                    raise StorageError(f"{path} was written by somebody else", hint="save again") from None
+
+    def register(self, writer_id: str) -> None:
+        """Say, or say again, that a writer is at work."""
+        with self._lock:
+            self._registered[writer_id] = time.monotonic()
+        path = self._registration(writer_id)
+        with self.translated("write", path):
+            put(self.store, path, b"", use_multipart=False)
+
+    def is_due(self, writer_id: str) -> bool:
+        return time.monotonic() - self._registered.get(writer_id, 0.0) > self.grace_s / 4
+
+    def unregister(self, writer_id: str) -> None:
+        if writer_id in self._registered:
+            self._delete(self._registration(writer_id))
+            self._registered.pop(writer_id, None)
+
+    def drop(self, writer_id: str) -> None:
+        """From a destructor, where nothing may be asked of the network."""
+        self._dropped.append(writer_id)
+
+    def discard(self, packs: list[str]) -> None:
+        """Delete packs that an aborted writer had written: no index will ever name them."""
+        for pack in packs:
+            self._delete(self._path(pack))
+
+    # Inside
+
+    def _check_owner(self) -> None:
+        if self._claim is not None:
+            self._claim()
+            self._claim = None
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            self.unregister(self._dropped[0])
+            self._dropped.popleft()
+
+    def _is_writing(self, writer_id: str) -> bool:
+        path = self._registration(writer_id)
+        try:
+            with self.translated("look at", path):
+                said_at = head(self.store, path)["last_modified"]
+        except NotFound:
+            return False
+        return self._now_s() - said_at.timestamp() < self.grace_s or writer_id in self._registered
+
+    def _now_s(self) -> float:
+        """The time of the store, in whose terms objects are old: our clock may be anything (I4)."""
+        if self._clock is None or time.monotonic() - self._clock[0] > _CLOCK_TRUSTED_S:
+            path = self.root + "clock"
+            with self.translated("write", path):
+                put(self.store, path, b"", use_multipart=False)
+                self._clock = time.monotonic(), head(self.store, path)["last_modified"].timestamp()
+        return self._clock[1] + time.monotonic() - self._clock[0]
+
+    def _size(self, path: str) -> int | None:
+        try:
+            with self.translated("look at", path):
+                return head(self.store, path)["size"]
+        except NotFound:
+            return None
+
+    def _check_length(self, pack: str, offset: int, wanted: int) -> None:
+        size = self._size(self._path(pack))
+        if size is not None and offset + wanted > size:
+            raise Corrupted(
+                f"pack {pack} ends at byte {size}, inside the {wanted} bytes at {offset}",
+                hint="it was damaged after it was written: run kedge check",
+            )
+
+    def _check_answers(self, path: str) -> None:
+        """Of a bucket that is away, a read says no more than that the object is not there; a listing tells."""
+        try:
+            with self.translated("list", path):
+                for _ in list_objects(self.store, path):
+                    break
+        except NotFound as error:
+            raise _away(path, error) from error
+
+    def _delete(self, path: str) -> None:
+        try:
+            with self.translated("remove", path):
+                delete(self.store, path)
+        except NotFound:
+            pass  # some stores mind
+
+    def _registration(self, writer_id: str) -> str:
+        return f"{self.root}writers/{writer_id}"
+
+    def _path(self, pack: str) -> str:
+        if _NAME.fullmatch(pack) is None:
+            raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run kedge check")
+        return f"{self.root}packs/{pack}"
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StorageError(
+                "an object store cannot be used in a forked process", hint="start processes with spawn, not fork"
+            )
+
+    @contextmanager
+    def translated(self, action: str, path: str) -> Iterator[None]:
+        """obstore's errors leave as ours. What is not known to be final may be tried again."""
+        self._check_process()
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"{path} is missing") from error
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            hint = "check the credentials and what they allow: objects are read, listed, written and deleted"
+            raise ReadOnly(f"cannot {action} {path}: {_short(error)}", hint=hint) from error
+        except BaseError as error:
+            hint = "check that the store can be reached, then run it again"
+            raise Unavailable(f"cannot {action} {path}: {_short(error)}", hint=hint) from error
+
+
+def _away(path: str, error: NotFound) -> StorageError:
+    return StorageError(
+        f"cannot list {path}: the bucket does not answer as one ({error.message})",
+        hint="check the name of the bucket, the region and the endpoint",
+    )
+
+
+class _UnderWay:
+    """A request that runs in the background. What it needs is let go of when nobody holds it any more."""
+
+    def __init__(self, blobs: ObjectBlobs, action: Callable[[], None], memory: bytearray | None = None) -> None:
+        self.memory = memory  # that it sends from
+        self._blobs = blobs
+        self._action = action
+        self._future = blobs.submit(action)
+
+    def wait(self) -> None:
+        """Until it has been done. After Unavailable the next call waits for another try."""
+        try:
+            self._future.result()
+        except Unavailable:
+            self._future = self._blobs.submit(self._action)
+            raise
+
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def finish(self) -> None:
+        """Until nothing is under way any more, for better or worse."""
+        self._future.exception()
+
+
+class ObjectWriter:
+    """`ports.BlobWriter`. After Unavailable the same call may be made again: nothing that was appended is lost."""
+
+    def __init__(self, blobs: ObjectBlobs) -> None:
+        self._pid = os.getpid()
+        self._blobs = blobs
+        self._id = os.urandom(_ID // 2).hex()
+        self._lock = threading.Lock()
+        self._pack = ""
+        self._memory = bytearray()
+        self._end = 0
+        self._spare: list[bytearray] = []  # of packs that have arrived: fresh memory costs more than copying into it
+        self._registering: _UnderWay | None = None
+        self._under_way: list[_UnderWay] = []
+        self._sent: list[str] = []
+        self._is_finished = False
+        self._is_committed = False
+
+    def append(self, data: Buffer) -> tuple[str, int]:
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        with self._lock:
+            self._check_open()
+            self._register()
+            while len(self._under_way) >= PUTS_AT_ONCE:
+                self._wait()
+            if self._pack and self._end + len(view) > PACK_BYTES:
+                self._send()
+            if not self._pack:
+                self._begin(len(view))
+            offset = self._write(view)
+            self._write(bytes(-self._end % _ALIGN))
+            return self._pack, offset
+
+    def commit(self) -> None:
+        with self._lock:
+            self._check_open()
+            if self._pack:
+                self._send()
+            while self._under_way:
+                self._wait()
+            if self._registering is not None:
+                self._registering.wait()
+            self._spare.clear()
+            self._is_finished = self._is_committed = True
+
+    def abort(self) -> None:
+        with self._lock:
+            is_first = not self._is_finished
+            self._is_finished = True
+            for request in self._under_way:
+                request.finish()
+            self._under_way.clear()
+        if is_first:
+            self._blobs.discard(self._sent)
+        self.release()
+
+    def release(self) -> None:
+        if self._pid == os.getpid():
+            self._is_finished = True
+            if self._registering is not None:
+                self._registering.finish()
+                self._blobs.unregister(self._id)
+
+    def __del__(self) -> None:
+        if self._registering is not None and not self._is_committed and self._pid == os.getpid():
+            self._blobs.drop(self._id)
+
+    def _register(self) -> None:
+        """In the background: until the index fences a pack off, being seen late costs at most work done twice."""
+        if self._registering is None or (self._registering.is_done() and self._blobs.is_due(self._id)):
+            self._registering = _UnderWay(self._blobs, partial(self._blobs.register, self._id))
+
+    def _begin(self, size_bytes: int) -> None:
+        """A new pack, with room for an append of this size; it takes only as much memory as is written to."""
+        self._pack = self._id + os.urandom(_ID // 2).hex()
+        first = header(self._pack)
+        room = max(PACK_BYTES, len(first) + size_bytes + _ALIGN)
+        self._memory = self._spare.pop() if self._spare and room == PACK_BYTES else bytearray(room)
+        self._end = 0
+        self._write(first)
+
+    def _write(self, data: Buffer) -> int:
+        start, self._end = self._end, self._end + len(data)
+        memoryview(self._memory)[start : self._end] = data
+        return start
+
+    def _wait(self) -> None:
+        """For the first of the puts under way."""
+        self._under_way[0].wait()
+        done = self._under_way.pop(0)
+        if done.memory is not None and len(done.memory) == PACK_BYTES:
+            self._spare.append(done.memory)
+
+    def _send(self) -> None:
+        data = memoryview(self._memory)[: self._end]
+        put_it = partial(self._blobs.create, self._pack, data)
+        self._under_way.append(_UnderWay(self._blobs, put_it, self._memory))
+        self._sent.append(self._pack)
+        self._pack, self._memory = "", bytearray()
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise Validation("this writer belongs to the parent process", hint="save again after the fork")
+        if self._is_finished:
+            raise Validation("this writer is finished", hint="ask for a new one")
+
+
+def _short(error: BaseException) -> str:
+    return str(error).partition("\n")[0].strip()
+
+
+def connect(url: str) -> ObjectBlobs:
+    """The blobs behind s3://bucket/prefix, gs://… or az://…; credentials come from where each cloud's tools look.
+
+    obstore tries nothing again by itself: that is for `RetryingBlobs`, which knows what may be repeated.
+    """
+    parts = urlsplit(url)
+    options: ClientConfig = {"timeout": "60s", "connect_timeout": "10s"}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    if parts.scheme == "s3" and endpoint.startswith("http://"):
+        options["allow_http"] = True  # whoever names such an endpoint means it
+    # Not every server compares what arrives with the digest in its signature; all compare it with a checksum.
+    checks: Any = {"checksum_algorithm": "SHA256"} if parts.scheme == "s3" else {}
+    try:
+        store = from_url(
+            f"{parts.scheme}://{parts.netloc}", client_options=options, retry_config={"max_retries": 0}, **checks
+        )
+    except (BaseError, ValueError) as error:
+        raise Validation(
+            f"{url} cannot be used: {_short(error)}", hint="use s3://bucket/prefix, gs://… or az://…"
+        ) from (error)
+    return ObjectBlobs(store, parts.path)

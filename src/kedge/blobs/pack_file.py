@@ -1,0 +1,381 @@
+"""One pack file from the side of the process that appends to it: reserving, writing, syncing, giving back.
+
+0      magic, format version, name, CRC-32 of these three, zeros
+4096   an extent, zeros up to the next block, the next extent, …
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterable
+
+from kedge.errors import StorageError, UnsupportedFormat, Validation, storage_error
+from kedge.sharing import share
+
+from .direct import BLOCK_BYTES, Input, Output, forget_after_fork, round_up, sync_data, sync_directory
+
+MAGIC = b"KDPACK1\n"
+FORMAT = 1
+SUFFIX = ".pack"
+
+_HEADER = struct.Struct("<8sI32s")
+_CRC = struct.Struct("<I")
+_LEAST_STEP = 64 << 10  # preallocation grows with the pack: a tiny store stays tiny
+_MOST_STEP = 16 << 20
+
+
+class Folder:
+    """The directory of packs, whose entries, and its own, must be durable before a commit returns."""
+
+    def __init__(self, path: str, *, create: bool = True) -> None:
+        self.path = path
+        self._is_named = False
+        try:
+            if create:
+                _make_directory(path)
+        except OSError as error:
+            raise storage_error("create", path, error) from error
+
+    def sync(self) -> None:
+        sync_directory(self.path)
+        if not self._is_named:
+            # Another process may have made the directory and not have synced its parent yet.
+            sync_directory(os.path.dirname(self.path))
+            self._is_named = True
+
+
+class OpenPack:
+    """A pack that this process made and may append to.
+
+    `users` counts the writers that hold it. That, locking and closing are the pool's business, under the
+    pool's lock; reserving, writing and syncing are safe from any thread of a writer that is counted.
+    """
+
+    def __init__(self, folder: Folder, *, roll_bytes: int, direct: bool) -> None:
+        self.name, self._path, self._output = _create(folder.path, direct)
+        self.users = 0
+        self.owed = 0  # of the users, writers that are gone and never said that the index has committed
+        self._folder = folder
+        self._roll_bytes = roll_bytes
+        self._changed = threading.Condition()
+        self._end = self._allocated = BLOCK_BYTES
+        self._committed = 0  # everything below is durable; 0: not even the name
+        self._is_retired = False  # takes no more, but what others wrote can still be committed
+        self._is_short = False  # of space on the disk
+        self._sync_error: OSError | None = None
+        self._is_syncing = False
+        self._syncs_begun = self._syncs_done = 0
+
+    def takes_more(self) -> bool:
+        return not self._is_retired and self._sync_error is None and self._end < self._roll_bytes
+
+    def reserve(self, size: int, hint: int) -> int | None:
+        """The offset of `size` bytes that nobody else will write to; None when the pack takes no more."""
+        with self._changed:
+            if not self.takes_more():
+                return None
+            offset, end = self._end, self._end + round_up(size)
+            if end > self._allocated:
+                try:
+                    self._grow(end, hint)
+                except OSError as error:
+                    self._is_short = True
+                    raise storage_error("extend", self._path, error) from error
+            self._end = end
+            return offset
+
+    def write(self, data: memoryview, offset: int) -> None:
+        try:
+            self._output.write(data, offset)
+        except OSError as error:
+            self._is_retired = True
+            if self._output.sync_error is not None:
+                self._sync_error = self._output.sync_error
+            raise storage_error("write", self._path, error) from error
+
+    def sync(self, end: int) -> None:
+        """Make everything durable that was written before this call; the caller's extents lie below `end`.
+
+        Concurrent callers share a sync: one that runs already may have passed our bytes, but the first one
+        begun from now on has not.
+        """
+        with self._changed:
+            turn = self._syncs_begun + 1
+            while self._is_syncing and self._syncs_done < turn:
+                self._changed.wait()
+            if self._sync_error is not None:
+                raise storage_error("sync", self._path, self._sync_error)
+            if self._syncs_done >= turn:
+                self._committed = max(self._committed, end)
+                return
+            self._is_syncing = True
+            self._syncs_begun += 1
+            is_named = self._committed > 0
+        try:
+            sync_data(self._output.fd)
+            if not is_named:
+                self._folder.sync()
+        except OSError as error:
+            self._sync_error = error  # I9
+            raise storage_error("sync", self._path, error) from error
+        else:
+            with self._changed:
+                self._syncs_done = self._syncs_begun
+                self._committed = max(self._committed, end)
+        finally:
+            with self._changed:
+                self._is_syncing = False
+                self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Nobody is writing: give back what was not committed, and preallocation that a hint overstated."""
+        if not self._committed:
+            self._is_retired = True
+            try:
+                os.unlink(self._path)  # nothing in it was ever acknowledged
+            except OSError:
+                pass  # gc will find it
+        elif self._end > self._committed or self._allocated > self._end + _MOST_STEP or self._is_short:
+            self._is_short = False
+            self._truncate()
+
+    def lock(self) -> bool:
+        try:
+            return try_lock(self._output.fd, self._path)
+        except StorageError:
+            return False
+
+    def unlock(self) -> None:
+        try:
+            fcntl.flock(self._output.fd, fcntl.LOCK_UN)
+        except OSError:
+            self._is_retired = True  # it stays locked until it is closed
+
+    def close(self) -> None:
+        """The pack is final: its file ends where its last committed extent does."""
+        if self._committed and self._allocated > self._committed:
+            self._truncate()
+        self.unlock()  # closing alone would not, if a child was forked meanwhile
+        self.forget()
+
+    def forget(self) -> None:
+        os.close(self._output.fd)
+
+    def _grow(self, end: int, hint: int) -> None:
+        """Allocate up to `end`, and ahead for what is known or likely to come if there is space for it."""
+        step = max(round_up(hint), min(self._end // 4, _MOST_STEP), _LEAST_STEP)
+        ample = max(end, min(self._end + step, round_up(self._roll_bytes)))
+        try:
+            self._output.allocate(self._allocated, ample - self._allocated)
+        except OSError as error:
+            if ample == end or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            self._output.allocate(self._allocated, end - self._allocated)
+            ample = end
+        self._allocated = ample
+
+    def _truncate(self) -> None:
+        """Need not be durable: after a crash the file is longer than needed, and nothing names the rest."""
+        if self._sync_error is not None:
+            return  # hands off what a failing disk holds
+        try:
+            os.ftruncate(self._output.fd, self._committed)
+        except OSError:
+            self._is_retired = True  # costs space, no bytes
+        else:
+            self._end = self._allocated = self._committed
+
+
+class PackPool:
+    """The packs this process appends to: a current one, and those that writers still hold.
+
+    Writers share the current pack rather than take one each: fewer files, and one sync serves all of them.
+    """
+
+    def __init__(self, folder: Folder, *, roll_bytes: int, direct: bool) -> None:
+        self._folder = folder
+        self._roll_bytes = roll_bytes
+        self._direct = direct
+        self._lock = threading.Lock()
+        self._current: OpenPack | None = None
+        self._packs: set[OpenPack] = set()
+        self._dropped: deque[tuple[list[OpenPack], bool]] = deque()  # see drop
+        self._is_closed = False
+        forget_after_fork(self)
+
+    def acquire(self) -> OpenPack:
+        """A pack that takes more, locked; the caller owes a release."""
+        with self._lock:
+            self._release_dropped()
+            if self._is_closed:
+                raise Validation("this store is closed", hint="open it again")
+            pack = self._current
+            # Locking fails when gc looks at the pack right now, or has removed it.
+            if pack is None or not pack.takes_more() or not (pack.users or pack.lock()):
+                self._current = None
+                if pack is not None and not pack.users:
+                    self._close(pack)
+                pack = OpenPack(self._folder, roll_bytes=self._roll_bytes, direct=self._direct)
+                self._packs.add(pack)
+                self._current = pack
+            pack.users += 1
+            return pack
+
+    def seal(self) -> None:
+        """Let the next writer begin a new pack."""
+        with self._lock:
+            pack, self._current = self._current, None
+            if pack is not None and not pack.users:
+                self._close(pack)
+
+    def release(self, packs: Iterable[OpenPack]) -> None:
+        with self._lock:
+            self._release(packs)
+            self._release_dropped()
+
+    def drop(self, packs: list[OpenPack], *, is_committed: bool) -> None:
+        """The packs of a writer that was garbage collected; this may run inside our own lock and must not wait.
+
+        What it committed may be on its way into the index still. Nobody will tell when it has arrived, so its
+        packs stay locked until the store is closed (I3).
+        """
+        self._dropped.append((packs, is_committed))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._release_dropped()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Give back preallocated space. Packs that writers hold are closed when they are released."""
+        with self._lock:
+            self._is_closed = True
+            self._current = None
+            self._release_dropped()
+            for pack in list(self._packs):
+                pack.users -= pack.owed
+                pack.owed = 0
+                if not pack.users:
+                    self._close(pack)
+
+    def after_fork(self) -> None:
+        """In the child: packs and their locks are the parent's. Closing them here unlocks nothing there."""
+        for pack in self._packs:
+            pack.forget()
+        self._packs.clear()
+        self._current = None
+        self._dropped.clear()
+        self._lock = threading.Lock()
+
+    def _release(self, packs: Iterable[OpenPack]) -> None:
+        for pack in packs:
+            pack.users -= 1
+            if pack.users:
+                continue
+            pack.settle()
+            if pack is self._current and pack.takes_more():
+                pack.unlock()
+            else:
+                self._close(pack)
+
+    def _release_dropped(self) -> None:
+        while self._dropped:
+            packs, is_committed = self._dropped.popleft()
+            if is_committed:
+                for pack in packs:
+                    pack.owed += 1
+            else:
+                self._release(packs)
+
+    def _close(self, pack: OpenPack) -> None:
+        self._packs.discard(pack)
+        if pack is self._current:
+            self._current = None
+        pack.close()
+
+
+def header(name: str) -> bytes:
+    """The first block of the pack `name`."""
+    fields = _HEADER.pack(MAGIC, FORMAT, name.encode())
+    return (fields + _CRC.pack(zlib.crc32(fields))).ljust(BLOCK_BYTES, b"\0")
+
+
+def refuse_newer(file: Input) -> None:
+    """UnsupportedFormat for a pack of a newer format (I8)."""
+    check_header(os.pread(file.fd, _HEADER.size + _CRC.size, 0))
+
+
+def check_header(block: bytes) -> None:
+    """UnsupportedFormat if `block`, with which a pack begins, says so.
+
+    A damaged header is no reason to refuse: each chunk is verified by its own digest anyway.
+    """
+    if len(block) < _HEADER.size + _CRC.size:
+        return
+    magic, version, name = _HEADER.unpack_from(block)
+    (crc,) = _CRC.unpack_from(block, _HEADER.size)
+    if magic == MAGIC and version > FORMAT and crc == zlib.crc32(block[: _HEADER.size]):
+        raise UnsupportedFormat(
+            f"pack {name.decode(errors='replace')} has format {version}, newer than the known {FORMAT}",
+            hint="update Kedge",
+        )
+
+
+def try_lock(fd: int, path: str) -> bool:
+    """Take the lock unless somebody has it; False also when the file was removed before we got it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise storage_error("lock", path, error) from error
+    return os.fstat(fd).st_nlink > 0
+
+
+def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
+    """A new pack, locked by us, with its header written: (name, path, file)."""
+    while True:
+        name = os.urandom(16).hex()
+        path = os.path.join(directory, name + SUFFIX)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise storage_error("create a pack in", directory, error) from error
+        try:
+            if not try_lock(fd, path):
+                os.close(fd)  # gc saw it before we had the lock: it is gone, or will be
+                continue
+            share(path)
+            output = Output(fd, direct=direct)
+            output.write_first(header(name))
+        except OSError as error:
+            os.close(fd)
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # gc will find it
+            if isinstance(error, StorageError):
+                raise
+            raise storage_error("create a pack in", directory, error) from error
+        return name, path, output
+
+
+def _make_directory(path: str) -> None:
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    _make_directory(parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    else:
+        share(path)
+    sync_directory(parent)

@@ -1,0 +1,265 @@
+"""Packs on a local disk: `<directory>/<32 hex>.pack`. The bytes inside are described in `pack_file`.
+
+Who may do what:
+
+- Only the process that created a pack appends to it, and only while it holds `flock` on it. It keeps one
+  current pack across saves; its threads append to that one in parallel and share its syncs.
+- A pack stays locked until every writer that appended to it is released, so that gc cannot judge chunks that
+  are durable but not yet named by the index (I3). Between saves it is free: gc of any process may have it.
+- `remove` needs the lock. A crash drops the lock, and what the crashed process left becomes removable.
+- A pack whose sync failed is never appended to or synced again (I9).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+from kedge.errors import Corrupted, NotFound, StorageError, Validation, storage_error
+from kedge.ports import Buffer
+
+from .direct import BLOCK_BYTES, Input, OpenFiles, aligned_memory, round_up
+from .pack_file import SUFFIX, Folder, OpenPack, PackPool, refuse_newer, try_lock
+
+ROLL_BYTES = 256 << 20  # no extent begins beyond this, so that compacting a pack stays a small matter
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+_OPEN_FILES = 64
+_SCAN_BYTES = 4 << 20
+
+
+class PackBlobs:
+    """`ports.Blobs` in files of one directory, shared by any number of threads and processes of one machine.
+
+    `direct=False` keeps to the page cache, for file systems whose direct writes are slow or wrong. With `create=False`
+    a directory that is away is not made anew: until it is back, nothing can be said of the packs in it.
+    """
+
+    def __init__(
+        self, directory: str, *, roll_bytes: int = ROLL_BYTES, direct: bool = True, create: bool = True
+    ) -> None:
+        self._folder = Folder(os.path.abspath(directory), create=create)
+        self._files = OpenFiles(_OPEN_FILES, refuse_newer)
+        self._pool = PackPool(self._folder, roll_bytes=roll_bytes, direct=direct)
+        # What a forgotten close() leaves is preallocated space: give it back at the latest when Python ends.
+        weakref.finalize(self, self._pool.close)
+
+    def writer(self, size_hint: int) -> PackWriter:
+        return PackWriter(self, self._pool, size_hint)
+
+    def seal(self) -> None:
+        self._pool.seal()
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        if target.nbytes == 0:
+            return
+        target = target.cast("B")
+        file = self._open(pack)
+        try:
+            count = file.read(target, offset)
+        except OSError as error:
+            raise storage_error("read", self._path(pack), error) from error
+        if count < len(target):
+            raise Corrupted(
+                f"pack {pack} ends at byte {offset + count}, inside the {len(target)} bytes at {offset}",
+                hint="it was damaged after it was written: run kedge check",
+            )
+
+    def packs(self) -> Iterator[tuple[str, int]]:
+        try:
+            with os.scandir(self._folder.path) as entries:
+                found = [entry for entry in entries if entry.name.endswith(SUFFIX)]
+        except OSError as error:
+            raise storage_error("list", self._folder.path, error) from error
+        for entry in found:
+            name = entry.name.removesuffix(SUFFIX)
+            try:
+                if _NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
+                    yield name, entry.stat(follow_symlinks=False).st_size
+            except FileNotFoundError:
+                continue  # removed since
+            except OSError as error:
+                raise storage_error("list", self._folder.path, error) from error
+
+    def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
+        path = self._path(pack)
+        self._pool.release(())  # what dropped writers still hold
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise storage_error("remove", path, error) from error
+        try:
+            if not try_lock(fd, path) or not is_garbage():
+                return False
+            try:
+                os.unlink(path)
+                self._folder.sync()
+            except OSError as error:
+                raise storage_error("remove", path, error) from error
+        finally:
+            os.close(fd)
+        self._files.drop(path)
+        return True
+
+    def file_of(self, pack: str) -> str | None:
+        return self._path(pack)
+
+    def scan(self, pack: str, magic: bytes) -> Iterator[int]:
+        """Of every block that begins with `magic`. Survives garbage and unreadable blocks; holds 4 MiB."""
+        file = self._open(pack)
+        window = aligned_memory(_SCAN_BYTES)
+        view = memoryview(window)
+        start = 0
+        try:
+            while count := _read_damaged(file, view, start):
+                for block in range(0, count, BLOCK_BYTES):
+                    if window[block : block + len(magic)] == magic:
+                        yield start + block
+                start += count
+        except OSError as error:
+            raise storage_error("scan", self._path(pack), error) from error
+
+    def close(self) -> None:
+        """Give back preallocated space and descriptors. Writers still unreleased keep their packs."""
+        self._pool.close()
+        self._files.clear()
+
+    def _path(self, pack: str) -> str:
+        # Names come from index rows: one that was damaged, or forged, must not lead out of the directory.
+        if _NAME.fullmatch(pack) is None:
+            raise NotFound(f"{pack[:80]!r} is not the name of a pack", hint="run kedge check")
+        return os.path.join(self._folder.path, pack + SUFFIX)
+
+    def _open(self, pack: str) -> Input:
+        path = self._path(pack)
+        try:
+            return self._files.get(path)
+        except StorageError:
+            raise
+        except FileNotFoundError as error:
+            if not os.path.isdir(self._folder.path):  # a disk that is away has no packs either, and loses none
+                raise storage_error("read", self._folder.path, error) from error
+            hint = "run kedge check; restore the file if there is a copy of it"
+            raise NotFound(f"pack {pack} is missing", hint=hint) from None
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+
+
+class PackWriter:
+    """`ports.BlobWriter`. Its packs are kept from gc until `release`."""
+
+    def __init__(self, blobs: PackBlobs, pool: PackPool, size_hint: int) -> None:
+        self._pid = os.getpid()
+        self._blobs = blobs  # whose end would close the pool
+        self._pool = pool
+        self._hint = size_hint  # what is still to come
+        self._changed = threading.Condition()
+        self._ends: dict[OpenPack, int] = {}  # packs held, and where our last extent in each ends
+        self._pack: OpenPack | None = None
+        self._appending = 0  # calls under way
+        self._is_finished = False
+        self._is_committed = False
+        self._failure: StorageError | None = None
+
+    def append(self, data: Buffer) -> tuple[str, int]:
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        self._check_process()
+        with self._changed:
+            self._check_open()
+            pack, offset = self._reserve(len(view))
+            self._appending += 1
+        try:
+            pack.write(view, offset)
+        except StorageError as error:
+            self._failure = error
+            raise
+        finally:
+            with self._changed:
+                self._appending -= 1
+                self._changed.notify_all()
+        return pack.name, offset
+
+    def commit(self) -> None:
+        self._check_process()
+        with self._changed:
+            self._check_open()
+        self._finish()
+        try:
+            for pack, end in self._ends.items():
+                pack.sync(end)
+        except StorageError:
+            self.release()
+            raise
+        self._is_committed = True
+
+    def abort(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        if self._pid == os.getpid():
+            self._finish()
+            packs, self._ends, self._pack = list(self._ends), {}, None
+            self._pool.release(packs)
+
+    def __del__(self) -> None:
+        if getattr(self, "_ends", None) and self._pid == os.getpid():
+            self._pool.drop(list(self._ends), is_committed=self._is_committed)
+
+    def _finish(self) -> None:
+        """Refuse further appends and wait for those under way: their descriptor may be closed after this."""
+        with self._changed:
+            self._is_finished = True
+            while self._appending:
+                self._changed.wait()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise Validation("this writer belongs to the parent process", hint="save again after the fork")
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            kind = type(self._failure)  # a full disk is one for every thread
+            raise kind(f"an earlier write failed: {self._failure.message}", hint=self._failure.hint)
+        if self._is_finished:
+            raise Validation("this writer is finished", hint="ask for a new one")
+
+    def _reserve(self, size: int) -> tuple[OpenPack, int]:
+        try:
+            while True:
+                if self._pack is None:
+                    self._pack = self._pool.acquire()
+                    self._ends[self._pack] = 0
+                offset = self._pack.reserve(size, self._hint)
+                if offset is not None:
+                    break
+                self._pack = None
+        except StorageError as error:
+            self._failure = error
+            raise
+        self._hint = max(0, self._hint - size)
+        self._ends[self._pack] = offset + round_up(size)
+        return self._pack, offset
+
+
+def _read_damaged(file: Input, target: memoryview, offset: int) -> int:
+    """Read what can be read; blocks the disk no longer gives become zeros."""
+    try:
+        return file.read(target, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    size = min(len(target), os.fstat(file.fd).st_size - offset)
+    for start in range(0, size, BLOCK_BYTES):
+        block = target[start : min(size, start + BLOCK_BYTES)]
+        try:
+            file.read(block, offset + start)
+        except OSError:
+            block[:] = bytes(len(block))
+    return size

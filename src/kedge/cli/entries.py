@@ -1,0 +1,64 @@
+"""Entries of a stored tree of files, for people and as JSON."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+
+import click
+
+from kedge.errors import NotFound
+from kedge.files import File, FileEntry, Tree
+from kedge.model import to_datetime
+
+from .tables import Column, print_table
+from .text import count_of, exactly, size, style
+
+_TYPES = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "symlink": stat.S_IFLNK, "hard link": stat.S_IFREG}
+
+
+def entries_below(files: Tree | File, path: str) -> list[FileEntry]:
+    """The entries of a tree, all or those at and below a path in it."""
+    found = files.entries
+    if not path:
+        return found
+    below = [entry for entry in found if entry.path == path or entry.path.startswith(path + "/")]
+    if not below:
+        raise NotFound(f"the tree has no {path!r}", hint="kedge show --path shows what is in it")
+    return below
+
+
+def entry_json(entry: FileEntry) -> dict[str, object]:
+    return {
+        "path": entry.path.encode("utf-8", "backslashreplace").decode(),
+        "kind": entry.kind,
+        "size_bytes": entry.size_bytes,
+        "mode": f"{entry.mode:04o}",
+        "mtime": to_datetime(entry.mtime_ns // 1000).isoformat(),
+        "target": None if entry.target is None else entry.target.encode("utf-8", "backslashreplace").decode(),
+    }
+
+
+def print_entries(entries: Sequence[FileEntry], most: int) -> None:
+    print_table(
+        (
+            Column("MODE", look="dim", is_whole=True, drop=2),
+            Column("SIZE", ">", is_whole=True),
+            Column("MODIFIED", look="dim", is_whole=True, drop=1),
+            Column("PATH", least=20),
+        ),
+        [
+            (
+                stat.filemode(_TYPES[entry.kind] | entry.mode),
+                size(entry.size_bytes) if entry.kind in ("file", "hard link") else "",
+                exactly(to_datetime(entry.mtime_ns // 1000))[:16],
+                entry.path
+                + ("/" if entry.kind == "directory" else "")
+                + (f" → {entry.target}" if entry.target else ""),
+            )
+            for entry in entries[:most]
+        ],
+    )
+    if len(entries) > most:
+        more = count_of(len(entries) - most, "more entry", "more entries")
+        click.echo(style(f"… {more} (--items N shows more)", "dim"))

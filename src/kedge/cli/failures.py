@@ -1,0 +1,90 @@
+"""What a failure looks like: a message and a hint on stderr, and an exit code from the table in `kedge.errors`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from .text import columns, labelled
+
+USAGE, INTERRUPTED = 2, 130
+
+# What errors say to who writes Python, and how that is said here.
+IN_OUR_WORDS = {
+    "choose another destination, or pass overwrite=True": "choose another destination, or --force to replace it",
+    "or pass overwrite=True to replace what has the same name": "or --force to replace what has the same name",
+    "exclude it, or leave out all such files with skip_special=True": "leave it out with --exclude NAME",
+    "exclude it, or accept that with allow_changing=True": "or leave it out with --exclude NAME",
+    "use kedge.File for a single file": "use --file for a single file",
+    "use kedge.Tree for a directory": "use --tree for a directory",
+    "put details into metadata=": "put details into --metadata",
+    "larger data belongs into metadata=": "larger data belongs into --metadata",
+    "convert it with str(), or put it into metadata=": "shorten it, or put it into --metadata",
+    "for another 0 s": "for less than a second",
+}
+
+
+def report_failure(error: BaseException, *, as_json: bool) -> int:
+    """Say what went wrong and answer the exit code. With `as_json`: {"code", "message", "hint"} on stderr."""
+    code, message, hint, exit_code = describe(error)
+    try:
+        if as_json:
+            import json
+
+            click.echo(json.dumps({"code": code, "message": message, "hint": hint}), err=True)
+        elif isinstance(error, click.exceptions.NoArgsIsHelpError):
+            click.echo(error.format_message(), err=True)
+        elif code == "interrupted":
+            click.echo("interrupted", err=True)
+        else:
+            _print("error:", "bad", message)
+            if hint:
+                _print(" hint:", "warn", hint)
+        if code == "unexpected" and os.environ.get("KEDGE_DEBUG"):
+            import traceback
+
+            traceback.print_exception(error, file=sys.stderr)
+    except OSError:
+        pass  # stderr is closed; the exit code still tells
+    return exit_code
+
+
+def _print(label: str, look: str, text: str) -> None:
+    for line in labelled(label, look, text, columns() if sys.stderr.isatty() else None):
+        click.echo(line, err=True)
+
+
+def in_our_words(text: str) -> str:
+    for theirs, ours in IN_OUR_WORDS.items():
+        text = text.replace(theirs, ours)
+    return text
+
+
+def describe(error: BaseException) -> tuple[str, str, str, int]:
+    """(code, message, hint, exit code) of anything that may end a command."""
+    from kedge.errors import CheckpointError, storage_error
+
+    if isinstance(error, CheckpointError):
+        return error.code, in_our_words(error.message), in_our_words(error.hint), error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return "usage", "no command given", "see kedge --help", USAGE
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "kedge"
+        return "usage", error.format_message(), f"see {where} --help", USAGE
+    if isinstance(error, click.ClickException):
+        return "usage", error.format_message(), "", USAGE
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "interrupted", "interrupted", "", INTERRUPTED
+    if isinstance(error, OSError) and error.errno and error.filename is not None:
+        found = storage_error("use", os.fsdecode(error.filename), error)
+        return found.code, found.message, found.hint, found.exit_code
+    if isinstance(error, MemoryError):
+        return "memory", "not enough memory", "restore a part with --path, or use a larger machine", 1
+    return (
+        "unexpected",
+        f"this should not have happened: {type(error).__name__}: {error}",
+        "please report it with the output of the same command under KEDGE_DEBUG=1 and of kedge doctor",
+        1,
+    )

@@ -1,0 +1,104 @@
+"""Progress bars for long work: on stderr, only on a terminal, only when the work takes a moment."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .text import size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Report = Callable[[int, int], None]  # (done, total)
+
+_QUIET_S = 0.3  # work that is over by then shows nothing, and does not pay for importing rich
+
+
+@contextmanager
+def progress(label: str, *, unit: str) -> Iterator[Report | None]:
+    """A callback for `progress=` parameters; None when nobody watches. `unit` is "bytes" or what is counted."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(label, unit)
+    try:
+        yield bar.report
+    finally:
+        bar.stop()
+
+
+class _Bar:
+    def __init__(self, label: str, unit: str) -> None:
+        self._label = label
+        self._unit = unit
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._shown: Progress | None = None
+
+    def report(self, done: int, total: int) -> None:
+        elapsed = time.monotonic() - self._started
+        if elapsed < _QUIET_S:
+            return
+        with self._lock:
+            if self._shown is None:
+                self._shown = _make()
+                self._shown.add_task(self._label, total=total, amount="", rate="")
+                self._shown.start()
+            rate = done / elapsed
+            self._shown.update(
+                self._shown.task_ids[0],
+                completed=done,
+                total=total or None,
+                amount=f"{self._amount(done)} of {self._amount(total)}",
+                rate=f"{self._amount(round(rate))}/s" if rate >= 1 else "",
+            )
+
+    def _amount(self, count: int) -> str:
+        return size(count) if self._unit == "bytes" else f"{count:,}"
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._shown is not None:
+                self._shown.stop()
+
+
+def _make() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TextColumn("[dim]{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+@contextmanager
+def watched(report: Report | None, look: Callable[[], tuple[int, int]], every_s: float = 0.2) -> Iterator[None]:
+    """For work that has no callback: ask `look()` for (done, total) from a thread while the block runs."""
+    if report is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.wait(every_s):
+            report(*look())
+
+    thread = threading.Thread(target=ask, name="kedge-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,170 @@
+"""The codec: any state as a tree of msgpack with numbered Ext types, plus the large buffers beside it.
+
+    state ── encode ──▶ tree (bytes) + buffers ── chunks, packs, index … ──▶ tree + fetch(n) ── decode ──▶ state
+
+What is loaded equals what was saved, in type and in value; what could not come back so is refused when it is
+saved, with its path (I2). Loading builds only the types below and those the application registered under a
+name, from data; it looks no class up by module and runs nothing the application did not register (I7).
+
+None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are msgpack's own. The rest is Ext:
+
+    tag  type                     payload (a list: msgpack array; its items may be Ext again)
+      1  int beyond 64 bits       two's complement, big-endian
+      2  str with lone surrogates UTF-8 of each code point
+      3  complex                  two big-endian float64
+      4  bytes, out of band       [size, reference]     reference: the number of a buffer, or bin = the bytes
+      5  bytearray                [size, reference]
+      7  tuple                    [item…]
+      8  set                      [item…] in the order of the encoded items
+      9  frozenset                same
+     10  dict, not all keys str   [key, value, …] in insertion order
+     11  OrderedDict              [attributes or nil, key, value, …]
+     12  Counter                  [key, count, …]
+     13  defaultdict              [name of the factory, key, value, …]
+     14  deque                    [maxlen or nil, item…]
+     15  range                    [start, stop, step]
+     16  slice                    [start, stop, step]
+     17  Decimal                  its text, ASCII
+     18  Fraction                 [numerator, denominator]
+     19  datetime                 [year, month, day, hour, minute, second, µs, fold, zone or nil]
+     20  date                     YYYY-MM-DD
+     21  time                     [hour, minute, second, µs, fold, zone or nil]
+     22  timedelta                [days, seconds, µs]
+     23  timezone                 [offset] or [offset, name]
+     24  ZoneInfo                 its key, UTF-8
+     25  UUID                     16 bytes, and one for is_safe: 0 unknown, 1 safe, 2 unsafe
+     26  paths                    [name of the class, text]
+     27  registered, by fields    [name, version, more or nil, field, value, …]
+     28  registered, one value    [name, version, value]
+     29  torch, sparse tensors    [layout, [length…], requires_grad, indices, values, is_coalesced], or
+                                  [layout, [length…], requires_grad, compressed indices, plain indices, values]
+     30  numpy.ndarray            [dtype, [length…], "C" or "F", reference]
+     31  numpy.ndarray of object  [dtype, [length…], "C" or "F", item…]
+     32  numpy scalar             [dtype, reference], or ["U", str], ["S", bytes]
+     33  numpy.dtype              [dtype]
+     34  torch.Tensor, Parameter  [class, dtype, [length…], requires_grad, reference]; of tensors that overlap:
+                                  […, reference to their memory, [stride…], offset in bytes, size of the memory]
+     35  torch Size, device, dtype  [class, value]
+     36  pandas                   [class, field, value, …]
+     37  pandas scalars           ["NaT"], ["NA"], [class, unit, count, …]
+     38  polars                   [class, {shape, columns}, size, reference to Arrow IPC]
+     39  pyarrow                  [class, {shape, columns}, size, reference to Arrow IPC]
+    40…  Kedge's own kinds     register_builtin
+     42  jax arrays, random keys  [dtype, [length…], kind of key or "", reference]
+     43  a state of over 200 levels  [[first buffer, [size…], part], …]: see `deep`
+     44  in a part of one         the number of the part that stands here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kedge.chunks import DeviceMemory
+from kedge.errors import Validation
+from kedge.ports import Buffer
+
+from . import deep, plain, summaries  # noqa: F401 - they enter their kinds
+from .kinds import (
+    MAX_DEPTH,
+    PART_DEPTH,
+    BufferSummary,
+    ChunkedSource,
+    DecodeContext,
+    DeviceTargets,
+    EncodeContext,
+    Fetch,
+    Source,
+    TypeSummary,
+    register_builtin,
+)
+from .packing import pack_state
+from .registry import register
+from .selecting import Placement, Selection
+from .unpacking import Unpacker, load
+
+__all__ = [
+    "encode", "decode", "outline", "buffer_targets", "parse_device", "register", "register_builtin",
+    "Encoded", "Source", "ChunkedSource", "Fetch", "BufferSummary", "TypeSummary",
+    "EncodeContext", "DecodeContext", "DeviceTargets", "CODEC", "MAX_DEPTH", "PART_DEPTH",
+]  # fmt: skip
+
+CODEC = "kedge1"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A state as bytes. The buffers are views of the state's own memory: store them before it changes."""
+
+    tree: bytes
+    buffers: list[Source]  # in the order the tree numbers them: memoryviews ("B", one dimension), or chunked
+    is_private: bool = False  # the buffers are copies that nobody changes
+
+
+def encode(state: object, *, out_of_band_bytes: int = 4096) -> Encoded:
+    """The tree and buffers of `state`; byte strings and arrays from `out_of_band_bytes` on become buffers.
+
+    Buffers are not copied, except arrays that are not contiguous. Raises UnsupportedType naming the path of what
+    cannot be saved exactly, a cycle, or more than MAX_DEPTH levels.
+    """
+    return Encoded(*pack_state(state, out_of_band_bytes))
+
+
+def decode(
+    tree: Buffer,
+    fetch: Fetch,
+    *,
+    only: Sequence[str] | None = None,
+    into: object | None = None,
+    device: DeviceTargets | None = None,
+) -> object:
+    """The state, or the part of it that `only` asks for.
+
+    `fetch(n)` answers exactly the bytes of buffer n. Arrays are built on that memory, and are read-only where it
+    is. `only`: glob patterns over '/'-joined paths ("model/layer3/*"). Dictionaries keep the branches with a
+    match; any other container is whole or absent; nothing else is fetched. Of a state of more than PART_DEPTH levels,
+    what is below half of that is fetched in any case, and patterns do not reach it. A pattern without a match is
+    NotFound.
+    `into`: a state of the same form, or of some of its dictionary keys; its arrays and tensors are filled and
+    appear in the result themselves (Validation where one does not fit). If `fetch` answers their own memory, as
+    `buffer_targets` lists it, nothing is copied.
+    `device`: tensors are made there, on memory that is yet to be filled: see its `targets` afterwards.
+
+    Raises Corrupted for a tree that nothing could have encoded, UnsupportedType for types that are not
+    registered here or need a library that is missing, and what `fetch` raises.
+    """
+    if only is None and into is None:
+        return load(tree, fetch, device=device)
+
+    def walk(raw: object, unpacker: Unpacker) -> object:
+        if only is not None:
+            raw = Selection(only, unpacker).prune(raw)
+        return unpacker.lift(raw, 0) if into is None else Placement(unpacker).lift(raw, into, 0)
+
+    return load(tree, fetch, walk, device)
+
+
+def parse_device(device: object) -> str:
+    """The name of a device that tensors can be loaded onto; Validation for any other, or without torch."""
+    try:
+        from .torch_memory import parse_device
+    except ImportError as error:
+        raise Validation(f"device={device!r} needs torch ({error})", hint="pip install torch") from error
+    return parse_device(device)
+
+
+def outline(tree: Buffer) -> object:
+    """The state with a BufferSummary for each array and long byte string, a TypeSummary for each registered value.
+
+    Of a state of more than PART_DEPTH levels, what is below half of that is a TypeSummary as well.
+
+    Fetches nothing, constructs nothing but builtin types, needs no library and no registration.
+    """
+    return load(tree, None)
+
+
+def buffer_targets(tree: Buffer, into: object) -> dict[int, memoryview | DeviceMemory]:
+    """Buffer number → the memory in `into` it belongs to; Validation naming the path where a target does not fit."""
+    targets: dict[int, memoryview | DeviceMemory] = {}
+    load(tree, None, lambda raw, unpacker: Placement(unpacker, targets).lift(raw, into, 0))
+    return targets

@@ -1,0 +1,333 @@
+"""The kinds of the standard library: numbers, text, containers, times, paths."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import Any
+from uuid import UUID, SafeUUID
+
+from kedge.errors import UnsupportedType
+
+from .kinds import (
+    BufferSummary,
+    DecodeContext,
+    EncodeContext,
+    Leaf,
+    Problem,
+    Shape,
+    Structure,
+    Tag,
+    add,
+    kind_of,
+    leaf_outlines,
+)
+
+# --- numbers and text; the packer writes INT and STR itself, and only those msgpack cannot hold ---
+
+
+def _unused(value: object, ctx: EncodeContext) -> bytes:
+    raise AssertionError("the packer writes these itself")
+
+
+def _load_int(payload: bytes, ctx: DecodeContext) -> int:
+    return int.from_bytes(payload, "big", signed=True)
+
+
+def _load_str(payload: bytes, ctx: DecodeContext) -> str:
+    return payload.decode("utf-8", "surrogatepass")
+
+
+def _save_complex(value: complex, ctx: EncodeContext) -> bytes:
+    return struct.pack(">dd", value.real, value.imag)
+
+
+def _load_complex(payload: bytes, ctx: DecodeContext) -> complex:
+    return complex(*struct.unpack(">dd", payload))
+
+
+# --- bytes: inline in the tree when short, else a buffer ---
+
+
+def _save_bytes(value: bytes | bytearray, ctx: EncodeContext) -> bytes:
+    return ctx.pack([len(value), ctx.place_bytes(memoryview(value))])
+
+
+def _open_bytes(payload: bytes, ctx: DecodeContext) -> tuple[int, Any]:
+    size_bytes, reference = ctx.unpack(payload)
+    return _count(size_bytes), reference
+
+
+def _load_bytes(payload: bytes, ctx: DecodeContext) -> bytes:
+    size_bytes, reference = _open_bytes(payload, ctx)
+    return bytes(ctx.bytes_of(reference, size_bytes))
+
+
+def _load_bytearray(payload: bytes, ctx: DecodeContext) -> bytearray:
+    size_bytes, reference = _open_bytes(payload, ctx)
+    return bytearray(ctx.bytes_of(reference, size_bytes))
+
+
+def _outline_bytes(payload: bytes, ctx: DecodeContext) -> BufferSummary:
+    return _summarise_bytes("bytes", payload, ctx)
+
+
+def _outline_bytearray(payload: bytes, ctx: DecodeContext) -> BufferSummary:
+    return _summarise_bytes("bytearray", payload, ctx)
+
+
+def _summarise_bytes(kind: str, payload: bytes, ctx: DecodeContext) -> BufferSummary:
+    size_bytes, reference = _open_bytes(payload, ctx)
+    return BufferSummary(kind, "uint8", (size_bytes,), size_bytes, **buffer_fields(reference))
+
+
+def buffer_fields(reference: object) -> Any:
+    """The fields of a BufferSummary that say where the bytes are."""
+    return {"data": reference} if type(reference) is bytes else {"ordinals": (_count(reference),)}
+
+
+# --- times ---
+
+
+def _save_timedelta(value: timedelta, ctx: EncodeContext) -> bytes:
+    return ctx.pack([value.days, value.seconds, value.microseconds])
+
+
+def _load_timedelta(payload: bytes, ctx: DecodeContext) -> timedelta:
+    days, seconds, microseconds = ints(ctx.unpack(payload), 3)
+    value = timedelta(days, seconds, microseconds)
+    if (value.days, value.seconds, value.microseconds) != (days, seconds, microseconds):
+        raise ValueError("not normalised")
+    return value
+
+
+def _save_timezone(value: timezone, ctx: EncodeContext) -> bytes:
+    return ctx.pack(list(value.__getinitargs__()))  # type: ignore[attr-defined]
+
+
+def _load_timezone(payload: bytes, ctx: DecodeContext) -> timezone:
+    return timezone(*ctx.unpack(payload))
+
+
+def _check_zone(value: datetime | time) -> tzinfo | None:
+    zone = value.tzinfo
+    kind = kind_of(zone)
+    if zone is None or (kind is not None and kind.tag in (Tag.TIMEZONE, Tag.ZONEINFO)):
+        return zone
+    raise Problem(
+        f"{{path}} has a time zone of class {type(zone).__module__}.{type(zone).__qualname__}",
+        "use zoneinfo.ZoneInfo or datetime.timezone",
+        UnsupportedType,
+    )
+
+
+def _save_datetime(value: datetime, ctx: EncodeContext) -> bytes:
+    fields = [value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond]
+    return ctx.pack([*fields, value.fold, _check_zone(value)])
+
+
+def _load_datetime(payload: bytes, ctx: DecodeContext) -> datetime:
+    *fields, fold, zone = ctx.unpack(payload)
+    return datetime(*ints(fields, 7), fold=fold, tzinfo=zone)  # type: ignore[misc,arg-type]
+
+
+def _save_time(value: time, ctx: EncodeContext) -> bytes:
+    return ctx.pack([value.hour, value.minute, value.second, value.microsecond, value.fold, _check_zone(value)])
+
+
+def _load_time(payload: bytes, ctx: DecodeContext) -> time:
+    *fields, fold, zone = ctx.unpack(payload)
+    return time(*ints(fields, 4), fold=fold, tzinfo=zone)  # type: ignore[misc,arg-type]
+
+
+def _save_date(value: date, ctx: EncodeContext) -> bytes:
+    return value.isoformat().encode()
+
+
+def _load_date(payload: bytes, ctx: DecodeContext) -> date:
+    if len(payload) != 10:
+        raise ValueError("not YYYY-MM-DD")
+    return date.fromisoformat(payload.decode("ascii"))
+
+
+# --- identifiers and paths ---
+
+
+_SAFETY = (SafeUUID.unknown, SafeUUID.safe, SafeUUID.unsafe)
+
+
+def _save_uuid(value: UUID, ctx: EncodeContext) -> bytes:
+    return value.bytes + bytes([_SAFETY.index(value.is_safe)])
+
+
+def _load_uuid(payload: bytes, ctx: DecodeContext) -> UUID:
+    (safety,) = payload[16:]
+    return UUID(bytes=payload[:16], is_safe=_SAFETY[safety])
+
+
+_PATHS: dict[str, type[PurePath]] = {
+    cls.__name__: cls for cls in (PosixPath, WindowsPath, PurePosixPath, PureWindowsPath)
+}
+
+
+def _save_path(value: PurePath, ctx: EncodeContext) -> bytes:
+    return ctx.pack([type(value).__name__, str(value)])
+
+
+def _load_path(payload: bytes, ctx: DecodeContext) -> PurePath:
+    name, text = ctx.unpack(payload)
+    try:
+        return _PATHS[name](text)
+    except NotImplementedError as error:
+        raise Problem(
+            f"{{path}} is a {name}, which does not exist on this system",
+            f"save it as a Pure{name} to load it anywhere",
+            UnsupportedType,
+        ) from error
+
+
+# --- containers ---
+
+_FACTORIES: dict[str, Callable[[], object] | None] = {
+    "None": None,
+    **{f.__name__: f for f in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)},
+}
+
+
+def _items(value: Any) -> tuple[Sequence[object], Sequence[Any]]:
+    return (), value if isinstance(value, tuple) else list(value)
+
+
+def _pairs(value: dict[Any, Any]) -> tuple[Sequence[object], Sequence[Any]]:
+    return (), list(value.items())
+
+
+def _build_set(head: Sequence[Any], items: list[Any]) -> set[Any]:
+    return set(_build_frozenset(head, items))
+
+
+def _build_frozenset(head: Sequence[Any], items: list[Any]) -> frozenset[Any]:
+    value = frozenset(items)
+    if len(value) != len(items):
+        raise ValueError("an element occurs twice")
+    return value
+
+
+def distinct(pairs: list[tuple[Hashable, Any]]) -> dict[Any, Any]:
+    """A dictionary of these pairs, none of which may overwrite another."""
+    try:
+        value = dict(pairs)
+    except TypeError as error:
+        raise Problem(f"a key cannot be one: {error}") from error
+    if len(value) != len(pairs):
+        raise Problem("a key occurs twice")
+    return value
+
+
+def _take_ordered(value: OrderedDict[Any, Any]) -> tuple[Sequence[object], Sequence[Any]]:
+    # torch keeps the versions of a state dict's modules in an attribute of the OrderedDict.
+    attributes = vars(value)
+    if any(hasattr(OrderedDict, name) for name in attributes):
+        raise Problem("{path} is an OrderedDict that hides its own methods", "save dict(…) of it", UnsupportedType)
+    return (attributes or None,), list(value.items())
+
+
+def _build_ordered(head: Sequence[Any], pairs: list[Any]) -> OrderedDict[Any, Any]:
+    value = OrderedDict(distinct(pairs))
+    if head[0] is not None:
+        if any(hasattr(OrderedDict, name) for name in head[0]):
+            raise ValueError("an attribute hides a method")
+        vars(value).update(**head[0])
+    return value
+
+
+def _take_counter(value: Counter[Any]) -> tuple[Sequence[object], Sequence[Any]]:
+    if vars(value):
+        raise Problem("{path} is a Counter with attributes of its own", "save them apart", UnsupportedType)
+    return _pairs(value)
+
+
+def _build_counter(head: Sequence[Any], pairs: list[Any]) -> Counter[Any]:
+    return Counter(distinct(pairs))
+
+
+def _take_default(value: defaultdict[Any, Any]) -> tuple[Sequence[object], Sequence[Any]]:
+    factory = value.default_factory
+    name = getattr(factory, "__name__", "None" if factory is None else "")
+    if not isinstance(name, str) or name not in _FACTORIES or _FACTORIES[name] is not factory:
+        raise Problem(
+            f"{{path}} is a defaultdict whose factory {factory!r} is code, not data",
+            f"save dict(…) of it; factories that can be kept are {', '.join(_FACTORIES)}",
+            UnsupportedType,
+        )
+    return (name,), list(value.items())
+
+
+def _build_default(head: Sequence[Any], pairs: list[Any]) -> defaultdict[Any, Any]:
+    return defaultdict(_FACTORIES[head[0]], distinct(pairs))
+
+
+def _take_deque(value: deque[Any]) -> tuple[Sequence[object], Sequence[Any]]:
+    return (value.maxlen,), list(value)
+
+
+def _build_deque(head: Sequence[Any], items: list[Any]) -> deque[Any]:
+    value = deque(items, head[0])
+    if len(value) != len(items):
+        raise ValueError("more items than its maxlen")
+    return value
+
+
+def _take_range(value: range | slice) -> tuple[Sequence[object], Sequence[Any]]:
+    return (), [value.start, value.stop, value.step]
+
+
+def _build_range(head: Sequence[Any], items: list[Any]) -> range:
+    return range(*ints(items, 3))
+
+
+def _build_slice(head: Sequence[Any], items: list[Any]) -> slice:
+    start, stop, step = items
+    return slice(start, stop, step)
+
+
+def ints(values: Any, count: int) -> list[int]:
+    if type(values) is not list or len(values) != count or any(type(value) is not int for value in values):
+        raise ValueError(f"not {count} integers")
+    return values
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+add(Leaf(Tag.INT, "int", _unused, _load_int))
+add(Leaf(Tag.STR, "str", _unused, _load_str))
+add(Leaf(Tag.COMPLEX, "complex", _save_complex, _load_complex), complex)
+add(Leaf(Tag.BYTES, "bytes", _save_bytes, _load_bytes), bytes)
+add(Leaf(Tag.BYTEARRAY, "bytearray", _save_bytes, _load_bytearray), bytearray)
+add(Leaf(Tag.DATETIME, "datetime", _save_datetime, _load_datetime), datetime)
+add(Leaf(Tag.DATE, "date", _save_date, _load_date), date)
+add(Leaf(Tag.TIME, "time", _save_time, _load_time), time)
+add(Leaf(Tag.TIMEDELTA, "timedelta", _save_timedelta, _load_timedelta), timedelta)
+add(Leaf(Tag.TIMEZONE, "timezone", _save_timezone, _load_timezone), timezone)
+add(Leaf(Tag.UUID, "UUID", _save_uuid, _load_uuid), UUID)
+add(Leaf(Tag.PATH, "path", _save_path, _load_path), *_PATHS.values())
+leaf_outlines[Tag.BYTES] = _outline_bytes
+leaf_outlines[Tag.BYTEARRAY] = _outline_bytearray
+
+add(Structure(Tag.TUPLE, "tuple", Shape.ITEMS, 0, _items, lambda head, items: tuple(items)), tuple)
+add(Structure(Tag.SET, "set", Shape.ITEMS, 0, _items, _build_set, is_unordered=True), set)
+add(Structure(Tag.FROZENSET, "frozenset", Shape.ITEMS, 0, _items, _build_frozenset, is_unordered=True), frozenset)
+add(Structure(Tag.RANGE, "range", Shape.ITEMS, 0, _take_range, _build_range), range)
+add(Structure(Tag.SLICE, "slice", Shape.ITEMS, 0, _take_range, _build_slice), slice)
+add(Structure(Tag.DEQUE, "deque", Shape.ITEMS, 1, _take_deque, _build_deque), deque)
+add(Structure(Tag.DICT, "dict", Shape.PAIRS, 0, _pairs, lambda head, pairs: distinct(pairs)), dict)
+add(Structure(Tag.ORDERED_DICT, "OrderedDict", Shape.PAIRS, 1, _take_ordered, _build_ordered), OrderedDict)
+add(Structure(Tag.COUNTER, "Counter", Shape.PAIRS, 0, _take_counter, _build_counter), Counter)
+add(Structure(Tag.DEFAULT_DICT, "defaultdict", Shape.PAIRS, 1, _take_default, _build_default), defaultdict)

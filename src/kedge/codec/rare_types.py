@@ -1,0 +1,55 @@
+"""Kinds of the standard library that few states hold and whose modules take a while to import."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from kedge.errors import UnsupportedType
+
+from .kinds import DecodeContext, EncodeContext, Leaf, Problem, Tag, add
+from .plain import ints
+
+
+def _save_decimal(value: Decimal, ctx: EncodeContext) -> bytes:
+    return str(value).encode("ascii")
+
+
+def _load_decimal(payload: bytes, ctx: DecodeContext) -> Decimal:
+    return Decimal(payload.decode("ascii"))
+
+
+def _save_fraction(value: Fraction, ctx: EncodeContext) -> bytes:
+    return ctx.pack([value.numerator, value.denominator])
+
+
+def _load_fraction(payload: bytes, ctx: DecodeContext) -> Fraction:
+    numerator, denominator = ints(ctx.unpack(payload), 2)
+    value = Fraction(numerator, denominator)
+    if value.denominator != denominator:
+        raise ValueError("not in lowest terms")
+    return value
+
+
+def _save_zone(value: ZoneInfo, ctx: EncodeContext) -> bytes:
+    if value.key is None:
+        raise Problem("{path} is a ZoneInfo without a key", "make it by name: ZoneInfo('Europe/Oslo')", UnsupportedType)
+    return value.key.encode()
+
+
+def _load_zone(payload: bytes, ctx: DecodeContext) -> ZoneInfo:
+    key = payload.decode()
+    try:
+        return ZoneInfo(key)
+    except ZoneInfoNotFoundError as error:
+        raise Problem(
+            f"{{path}} needs the time zone {key!r}, which this machine does not know",
+            "pip install tzdata",
+            UnsupportedType,
+        ) from error
+
+
+add(Leaf(Tag.DECIMAL, "Decimal", _save_decimal, _load_decimal), Decimal)
+add(Leaf(Tag.FRACTION, "Fraction", _save_fraction, _load_fraction), Fraction)
+add(Leaf(Tag.ZONEINFO, "ZoneInfo", _save_zone, _load_zone), ZoneInfo)

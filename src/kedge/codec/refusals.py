@@ -1,0 +1,97 @@
+"""Why a value is not saved, and what its owner can do: the text of every UnsupportedType on save."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from enum import Enum
+
+from kedge.errors import InvalidName, UnsupportedType
+from kedge.model import parse_name
+
+from .kinds import Problem
+
+_BUILTINS = (str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset)
+
+
+def refusal(value: object) -> Problem:
+    """The problem to raise for a value whose class the codec does not know."""
+    cls = type(value)
+    return Problem(f"{{path}} is a {qualified(cls)}, which cannot be saved", _hint(value, cls), UnsupportedType)
+
+
+def qualified(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _hint(value: object, cls: type) -> str:
+    if isinstance(value, memoryview):
+        return "save bytes(view), or the array it looks at"
+    if isinstance(value, type):
+        return "classes are code, not data: save the name of the class"
+    if isinstance(value, BaseException):
+        return f"save its text, or {_add_line(cls, needs_functions=True)}"
+    if callable(getattr(cls, "state_dict", None)):
+        return "save its state_dict()"
+    if callable(value) and not hasattr(cls, "__dataclass_fields__"):
+        return "functions and other callables are code, not data: save what is needed to find it again"
+    if hint := _library_hint(value, cls):
+        return hint
+    if has_fields(cls):
+        return f"{_add_line(cls)} above the class, which makes its fields part of the format"
+    for base in _BUILTINS:
+        if isinstance(value, base):
+            return f"convert it with {base.__name__}(…), or {_add_line(cls, needs_functions=True)}"
+    if hasattr(cls, "__next__"):
+        return "an iterator has no state to save: save list(…) of it"
+    return _add_line(cls, needs_functions=True)
+
+
+def _library_hint(value: object, cls: type) -> str:
+    package = cls.__module__.partition(".")[0]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if isinstance(value, numpy.ma.MaskedArray):
+            return "save its .data and .mask as two arrays"
+        return "a subclass of ndarray would lose its class: save numpy.asarray(…)"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "a subclass of Tensor would lose its class: save value.detach().as_subclass(torch.Tensor)"
+    if package == "pandas":
+        return "of pandas, DataFrame, Series, Index, Timestamp, Timedelta, NaT and NA can be saved"
+    if package in ("polars", "pyarrow"):
+        return f"of {package}, tables can be saved; for other values, their Python form"
+    return ""
+
+
+def has_fields(cls: type) -> bool:
+    """Whether `register` can save this class by its fields, without functions from the application."""
+    return dataclasses.is_dataclass(cls) or issubclass(cls, Enum) or is_namedtuple(cls) or is_model(cls)
+
+
+def is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+
+
+def is_model(cls: type) -> bool:
+    return is_pydantic(cls) or is_struct(cls)
+
+
+def is_pydantic(cls: type) -> bool:
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+
+
+def is_struct(cls: type) -> bool:
+    msgspec = sys.modules.get("msgspec")
+    return msgspec is not None and issubclass(cls, msgspec.Struct)
+
+
+def _add_line(cls: type, *, needs_functions: bool = False) -> str:
+    name = cls.__name__ if cls.__module__ in ("__main__", "builtins") else f"{cls.__module__}.{cls.__name__}"
+    try:
+        parse_name("type", name)
+    except InvalidName:
+        name = f"app.{cls.__name__}".encode("ascii", "replace").decode().replace("?", "-")[:128]
+    functions = ", encode=…, decode=…" if needs_functions else ""
+    return f'add @kedge.register("{name}"{functions})'

@@ -1,0 +1,155 @@
+"""What this machine can do with containers, and the exact command for what is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import hosts
+from .attempts import state_directory
+from .criu import criu_version
+from .criu_log import explain
+from .programs import which
+
+_CAPABILITIES = {  # number → what goes wrong without it
+    21: ("CAP_SYS_ADMIN", "nothing can be dumped", "bad"),
+    19: ("CAP_SYS_PTRACE", "nothing can be dumped", "bad"),
+    12: ("CAP_NET_ADMIN", "containers with a network of their own cannot be dumped", "bad"),
+    24: ("CAP_SYS_RESOURCE", "processes whose limits are above the usual ones cannot be restored", "note"),
+    40: ("CAP_CHECKPOINT_RESTORE", "CRIU falls back to CAP_SYS_ADMIN", "note"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `status` is ok, note, warn or bad; `fix` says what to do, if anything."""
+
+    subject: str
+    status: str
+    what: str
+    fix: str = ""
+
+
+def findings() -> Iterator[Finding]:
+    yield _root()
+    yield from _criu()
+    yield from _programs()
+    yield from _kernel()
+    yield from _capabilities()
+    yield _state()
+    from .gpu_findings import findings as of_gpus  # it tells its findings with the class below
+
+    yield from of_gpus()
+
+
+def _root() -> Finding:
+    if os.geteuid() == 0:
+        return Finding("user", "ok", "root")
+    return Finding("user", "bad", "not root: CRIU can neither dump nor restore", "run it as root, or with sudo")
+
+
+def _criu() -> Iterator[Finding]:
+    path = which("criu")
+    how = "Debian 13: apt-get install criu. Debian 12: ./dev lab in a clone of Kedge unpacks one"
+    if path is None:
+        yield Finding("criu", "bad", "not on this machine", how)
+        return
+    version = criu_version(path)
+    numbers = _numbers(version)
+    blind = numbers < [4, 2] and _numbers(os.uname().release) >= [6, 16]
+    if numbers < [4, 1]:
+        status, fix = "bad", f"4.1 or newer is needed: older ones fail on recent kernels. {how}"
+    elif blind:
+        status, fix = "warn", f"on this kernel it cannot dump TCP and UDP sockets: 4.2 or newer can. {how}"
+    else:
+        status, fix = "ok", ""
+    yield Finding("criu", status, f"{version or 'of unknown version'} at {path}", fix)
+    if os.geteuid() != 0:
+        return
+    checked = subprocess.run([path, "check"], capture_output=True, text=True, check=False, timeout=60)
+    said = (checked.stderr or checked.stdout).strip().splitlines()
+    if checked.returncode == 0:
+        yield Finding("criu check", "ok", said[-1] if said else "good")
+        return
+    cause = explain("\n".join(said))
+    if cause is not None and cause.code != "unknown":
+        yield Finding("criu check", "bad", cause.cause, cause.fix)
+    else:
+        what = "the kernel lacks what CRIU needs, or a sandbox forbids it: see kedge container logs for a failed dump"
+        yield Finding("criu check", "bad", "; ".join(said[-3:]), what)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+def _programs() -> Iterator[Finding]:
+    for name, package, without, status in (
+        ("runc", "runc", "no container can be frozen", "bad"),
+        ("iptables", "iptables", "containers with a network of their own cannot be frozen", "bad"),
+        ("nsenter", "util-linux", "the network lock cannot be taken back", "bad"),
+        ("containerd", "containerd", "needed only for its containers", "note"),
+        ("podman", "podman", "needed only for its containers", "note"),
+        ("crun", "crun", "needed only for its containers; Debian 12's cannot dump", "note"),
+    ):
+        path = which(name)
+        if path is None:
+            yield Finding(name, status, f"not on this machine: {without}", f"apt-get install {package}")
+            continue
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60)
+        first = (done.stdout or done.stderr).strip().splitlines()
+        what = f"{first[0] if first else 'there'} at {path}"
+        if name == "crun" and "+CRIU" not in done.stdout:
+            yield Finding(name, "note", f"{what}, built without CRIU", "use runc for what is to be frozen")
+        else:
+            yield Finding(name, "ok", what)
+
+
+def _kernel() -> Iterator[Finding]:
+    facts = hosts.facts()
+    yield Finding("kernel", "ok", f"{facts['kernel']} on {facts['arch']}, cgroup {facts['cgroup']}")
+    overlay = "overlay" in Path("/proc/filesystems").read_text()
+    yield Finding(
+        "overlay", "ok" if overlay else "note", "known" if overlay else "not loaded: all files of a root are kept",
+        "" if overlay else "modprobe overlay",
+    )  # fmt: skip
+    if os.geteuid() == 0 and (criu := which("criu")):
+        has = {
+            name: subprocess.run(
+                [criu, "check", "--feature", name], capture_output=True, check=False, timeout=60
+            ).returncode == 0
+            for name in ("mem_dirty_track", "uffd-noncoop")
+        }  # fmt: skip
+        yield Finding(
+            "memory", "ok" if all(has.values()) else "note",
+            ", ".join(f"{name} {'works' if works else 'is missing'}" for name, works in has.items()),
+            "" if all(has.values()) else "not needed: unchanged memory is found by its content when it is stored",
+        )  # fmt: skip
+
+
+def _capabilities() -> Iterator[Finding]:
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    mask = int(found[1], 16) if found else 0
+    missing = [entry for number, entry in _CAPABILITIES.items() if not mask >> number & 1]
+    for name, without, status in missing:
+        yield Finding("capabilities", status, f"{name} is missing: {without}", "start it outside of a container")
+    if not missing:
+        yield Finding("capabilities", "ok", "all that CRIU uses")
+
+
+def _state() -> Finding:
+    place = state_directory()
+    above = place
+    while not above.exists():
+        above = above.parent
+    free = os.statvfs(above)
+    room = free.f_bavail * free.f_frsize
+    what = f"{place}, {room / (1 << 30):.1f} GiB free: images are written here before they go into the store"
+    if not os.access(above, os.W_OK):
+        return Finding("images", "bad", f"{place} may not be written", "set KEDGE_STATE_DIR to a directory that may")
+    is_short = room < 2 << 30
+    return Finding("images", "warn" if is_short else "ok", what, "set KEDGE_STATE_DIR" if is_short else "")

@@ -1,0 +1,76 @@
+"""Files of the machine that a restore of processes replaces, and puts back if it fails or is killed.
+
+    note      which files, and the second name that each will have, goes into the attempt
+    link      the file as it is gets that second name, beside it
+    write     the kept file takes its place
+    …         CRIU brings the processes back
+    unlink    the second names go
+
+Killed before CRIU was done, the next attempt puts the files under their second names back; killed after it, it only
+removes those names, because the processes run on the files that were kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from kedge.errors import storage_error
+from kedge.files import File
+from kedge.files.restore import remove_leftover_of
+
+from .attempts import Attempt
+
+
+@contextmanager
+def replaced(files: Mapping[str, File], work: Attempt) -> Iterator[None]:
+    """The files as they were kept; if what follows fails, they are again what they were before."""
+    names = {path: f"{path}.kedge-{work.id}" for path in files}
+    made: dict[str, list[int]] = {}  # where there was no file: the one that is ours
+    work.describe(moved=names, made=made)
+    try:
+        for path, file in files.items():
+            is_new = not _is_linked(path, names[path])
+            file.write_to(path, overwrite=True)
+            if is_new:
+                made[path] = _identity(path)
+                work.describe(made=made)
+        yield
+    except BaseException:
+        put_back(names, made, is_restored=False)
+        raise
+    work.describe(is_restored=True)
+    put_back(names, made, is_restored=True)
+
+
+def put_back(names: Mapping[str, str], made: Mapping[str, list[int]], *, is_restored: bool) -> None:
+    """After a restore that failed or was killed: the files from before it; after one that was done, those it wrote."""
+    for path, name in names.items():
+        try:
+            remove_leftover_of(os.fsencode(path))
+            if os.path.lexists(name):
+                if not is_restored:
+                    os.replace(name, path)
+                with suppress(FileNotFoundError):  # two names of one file are not renamed
+                    os.unlink(name)
+            elif not is_restored and path in made and os.path.lexists(path) and _identity(path) == list(made[path]):
+                os.unlink(path)  # nobody has put another one there since
+        except OSError as error:
+            raise storage_error("put back", path, error) from error
+
+
+def _is_linked(path: str, name: str) -> bool:
+    """Whether a file has got its second name; False when there is no file."""
+    if not os.path.lexists(path):
+        return False
+    try:
+        os.link(path, name, follow_symlinks=False)
+    except OSError as error:
+        raise storage_error("keep", path, error) from error
+    return True
+
+
+def _identity(path: str) -> list[int]:
+    found = os.lstat(path)
+    return [found.st_dev, found.st_ino]

@@ -1,0 +1,93 @@
+"""A container's network: which kind it has, and taking CRIU's lock back.
+
+While it dumps or restores, CRIU drops all packets in the network namespace by a chain `CRIU` of iptables. It takes the
+chain away when it is done, but not after a dump that ends the processes, nor after a restore that failed. In a
+namespace that outlives the container that would cut off whoever comes next: in the worst case the whole machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kedge.errors import Conflict, CriuFailed
+
+from .programs import find_program, which
+
+_TOOLS = ("iptables", "ip6tables")
+_TIMEOUT_S = 30
+
+
+def mode_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """own: made with the container and gone with it; external: a namespace by path; host: none of its own."""
+    for namespace in spec.get("linux", {}).get("namespaces", ()):
+        if namespace.get("type") == "network":
+            path = str(namespace.get("path") or "")
+            return {"mode": "external" if path else "own", "path": path}
+    return {"mode": "host", "path": ""}
+
+
+def refuse_mismatch(kept: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Images of one kind of network, restored into another, would lock the wrong namespace."""
+    if kept.get("mode") != now.get("mode"):
+        raise Conflict(
+            f"the checkpoint was taken with network mode {kept.get('mode')}, the bundle has {now.get('mode')}",
+            hint="give the bundle's config.json the same kind of network namespace",
+        )
+
+
+@contextmanager
+def namespace_of(pid: int | None, network: Mapping[str, str]) -> Iterator[int | None]:
+    """A descriptor of the namespace that outlives the container, held open; None when it has its own, or none."""
+    path = network.get("path") if network.get("mode") == "external" else None
+    if network.get("mode") == "host":
+        path = "/proc/self/ns/net" if pid is None else f"/proc/{pid}/ns/net"
+    if not path:
+        yield None
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def remove_lock(namespace: int | None) -> bool:
+    """Take CRIU's chain away in that namespace; whether there was one. None: there is nothing to look at."""
+    if namespace is None:
+        return False
+    was_locked = False
+    for tool in _TOOLS:
+        if which(tool) is None:
+            continue
+        rules = _run(namespace, tool, "-S").stdout.splitlines()
+        if "-N CRIU" not in rules:
+            continue
+        was_locked = True
+        for chain in ("INPUT", "OUTPUT"):
+            for _ in range(rules.count(f"-A {chain} -j CRIU")):
+                _run(namespace, tool, "-D", chain, "-j", "CRIU")
+        _run(namespace, tool, "-F", "CRIU")
+        _run(namespace, tool, "-X", "CRIU")
+        if "-N CRIU" in _run(namespace, tool, "-S").stdout.splitlines():
+            raise CriuFailed(
+                f"CRIU's lock of the network could not be taken back with {tool}",
+                hint=f"remove it by hand: {tool} -D INPUT -j CRIU; {tool} -D OUTPUT -j CRIU; {tool} -F CRIU; "
+                f"{tool} -X CRIU",
+            )
+    return was_locked
+
+
+def _run(namespace: int, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    enter = [find_program("nsenter"), f"--net=/proc/self/fd/{namespace}"]
+    return subprocess.run(
+        [*enter, find_program(tool), "-w", *arguments],
+        pass_fds=(namespace,),
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )

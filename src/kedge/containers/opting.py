@@ -1,0 +1,144 @@
+"""Opting in: how a container asks `kedge-runc` to keep it, in its environment or its annotations.
+
+    KEDGE_CHECKPOINT=1         kedge.dev/checkpoint: "1"     keep it when it is asked to stop
+    KEDGE_RESTORE=latest|ID|no kedge.dev/restore             where it begins; latest, if there is one, by default;
+                                                                   or a path below a directory opened for that (placed)
+    KEDGE_WORKLOAD=name        kedge.dev/key                 which workload it is; in Kubernetes not needed
+    KEDGE_POLICY=fresh|fail|retry:N  kedge.dev/policy        what to do when it cannot be restored
+    KEDGE_KEEP=until-success   kedge.dev/keep                forget it when it ends by itself with status 0
+
+ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. Where things are kept is
+the machine's business and never the container's: whoever writes a pod must not choose files of the host.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # see `early`: what is imported here, every container that opted in waits for
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from kedge.errors import Validation
+
+    # The annotations of a container that is given no key → the name of its pod's owner, or of the pod.
+    Owner = Callable[[Mapping[str, str]], str]
+
+POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
+_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+_PLAIN = _LETTERS | set("._-")
+_DRAWN = frozenset("bcdfghjklmnpqrstvwxz2456789")
+_KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after it
+
+
+class Wish:
+    """What a container asked for."""
+
+    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tries")
+
+    def __init__(
+        self, key: str, restore: str, policy: str = "fresh", tries: int = 1, namespace: str = "", keep: str = "always"
+    ) -> None:
+        self.key = key
+        self.restore = restore  # latest, no, the ID of a checkpoint, another key of its namespace, or a path (placed)
+        self.policy = policy  # fresh: start anew when it cannot be restored; fail
+        self.tries = tries
+        self.keep = keep  # always, or until-success
+        self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
+
+    def facts(self) -> dict[str, str | int]:
+        """As a mark keeps it."""
+        facts: dict[str, str | int] = {name: getattr(self, name) for name in ("key", "restore", "policy", "tries")}
+        return facts if self.keep == "always" else {**facts, "keep": self.keep}
+
+    def key_of(self, name: str) -> str:
+        """The key that a workload of its namespace has by that name."""
+        return _joined([self.namespace, name] if self.namespace else [name])
+
+
+def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
+    """None when the container did not opt in; Validation when it asks for what cannot be."""
+    entries = spec.get("process", {}).get("env", ())
+    environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
+    notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
+
+    def asked(note: str, *names: str) -> str:
+        """An annotation of ours, else the first of these in the environment or among the annotations."""
+        found = notes.get(f"kedge.dev/{note}")
+        return found or next((value for name in names if (value := environment.get(name) or notes.get(name))), "")
+
+    restore = asked("restore", "KEDGE_RESTORE", "RESTORE_FROM", "kybernate.io/restore-from")
+    is_kept = _is_yes(asked("checkpoint", "KEDGE_CHECKPOINT", "ARCH_ENABLE"))
+    if not is_kept and restore in ("", "no"):
+        return None
+    if notes.get("io.kubernetes.cri.container-type") == "sandbox":
+        return None
+    policy, _, count = (asked("policy", "KEDGE_POLICY") or "fresh").partition(":")
+    if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
+        raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
+    keep = asked("keep", "KEDGE_KEEP") or "always"
+    if keep not in ("always", "until-success"):
+        raise _invalid(f"keep {keep}", hint="use always or until-success")
+    return Wish(
+        key=key_of(notes, asked("key", "KEDGE_WORKLOAD"), owner),
+        restore=restore if restore[:1] == "/" else _name("restore", restore or "latest"),
+        policy="fail" if policy == "fail" else "fresh",
+        tries=int(count or 3) if policy == "retry" else 1,
+        namespace=notes.get(POD[0], ""),
+        keep=keep,
+    )
+
+
+def key_of(notes: Mapping[str, str], given: str = "", owner: Owner | None = None) -> str:
+    """The workload, never the container, whose ID changes. In a cluster, no key leads out of its namespace."""
+    space, pod, name = (notes.get(one, "") for one in POD)
+    if space and given:
+        return _joined([space, given])
+    if space and pod and name:
+        return _joined([space, pod if owner is None else owner(notes), name], unescaped=":")
+    if not given:
+        raise _invalid("a container asks to be kept and does not say as what", hint="set KEDGE_WORKLOAD")
+    return _joined([given])
+
+
+def has_made_up_name(pod: str) -> bool:
+    """Whether a controller may have given it: such names end in five characters of those that Kubernetes draws from."""
+    return pod[-6:-5] == "-" and _DRAWN.issuperset(pod[-5:])
+
+
+def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
+    """{namespace, name, container} of a container of a pod, for lists; None of any other."""
+    notes = spec.get("annotations") or {}
+    found = [str(notes.get(one, "")) for one in POD]
+    return dict(zip(("namespace", "name", "container"), found, strict=True)) if all(found) else None
+
+
+def _joined(parts: list[str], unescaped: str = "") -> str:
+    """One name of several, whatever is in them: nobody can write one that looks like that of others."""
+    escaped = (
+        "".join(one if one in _PLAIN or one in unescaped else f"+{ord(one):02x}" for one in part) for part in parts
+    )
+    key = "+".join(escaped)
+    if len(key) > _KEY_CHARACTERS:
+        from hashlib import sha256
+
+        key = f"{key[: _KEY_CHARACTERS - 20]}-{sha256(key.encode()).hexdigest()[:16]}"
+    return _name("key", key)
+
+
+def _name(what: str, text: str) -> str:
+    """A name like those of jobs; most are so plain that nothing needs to be imported to know it."""
+    if len(text) <= 64 and text[:1] in _LETTERS and _PLAIN.issuperset(text.replace("+", "").replace(":", "")):
+        return text
+    from kedge.model import parse_name
+
+    return parse_name(what, text)
+
+
+def _invalid(message: str, *, hint: str) -> Validation:
+    from kedge.errors import Validation
+
+    return Validation(message, hint=hint)
+
+
+def _is_yes(text: str) -> bool:
+    return text.strip().lower() in ("1", "yes", "true", "on")

@@ -1,0 +1,201 @@
+"""The pods of a node: what runs in them, keeping it, letting it sleep, waking it.
+
+Pods and containers are found through CRI, and then frozen like any other container. One that opted in is kept where its
+engine keeps it, under its key and its claim. Another one can be kept too, by name, under the key that it would have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import Conflict, NotFound, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint
+
+from . import claims, cri, hibernation, marks, opting, runc
+from .companions import Companion
+from .freezing import Frozen, freeze_container
+from .owners import owner_of
+from .runtime import engine_of
+
+# Opens the store that an engine with this environment keeps containers in.
+OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
+
+
+@dataclass(frozen=True, slots=True)
+class PodName:
+    """NS/POD, or NS/POD/CONTAINER."""
+
+    namespace: str
+    pod: str
+    container: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> PodName:
+        parts = text.split("/")
+        if len(parts) not in (2, 3) or not all(parts):
+            raise Validation(f"{text!r} names no pod", hint="write NAMESPACE/POD or NAMESPACE/POD/CONTAINER")
+        return cls(*parts)
+
+    def fits(self, one: cri.PodContainer) -> bool:
+        return (one.pod.namespace, one.pod.name) == (self.namespace, self.pod) and self.container in ("", one.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A container of a pod, and what is known of it here."""
+
+    container: cri.PodContainer
+    mark: Path | None = None  # root/identity, if it opted in
+    facts: Mapping[str, Any] | None = None  # of its mark
+
+    @property
+    def name(self) -> str:
+        pod = self.container.pod
+        return f"{pod.namespace}/{pod.name}/{self.container.name}"
+
+    @property
+    def is_opted_in(self) -> bool:
+        return bool(self.facts)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return dict((self.facts or {}).get("environment") or {})
+
+    @property
+    def key(self) -> str:
+        if self.facts:
+            return str(self.facts["wish"]["key"])
+        pod = self.container.pod
+        notes = dict(zip(opting.POD, (pod.namespace, pod.name, self.container.name), strict=True))
+        return opting.key_of(notes, owner=lambda _: owner_of(pod.name, pod.labels, pod.annotations))
+
+    def find(self) -> runc.Container:
+        """As its runtime knows it."""
+        if self.mark is None:
+            return runc.find_container(self.container.id)
+        root = str(self.mark.parent)
+        return runc.look_up(self.container.id, engine_of(root), root, self.environment.get("KEDGE_RUNC"))
+
+
+def workloads(address: str) -> list[Workload]:
+    """The newest start of each container of each pod of this node."""
+    marked = {mark.name: mark for mark in marks.marks()}
+    newest = {(one.pod.id, one.name): one for one in cri.containers(address)}
+    return [_workload(one, marked.get(one.id)) for one in newest.values()]
+
+
+def _workload(one: cri.PodContainer, mark: Path | None) -> Workload:
+    facts = marks.read_mark(marks.mark_of(str(mark.parent), mark.name)) if mark is not None else {}
+    return Workload(one, mark if facts.get("wish") else None, facts if facts.get("wish") else None)
+
+
+def find(address: str, name: PodName) -> list[Workload]:
+    """The running containers that are meant: the one that is named, or all of the pod that opted in."""
+    of_pod = [one for one in workloads(address) if PodName(name.namespace, name.pod).fits(one.container)]
+    if not of_pod:
+        raise NotFound(f"there is no pod {name.namespace}/{name.pod} on this node", hint="kedge pod list")
+    found = [one for one in of_pod if name.fits(one.container)]
+    if not found:
+        known = ", ".join(one.container.name for one in of_pod)
+        raise NotFound(f"pod {name.pod} has no container {name.container}", hint=f"it has {known}")
+    if not name.container:
+        found = [one for one in found if one.is_opted_in]
+    if not found:
+        known = ", ".join(one.container.name for one in of_pod)
+        raise Validation(
+            f"no container that {name.namespace}/{name.pod} has now opted in",
+            hint=f"kedge pod list shows what sleeps; or name one: {name.namespace}/{name.pod}/CONTAINER, of {known}",
+        )
+    running = [one for one in found if one.container.state == "running" and not (one.facts or {}).get("ended")]
+    if not running:
+        raise Conflict(
+            f"of {name.namespace}/{name.pod}, {', '.join(one.container.name for one in found)} does not run",
+            hint="kedge pod list shows what does, and what sleeps",
+        )
+    return running
+
+
+def checkpoint(one: Workload, manager: CheckpointManager, companions: list[Companion], **options: Any) -> Frozen:
+    """Keep it, and let it run on."""
+    facts, lease = _claimed(one, manager)
+    return freeze_container(
+        manager,
+        one.find(),
+        key=facts["wish"]["key"] if facts else one.key,
+        lease=lease,
+        leave_running=True,
+        companions=companions,
+        **options,
+    )
+
+
+def hibernate(one: Workload, manager: CheckpointManager, companions: list[Companion], **options: Any) -> Frozen:
+    """Keep it, asleep, and end it. If that fails, it runs on and does not sleep."""
+    if one.mark is None:
+        raise Validation(
+            f"{one.name} did not opt in: whoever restarts it would not be told that it sleeps",
+            hint="run it with the runtime class of Kedge and KEDGE_CHECKPOINT=1",
+        )
+    facts, lease = _claimed(one, manager)
+    mark = marks.mark_of(str(one.mark.parent), one.mark.name)
+    marks.write_mark(mark, {**facts, "ending": time.time()})
+    try:
+        frozen = freeze_container(
+            manager,
+            one.find(),
+            key=facts["wish"]["key"],
+            lease=lease,
+            leave_running=False,
+            tags={hibernation.ASLEEP: datetime.now(UTC).isoformat(timespec="seconds")},
+            companions=companions,
+            **options,
+        )
+    except BaseException:
+        marks.write_mark(mark, facts)
+        raise
+    claims.give_back(manager, facts)
+    if mark.exists():  # the engine may have noticed, and removed it
+        facts.pop("claim")
+        marks.write_mark(mark, {**facts, "ended": time.time()})
+    return frozen
+
+
+def _claimed(one: Workload, manager: CheckpointManager) -> tuple[dict[str, Any], Any]:
+    if one.mark is None:
+        return {}, None
+    root, before = str(one.mark.parent), one.facts or {}
+    facts = claims.keep(manager, before, root, one.container.id)
+    if facts != before:
+        marks.write_mark(marks.mark_of(root, one.mark.name), facts)
+    return facts, claims.claim_of(facts)
+
+
+def sleeping(manager: CheckpointManager, name: str) -> Iterator[Checkpoint]:
+    """What sleeps by that name: NS/POD, NS/OWNER, either with /CONTAINER, or a key."""
+    if "/" not in name:
+        found = hibernation.asleep(manager, f"container:{name}")
+        yield from [found] if found is not None else []
+        return
+    wanted = PodName.parse(name)
+    for one in hibernation.sleepers(manager, f"{wanted.namespace}+"):
+        pod = one.metadata.get("pod")
+        told: Mapping[str, object] = pod if isinstance(pod, dict) else {}
+        owner = one.job.partition("+")[2].partition("@")[0].partition("+")[0]
+        if wanted.pod not in (told.get("name"), owner, owner.partition(":")[2]):
+            continue
+        if wanted.container in ("", told.get("container")):
+            yield one
+
+
+def wake(manager: CheckpointManager, name: str) -> list[Checkpoint]:
+    """Let what sleeps by that name come back at its next start."""
+    found = list(sleeping(manager, name))
+    if not found:
+        raise NotFound(f"nothing sleeps by the name {name}", hint="kedge pod list shows what does")
+    return [manager.tag(one.id, **{hibernation.ASLEEP: None}) for one in found]

@@ -1,0 +1,167 @@
+"""Before freezing: can this container be dumped, and restored there? Looks only, and touches nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import network
+from .cuda import uses_cuda
+from .doctor import Finding
+from .gpu_findings import findings as gpu_findings
+from .pids import pids_below
+from .rootfs import find_rootfs
+from .runc import Container
+
+_KNOWN_DEVICES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx"}
+_TCP_ESTABLISHED = "01"
+# Features without which programs compiled for them crash; others are only nice to have.
+_CPU_FEATURES = {"avx", "avx2", "avx512f", "bmi2", "fma", "sse4_2", "xsave", "amx_tile"}
+
+
+def check_container(container: Container, options: Sequence[str] = ()) -> Iterator[Finding]:
+    """What stands in the way of a dump, with the option or change that removes it."""
+    if container.status not in ("running", "paused"):
+        yield Finding("container", "bad", f"it is {container.status}", "only a running one can be frozen")
+        return
+    pids = pids_below(container.pid)
+    yield Finding("container", "ok", f"{container.id} of {container.engine}, {len(pids)} processes")
+    yield from _stdio(container.pid, "--shell-job" in options)
+    for pid in pids:
+        yield from _process(pid, container.pid, options)
+    yield from gpu_findings(pids)
+    yield from _files(container)
+    net = network.mode_of(container.spec)
+    yield Finding("network", "ok", f"mode {net['mode']}: a restore needs the same")
+
+
+def _stdio(pid: int, is_shell_job: bool) -> Iterator[Finding]:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        target = _link(f"/proc/{pid}/fd/{number}")
+        if target is None or target.startswith("pipe:") or target in _KNOWN_DEVICES:
+            continue
+        if target.startswith("/dev/pts/") or target == "/dev/console":
+            if not is_shell_job:
+                yield Finding(name, "warn", f"a terminal ({target})", "give --shell-job, and a terminal to the restore")
+        elif target.startswith("/"):
+            yield Finding(
+                name, "bad", f"a file of the host ({target}): it cannot be dumped",
+                "start the container with its output into a pipe (such as `runc run … | cat`) or to /dev/null",
+            )  # fmt: skip
+
+
+def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
+    who = f"process {pid}"
+    traced = re.search(r"^TracerPid:\s*([1-9]\d*)", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    if traced:
+        yield Finding(who, "bad", f"traced by process {traced[1]}", "end the debugger or strace")
+    sockets = {}
+    for number in _names(f"/proc/{pid}/fd"):
+        target = _link(f"/proc/{pid}/fd/{number}") or ""
+        if target.startswith("socket:["):
+            sockets[target[8:-1]] = number
+        elif target.startswith("/dev/nvidia") and uses_cuda(pid):
+            continue  # the driver closes it before the dump
+        elif target.startswith("/dev/") and target not in _KNOWN_DEVICES and not target.startswith("/dev/pts/"):
+            yield from _device(who, pid, number, target)
+        elif target.startswith(("anon_inode:[io_uring]", "anon_inode:bpf", "anon_inode:[perf_event]", "/dev/nvidia")):
+            yield Finding(who, "bad", f"descriptor {number} is {target}", "CRIU cannot dump it: close it before")
+    if sockets and "--tcp-established" not in options:
+        for kind in ("tcp", "tcp6"):
+            lines = _read(f"/proc/{pid}/net/{kind}").splitlines()[1:]
+            open_ones = [row for row in map(str.split, lines) if row[3] == _TCP_ESTABLISHED and row[9] in sockets]
+            if open_ones:
+                yield Finding(
+                    who, "bad", f"{len(open_ones)} open TCP connections", "give --tcp-established, or close them"
+                )
+    for name in ("net", "pid", "mnt"):
+        own, first = _link(f"/proc/{pid}/ns/{name}"), _link(f"/proc/{root}/ns/{name}")
+        if own and first and own != first:
+            what = f"in a {name} namespace of its own inside the container"
+            yield Finding(who, "warn", what, "nested namespaces are dumped only in part")
+
+
+def _device(who: str, pid: int, number: str, target: str) -> Iterator[Finding]:
+    try:
+        mode = os.stat(f"/proc/{pid}/fd/{number}").st_mode
+    except OSError:
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        yield Finding(who, "bad", f"descriptor {number} is the device {target}", "CRIU cannot dump it: close it before")
+
+
+def _files(container: Container) -> Iterator[Finding]:
+    rootfs = find_rootfs(container.bundle, str(container.spec.get("root", {}).get("path", "rootfs")))
+    what = {
+        "overlay": f"an overlay: what the container changed is kept, from {rootfs.changes}",
+        "directory": "a plain directory: all of its files are kept, which takes longer",
+        "none": "read-only: nothing of it is kept",
+    }[rootfs.kind]
+    yield Finding("root", "ok" if rootfs.kind != "directory" else "note", what)
+    for mount in container.spec.get("mounts", ()):
+        source = str(mount.get("source", ""))
+        if mount.get("type") == "bind" or "bind" in mount.get("options", ()):
+            yield Finding(
+                "mount", "note", f"{mount.get('destination')} is {source} of the host: not kept",
+                "a restore elsewhere needs the same there",
+            )  # fmt: skip
+
+
+def check_target(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether what is frozen on a machine with the facts `here` can be thawed on one with the facts `there`."""
+    found = list(_differences(here, there))
+    alike = f"{there.get('arch')}, kernel {there.get('kernel')}, CRIU {there.get('criu')}: nothing stands in the way"
+    yield from found or [Finding("target", "ok", alike)]
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:
+    if here.get("arch") != there.get("arch"):
+        yield Finding("target", "bad", f"{there.get('arch')}, not {here.get('arch')}", "use a machine of the same kind")
+    missing = (set(here.get("cpu_features", ())) - set(there.get("cpu_features", ()))) & _CPU_FEATURES
+    if missing:
+        yield Finding(
+            "target", "bad", f"its processor lacks {', '.join(sorted(missing))}",
+            "programs that found these features use them on: choose a machine that has them",
+        )  # fmt: skip
+    if here.get("page_bytes") != there.get("page_bytes"):
+        yield Finding("target", "bad", f"pages of {there.get('page_bytes')} bytes", "use a kernel with the same pages")
+    if here.get("cgroup") != there.get("cgroup"):
+        what = f"cgroup {there.get('cgroup')}, here {here.get('cgroup')}"
+        yield Finding("target", "warn", what, "limits may not come back: boot it with the same")
+    old, new = _version(here.get("criu")), _version(there.get("criu"))
+    if not new:
+        yield Finding("target", "bad", "it has no CRIU", "kedge container doctor there tells how to get it")
+    elif new < old:
+        yield Finding("target", "warn", f"CRIU {there.get('criu')}, older than {here.get('criu')}", "install the same")
+    if _version(there.get("kernel")) < _version(here.get("kernel")):
+        what = f"kernel {there.get('kernel')}, older than {here.get('kernel')}"
+        yield Finding("target", "warn", what, "what the newer one offered may be missed")
+
+
+def _version(text: object) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", str(text or ""))[:3]]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []

@@ -1,0 +1,201 @@
+"""The files of a container: where they are, a copy of one moment, and putting a kept tree in their place."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from kedge.errors import Conflict, Validation, storage_error
+from kedge.files import Tree
+
+from .programs import find_program
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Rootfs:
+    """`kind` overlay: what the container changed is in `changes`, the upper directory; directory: it is all of it."""
+
+    kind: str
+    point: Path
+    changes: Path
+    mount_options: str = ""
+
+
+def find_rootfs(bundle: Path, spec_root: str) -> Rootfs:
+    """What a bundle's root file system is made of."""
+    point = Path(os.path.realpath(bundle / spec_root))
+    if not point.is_dir():
+        raise Validation(f"the bundle has no root file system at {point}", hint="mount or make it first")
+    options = _overlay_options(point)
+    if options is None:
+        return Rootfs("directory", point, point)
+    upper = re.search(r"(?:^|,)upperdir=((?:[^,\\]|\\.)*)", options)
+    if upper is None:
+        return Rootfs("none", point, point)  # an overlay without upper directory cannot be written
+    changes = Path(re.sub(r"\\(.)", r"\1", upper[1]))
+    if not changes.is_absolute() or not changes.is_dir():
+        raise Validation(
+            f"the upper directory of {point} cannot be found: {changes}",
+            hint="run kedge where the overlay was mounted: in the same mount namespace",
+        )
+    return Rootfs("overlay", point, changes, options)
+
+
+def _overlay_options(point: Path) -> str | None:
+    """The options of the overlay mounted last at `point`; None when that is none."""
+    found = None
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split(" ")
+        behind = fields.index("-")
+        if _plain(fields[4]) == str(point):
+            found = _plain(fields[behind + 3]) if fields[behind + 1] == "overlay" else None
+    return found
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)
+
+
+def copy_away(source: Path, target: Path) -> None:
+    """A copy that keeps everything, sharing blocks where the file system can. For files nobody writes meanwhile."""
+    done = subprocess.run(
+        [find_program("cp"), "-a", "--reflink=auto", "-T", "--", str(source), str(target)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    if done.returncode:
+        number = 28 if "No space left" in done.stderr else 5
+        raise storage_error("copy", f"{source} ({done.stderr.strip()[-300:]})", OSError(number, os.strerror(number)))
+
+
+def seeing(rootfs: Rootfs, command: Sequence[str]) -> list[str]:
+    """A command that sees the container's files as they are mounted now, whoever unmounts them meanwhile.
+
+    An engine does, when the call that has started it is killed. Then it would make its mount points in the bare folder
+    of the bundle, which could not be removed any more.
+    """
+    if rootfs.kind != "overlay":
+        return list(command)
+    own = [find_program("unshare"), "--mount", "--propagation=unchanged", "sh", "-c"]
+    return [*own, 'mount --make-private "$0" && exec "$@"', str(rootfs.point), *command]
+
+
+@contextmanager
+def replaced(rootfs: Rootfs, tree: Tree, note: Callable[[dict[str, object]], None]) -> Iterator[Callable[[], None]]:
+    """Gives what makes the container's files those of `tree`; if anything fails within, they are what they were.
+
+    A live overlay's upper directory must not change: it is unmounted, changed and mounted again with the same options.
+    The new files are complete beside the old ones before one rename exchanges both. `note` is given, before anything
+    happens, what `put_back` needs should this program be killed.
+    """
+    new = rootfs.changes.parent / f".kedge-{os.urandom(6).hex()}"
+    facts = {name: str(getattr(rootfs, name)) for name in ("kind", "point", "changes", "mount_options")}
+    facts |= {"new": str(new), "inode": str(rootfs.changes.stat().st_ino)}
+    is_exchanged = False
+
+    @contextmanager
+    def away() -> Iterator[None]:
+        note({**facts, "is_mounted": False})
+        with _unmounted(rootfs):
+            yield
+        note({**facts, "is_mounted": True})
+
+    note({**facts, "is_mounted": True})
+    try:
+        tree.write_to(new, exact=True, durable=False)
+        with ExitStack() as unmounted:
+            unmounted.enter_context(away())
+
+            def put_in_place() -> None:
+                nonlocal is_exchanged
+                _exchange(new, rootfs.changes)
+                try:
+                    unmounted.close()
+                except BaseException:
+                    _exchange(new, rootfs.changes)
+                    raise
+                is_exchanged = True
+
+            try:
+                yield put_in_place
+            except BaseException:
+                if is_exchanged:
+                    with away():
+                        _exchange(new, rootfs.changes)
+                raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def put_back(noted: Mapping[str, object], *, is_restored: bool) -> None:
+    """After a kill within `replaced`: the files are those from before it, unless the restore had been done."""
+    new = Path(str(noted["new"]))
+    kind, point, changes, options = (str(noted[name]) for name in ("kind", "point", "changes", "mount_options"))
+    rootfs = Rootfs(kind, Path(point), Path(changes), options)
+    if not rootfs.changes.is_dir() or not rootfs.point.is_dir():
+        return  # the engine has removed all of it
+    is_mounted = kind != "overlay" or _overlay_options(rootfs.point) is not None
+    away = _unmounted if is_mounted else nullcontext if noted["is_mounted"] else _mounted_after
+    if new.is_dir() and str(rootfs.changes.stat().st_ino) != noted["inode"] and not is_restored:
+        with away(rootfs):
+            _exchange(new, rootfs.changes)
+    elif not is_mounted:
+        with away(rootfs):
+            pass
+    shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def _unmounted(rootfs: Rootfs) -> Iterator[None]:
+    if rootfs.kind != "overlay":
+        yield
+        return
+    _mount_tool("umount", str(rootfs.point))
+    with _mounted_after(rootfs):
+        yield
+
+
+@contextmanager
+def _mounted_after(rootfs: Rootfs) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        _empty_workdir(rootfs.mount_options)
+        _mount_tool("mount", "-t", "overlay", "overlay", "-o", rootfs.mount_options, str(rootfs.point))
+
+
+def _empty_workdir(options: str) -> None:
+    """What the old upper directory left in the work directory says nothing about the new one."""
+    work = re.search(r"(?:^|,)workdir=((?:[^,\\]|\\.)*)", options)
+    if work is not None:
+        shutil.rmtree(Path(re.sub(r"\\(.)", r"\1", work[1])) / "work", ignore_errors=True)
+
+
+def _mount_tool(*command: str) -> None:
+    words = [find_program(command[0]), *command[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise Conflict(
+            f"{command[0]} of {command[-1]} failed: {done.stderr.strip()[-300:]}",
+            hint="nothing else may use the container's files while it is restored",
+        )
+
+
+def _exchange(a: Path, b: Path) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise storage_error("exchange", f"{a} and {b}", OSError(number, os.strerror(number)))

@@ -1,0 +1,51 @@
+"""What the administrator of a machine says in /etc/kedge/runc.env: where its engines keep containers, and with which
+programs. Commands beside the engines keep to it, so that they find what `kedge-runc` kept, and it what they keep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from kedge.errors import Validation
+
+from .early import store_url
+
+FILE = "/etc/kedge/runc.env"
+_OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
+_READ_S = 10.0  # a file of settings that takes longer to read is none
+
+
+def read() -> dict[str, str]:
+    """What the file says, read by a shell as kedge-runc reads it; nothing when there is none, or not for us."""
+    if not os.access(FILE, os.R_OK):
+        return {}
+    command = ["/bin/sh", "-c", f"set -a; . {FILE}; exec env -0"]
+    ours = {"PATH": os.environ.get("PATH", "")}
+    try:
+        told = subprocess.run(
+            command, env=ours, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_READ_S
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        reason = os.fsdecode(said).strip() or str(error)
+        raise Validation(
+            f"{FILE} cannot be read: {reason}", hint="its lines are NAME='value', as for a shell"
+        ) from error
+    pairs = (entry.partition("=") for entry in os.fsdecode(told).split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
+
+
+def adopt() -> dict[str, str]:
+    """Read the file; what it says, and our own environment does not contradict, holds for this process from now on."""
+    told = read()
+    for name, value in told.items():
+        ours = os.environ.setdefault(name, value)
+        if name == "PATH":
+            os.environ[name] = f"{ours}:{value}"
+    return told
+
+
+def adopt_store() -> None:
+    """The same; and the store of this machine's engines is ours, unless we have one."""
+    if adopt():
+        os.environ.setdefault("KEDGE_STORE", store_url(os.environ))

@@ -1,0 +1,185 @@
+"""What a checkpoint of a container, or of a tree of processes, is in the store.
+
+One state of one frozen moment: a dictionary of plain values and two trees. Everything that works on states works on
+it: list, show, diff, copy, retention, encryption. Its job is `container:<key>` or `process:<key>`.
+
+    kind         "container" or "process"
+    format       1
+    id           of the container, or the PID of the root process, as text
+    runtime      {name: runc|crun|podman|containerd|criu, version, root}
+    bundle       where the container's bundle was; "" for processes
+    spec         the OCI config.json as a dictionary; {} for processes
+    descriptors  what the first three descriptors were (runc's descriptors.json)
+    network      {mode: own|host|external|none, path}
+    criu         {version, options: ["--tcp-established", …]}: options that a restore must repeat
+    host         facts a restore elsewhere is checked against (hosts.facts)
+    processes    {pid: {name, executable, parent, state, threads, memory_bytes, open_files: {fd: what}}}
+    rootfs_kind  overlay: `rootfs` is the upper directory; directory: all of it; none: there was nothing to keep
+    rootfs       an exact Tree, or None
+    images       a Tree of CRIU's images, without logs
+    files        {path: File}: of processes without a container, what they had open for writing
+    extra        {name: Tree}: what came with an imported archive, or others add to the frozen moment
+
+The checkpoint's metadata repeats what lists show: kind, id, runtime, network, processes, memory_bytes, frozen_ms,
+phases_ms (freeze, dump, rootfs, …), is_running (whether it was left running), sockets (paths that were not kept).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedge.errors import NotFound, UnsupportedFormat, Validation
+from kedge.files import File, Tree
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, parse_name
+
+from .images import processes as image_processes
+from .images import statistics
+from .pages import cuts
+
+if TYPE_CHECKING:
+    from .opting import Wish
+
+FORMAT = 1
+KINDS = ("container", "process")
+LEFT_ATTRIBUTES = ("trusted.overlay.origin", "trusted.overlay.uuid")  # they name inodes of one machine
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One frozen moment. The trees are on disk before it is saved, in the store after it was loaded."""
+
+    kind: str
+    id: str
+    images: Tree
+    runtime: Mapping[str, str] = field(default_factory=dict)
+    bundle: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    descriptors: tuple[str, ...] = ()
+    network: Mapping[str, str] = field(default_factory=lambda: {"mode": "none", "path": ""})
+    criu: Mapping[str, Any] = field(default_factory=dict)
+    host: Mapping[str, Any] = field(default_factory=dict)
+    processes: Mapping[str, Any] = field(default_factory=dict)
+    rootfs_kind: str = "none"
+    rootfs: Tree | None = None
+    files: Mapping[str, File] = field(default_factory=dict)
+    extra: Mapping[str, Tree] = field(default_factory=dict)
+
+    def state(self) -> dict[str, object]:
+        """As it goes into the store."""
+        values = {name: getattr(self, name) for name in _FIELDS}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        return {"format": FORMAT, **plain, "descriptors": list(self.descriptors)}
+
+
+_FIELDS = tuple(item.name for item in fields(Snapshot))
+
+
+def images_tree(directory: Path, borders: Mapping[str, list[int]] | None = None) -> Tree:
+    """CRIU's images as a tree whose pages are cut by address (`cuts`), so that unchanged memory is stored once."""
+    borders = cuts(directory) if borders is None else borders
+    return Tree(directory, exclude=("*.log", "stats-*", "*.pid"), cuts=borders, allow_changing=False)
+
+
+def rootfs_tree(directory: Path) -> Tree:
+    """The files of a container, with everything that makes them what they are. Sockets are left out: see `skipped`."""
+    return Tree(directory, exact=True, without_attributes=LEFT_ATTRIBUTES)
+
+
+def read_descriptors(images: Path) -> tuple[str, ...]:
+    """What the first three descriptors were, as runc noted them; () where no runtime did."""
+    try:
+        found = json.loads((images / "descriptors.json").read_text())
+    except FileNotFoundError:
+        return ()
+    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+
+
+def read_processes(images: Path) -> dict[str, Any]:
+    """The processes in the images, for people: what diff and lists show."""
+    return {
+        str(one.pid): {
+            "name": one.name,
+            "executable": one.executable,
+            "parent": one.parent,
+            "state": one.state,
+            "threads": len(one.threads),
+            "memory_bytes": one.memory_bytes,
+            "open_files": {str(file.fd): f"{file.kind} {file.name}".strip() for file in one.files if file.fd >= 0},
+        }
+        for one in image_processes(images)
+    }
+
+
+def frozen_ms(work: Path) -> float | None:
+    """How long CRIU says that everything stood still; None where it does not say."""
+    try:
+        return statistics(work).values.get("frozen_us", 0) / 1000
+    except NotFound:
+        return None
+
+
+def job_of(kind: str, key: str) -> str:
+    """The job that holds the generations of a workload."""
+    return parse_name("key", f"{kind}:{parse_name('key', key)}")
+
+
+def refuse_memory(manager: CheckpointManager) -> None:
+    """Validation if the store is in memory: what ends would be gone with this program."""
+    if manager.url.startswith("memory:"):
+        raise Validation(f"the store {manager.url} ends with this command", hint="give --store a directory or a server")
+
+
+def load(manager: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, Snapshot]:
+    """A checkpoint's snapshot: nothing of its trees is read yet; what is read later is verified (I2)."""
+    checkpoint = manager.get(checkpoint_id)
+    if checkpoint.metadata.get("kind") not in KINDS:
+        raise Validation(
+            f"checkpoint {checkpoint_id} of job {checkpoint.job} is not one of a container",
+            hint="kedge container list shows those that are",
+        )
+    return checkpoint, parse(manager.load(checkpoint_id), checkpoint_id)
+
+
+def parse(state: object, name: str) -> Snapshot:
+    """The snapshot that a loaded state is."""
+    if not isinstance(state, dict) or state.get("kind") not in KINDS or not isinstance(state.get("images"), Tree):
+        raise Validation(f"{name} is not the state of a container", hint="kedge container list shows those that are")
+    if state.get("format") != FORMAT:
+        raise UnsupportedFormat(f"{name} has container format {state.get('format')!r}", hint="update Kedge")
+    known = {key: value for key, value in state.items() if key in _FIELDS}
+    return Snapshot(**{**known, "descriptors": tuple(state.get("descriptors", ()))})
+
+
+def generations(manager: CheckpointManager, kind: str, key: str) -> list[Checkpoint]:
+    """What is kept of a workload, oldest first; empty if nothing is."""
+    return manager.list(job_of(kind, key))
+
+
+def find(manager: CheckpointManager, kind: str, name: str) -> Checkpoint:
+    """The checkpoint a user means by `name`: an ID, or a key, whose newest sound one is taken."""
+    if manager.exists(name):
+        return manager.get(name)
+    found = [one for one in generations(manager, kind, name) if one.status != "corrupted"]
+    if not found:
+        raise NotFound(f"no checkpoint of {kind} {name}", hint=f"kedge {kind} list shows what is kept")
+    return found[-1]
+
+
+def find_for(manager: CheckpointManager, wish: Wish) -> Checkpoint:
+    """The checkpoint that a container asked to begin with: an ID, or a key, of its own namespace and no other."""
+    own = f"container:{wish.namespace}+" if wish.namespace else "container:"
+    if manager.exists(wish.restore):
+        found = manager.get(wish.restore)
+        if found.job.startswith(own):
+            return found
+    else:
+        for key in (wish.key_of(wish.restore), own.partition(":")[2] + wish.restore, wish.restore):
+            if job_of("container", key).startswith(own) and generations(manager, "container", key):
+                return find(manager, "container", key)
+    where = f" in namespace {wish.namespace}" if wish.namespace else ""
+    raise NotFound(f"{wish.restore} is no checkpoint or key of a container{where}", hint="kedge container list")

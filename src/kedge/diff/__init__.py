@@ -1,0 +1,50 @@
+"""What changed between two states, by path.
+
+    trees    are compared as outlines: nothing of the application is constructed (I7)
+    arrays   that are equal are recognised by the digests in the manifests, without reading them;
+             the others are read where their chunks differ, verified on the way (I2), compared in pieces
+
+So the memory needed does not grow with the arrays. Paths are '/'-joined, as in `load(only=…)`; items of lists
+have their number in the newer state, removed ones that in the older. A dictionary's order is no difference.
+"""
+
+from __future__ import annotations
+
+from kedge.errors import Validation
+from kedge.model import Checkpoint
+from kedge.store import Store
+
+from .changes import ArrayDelta, Change, ChangeKind, Diff, TextDelta
+from .comparing import Comparison
+from .states import HeldState, State, StoredState
+from .values import brief
+
+__all__ = ["ArrayDelta", "Change", "ChangeKind", "Diff", "TextDelta", "brief", "diff", "diff_values"]
+
+MAX_CHANGES = 1000
+
+
+def diff(
+    store: Store, a: tuple[Checkpoint, bytes], b: tuple[Checkpoint, bytes], *, max_changes: int = MAX_CHANGES
+) -> Diff:
+    """What changed from checkpoint `a` to checkpoint `b`, each given with its manifest."""
+    return _compare(StoredState(store, *a), StoredState(store, *b), max_changes, (a[0].id, b[0].id))
+
+
+def diff_values(old: object, new: object, *, max_changes: int = MAX_CHANGES) -> Diff:
+    """What changed between two states that were not saved; UnsupportedType for what could not be saved."""
+    return _compare(HeldState(old), HeldState(new), max_changes)
+
+
+def _compare(old: State, new: State, max_changes: int, ids: tuple[str, str] = ("", "")) -> Diff:
+    if isinstance(max_changes, bool) or not isinstance(max_changes, int) or max_changes < 1:
+        raise Validation(f"max_changes={max_changes!r}", hint="use a whole number from 1 on")
+    comparison = Comparison(old, new, max_changes)
+    try:
+        comparison.compare("", old.outline, new.outline)
+    except RecursionError as error:
+        raise Validation(
+            "the states are too deep for what is left of the Python stack",
+            hint="compare them from a function that is called less deeply",
+        ) from error
+    return comparison.result(*ids)

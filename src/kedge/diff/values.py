@@ -1,0 +1,86 @@
+"""Values of outlines, for people."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from collections.abc import Sequence
+
+from kedge.codec import BufferSummary, TypeSummary
+from kedge.jsonview import LONG_INT_BITS, written
+
+SHOWN_CHARACTERS = 200
+
+
+def brief(value: object) -> str | int | float | bool | None:
+    """A value as JSON can hold it: plain ones as they are, long text cut, anything else in words."""
+    if isinstance(value, int) and value.bit_length() > LONG_INT_BITS:
+        return clip(hex(value))
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, str):
+        return clip(value)
+    if isinstance(value, BufferSummary):
+        if (number := _scalar(value)) is not None:
+            return brief(number)
+        if value.kind in ("bytes", "bytearray"):
+            return f"{value.kind}, {value.size_bytes:,} bytes"
+        return f"{value.kind} of {value.dtype}, shape {shape_text(value.shape)}, {value.size_bytes:,} bytes"
+    if isinstance(value, TypeSummary):
+        return f"{value.name} (version {value.version})"
+    if isinstance(value, dict | list | tuple | deque | set | frozenset):
+        return f"{type_name(value)} of {len(value):,}"
+    return clip(written(value))
+
+
+_SCALARS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d", "bool": "?", "float16": "e", "float32": "f", "float64": "d"}
+for _n, _code in enumerate("bhiq"):
+    _SCALARS |= {f"i{1 << _n}": _code, f"int{8 << _n}": _code}
+    _SCALARS |= {f"u{1 << _n}": _code.upper(), f"uint{8 << _n}": _code.upper()}
+
+
+def _scalar(summary: BufferSummary) -> float | None:
+    """The number in a numpy scalar or an array without dimensions, which are short enough to be in the tree."""
+    code = _SCALARS.get(summary.dtype.lstrip("<>|"))
+    if code is None or summary.shape or struct.calcsize(f"={code}") != len(summary.data):
+        return None
+    found: float = struct.unpack((">" if summary.dtype[0] == ">" else "<") + code, summary.data)[0]
+    return found
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "()"
+
+
+def type_name(value: object) -> str:
+    """What a value of an outline was when it was saved."""
+    if isinstance(value, BufferSummary):
+        return value.kind
+    return value.name if isinstance(value, TypeSummary) else type(value).__name__
+
+
+def summary_of(value: BufferSummary | bytes) -> BufferSummary:
+    """Short byte strings are in outlines as themselves, long ones summarised: here they are alike."""
+    if isinstance(value, BufferSummary):
+        return value
+    return BufferSummary("bytes", "uint8", (len(value),), len(value), data=value)
+
+
+def weigh(value: object) -> int:
+    """Bytes of all arrays and byte strings in a value of an outline."""
+    if isinstance(value, BufferSummary):
+        return value.size_bytes
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, TypeSummary):
+        return sum(map(weigh, value.fields.values()))
+    if isinstance(value, dict):
+        return sum(map(weigh, value)) + sum(map(weigh, value.values()))
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return sum(map(weigh, value))
+    return 0
+
+
+def clip(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

@@ -1,0 +1,279 @@
+"""Every error a user can meet: what failed, on which object, why, and what to do next.
+
+    CheckpointError                                         code            HTTP  exit
+    ├── NotFound       (FileNotFoundError, LookupError)     not_found        404     4
+    │   └── ReplayMiss     no answer of a model recorded    replay_miss      404     4
+    ├── Validation     (ValueError)                         invalid          422     3
+    │   ├── InvalidName                                     invalid_name     422     3
+    │   ├── TooLarge       more than is taken at once       too_large        413     3
+    │   └── UnsupportedType (TypeError)                     unsupported_type 422     3
+    ├── Conflict                                            conflict         409     5
+    │   ├── LeaseHeld      someone else may write           lease_held       409     5
+    │   ├── LeaseLost      our right to write is gone       lease_lost       409     5
+    │   ├── Cancelled      somebody ended the run           cancelled        409     5
+    │   └── Denied         an approval was refused          denied           409     5
+    ├── NotAllowed     (PermissionError)                    not_allowed      403    10
+    │   └── Unauthorized   a valid token is missing         unauthorized     401    10
+    ├── StepTimeout    (TimeoutError)                       timeout          504     9
+    ├── WorkerDied     the process at work was killed       worker_died      500     1
+    ├── CriuFailed     a container was not frozen or thawed criu_failed      500     1
+    ├── GpuFailed      the driver of a GPU refused          gpu_failed       500     1
+    ├── Corrupted      (ValueError)                         corrupted        400     6
+    └── StorageError   (OSError)                            storage          503     7
+        ├── NotAStore                                       not_a_store      503     7
+        ├── ReadOnly       (PermissionError)                read_only        503     7
+        ├── NoSpace                                         no_space         507     7
+        ├── Unavailable    the same call may be repeated    unavailable      503     7
+        │   └── OutcomeUnknown  it may have been done       outcome_unknown  503     7
+        └── UnsupportedFormat                               unsupported_format 503   8
+
+Each class carries its row of that table; the service and the command line read it from there.
+`str(error)` is the message followed by the hint. Errors are raised, never logged and forgotten.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import ClassVar
+
+
+class CheckpointError(Exception):
+    """Root of all Kedge errors. `hint` is the next step for the user."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.hint, self.__dict__))
+
+
+def _rebuild(kind: type[CheckpointError], message: str, hint: str, state: dict[str, object]) -> CheckpointError:
+    error = kind(message, hint=hint)
+    error.__dict__.update(state)
+    return error
+
+
+class NotFound(CheckpointError, FileNotFoundError, LookupError):
+    """No such checkpoint, job, or path inside a state."""
+
+    code = "not_found"
+    http_status = 404
+    exit_code = 4
+
+
+class ReplayMiss(NotFound):
+    """A call of a model is only to be answered from the store, and its answer is not there."""
+
+    code = "replay_miss"
+
+
+class Validation(CheckpointError, ValueError):
+    """The input is wrong; nothing was changed."""
+
+    code = "invalid"
+    http_status = 422
+    exit_code = 3
+
+
+class InvalidName(Validation):
+    """A job, namespace, tag or checkpoint ID outside the grammar."""
+
+    code = "invalid_name"
+
+
+class TooLarge(Validation):
+    """More than a service takes at once."""
+
+    code = "too_large"
+    http_status = 413
+
+
+class UnsupportedType(Validation, TypeError):
+    """The state holds something the codec does not know; `path` says where."""
+
+    code = "unsupported_type"
+
+    def __init__(self, message: str, *, hint: str = "", path: str = "state") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class Conflict(CheckpointError):
+    """Another write got there first, or the request contradicts what is stored."""
+
+    code = "conflict"
+    http_status = 409
+    exit_code = 5
+
+
+class LeaseHeld(Conflict):
+    """Somebody else holds the right to write this job (I5); `holder` is who, `token` that of their lease."""
+
+    code = "lease_held"
+
+    def __init__(self, message: str, *, hint: str = "", holder: str = "", token: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
+        self.token = token
+
+
+class LeaseLost(Conflict):
+    """The lease given is no longer the current one; the write was refused (I5)."""
+
+    code = "lease_lost"
+
+
+class Cancelled(Conflict):
+    """The run was cancelled and does not go on."""
+
+    code = "cancelled"
+
+
+class Denied(Conflict):
+    """Somebody, or the end of the time given, said no; nothing goes on behind it."""
+
+    code = "denied"
+
+
+class NotAllowed(CheckpointError, PermissionError):
+    """A service knows who asks, and that is not enough for what was asked."""
+
+    code = "not_allowed"
+    http_status = 403
+    exit_code = 10
+
+
+class Unauthorized(NotAllowed):
+    """A service wants a token, or the one it got is unknown, expired or revoked."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class StepTimeout(CheckpointError, TimeoutError):
+    """A step, or an item of a map, took longer than it was given."""
+
+    code = "timeout"
+    http_status = 504
+    exit_code = 9
+
+
+class WorkerDied(CheckpointError):
+    """The process that worked on a step or an item ended without an answer: killed, out of memory, or crashed."""
+
+    code = "worker_died"
+
+
+class CriuFailed(CheckpointError):
+    """CRIU or the container runtime refused to dump or restore. `attempt` names the logs that were kept."""
+
+    code = "criu_failed"
+
+    def __init__(self, message: str, *, hint: str = "", attempt: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.attempt = attempt
+
+
+class GpuFailed(CheckpointError):
+    """The driver of a GPU refused to freeze or thaw; the processes run on, as far as it lets them."""
+
+    code = "gpu_failed"
+
+
+class Corrupted(CheckpointError, ValueError):
+    """Stored bytes do not match their digest or cannot be what they claim to be (I2); `chunk` is the digest of which.
+
+    Only ever about bytes that were read, or that the place itself says it does not have.
+    """
+
+    code = "corrupted"
+    http_status = 400
+    exit_code = 6
+
+    def __init__(self, message: str, *, hint: str = "", chunk: bytes = b"") -> None:
+        super().__init__(message, hint=hint)
+        self.chunk = chunk
+
+
+class StorageError(CheckpointError, OSError):
+    """The disk, the file system or the database refused; nothing was acknowledged."""
+
+    code = "storage"
+    http_status = 503
+    exit_code = 7
+
+
+class NotAStore(StorageError):
+    """The place given holds something else than a Kedge store."""
+
+    code = "not_a_store"
+
+
+class ReadOnly(StorageError, PermissionError):
+    """The store may not be written."""
+
+    code = "read_only"
+
+
+class NoSpace(StorageError):
+    """The disk is full, or a quota is reached."""
+
+    code = "no_space"
+    http_status = 507
+
+
+class Unavailable(StorageError):
+    """A server could not be reached, or was too busy; the same call may be repeated, and `blobs.retrying` does."""
+
+    code = "unavailable"
+
+
+class OutcomeUnknown(Unavailable):
+    """The answer was lost, or what was written could not be taken back: it may have been done, or not."""
+
+    code = "outcome_unknown"
+
+
+class UnsupportedFormat(StorageError):
+    """The store was written by a newer Kedge (I8)."""
+
+    code = "unsupported_format"
+    exit_code = 8
+
+
+def could_not_look(subject: str, cause: Exception) -> StorageError:
+    """The typed error for a check that could not read `subject`: whether it is sound stays unknown."""
+    kind = type(cause) if isinstance(cause, StorageError) else StorageError
+    reason = cause.message if isinstance(cause, CheckpointError) else str(cause) or type(cause).__name__
+    hint = (cause.hint if isinstance(cause, CheckpointError) else "") or "run it again when that can be read"
+    return kind(f"could not look at {subject}: {reason}", hint=f"nothing was marked because of it; {hint}")
+
+
+def storage_error(action: str, where: str, cause: OSError) -> StorageError:
+    """The typed error for an operating-system error met while doing `action` on `where`."""
+    reason = os.strerror(cause.errno) if cause.errno else str(cause)
+    message = f"cannot {action} {where}: {reason}"
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(message, hint="free some space (kedge cleanup, kedge gc), then run it again")
+    if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ReadOnly(
+            message, hint="check the owner and mode of the directory and that its disk is mounted read-write"
+        )
+    if cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return StorageError(message, hint="check that path: it may be misspelt, or moved or deleted by somebody else")
+    return StorageError(message, hint="see the system log for the device; run kedge check before relying on this store")
+
+
+def install_hint(extra: str) -> str:
+    """How to get what an optional feature needs. There is no release yet, so nothing is installed by name."""
+    return f"install Kedge from its clone with this extra: pip install '.[{extra}]'"

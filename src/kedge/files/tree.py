@@ -1,0 +1,325 @@
+"""File and Tree: the values that stand for files in a state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import ormsgpack
+
+from kedge import codec
+from kedge.chunks import StoredStream
+from kedge.errors import CheckpointError, NotFound, Validation
+
+from .scan import Options, Scan, scan_file, scan_tree
+from .stored import StoredFiles, StoredSource, TableSource
+from .table import APART, VERSION, FileEntry, Table, pack_table
+
+_TREE_TAG = 40
+_FILE_TAG = 41
+_INLINE_TABLE_BYTES = 4096
+
+Path = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+
+class Tree:
+    """A directory with everything below it.
+
+    Saved, its files are read once, in pieces, never as a whole; a file that the last checkpoint of the job stored and
+    whose size, times and inode are the same is not read at all. (A program that writes through a memory map may
+    change a file without changing its times at once: give always_read=True where that matters.) A file that changes
+    between the call of save and its end is a Conflict, unless allow_changing.
+    Loaded, nothing of the content is read until asked for; it needs the store it comes from to be open.
+
+    Kept: names, types, permission bits, modification times, numeric owners, symlinks (as they are), hard links within
+    the tree, holes. `exclude` holds globs; one without "/" matches a name at any depth, one with "/" the path from
+    the root. Stores of Kedge inside the tree are left out; so are, with skip_special, fifos, sockets and devices,
+    which otherwise are refused: see `skipped`.
+
+    With `exact`, extended attributes (ACLs, capabilities, those of overlayfs), fifos and devices are kept too, and only
+    sockets are left out; without_attributes names attributes to leave. `cuts` says where the chunks of a file end, for
+    files whose writer knows better than their bytes what will stay the same.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        exclude: str | Iterable[str] = (),
+        skip_special: bool = False,
+        allow_changing: bool = False,
+        always_read: bool = False,
+        exact: bool = False,
+        without_attributes: Iterable[str] = (),
+        cuts: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        self.path = os.fspath(path)  # "" when loaded
+        borders = {os.fsencode(name): ends for name, ends in (cuts or {}).items()}
+        self._options = Options(
+            patterns, skip_special, allow_changing, always_read, exact, frozenset(without_attributes), borders
+        )
+        self._stored: StoredFiles | None = None
+
+    @property
+    def entries(self) -> list[FileEntry]:
+        """Everything below the root: of a loaded tree from the store, else what is on disk now."""
+        table = self._table()
+        return [table.entry(row, path) for row, path in enumerate(table.paths()) if row]
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """(path, what it is) of what was left out and not excluded."""
+        return [(os.fsdecode(path), what) for path, what in self._table().skipped]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(self._table().size)
+
+    def read(self, name: str) -> bytes:
+        """The content of one file, verified; NotFound if the tree has no such file."""
+        return b"".join(self.stream(name))
+
+    def read_part(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """Some of the content of a file, as much as there is of it; what lies elsewhere is not read."""
+        stored = _must_be_stored(self._stored, self)
+        return b"".join(stored.window(_file_row(stored, name), offset, size_bytes))
+
+    def stream(self, name: str) -> Iterator[memoryview | bytes]:
+        """The same in pieces of a few MiB at most; each is good until the next is asked for."""
+        stored = _must_be_stored(self._stored, self)
+        return stored.pieces(_file_row(stored, name))
+
+    def attributes(self, name: str) -> dict[bytes, bytes]:
+        """Extended attributes of an entry; {} where none were kept. They are kept in exact trees."""
+        stored = _must_be_stored(self._stored, self)
+        row = stored.row_of(os.fsencode(name))
+        return {} if row is None else dict(stored.table.attributes.get(row, {}))
+
+    def ranges(self, name: str) -> list[tuple[int, int]] | None:
+        """(offset, length) of the parts of a sparse file that are not holes; None for any other entry."""
+        stored = _must_be_stored(self._stored, self)
+        row = stored.row_of(os.fsencode(name))
+        found = None if row is None else stored.table.sparse.get(stored.table.links.get(row, row))
+        return None if found is None else list(found)
+
+    def write_to(
+        self,
+        destination: Path,
+        *,
+        overwrite: bool = False,
+        owners: bool | None = None,
+        setuid: bool = False,
+        exact: bool = False,
+        durable: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write everything below `destination`: durable when this returns, and never a part of a file in its place.
+
+        The destination must not exist or be empty, else Conflict; with `overwrite`, files of the same name are
+        replaced and others stay. Numeric owners are restored if we are root, or as `owners` says; set-user-ID and
+        set-group-ID bits only with `setuid`. `exact` brings all of that back, and what an exact tree holds besides: it
+        takes root, and is for trees you trust. Without `durable`, for files needed only now, it does not wait for the
+        disk. Nothing is ever written outside of `destination`, whatever the store holds. `progress(done, total)` counts
+        bytes.
+        """
+        from .filling import Wishes
+        from .restore import write_tree
+
+        stored = _must_be_stored(self._stored, self)
+        wishes = Wishes(overwrite, owners, setuid or exact, exact, durable, progress)
+        write_tree(stored.table, stored.content, os.fsencode(destination), wishes)
+
+    def _table(self) -> Table:
+        return self._stored.table if self._stored is not None else self._scan().table
+
+    def _scan(self) -> Scan:
+        return scan_tree(self.path, self._options)
+
+    def __repr__(self) -> str:
+        return f"Tree({self.path!r})" if self._stored is None else "<Tree in a store>"
+
+
+class File:
+    """One file; a path that is a symlink stands for the file it leads to. Saved and loaded like a Tree."""
+
+    def __init__(self, path: Path, *, allow_changing: bool = False, always_read: bool = False) -> None:
+        self.path = os.fspath(path)  # "" when loaded
+        self._options = Options(allow_changing=allow_changing, always_read=always_read)
+        self._stored: StoredFiles | None = None
+
+    @property
+    def entry(self) -> FileEntry:
+        """Its name, size, mode, times: of a loaded file from the store, else as it is on disk now."""
+        return self._table().entry(0)
+
+    @property
+    def entries(self) -> list[FileEntry]:
+        return [self.entry]
+
+    @property
+    def size_bytes(self) -> int:
+        return self._table().size[0]
+
+    def read(self) -> bytes:
+        """The content, verified."""
+        return b"".join(self.stream())
+
+    def stream(self) -> Iterator[memoryview | bytes]:
+        """The same in pieces of a few MiB at most; each is good until the next is asked for."""
+        return _must_be_stored(self._stored, self).pieces(0)
+
+    def write_to(
+        self,
+        destination: Path,
+        *,
+        overwrite: bool = False,
+        owners: bool | None = None,
+        setuid: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write the file as `destination`: whole and durable or not at all. Conflict if it exists, unless overwrite."""
+        from .filling import Wishes
+        from .restore import write_file
+
+        stored = _must_be_stored(self._stored, self)
+        wishes = Wishes(overwrite, owners, setuid, progress=progress)
+        write_file(stored.table, stored.content, os.fsencode(destination), wishes)
+
+    def _table(self) -> Table:
+        return self._stored.table if self._stored is not None else self._scan().table
+
+    def _scan(self) -> Scan:
+        return scan_file(self.path, self._options)
+
+    def __repr__(self) -> str:
+        return f"File({self.path!r})" if self._stored is None else "<File in a store>"
+
+
+def _must_be_stored(stored: StoredFiles | None, value: object) -> StoredFiles:
+    if stored is None:
+        raise Validation(f"{value!r} is on disk, not in a store", hint="save it, then load the checkpoint")
+    return stored
+
+
+def _file_row(stored: StoredFiles, name: str) -> int:
+    table, row = stored.table, stored.row_of(os.fsencode(name))
+    if row is None:
+        raise NotFound(f"the tree has no {name!r}", hint="its entries tell the names it has")
+    row = table.links.get(row, row)
+    if table.kind[row] & ~APART:
+        raise Validation(f"{name!r} is a {table.entry(row).kind}, not a file", hint="read a file")
+    return row
+
+
+# The codec. Payload of both tags: [version, entries, bytes of all files, device and inode of the root,
+# packed table or the ordinal of a buffer with it, ordinal of the buffer with the content or nil].
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSummary(codec.BufferSummary):
+    """A File or Tree in an outline. `shape` is the number of entries, `size_bytes` that of all files together."""
+
+    root: tuple[int, int] = field(default=(0, 0), compare=False)  # device and inode on the machine it was saved on
+    table: bytes | int = field(default=b"", compare=False)  # packed, or the ordinal of a buffer
+    content: int | None = field(default=None, compare=False)  # ordinal
+
+
+def _encode(value: Tree | File, context: codec.EncodeContext) -> bytes:
+    source: codec.Source
+    if value._stored is not None:
+        stored = value._stored
+        table = stored.table
+        content = None if stored.content is None else context.add_buffer(StoredSource(stored.content))
+        packed = stored.packed_table
+        kept = packed if isinstance(packed, bytes) else context.add_buffer(StoredSource(packed))
+    else:
+        from .content import Content
+
+        scan = value._scan()
+        table = scan.table
+        source = Content(scan, lambda outline, open_stream: _find_earlier(scan, outline, open_stream))
+        content = context.add_buffer(source) if source.size_bytes else None
+        plain = pack_table(table)
+        kept = plain if len(plain) <= _INLINE_TABLE_BYTES else context.add_buffer(TableSource(plain))
+    entries = len(table) - isinstance(value, Tree)
+    root = (table.device[0], table.inode[0])
+    return ormsgpack.packb([VERSION, entries, sum(table.size), *root, kept, content])
+
+
+def _summary(kind: str, payload: bytes) -> FilesSummary:
+    version, entries, size_bytes, device, inode, table, content = ormsgpack.unpackb(payload)
+    if version != VERSION:
+        raise ValueError(f"version {version!r} is newer than this Kedge knows")
+    return FilesSummary(
+        kind=kind,
+        dtype="",
+        shape=(int(entries),),
+        size_bytes=int(size_bytes),
+        ordinals=tuple(n for n in (content, table) if isinstance(n, int)),
+        data=table if isinstance(table, bytes) else b"",
+        root=(int(device), int(inode)),
+        table=table,
+        content=content,
+    )
+
+
+def _stored(summary: FilesSummary, open_stream: Callable[[int], StoredStream]) -> StoredFiles:
+    table = summary.table if isinstance(summary.table, bytes) else open_stream(summary.table)
+    content = None if summary.content is None else open_stream(summary.content)
+    return StoredFiles(summary.kind == "Tree", table, content)
+
+
+def _decode_tree(payload: bytes, context: codec.DecodeContext) -> Tree:
+    tree = Tree.__new__(Tree)
+    tree.path, tree._options = "", Options()
+    tree._stored = _stored(_summary("Tree", payload), context.stream)
+    return tree
+
+
+def _decode_file(payload: bytes, context: codec.DecodeContext) -> File:
+    file = File.__new__(File)
+    file.path, file._options = "", Options()
+    file._stored = _stored(_summary("File", payload), context.stream)
+    return file
+
+
+def _find_earlier(scan: Scan, outline: object, open_stream: Callable[[int], StoredStream]) -> StoredFiles | None:
+    """The same tree or file in an earlier state; a damaged one only costs the comparison."""
+    kind = "Tree" if scan.is_tree else "File"
+    root = (scan.table.device[0], scan.table.inode[0])
+    for summary in summaries_in(outline):
+        if summary.kind == kind and summary.root == root:
+            stored = _stored(summary, open_stream)
+            try:
+                _ = stored.table
+            except CheckpointError:
+                continue
+            return stored
+    return None
+
+
+def summaries_in(outline: object) -> Iterator[FilesSummary]:
+    """The files and trees of a state, given its outline."""
+    waiting = [outline]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, FilesSummary):
+            yield value
+        elif isinstance(value, codec.TypeSummary):
+            waiting.extend(value.fields.values())
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes | bytearray):
+            waiting.extend(value)
+
+
+codec.register_builtin(
+    _TREE_TAG, Tree, _encode, _decode_tree, outline=lambda payload, _context: _summary("Tree", payload)
+)
+codec.register_builtin(
+    _FILE_TAG, File, _encode, _decode_file, outline=lambda payload, _context: _summary("File", payload)
+)

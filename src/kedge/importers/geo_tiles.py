@@ -1,0 +1,155 @@
+"""geo (c): pickles of tile processors and of analysis chunks, each of them progress of a map.
+
+A tile job goes on with `run.map(process, tiles, name="tiles", key=tile_id)`. The old system kept no results: None
+stands for them. Chunks have results: `run.map(analyse, range(n), name=METHOD, key=int)` gives them back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from kedge.model import RunStatus
+
+from .common import (
+    Document,
+    Finding,
+    Found,
+    Options,
+    Verdict,
+    clean,
+    digest_of_document,
+    mapping,
+    microseconds,
+    name_of,
+    number,
+    texts,
+)
+from .runs import items_draft, run_key, status_draft
+
+FORM = "geo-tiles"
+TILES = "tiles"
+_TAIL = re.compile(r"[._-]\d{6,}(?:_\d+)?$")
+_SUFFIX = re.compile(r"\.(?:pkl|pickle)(?:\.gz)?$")
+
+
+def kind_of(value: object) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    if "completed_tiles" in value and ("total_tiles" in value or "failed_tiles" in value):
+        return "tiles"
+    return "chunk" if {"checkpoint_id", "analysis_method", "chunk_idx"} <= value.keys() else None
+
+
+def is_sidecar(document: object) -> bool:
+    """The JSON beside a chunk's pickle: it says less than that."""
+    return isinstance(document, dict) and {"analysis_method", "chunk_idx"} <= document.keys()
+
+
+def drafts(values: Sequence[tuple[Document, str, str]], options: Options) -> Found:
+    """What the pickles of one folder (value, file name, path shown) tell, each job's in the order of time."""
+    tiles: dict[str, list[tuple[Document, str]]] = {}
+    chunks: dict[str, list[tuple[Document, str]]] = {}
+    for value, name, shown in values:
+        if kind_of(value) == "tiles":
+            stem = _TAIL.sub("", _SUFFIX.sub("", name)) or name
+            tiles.setdefault(run_key(stem, options.job_prefix), []).append((value, shown))
+        else:
+            owner = value.get("experiment_name") or value["checkpoint_id"]
+            chunks.setdefault(run_key(owner, options.job_prefix), []).append((value, shown))
+    for job, found in tiles.items():
+        yield from _tile_job(job, sorted(found, key=lambda pair: _time(pair[0])))
+    for job, found in chunks.items():
+        yield from _chunk_job(job, sorted(found, key=lambda pair: (_time(pair[0]), number(pair[0]["chunk_idx"]))))
+
+
+def _tile_job(job: str, found: list[tuple[Document, str]]) -> Found:
+    """Each file adds the tiles that are new in it: the old system forgot earlier ones when it was resumed."""
+    done: dict[str, None] = {}
+    failed: dict[str, str] = {}
+    for value, source in found:
+        progress = mapping(value.get("tile_progress"))
+        new = [tile for tile in dict.fromkeys(_completed(value, progress)) if tile not in done]
+        failed = {tile: _error(progress, tile) for tile in texts(value.get("failed_tiles"))}
+        at = _time(value) or None
+        if new:
+            yield Finding(Verdict.LOSSY, source, f"no results were kept of {len(new):,} tiles: None stands for them")
+        if new or failed:
+            yield items_draft(
+                FORM,
+                source,
+                job,
+                TILES,
+                dict.fromkeys(new),
+                failed,
+                created_us=at,
+                facts={"time": value.get("timestamp")},
+            )
+        done |= dict.fromkeys(new)
+        total = number(value.get("total_tiles")) or None
+        is_whole = total is not None and len(done) >= total
+        yield status_draft(
+            FORM,
+            source,
+            job,
+            RunStatus.COMPLETED if is_whole else RunStatus.FAILED if failed else RunStatus.PAUSED,
+            value,
+            id=None,
+            created_us=at,
+            progress={"done": len(done), "total": None if total is None else max(total, len(done))},
+            facts={"time": value.get("timestamp")},
+        )
+
+
+def _completed(value: Document, progress: Document) -> list[str]:
+    listed = texts(value.get("completed_tiles"))
+    return listed + [tile for tile, about in progress.items() if mapping(about).get("status") == "completed"]
+
+
+def _error(progress: Document, tile: str) -> str:
+    return clean(mapping(progress.get(tile)).get("error_message")) or "it failed"
+
+
+def _chunk_job(job: str, found: list[tuple[Document, str]]) -> Found:
+    last: Any = None
+    methods: dict[str, set[int]] = {}
+    for value, source in found:
+        method, place = str(value["analysis_method"]), number(value["chunk_idx"])
+        if place in methods.setdefault(method, set()):
+            yield Finding(Verdict.SKIPPED, source, f"chunk {place} of {clean(method)} was found before")
+            continue
+        methods[method].add(place)
+        made = items_draft(
+            FORM,
+            source,
+            job,
+            method,
+            {place: value.get("analysis_state")},
+            {},
+            created_us=_time(value) or None,
+            facts={"id": value["checkpoint_id"], "total": value.get("total_chunks")},
+        )
+        made.id = name_of(value["checkpoint_id"])
+        made.key = f"chunk:{digest_of_document(value)}"
+        yield made
+        last = value, source
+    if last is not None:
+        value, source = last
+        total = number(value.get("total_chunks")) or None
+        done = len(methods[str(value["analysis_method"])])
+        yield status_draft(
+            FORM,
+            source,
+            job,
+            RunStatus.PAUSED,
+            {key: item for key, item in value.items() if key != "analysis_state"},
+            id=None,
+            created_us=_time(value) or None,
+            progress={"done": done, "total": None if total is None else max(total, done)},
+            facts={"id": value["checkpoint_id"]},
+        )
+
+
+def _time(value: Document) -> int:
+    return microseconds(value.get("timestamp")) or 0

@@ -1,0 +1,161 @@
+"""The way back: checkpoints as the files that the jobs system and artemis wrote, so that these can go on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from kedge.errors import Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, RunStatus
+from kedge.pipeline.owner import newest_status
+
+from .common import Document, mapping, texts
+
+View = Callable[[Checkpoint], Any]  # the state of a checkpoint as plain JSON
+File = tuple[str, object]  # a path of names only, and the document to write there
+
+_ARTEMIS_STATUS = {
+    RunStatus.RUNNING: "active",
+    RunStatus.PAUSED: "paused",
+    RunStatus.COMPLETED: "completed",
+    RunStatus.FAILED: "failed",
+    RunStatus.CANCELLED: "failed",
+}
+_OF_STEPS = (
+    "checkpoint_name", "agent_id", "correlation_id", "state", "started_at", "completed_at", "input_data", "output_data",
+    "error_details", "approval_required", "approval_status", "metadata",
+)  # fmt: skip
+
+
+def jobs_files(checkpoints: Iterable[Checkpoint], view: View) -> Iterator[File]:
+    """`<job>/<checkpoint>.json` of each checkpoint; of an execution `<execution>.json`, as it is now."""
+    executions = {c.job: c for c in checkpoints if c.metadata.get("kind") == "execution"}
+    for newest in executions.values():
+        yield f"{newest.job}.json", _execution(view(newest), mapping(newest.metadata.get("legacy")))
+    for checkpoint in checkpoints:
+        if checkpoint.job in executions:
+            continue
+        old = mapping(checkpoint.metadata.get("legacy"))
+        is_own = old.get("format") == "jobs" and old.get("kind") == "checkpoint"
+        yield (
+            f"{checkpoint.job}/{checkpoint.id}.json",
+            {
+                "checkpoint_id": old.get("id", checkpoint.id) if is_own else checkpoint.id,
+                "job_id": old.get("job", checkpoint.job) if is_own else checkpoint.job,
+                "step_name": old.get("step", checkpoint.step) if is_own else checkpoint.step,
+                "state": view(checkpoint),
+                "timestamp": old.get("time", checkpoint.timestamp) if is_own else checkpoint.timestamp,
+                "workflow_version": checkpoint.schema_version,
+            },
+        )
+
+
+def _execution(state: Document, old: Document) -> Document:
+    names = {s["checkpoint_id"]: s["checkpoint_name"] for s in state["checkpoints"]}
+    return {
+        "execution_id": old.get("id", state["execution_id"]),
+        "correlation_id": state["correlation_id"],
+        "workflow_name": state["workflow_name"],
+        "started_at": state["started_at"],
+        "current_checkpoint": names.get(state["current_checkpoint"]),
+        "state": state["state"],
+        "checkpoints": [{name: step.get(name) for name in _OF_STEPS} for step in state["checkpoints"]],
+        "global_data": state["global_data"],
+        "completed_at": state["completed_at"],
+    }
+
+
+def artemis_files(manager: CheckpointManager, job: str, view: View) -> Iterator[File]:
+    """`<card>.json` of a run: the card as it was imported, and what was done since."""
+    newest = newest_status(manager, job)
+    if newest is None:
+        raise Validation(f"job {job} is no run", hint="artemis kept pipelines: export it with --format jobs instead")
+    document, since = _base(manager, job, view)
+    history = manager.list(job, after=since)
+    for checkpoint in history:
+        path = checkpoint.metadata.get("path")
+        if isinstance(path, list) and path and checkpoint.metadata.get("kind") in ("step", "attempt"):
+            _add_stage(document, str(path[0]), _stage(checkpoint, str(path[0]), view(checkpoint)))
+    if history:
+        _sum_up(document, newest)
+    yield f"{job}.json", document
+
+
+def _base(manager: CheckpointManager, job: str, view: View) -> tuple[Document, int]:
+    """The newest card that is stored as such, and its number; else an empty one."""
+    for record in reversed(manager.list(job, tags={"kind": "run"})):
+        if mapping(record.metadata.get("legacy")).get("kind") == "card":
+            return view(record), record.seq
+    first = manager.list(job, after=0, limit=1)[0]
+    return {
+        "checkpoint_id": f"checkpoint-{job}-{int(first.created_at.timestamp())}",
+        "card_id": job,
+        "status": "active",
+        "created_at": _local(first.created_at),
+        "updated_at": _local(first.created_at),
+        "completed_stages": [],
+        "failed_stages": [],
+        "skipped_stages": [],
+        "current_stage": None,
+        "stage_checkpoints": {},
+        "execution_context": {},
+        "total_stages": 0,
+        "stages_completed": 0,
+        "total_duration_seconds": 0.0,
+        "estimated_remaining_seconds": 0.0,
+        "resume_count": 0,
+        "last_resume_time": None,
+        "metadata": {},
+    }, 0
+
+
+def _stage(checkpoint: Checkpoint, name: str, state: Document) -> Document:
+    record = mapping(state.get("record"))
+    if "stage_name" in record and "duration_seconds" in record:
+        return record
+    about = checkpoint.metadata
+    seconds = about.get("seconds")
+    took = float(seconds) if isinstance(seconds, int | float) else 0.0
+    result = state.get("result")
+    is_done = about.get("kind") == "step"
+    return {
+        "stage_name": name,
+        "status": "completed" if is_done else "failed",
+        "start_time": _local(checkpoint.created_at - timedelta(seconds=took)),
+        "end_time": _local(checkpoint.created_at),
+        "duration_seconds": took,
+        "result": result if isinstance(result, dict) or result is None else {"result": result},
+        "artifacts": [],
+        "llm_responses": [],
+        "error_message": None if is_done else about.get("error"),
+        "retry_count": max(0, int(about.get("attempts") or 1) - 1),  # type: ignore[call-overload]
+        "metadata": {},
+    }
+
+
+def _add_stage(document: Document, name: str, stage: Document) -> None:
+    """A stage is in one list only, that of its latest attempt."""
+    document.setdefault("stage_checkpoints", {})[name] = stage
+    for word in ("completed", "failed", "skipped"):
+        listed = [n for n in texts(document.get(f"{word}_stages")) if n != name]
+        document[f"{word}_stages"] = [*listed, name] if stage["status"] == word else listed
+
+
+def _sum_up(document: Document, newest: Checkpoint) -> None:
+    stages = document["stage_checkpoints"].values()
+    done = len(document["completed_stages"])
+    document |= {
+        "status": _ARTEMIS_STATUS[RunStatus(str(newest.metadata["status"]))],
+        "updated_at": _local(newest.created_at),
+        "current_stage": None,
+        "stages_completed": done,
+        "total_stages": max(document.get("total_stages") or 0, done),
+        "total_duration_seconds": sum(mapping(stage).get("duration_seconds") or 0.0 for stage in stages),
+    }
+
+
+def _local(at: datetime) -> str:
+    """As artemis wrote times: local, without a zone."""
+    return at.astimezone().replace(tzinfo=None).isoformat()

@@ -1,0 +1,287 @@
+"""The process in which old pickles are read; `unpickling` starts it.
+
+Defences, each enough for most: the table of names below, in which nothing calls anything; limits on memory, time, files
+and their sizes; a system-call filter without network, new programs and changes to the file system; a network name space
+of its own where the machine allows one.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import datetime
+import io
+import json
+import pickle  # nosec B403 # the point of this module
+import platform
+import resource
+import struct
+import sys
+import zlib
+from typing import Any, Self
+
+import ormsgpack
+
+from kedge import codec
+from kedge.errors import CheckpointError
+
+MEMORY_BYTES = 1536 << 20
+MAX_PLAIN_BYTES = 256 << 20  # of a pickle that was gzipped
+MAX_VALUES = 2_000_000
+MAX_DEPTH = 200
+CPU_S = 60
+HEAD = struct.Struct("<BQ")
+OK, REFUSED, FAILED = 0, 1, 2
+CLASS = "$class"  # the key under which a dictionary says which class it was
+
+KNOWN = (
+    "src.base.tile_processor.ProcessingCheckpoint",
+    "src.processors.data_preparation.analysis_checkpoint.AnalysisCheckpoint",
+)
+
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "builtins": (
+        bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple,
+    ),
+    "collections": (collections.Counter, collections.OrderedDict, collections.defaultdict, collections.deque),
+    "datetime": (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+}  # fmt: skip
+_NUMPY_MODULES = (
+    "numpy.core.multiarray",
+    "numpy._core.multiarray",
+    "numpy.core.numeric",
+    "numpy._core.numeric",
+    "numpy",
+)
+_NUMPY_NAMES = ("_reconstruct", "scalar", "_frombuffer", "ndarray", "dtype")
+
+
+class Record:
+    """What stands for an object of a class that is known by name only."""
+
+    name = ""
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        made = object.__new__(cls)
+        made.__dict__ = {"args": args, "fields": dict(fields)}
+        return made
+
+    def __init__(self, *args: object, **fields: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        if all(part is None or isinstance(part, dict) for part in parts):
+            for part in parts:
+                self.__dict__["fields"] |= part or {}
+        else:
+            self.__dict__["state"] = state
+
+    def append(self, item: object) -> None:
+        self.__dict__.setdefault("items", []).append(item)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.__dict__.setdefault("pairs", []).append((key, value))
+
+
+class Reader(pickle.Unpickler):
+    """Knows the names of the table. Any other becomes a Record too, so that all of them can be reported at once."""
+
+    def __init__(self, file: io.BytesIO, allowed: frozenset[str]) -> None:
+        super().__init__(file)
+        self._allowed = allowed
+        self.refused: dict[str, None] = {}
+        self._records: dict[str, type[Record]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        home = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
+        for plain in _PLAIN.get(home, ()):
+            if plain.__name__ == name:
+                return plain
+        if home in _NUMPY_MODULES and name in _NUMPY_NAMES:
+            return _numpy(home, name)
+        if (home, name) == ("builtins", "object"):
+            return Record  # protocols 0 and 1 name it as the base of what they rebuild
+        if (home, name) == ("copyreg", "_reconstructor"):
+            return _reconstruct
+        if (home, name) == ("_codecs", "encode"):
+            return _encode
+        full = f"{module}.{name}"
+        if full not in self._allowed:
+            self.refused[full] = None
+        if full not in self._records:
+            self._records[full] = type("Record", (Record,), {"name": full})
+        return self._records[full]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to objects outside of it")
+
+
+def _numpy(module: str, name: str) -> Any:
+    import numpy as np
+
+    if name in ("ndarray", "dtype"):
+        return getattr(np, name)
+    home: Any = np._core if hasattr(np, "_core") else np.core
+    return getattr(home.numeric if name == "_frombuffer" else home.multiarray, name)
+
+
+def _reconstruct(cls: Any, base: Any, state: Any) -> Any:
+    if not (isinstance(cls, type) and issubclass(cls, Record)):
+        raise pickle.UnpicklingError("it rebuilds an object of a builtin class")
+    return cls()
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError("it calls a text encoder")
+    return text.encode("latin-1")
+
+
+class Converter:
+    """Records as dictionaries; counts values, because a small pickle may repeat one list a billion times."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def plain(self, value: Any, depth: int = 0) -> Any:
+        self._count += 1
+        if self._count > MAX_VALUES or depth > MAX_DEPTH:
+            raise ValueError(f"it holds more than {MAX_VALUES:,} values, or is nested more than {MAX_DEPTH} deep")
+        if isinstance(value, Record):
+            return self._record(value, depth)
+        if isinstance(value, collections.defaultdict | collections.Counter | collections.deque):
+            for item in value.items() if isinstance(value, dict) else value:
+                self._refuse_records(item, depth)
+            return value
+        if isinstance(value, dict):
+            pairs = [(self.plain(k, depth + 1), self.plain(v, depth + 1)) for k, v in value.items()]
+            return type(value)(pairs)
+        if isinstance(value, list | tuple | set | frozenset):
+            return type(value)([self.plain(item, depth + 1) for item in value])
+        return value
+
+    def _record(self, record: Record, depth: int) -> dict[str, Any]:
+        inside = record.__dict__
+        found: dict[str, Any] = {CLASS: record.name}
+        for key, value in inside["fields"].items():
+            found[key if isinstance(key, str) else repr(key)[:200]] = self.plain(value, depth + 1)
+        for part in ("args", "state", "items", "pairs"):
+            if inside.get(part):
+                found[f"${part}"] = self.plain(inside[part], depth + 1)
+        return found
+
+    def _refuse_records(self, value: Any, depth: int) -> None:
+        if self.plain(value, depth + 1) != value:
+            raise ValueError("it keeps objects inside a collection that cannot hold what replaces them")
+
+
+def read(data: bytes, allowed: frozenset[str]) -> tuple[int, bytes]:
+    try:
+        if data[:2] == b"\x1f\x8b":
+            data = _unzip(data)
+            if len(data) > MAX_PLAIN_BYTES:
+                return FAILED, f"unpacked it takes more than {MAX_PLAIN_BYTES:,} bytes".encode()
+        reader = Reader(io.BytesIO(data), allowed)
+        try:
+            value = reader.load()
+        finally:
+            if reader.refused:
+                return REFUSED, json.dumps(list(reader.refused)[:50]).encode()  # noqa: B012 - what counts is the name
+        encoded = codec.encode(Converter().plain(value))
+        return OK, ormsgpack.packb([encoded.tree, [bytes(b) for b in encoded.buffers if isinstance(b, memoryview)]])
+    except CheckpointError as error:
+        return FAILED, f"it holds something that cannot be kept: {error.message}".encode("utf-8", "replace")
+    except (EOFError, zlib.error) as error:
+        return FAILED, f"it is cut off or damaged: {error}".encode("utf-8", "replace")
+    except MemoryError:
+        return FAILED, f"reading it takes more than {MEMORY_BYTES:,} bytes of memory".encode()
+    except Exception as error:  # noqa: BLE001 - whatever a damaged pickle leads to
+        return FAILED, f"no readable pickle: {type(error).__name__}: {error}".encode("utf-8", "replace")
+
+
+def _unzip(data: bytes) -> bytes:
+    """The content of gzip members, as far as it is allowed."""
+    plain = bytearray()
+    while data and len(plain) <= MAX_PLAIN_BYTES:
+        member = zlib.decompressobj(wbits=31)
+        plain += member.decompress(data, MAX_PLAIN_BYTES + 1 - len(plain))
+        if not member.eof and not member.unconsumed_tail:
+            raise EOFError("the file ends too early")
+        data = member.unused_data.lstrip(b"\0")
+    return bytes(plain)
+
+
+def confine() -> None:
+    """From here on this process can compute, and answer its parent. Raises OSError where that cannot be had."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.unshare(0x40000000)  # CLONE_NEWNET, where allowed; the filter refuses sockets in any case
+    _filter_calls(libc)
+
+
+# socket, connect, socketpair, execve, execveat, fork, vfork, clone, clone3, ptrace, kill, and all that changes files
+_FORBIDDEN = {
+    "x86_64": (
+        0xC000003E,
+        (41, 42, 53, 59, 322, 57, 58, 56, 435, 101, 62, 87, 263, 82, 264, 316, 86, 265, 88, 266, 90, 268, 76, 83, 258,
+         84, 85, 92, 260, 165, 272, 425),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (198, 203, 199, 221, 281, 220, 435, 117, 129, 35, 38, 276, 37, 36, 53, 45, 34, 54, 40, 97, 425),
+    ),
+}  # fmt: skip
+
+
+def _filter_calls(libc: Any) -> None:
+    if platform.machine() not in _FORBIDDEN:
+        raise OSError(f"no list of system calls for {platform.machine()}")
+    arch, numbers = _FORBIDDEN[platform.machine()]
+    load, jump, ret = 0x20, 0x15, 0x06
+    allow, deny, kill = 0x7FFF0000, 0x00050001, 0x80000000
+    lines = [(load, 0, 0, 4), (jump, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, 0)]
+    lines += [(jump, len(numbers) - n, 0, number) for n, number in enumerate(numbers)]
+    lines += [(ret, 0, 0, allow), (ret, 0, 0, deny)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+    program = Program(len(lines), ctypes.cast(code, ctypes.c_void_p))
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(program), 0, 0):  # no new privileges; seccomp
+        raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
+
+
+def serve() -> None:
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    allowed = frozenset((*KNOWN, *json.loads(_take(source))))
+    try:
+        confine()
+    except OSError as error:
+        _give(sink, FAILED, str(error).encode())
+        return
+    _give(sink, OK, b"")
+    while data := _take(source):
+        used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + CPU_S, resource.RLIM_INFINITY))
+        _give(sink, *read(data, allowed))
+
+
+def _take(source: Any) -> bytes:
+    head = source.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return b""
+    data: bytes = source.read(HEAD.unpack(head)[1])
+    return data
+
+
+def _give(sink: Any, status: int, answer: bytes) -> None:
+    sink.write(HEAD.pack(status, len(answer)))
+    sink.write(answer)
+    sink.flush()

@@ -1,0 +1,227 @@
+"""Opening index.sqlite, and saying in our own errors what SQLite says in its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, UnsupportedFormat, Validation
+from kedge.ports import ENCRYPTED_FORMAT_VERSION
+
+APPLICATION_ID = 0x6B656467  # "kedg"
+
+_PAGE_BYTES = 4096
+_SHARED_MEMORY_BYTES = 64 * 1024
+_NO_SHARED_MEMORY = 4874  # SQLITE_IOERR_SHMSIZE: a full disk says this, and not SQLITE_FULL, when a database is opened
+
+_LOOK_AGAIN_S = (0.0002, 0.001)
+
+_MIGRATION = re.compile(r"(\d{3})\.sql")
+
+
+def migrations() -> list[tuple[int, str]]:
+    """(version, SQL) of every schema step, in order."""
+    found = [(m[1], f) for f in files(__package__).joinpath("sql").iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+    return sorted((int(version), file.read_text()) for version, file in found)
+
+
+def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> sqlite3.Connection:
+    """A connection that syncs at every commit (I1). Transactions are begun and ended by hand."""
+    place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    connection = sqlite3.connect(
+        place, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
+    )
+    try:
+        run_alone(connection, "PRAGMA journal_mode=WAL", busy_timeout_s)  # SQLite does not wait for who creates it too
+        connection.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
+    """What needs the write lock, as soon as nobody else has it, where SQLite does not wait by itself.
+
+    SQLite would look again after 1, 2, 5, … 100 ms, while a commit takes one or two: of several processes that write
+    all the time, whoever has lost a few times hardly gets a turn. So we look again sooner, and never more rarely.
+    """
+    until = 0.0
+    while True:
+        try:
+            connection.execute(sql)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            until = until or time.monotonic() + wait_s
+            if time.monotonic() >= until:
+                raise
+            time.sleep(random.uniform(*_LOOK_AGAIN_S))  # nosec B311
+        else:
+            return
+
+
+def begin_alone(connection: sqlite3.Connection) -> None:
+    """Begin a transaction that writes, on a connection that for anything else waits as SQLite does."""
+    wait_ms = connection.execute("PRAGMA busy_timeout").fetchone()[0]
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        run_alone(connection, "BEGIN IMMEDIATE", wait_ms / 1000)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={wait_ms}")
+
+
+def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> None:
+    """Bring the schema to the newest version, in one transaction; refuse a newer one and foreign databases (I8)."""
+    steps = migrations()
+    newest = steps[-1][0]
+    connection.execute("BEGIN")  # one moment for all that is read, while another process may be making it
+    try:
+        have = _version(connection, path)
+        if is_newest := have in (newest, ENCRYPTED_FORMAT_VERSION):
+            _check_schema(connection, path, "".join(text for _, text in steps))
+    finally:
+        connection.execute("ROLLBACK")
+    if is_newest:
+        return
+    begin_alone(connection)
+    try:
+        have = _version(connection, path)  # another process may have been faster
+        if have > (known := max(newest, ENCRYPTED_FORMAT_VERSION)):
+            raise UnsupportedFormat(
+                f"{path} has index format {have}, this Kedge knows up to {known}",
+                hint="upgrade Kedge: install it from a newer clone (pip install .)",
+            )
+        for version, text in steps:
+            if version > have:
+                for statement in _statements(text):
+                    connection.execute(statement)
+        if have == 0:
+            connection.execute("INSERT INTO meta VALUES ('store_id', ?)", (store_id or os.urandom(16).hex(),))
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={newest}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def is_encrypted(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == ENCRYPTED_FORMAT_VERSION)
+
+
+def mark_encrypted(connection: sqlite3.Connection) -> None:
+    """In a transaction: say the format that a Kedge without encryption refuses (I8). The schema is the same."""
+    connection.execute(f"PRAGMA user_version={ENCRYPTED_FORMAT_VERSION}")
+
+
+def overwrite_deleted(connection: sqlite3.Connection) -> None:
+    """What is deleted or replaced is overwritten: after a change of keys nothing under the old ones stays (I10)."""
+    connection.execute("PRAGMA secure_delete=ON")
+
+
+def _version(connection: sqlite3.Connection, path: str) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+    if application != APPLICATION_ID and not (version == 0 and empty):
+        raise Corrupted(f"{path} is a database, but not of Kedge", hint="put the right index.sqlite back")
+    return version
+
+
+def _check_schema(connection: sqlite3.Connection, path: str, text: str) -> None:
+    """What made the tables is text in the file, and a bit of it decides what a column is or what is unique (I2)."""
+    made = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")]
+    if len(made) != text.count("CREATE ") or not all(sql in text for sql in made):
+        raise Corrupted(f"{path} has tables that Kedge did not make", hint="run kedge check --repair")
+
+
+def _statements(text: str) -> Iterator[str]:
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+TRANSLATED = (sqlite3.Error, UnicodeError, OverflowError)
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """SQLite's errors leave as ours; no raw one escapes an adapter."""
+    try:
+        yield
+    except TRANSLATED as error:
+        raise typed(error, path) from error
+
+
+def typed(error: BaseException, path: str) -> BaseException:
+    """The CheckpointError for an error of SQLite; any other error as it is."""
+    if isinstance(error, UnicodeDecodeError):  # not even the message of SQLite can be read
+        return Corrupted(f"{path} holds text that is none: {error}", hint="run kedge check --repair")
+    if isinstance(error, UnicodeEncodeError | OverflowError):  # from binding a value
+        return Validation(f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers")
+    if not isinstance(error, sqlite3.Error):
+        return error
+    extended = getattr(error, "sqlite_errorcode", 0)
+    code = sqlite3.SQLITE_FULL if extended == _NO_SHARED_MEMORY and _is_full(path) else extended & 0xFF
+    text = f"{path}: {error}"
+    if code == sqlite3.SQLITE_CANTOPEN:
+        code = _why_not_opened(path)
+    if str(error).startswith("Could not decode to UTF-8"):  # by the driver, without a code: nobody wrote that
+        code = sqlite3.SQLITE_CORRUPT
+    if code == sqlite3.SQLITE_FULL:
+        return NoSpace(text, hint="free some space (kedge cleanup, kedge gc), then run it again")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return ReadOnly(text, hint="check the owner and mode of the directory and that its disk is mounted read-write")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StorageError(text, hint="another process has been writing for very long; try again, or stop it")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corrupted(text, hint="run kedge check --repair")
+    return StorageError(text, hint="see the system log for the device; run kedge check before relying on this store")
+
+
+def _is_full(path: str) -> bool:
+    try:
+        disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _SHARED_MEMORY_BYTES
+
+
+def _why_not_opened(path: str) -> int:
+    """SQLite's code for what keeps it from making its files beside `path`, which it does not tell by itself."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return sqlite3.SQLITE_CANTOPEN
+    if disk.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK):
+        return sqlite3.SQLITE_READONLY
+    return sqlite3.SQLITE_CANTOPEN if disk.f_favail or not disk.f_files else sqlite3.SQLITE_FULL
+
+
+def refuse_full_small_blocks(path: str) -> None:
+    """NoSpace where opening would kill the process.
+
+    SQLite maps a file of shared memory and has one block of each page allocated. Where blocks are smaller than pages,
+    on a full disk, touching the rest of a page is SIGBUS.
+    """
+    try:
+        disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return  # opening tells why
+    if disk.f_bsize < _PAGE_BYTES and disk.f_bavail * disk.f_frsize < _SHARED_MEMORY_BYTES:
+        raise NoSpace(
+            f"{path}: no space for the memory that processes share", hint=f"free {_SHARED_MEMORY_BYTES:,} bytes"
+        )

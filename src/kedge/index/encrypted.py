@@ -1,0 +1,379 @@
+"""An index whose rows are sealed (I10): a wrapper around any other, which sees nothing it could tell.
+
+    manifest                 an envelope bound to the checkpoint's ID
+    metadata, step           an envelope bound to all of the row that never changes, so that listing proves the row
+    tags, idempotency keys   tokens: the index still finds them by equality
+    job, actor, holder       tokens too, where names are hidden; else as they are
+    details of events        sealed, except what the index itself writes there
+
+Sizes, counts, times, levels, statuses, pins, parents and IDs stay readable. What is not sealed as it should be is
+refused.
+Filters by metadata open the rows of a job one after the other; where names are hidden, listing jobs opens them all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import ormsgpack
+
+from kedge.crypto import Vault
+from kedge.errors import CheckpointError, Corrupted, NotFound, Validation
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
+from kedge.ports import (
+    KEYS,
+    UNREADABLE,
+    CheckpointIds,
+    Checkpoints,
+    Chunk,
+    Digests,
+    EventChain,
+    Events,
+    Index,
+    Jobs,
+    KeysChanged,
+    NewCheckpoint,
+    Outcomes,
+    PackUse,
+    Problems,
+    References,
+    Seen,
+)
+
+from .filtering import check_filter, matches
+from .groupcommit import one_by_one
+from .sealed_rows import TOKEN, SealedRows
+
+_PAGE = 256
+
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+_Row = tuple[Checkpoint, bytes]  # and its manifest
+
+
+class EncryptedIndex(SealedRows):
+    """`ports.Index` around another one, for a namespace that has a keyring."""
+
+    def __init__(self, inner: Index, vault: Vault) -> None:
+        super().__init__(vault)
+        self.inner = inner
+        self.store_id = inner.store_id
+        self.namespace = inner.namespace
+        self.is_encrypted = True
+        self.row_bytes = inner.row_bytes
+
+    def _confirmed(self, look: Callable[[], _S], open_: Callable[[_S], _T], seen: _S | None = None) -> _T:
+        """What the inner index has, opened. What does not open is looked at once more (I2).
+
+        Since it was read a change of keys may have put another envelope in its place, and thrown its key away.
+        """
+        seen = look() if seen is None else seen
+        while True:
+            try:
+                return open_(seen)
+            except Corrupted:
+                now = look()
+                if now == seen:
+                    raise
+                seen = now
+
+    # Checkpoints
+
+    def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
+        with self._readable():
+            try:
+                saved = self._commit(records, actor)
+            except KeysChanged:
+                if any(record.key_id for record in records):
+                    raise  # with chunks under the old key: who wrote them does it again
+                self.vault.refresh()
+                saved = self._commit(records, actor)
+        return [self._answer(new, found) for new, found in zip(records, saved, strict=True)]
+
+    def _answer(self, new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
+        """What was saved, or, under an idempotency key, the first one."""
+        return _saved(new, found) if found.id == new.id else self._shown(found)
+
+    def _shown(self, found: Checkpoint) -> Checkpoint:
+        return self._confirmed(partial(self.inner.get, found.id), self._open, found)
+
+    def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
+        outcomes: Outcomes = []
+        sealed: list[tuple[NewCheckpoint, str]] = []
+        for record, actor in saves:
+            try:
+                sealed.append((self._sealed(record), self._hide("actor", actor)))
+            except CheckpointError:
+                return one_by_one(self, saves)  # so that each hears of its own mistake
+        for save, outcome in zip(saves, self.inner.commit_each(sealed), strict=True):
+            if isinstance(outcome, KeysChanged):
+                outcomes += one_by_one(self, [save])
+            elif isinstance(outcome, CheckpointError):
+                outcomes.append(self._revealed(outcome))
+            else:
+                outcomes.append(outcome if isinstance(outcome, BaseException) else self._answer(save[0], outcome))
+        return outcomes
+
+    def _commit(self, records: Sequence[NewCheckpoint], actor: str) -> Checkpoints:
+        return self.inner.commit([self._sealed(record) for record in records], actor=self._hide("actor", actor))
+
+    def _sealed(self, record: NewCheckpoint) -> NewCheckpoint:
+        try:
+            return self.seal(record)
+        except (UnicodeEncodeError, ormsgpack.MsgpackEncodeError) as error:
+            raise Validation(
+                f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers"
+            ) from error
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        return self._confirmed(partial(self.inner.get, checkpoint_id), self._open)
+
+    def read(self, checkpoint_id: str) -> tuple[Checkpoint, bytes]:
+        return self._confirmed(partial(self.inner.read, checkpoint_id), self._opened)
+
+    def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
+        look = partial(self.inner.latest, self._hide("job", job), level)
+        return self._confirmed(look, lambda found: None if found is None else self._opened(found))
+
+    def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
+        tokens = {self.vault.names.token("key", key): key for key in keys}
+        look = partial(self.inner.find, self._hide("job", job), list(tokens))
+        return self._confirmed(look, lambda found: {tokens[t]: self._opened(row) for t, row in found.items()})
+
+    def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
+        names, look = self.vault.names, partial(self.inner.find_next, self._hide("job", job), after, limit)
+        return self._confirmed(
+            look, lambda found: {names.text("key", t): self._opened(row) for t, row in found.items()}
+        )
+
+    def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        names = self.vault.names
+        return {
+            checkpoint_id: (names.text("key", token), names.open("request", digest))
+            for checkpoint_id, (token, digest) in self.inner.keys_of(checkpoint_ids).items()
+        }
+
+    def list(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Checkpoints:
+        tokens = self._seal_tags(tags) if tags else None
+        page = partial(self._page, partial(self.inner.list, self._hide("job", job), level=level, tags=tokens))
+        if not metadata:
+            return page(limit=limit, before=before, after=after)
+        check_filter(metadata)
+        found: Checkpoints = []
+        is_forward = after is not None or limit is None
+        while limit is None or len(found) < limit:
+            if is_forward:
+                rows = page(limit=_PAGE, before=before, after=after or 0)
+                after = rows[-1].seq if rows else after
+            else:
+                rows = page(limit=_PAGE, before=before, after=None)[::-1]
+                before = rows[-1].seq if rows else before
+            found += [row for row in rows if matches(row.metadata, metadata)]
+            if len(rows) < _PAGE:
+                break
+        found = found[:limit]
+        return found if is_forward else found[::-1]
+
+    def _page(
+        self, read: Callable[..., Checkpoints], limit: int | None, before: int | None, after: int | None
+    ) -> Checkpoints:
+        look = partial(read, limit=limit, before=before, after=after)
+        return self._confirmed(look, lambda rows: [self._open(row) for row in rows])
+
+    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
+        return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))
+
+    def update(
+        self,
+        checkpoint_id: str,
+        *,
+        actor: str,
+        is_pinned: bool | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        status: CheckpointStatus | None = None,
+    ) -> Checkpoint:
+        names = self.vault.names
+        tokens = {
+            names.token("tag", name): None if value is None else names.token(f"tag {name}", value)
+            for name, value in (tags or {}).items()
+        }
+        who = self._hide("actor", actor)
+        return self._shown(
+            self.inner.update(checkpoint_id, actor=who, is_pinned=is_pinned, tags=tokens or None, status=status)
+        )
+
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
+        return self.inner.mark(seen, status, actor=self._hide("actor", actor))  # by digest: that of the envelope
+
+    # Jobs
+
+    def job(self, name: str) -> Job | None:
+        found = self.inner.job(self._hide("job", name))
+        return None if found is None else self._open_job(found)
+
+    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
+        if not self.vault.hides_names:
+            return [self._open_job(found) for found in self.inner.jobs(prefix, limit, after)]
+        every = sorted((self._open_job(found) for found in self.inner.jobs()), key=lambda job: job.name)
+        return [job for job in every if job.name > after and job.name.startswith(prefix)][:limit]
+
+    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
+        sealed = None if policy_json is None else self._seal_text("retention", policy_json)
+        self.inner.set_retention(self._hide("job", job), sealed, actor=self._hide("actor", actor))
+
+    # Leases, events
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        with self._readable():
+            lease = self.inner.acquire_lease(self._leased(job), self._hide("actor", holder), ttl_s)
+        return replace(lease, job=job, holder=holder)
+
+    def renew_lease(self, lease: Lease) -> None:
+        with self._readable():
+            self.inner.renew_lease(self._hidden(lease))
+
+    def release_lease(self, lease: Lease) -> None:
+        self.inner.release_lease(self._hidden(lease))
+
+    def _hidden(self, lease: Lease) -> Lease:
+        return replace(lease, job=self._leased(lease.job), holder=self._hide("actor", lease.holder))
+
+    def _leased(self, job: str) -> str:
+        return KEYS if job == KEYS else self._hide("job", job)
+
+    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
+        hidden = None if job is None else self._hide("job", job)
+        sealed = self._seal_text("event", detail)
+        self.inner.append_event(action, actor=self._hide("actor", actor), job=hidden, detail=sealed)
+
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
+        return [self._open_event(event) for event in self.inner.events(after, limit, newest=newest, before=before)]
+
+    def audit(self, until: int | None = None) -> EventChain:
+        return self.inner.audit(until)
+
+    def wait_for_event(self, after: int, timeout_s: float) -> bool:
+        return self.inner.wait_for_event(after, timeout_s)
+
+    # Chunks, packs, care
+
+    def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
+        return self.inner.locate(digests)
+
+    def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
+        for row, (checkpoint, _), opened in self._walk(after, with_chunks):
+            yield row, *(opened or (checkpoint, UNREADABLE))
+
+    def _walk(self, after: int, with_chunks: bool) -> Iterator[tuple[int, _Row, _Row | None]]:
+        """(row, what the inner index has, what that is when it is open); None for what does not open."""
+        for row, checkpoint, sealed in self.inner.manifests(after, with_chunks=with_chunks):
+            look = partial(self.inner.read, checkpoint.id)
+            found: tuple[_Row, _Row | None] = (checkpoint, sealed), None
+            try:
+                found = self._confirmed(look, lambda seen: (seen, self._opened(seen)), found[0])
+            except NotFound:
+                continue  # deleted since it was read
+            except Corrupted:
+                pass  # told as such
+            yield row, *found
+
+    def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
+        def opened(checkpoint_id: str, sealed: bytes) -> Iterable[bytes]:
+            # A manifest that does not open stops it: what it names is unknown, and must not be deleted (I3).
+            try:
+                return references(checkpoint_id, self._manifest(checkpoint_id, sealed))
+            except NotFound:
+                return ()  # deleted since it was read
+
+        return self.inner.sweep(opened, lease_token=lease_token)
+
+    def _manifest(self, checkpoint_id: str, sealed: bytes) -> bytes:
+        def look() -> bytes:
+            return self.inner.read(checkpoint_id)[1]
+
+        return self._confirmed(look, partial(self.open_manifest, checkpoint_id), sealed)
+
+    def packs(self) -> Sequence[PackUse]:
+        return self.inner.packs()
+
+    def chunks_of(self, pack: str) -> Sequence[Chunk]:
+        return self.inner.chunks_of(pack)
+
+    def is_pack_used(self, pack: str) -> bool:
+        return self.inner.is_pack_used(pack)
+
+    def condemn(self, pack: str) -> bool:
+        return self.inner.condemn(pack)
+
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
+        return self.inner.mark_damaged(chunks, is_damaged)
+
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
+        return self.inner.relocate(chunks, from_pack=from_pack)
+
+    def refuse_older(self) -> None:
+        self.inner.refuse_older()
+
+    def accept(self) -> None:
+        self.inner.accept()
+
+    def make_room(self) -> bool:
+        return self.inner.make_room()
+
+    def totals(self) -> Mapping[str, int]:
+        return self.inner.totals()
+
+    def integrity_problems(self) -> Problems:
+        return [TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
+
+    # Keys
+
+    def keyring(self) -> str | None:
+        return self.inner.keyring()
+
+    def set_keyring(
+        self, keyring: str, key_id: str, *, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
+        who = self._hide("actor", actor)
+        return self.inner.set_keyring(keyring, key_id, replacing=replacing, actor=who, lease_token=lease_token)
+
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
+        return self.inner.reseal(self._sealed(record), replacing=replacing, actor=self._hide("actor", actor))
+
+    def scrub(self) -> None:
+        self.inner.scrub()
+
+    def every_row(self) -> Iterator[tuple[Checkpoint, bytes | None, bytes, bool]]:
+        """(checkpoint, manifest, digest, whether it is under the current data key); None for what does not open."""
+        for _, (checkpoint, sealed), opened in self._walk(0, with_chunks=False):
+            digest = bytes.fromhex(checkpoint.digest)
+            if opened is None:
+                yield checkpoint, None, digest, False
+            else:
+                yield *opened, digest, self.vault.key_of(sealed).id == self.vault.current.id
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _saved(new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
+    """What the inner index says of a save, with what was given to it."""
+    return Checkpoint(
+        found.id, new.job, found.seq, new.step, found.level, found.parent, found.created_at, found.status,
+        found.size_bytes, found.stored_bytes, found.digest, found.codec, found.schema_version, new.tags,
+        found.is_pinned, json.loads(new.metadata_json) if new.metadata_json != "{}" else {},
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""Rows as an encrypted index keeps them: sealing and opening what `encrypted` hands on (I10)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import ormsgpack
+
+from kedge.crypto import Vault
+from kedge.errors import CheckpointError, Corrupted, LeaseHeld
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, to_us
+from kedge.ports import KeysChanged, NewCheckpoint
+
+TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
+_HIDDEN_STEP = "~"
+# Events the index writes by itself: what is in them is no secret, or a token already.
+_OWN_ACTIONS = ("save", "delete", "pin", "unpin", "status", "lease", "release", "tag", "retention", "key", "reseal")
+
+
+class SealedRows:
+    """Seals rows under the current data key of a vault, and opens them under the one they name."""
+
+    def __init__(self, vault: Vault) -> None:
+        self.vault = vault
+
+    def seal(self, new: NewCheckpoint) -> NewCheckpoint:
+        """The record as the inner index gets it, under the current data key."""
+        key = self.vault.current
+        if new.key_id and new.key_id != key.id.hex():
+            raise KeysChanged  # its chunks are under another one
+        manifest = key.seal("manifest", new.id.encode(), new.manifest)
+        bound = _bound(
+            new.id, new.job, new.level, new.parent, new.created_us, new.size_bytes, new.codec, new.schema_version
+        )
+        row = base64.b64encode(key.seal("row", bound, ormsgpack.packb([new.step, new.metadata_json]))).decode()
+        has_key = new.idempotency_key is not None
+        return NewCheckpoint(  # not by replace(), which takes as long as all the encrypting
+            id=new.id,
+            job=self._hide("job", new.job),
+            step=_HIDDEN_STEP if self.vault.hides_names else new.step,
+            level=new.level,
+            created_us=new.created_us,
+            size_bytes=new.size_bytes,
+            stored_bytes=new.stored_bytes,
+            digest=hashlib.sha256(manifest).digest(),
+            codec=new.codec,
+            schema_version=new.schema_version,
+            manifest=manifest,
+            parent=new.parent,
+            tags=self._seal_tags(new.tags) if new.tags else {},
+            is_pinned=new.is_pinned,
+            metadata_json=f'{{"sealed":"{row}"}}',
+            has_chunks=new.has_chunks,
+            new_chunks=new.new_chunks,
+            reused_chunks=new.reused_chunks,
+            lease_token=new.lease_token,
+            idempotency_key=self.vault.names.token("key", new.idempotency_key or "") if has_key else None,
+            request_digest=self.vault.names.seal("request", new.request_digest) if has_key else b"",
+            takes_key_from=new.takes_key_from,
+            seq=new.seq,
+            status=new.status,
+            key_id=key.id.hex(),
+        )
+
+    def open_record(self, sealed: NewCheckpoint) -> NewCheckpoint:
+        """What `seal` got, from a row as the inner index has it; Corrupted when it is not such a row."""
+        names = self.vault.names
+        step, metadata_json = self._open_row(
+            sealed.id, job := self._show("job", sealed.job), sealed.step, sealed.level, sealed.parent,
+            sealed.created_us, sealed.size_bytes, sealed.codec, sealed.schema_version, sealed.metadata_json,
+        )  # fmt: skip
+        manifest = self.open_manifest(sealed.id, sealed.manifest)
+        has_key = sealed.idempotency_key is not None
+        return replace(
+            sealed,
+            job=job,
+            step=step,
+            digest=hashlib.sha256(manifest).digest(),
+            manifest=manifest,
+            tags=self._open_tags(sealed.tags),
+            metadata_json=metadata_json,
+            idempotency_key=names.text("key", sealed.idempotency_key or "") if has_key else None,
+            request_digest=names.open("request", sealed.request_digest) if has_key else b"",
+            key_id="",
+        )
+
+    def _open_row(
+        self,
+        checkpoint_id: str,
+        job: str,
+        step: str,
+        level: CheckpointLevel,
+        parent: str | None,
+        created_us: int,
+        size_bytes: int,
+        codec: str,
+        schema_version: str,
+        metadata_json: str,
+    ) -> tuple[str, str]:
+        """Step and metadata, which prove the rest of the row."""
+        try:
+            (name, sealed), *more = json.loads(metadata_json).items()
+            if name != "sealed" or more:
+                raise ValueError("other fields")
+            envelope = base64.b64decode(sealed, validate=True)
+        except (ValueError, TypeError, AttributeError, binascii.Error):
+            raise _damaged(checkpoint_id, "it is not encrypted, and this namespace is") from None
+        bound = _bound(checkpoint_id, job, level, parent, created_us, size_bytes, codec, schema_version)
+        with _of(checkpoint_id, "row"):
+            found: list[str] = ormsgpack.unpackb(self.vault.open("row", bound, envelope))
+        if step != (_HIDDEN_STEP if self.vault.hides_names else found[0]):
+            raise _damaged(checkpoint_id, "its step was changed")
+        return found[0], found[1]
+
+    def open_manifest(self, checkpoint_id: str, sealed: bytes) -> bytes:
+        with _of(checkpoint_id, "manifest"):
+            return self.vault.open("manifest", checkpoint_id.encode(), sealed)
+
+    def _prove(self, found: Checkpoint) -> Checkpoint:
+        """A checkpoint as it was saved, or Corrupted."""
+        job = self._show("job", found.job)
+        created_us = to_us(found.created_at)
+        step, metadata_json = self._open_row(
+            found.id, job, found.step, found.level, found.parent, created_us,
+            found.size_bytes, found.codec, found.schema_version, json.dumps(dict(found.metadata)),
+        )  # fmt: skip
+        return replace(found, job=job, step=step, tags=self._open_tags(found.tags), metadata=json.loads(metadata_json))
+
+    def _open(self, found: Checkpoint) -> Checkpoint:
+        """The same for showing: one that is marked as damaged may be seen, without what does not open."""
+        try:
+            return self._prove(found)
+        except Corrupted:
+            if found.status is not CheckpointStatus.CORRUPTED:
+                raise
+            return replace(found, job=TOKEN.sub(self._reveal, found.job), tags={}, metadata={})
+
+    def _seal_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
+        names = self.vault.names
+        return {names.token("tag", name): names.token(f"tag {name}", value) for name, value in tags.items()}
+
+    def _open_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
+        names = self.vault.names
+        plain = {names.text("tag", name): value for name, value in tags.items()}
+        return {name: names.text(f"tag {name}", value) for name, value in plain.items()}
+
+    def _hide(self, kind: str, name: str) -> str:
+        return self.vault.names.token(kind, name) if self.vault.hides_names else name
+
+    def _show(self, kind: str, name: str) -> str:
+        return self.vault.names.text(kind, name) if self.vault.hides_names else name
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Errors of the inner index speak of tokens; users know names."""
+        try:
+            yield
+        except CheckpointError as error:
+            self._revealed(error)
+            raise
+
+    def _revealed(self, error: CheckpointError) -> CheckpointError:
+        error.message = TOKEN.sub(self._reveal, error.message)
+        error.hint = TOKEN.sub(self._reveal, error.hint)
+        if isinstance(error, LeaseHeld):
+            error.holder = TOKEN.sub(self._reveal, error.holder)
+        return error
+
+    def _reveal(self, token: re.Match[str]) -> str:
+        for kind in ("job", "actor", "key"):
+            try:
+                return self.vault.names.text(kind, token[0])
+            except Corrupted:
+                continue
+        return token[0]
+
+    def _opened(self, found: tuple[Checkpoint, bytes]) -> tuple[Checkpoint, bytes]:
+        return self._prove(found[0]), self.open_manifest(found[0].id, found[1])
+
+    def _open_job(self, job: Job) -> Job:
+        policy = None if job.retention is None else self._open_text("retention", job.retention)
+        return replace(job, name=self._show("job", job.name), retention=policy)
+
+    def _seal_text(self, kind: str, text: str) -> str:
+        return json.dumps({"sealed": self.vault.names.token(kind, text)})
+
+    def _open_text(self, kind: str, text: str) -> str:
+        try:
+            return self.vault.names.text(kind, json.loads(text)["sealed"])
+        except (ValueError, TypeError, KeyError):
+            raise Corrupted(
+                f"a {kind} in the index is not encrypted as this namespace demands", hint="run kedge check"
+            ) from None
+
+    def _open_event(self, event: Event) -> Event:
+        detail = event.detail
+        if event.action == "tag":
+            names = self.vault.names
+            changed = {names.text("tag", name): value for name, value in json.loads(detail).items()}
+            detail = json.dumps(
+                {name: None if value is None else names.text(f"tag {name}", value) for name, value in changed.items()}
+            )
+        elif event.action == "retention":
+            detail = "null" if detail == "null" else self._open_text("retention", detail)
+        elif event.action not in _OWN_ACTIONS:
+            detail = self._open_text("event", detail)
+        job = None if event.job is None else self._show("job", event.job)
+        try:
+            actor = self._show("actor", event.actor)
+        except Corrupted:
+            if event.action != "key":
+                raise
+            actor = event.actor  # of keys that gave way to others before anything was saved: the index was rebuilt
+        return replace(event, actor=actor, job=job, detail=detail)
+
+
+def _bound(*fields: object) -> bytes:
+    """What a row is bound to, in one form for saving and reading."""
+    return ormsgpack.packb([str(field) if isinstance(field, str) else field for field in fields])
+
+
+@contextmanager
+def _of(checkpoint_id: str, part: str) -> Iterator[None]:
+    try:
+        yield
+    except Corrupted as error:
+        what = f"the {part} of checkpoint {checkpoint_id} is damaged: {error.message}"
+        raise Corrupted(what, hint=error.hint) from None
+
+
+def _damaged(checkpoint_id: str, why: str) -> Corrupted:
+    return Corrupted(
+        f"the row of checkpoint {checkpoint_id} is damaged: {why}",
+        hint="run kedge check; restore an earlier checkpoint or another copy of the store",
+    )

@@ -1,0 +1,18 @@
+"""Never pay twice for a call of a model.
+
+client = openai.OpenAI(http_client=kedge.llm.http_client(store="my-store"))     # any call, streams too
+text = run.llm("summarise", ask, model="gpt-5-mini", messages=[…])                 # in a pipeline
+
+request   method, URL, and body as canonical JSON: model, parameters, messages, tools; never headers
+answer    a checkpoint of the job `llm:cache`, found by the request's key
+bill      what calls cost, spent and saved apart; `llm:calls` has a record of every call that was paid
+"""
+
+from __future__ import annotations
+
+from .bills import Bill, totals
+from .cache import Cache
+from .keys import sample
+from .transport import async_http_client, http_client
+
+__all__ = ["Bill", "Cache", "async_http_client", "http_client", "sample", "totals"]

@@ -1,0 +1,248 @@
+"""What calls cost, and to whom: each paid call is written down, with the run and step that made it.
+
+`llm:calls` is the job of these records. A paid call has one of its own, saved before its answer is kept, so that the
+books never show less than what was paid. Answers that were found are added up and written down every few seconds: a
+kill forgets some money that was saved, never any that was spent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from kedge.ending import save_at_end
+from kedge.errors import CheckpointError
+from kedge.manager import CheckpointManager
+from kedge.model import CheckpointLevel
+from kedge.pipeline.history import CALLS
+from kedge.pipeline.step import here, payer
+
+from .pricing import Tokens, dollars
+
+WRITE_EVERY_S = 5.0
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """One call: paid for, or answered from the cache and so saved."""
+
+    model: str
+    tokens: Tokens | None  # None: the vendor did not say
+    cost: Decimal | None  # None: unpriced
+    is_saved: bool
+    run: str = ""
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """Many calls, added up. Spent and saved are never mixed."""
+
+    paid: int = 0  # calls
+    found: int = 0
+    spent: Decimal = Decimal(0)
+    saved: Decimal = Decimal(0)
+    paid_unpriced: int = 0
+    found_unpriced: int = 0
+    tokens_paid: Tokens = field(default_factory=Tokens)
+    tokens_found: Tokens = field(default_factory=Tokens)
+
+    def __bool__(self) -> bool:
+        return bool(self.paid or self.found)
+
+    def add(self, charge: Charge) -> Bill:
+        tokens, cost = charge.tokens or Tokens(), charge.cost or Decimal(0)
+        is_unpriced = int(charge.cost is None)
+        if charge.is_saved:
+            return replace(
+                self,
+                found=self.found + 1,
+                saved=self.saved + cost,
+                found_unpriced=self.found_unpriced + is_unpriced,
+                tokens_found=self.tokens_found + tokens,
+            )
+        return replace(
+            self,
+            paid=self.paid + 1,
+            spent=self.spent + cost,
+            paid_unpriced=self.paid_unpriced + is_unpriced,
+            tokens_paid=self.tokens_paid + tokens,
+        )
+
+    def __add__(self, other: Bill) -> Bill:
+        return Bill(*(getattr(self, name) + getattr(other, name) for name in Bill.__slots__))
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "paid": self.paid,
+            "found": self.found,
+            "spent": format(self.spent, "f"),
+            "saved": format(self.saved, "f"),
+            "paid_unpriced": self.paid_unpriced,
+            "found_unpriced": self.found_unpriced,
+            "tokens_paid": self.tokens_paid.to_json(),
+            "tokens_found": self.tokens_found.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, document: object) -> Bill:
+        given: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+        return cls(
+            paid=_whole(given.get("paid")),
+            found=_whole(given.get("found")),
+            spent=_amount(given.get("spent")),
+            saved=_amount(given.get("saved")),
+            paid_unpriced=_whole(given.get("paid_unpriced")),
+            found_unpriced=_whole(given.get("found_unpriced")),
+            tokens_paid=Tokens.from_json(given.get("tokens_paid")),
+            tokens_found=Tokens.from_json(given.get("tokens_found")),
+        )
+
+    def __str__(self) -> str:
+        """`3 calls, $0.012 spent; 2 found, $0.008 saved`; unpriced calls are named, never counted as free."""
+        parts = []
+        if self.paid:
+            parts.append(_part(self.paid, "paid", self.spent, "spent", self.paid_unpriced))
+        if self.found:
+            parts.append(_part(self.found, "found", self.saved, "saved", self.found_unpriced))
+        return "; ".join(parts)
+
+
+def _part(calls: int, how: str, amount: Decimal, verb: str, unpriced: int) -> str:
+    if unpriced == calls:
+        return f"{calls:,} {how}, unpriced"
+    note = f" and {unpriced:,} unpriced" if unpriced else ""
+    return f"{calls:,} {how}, {dollars(amount)} {verb}{note}"
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts the calls made inside a block, whoever makes them."""
+
+    bill: Bill = field(default_factory=Bill)
+    model: str = ""  # of the last call
+
+
+_meter: ContextVar[Meter | None] = ContextVar("kedge_llm_meter", default=None)
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    meter = Meter()
+    token = _meter.set(meter)
+    try:
+        yield meter
+    finally:
+        _meter.reset(token)
+
+
+class Books:
+    """The records of one store."""
+
+    def __init__(self, store: CheckpointManager) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._found: list[Charge] = []  # not written yet
+        self._due = time.monotonic() + WRITE_EVERY_S
+        _open_books.add(self)
+
+    def charge(self, charge: Charge) -> None:
+        """Write down a call; one that was paid is durable when this returns."""
+        place = here()
+        run, step = (place.run.key, "/".join(place.path)) if place is not None else payer.get()
+        charge = Charge(charge.model, charge.tokens, charge.cost, charge.is_saved, run, step)
+        if (meter := _meter.get()) is not None:
+            meter.bill, meter.model = meter.bill.add(charge), charge.model
+        if place is not None:
+            place.run.account.charge(place.path, charge)
+        if not charge.is_saved:
+            self._save((run, step, charge.model), Bill().add(charge))
+            return
+        with self._lock:
+            self._found.append(charge)
+        if time.monotonic() >= self._due:
+            self.write()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        self._found = []
+
+    def write(self) -> None:
+        """Make durable what has been added up so far."""
+        with self._lock:
+            found, self._found = self._found, []
+            self._due = time.monotonic() + WRITE_EVERY_S
+        bills: dict[tuple[str, str, str], Bill] = {}
+        for charge in found:
+            key = (charge.run, charge.step, charge.model)
+            bills[key] = bills.get(key, Bill()).add(charge)
+        for key, bill in bills.items():
+            self._save(key, bill)
+
+    def _save(self, key: tuple[str, str, str], bill: Bill) -> None:
+        run, step, model = key
+        self._store.save(
+            CALLS,
+            model[:200] or "unknown",
+            {},
+            level=CheckpointLevel.SUBSTEP,
+            tags={"run": run} if run else None,
+            metadata={"model": model, "run": run, "step": step, **bill.to_json()},
+        )
+
+
+_open_books: weakref.WeakSet[Books] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """What the parent has added up it writes down itself."""
+    for books in list(_open_books):
+        books.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@save_at_end
+def write_all() -> None:
+    """Write the books of this process."""
+    for books in list(_open_books):
+        try:
+            books.write()
+        except CheckpointError:
+            continue  # its store is closed already, and has written them then
+
+
+def totals(
+    store: CheckpointManager, *, run: str | None = None, by: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], Bill]:
+    """Bills by the fields asked for ("model", "run", "step"), of one run or of all."""
+    bills: dict[tuple[str, ...], Bill] = {}
+    after = 0
+    while page := store.list(CALLS, tags={"run": run} if run else None, after=after, limit=_PAGE):
+        after = page[-1].seq
+        for record in page:
+            key = tuple(str(record.metadata.get(name, "")) for name in by)
+            bills[key] = bills.get(key, Bill()) + Bill.from_json(record.metadata)
+    return bills
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _amount(value: object) -> Decimal:
+    try:
+        amount = Decimal(value) if isinstance(value, str) else Decimal(0)
+    except InvalidOperation:
+        return Decimal(0)
+    return amount if amount.is_finite() else Decimal(0)

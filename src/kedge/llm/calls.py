@@ -1,0 +1,134 @@
+"""Calls of models by functions of the user's own: `run.llm` and `@kedge.step(cache="llm")`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from kedge import codec
+from kedge.errors import UnsupportedType, Validation
+from kedge.manager import CheckpointManager
+
+from .bills import Meter, metered
+from .cache import Answer, Cache
+from .exchange import Policy, Send, Step, Store, turn
+from .keys import Request, canonical, parse_sample
+from .nearest import describe_nearest
+from .pricing import prepare, price, tokens_of
+
+
+def call_request(call: Callable[..., Any], body: Mapping[str, Any], sample: int, version: str) -> Request:
+    """The request of `run.llm`: model, parameters, messages and tools, and the function that makes the call of them."""
+    name = getattr(call, "__qualname__", type(call).__qualname__)
+    return Request("CALL", f"{name} {version}".strip(), json.loads(canonical(_plain(body))), parse_sample(sample))
+
+
+def imported_request(run: str, body: Mapping[str, Any]) -> Request | None:
+    """Under which the answer to a prompt of an imported run is kept: older systems recorded no model and no parameters.
+
+    None for a conversation: only a single prompt, system messages aside, was a key there.
+    """
+    told = [m for m in body.get("messages", ()) if not (isinstance(m, Mapping) and m.get("role") == "system")]
+    content = told[0].get("content") if len(told) == 1 and isinstance(told[0], Mapping) else None
+    return Request("IMPORTED", run, {"prompt": content}) if isinstance(content, str) else None
+
+
+def step_request(name: str, version: str, inputs: Mapping[str, bytes]) -> Request:
+    """The request of a step that is cached over runs: its name, version and inputs, without its path."""
+    return Request("STEP", f"{name} {version}".strip(), {arg: digest.hex() for arg, digest in inputs.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A step whose answer is kept for all runs of a store."""
+
+    request: Request
+    policy: Policy
+    older: Request | None = None  # the same as an older system knew it
+
+    def steps(self, store: CheckpointManager) -> Generator[Step, Any, Any]:
+        return asking(Cache.of(store), self.request, self.policy, self.older)
+
+
+def asking(cache: Cache, request: Request, policy: Policy, older: Request | None = None) -> Generator[Step, Any, Any]:
+    def look() -> Answer | None:
+        if policy.mode == "refresh":
+            return None
+        found = cache.find(request, policy.ttl_s)
+        return cache.find(older, policy.ttl_s) if found is None and older is not None else found
+
+    if (answer := (yield Store(look))) is not None:
+        return answer.content["result"]
+    if policy.mode == "replay":
+        raise (yield Store(lambda: describe_nearest(cache, request)))
+    flight = yield from turn(cache, request)
+    try:
+        if (answer := (yield Store(look))) is None:
+            prepare()
+            with metered() as meter:
+                result = storable((yield Send()))
+            answer = yield Store(lambda: _kept(cache, request, policy, result, meter))
+    except BaseException:
+        flight.end()
+        raise
+    yield Store(flight.end)
+    return answer.content["result"]
+
+
+def _kept(cache: Cache, request: Request, policy: Policy, result: Any, meter: Meter) -> Answer:
+    """What was paid is written down, unless the client that made the call did so; then the answer is made durable."""
+    if bill := meter.bill:
+        cost = None if bill.paid_unpriced or bill.found_unpriced else bill.spent + bill.saved
+        answer = Answer({"result": result}, meter.model, bill.tokens_paid + bill.tokens_found, cost)
+    else:
+        answer = _priced(request, result)
+        cache.pay(answer)
+    is_replacing = policy.mode == "refresh" or policy.ttl_s is not None
+    cache.keep(request, answer, replace=is_replacing)
+    return answer
+
+
+def _priced(request: Request, result: Any) -> Answer:
+    model = _model(request, result)
+    tokens = tokens_of(result.get("usage")) if isinstance(result, Mapping) else None
+    cost: Decimal | None = price(model, tokens)
+    return Answer({"result": result}, model, tokens, cost)
+
+
+def _model(request: Request, result: Any) -> str:
+    told = result.get("model") if isinstance(result, Mapping) else None
+    return told if request.model == "unknown" and isinstance(told, str) and told else request.model
+
+
+def storable(result: Any) -> Any:
+    """What can be kept of a result: itself, or the plain data of a vendor's object."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise Validation("the call gave a coroutine", hint="wrap it: async def ask(**request): return await …")
+    try:
+        codec.encode(result)
+    except UnsupportedType as error:
+        if callable(dump := getattr(result, "model_dump", None)):
+            return dump(mode="json")
+        path = error.path.replace("state", "result", 1)
+        raise UnsupportedType(
+            f"an answer cannot be kept: {error.message.replace(error.path, path)}",
+            hint="return text or plain data from the call",
+            path=path,
+        ) from error
+    return result
+
+
+def _plain(value: Any) -> Any:
+    """Messages and tools as plain data; objects of the vendors' SDKs say themselves what they are."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if callable(dump := getattr(value, "model_dump", None)) and not inspect.isclass(value):
+        return dump(mode="json", exclude_none=True)
+    return value

@@ -1,0 +1,317 @@
+"""One HTTP call through the cache, without the input and output: the same for threads and for event loops.
+
+`exchange` is a generator. It yields what is to be done and is sent what came of it; `drive` and `drive_async` do it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kedge.errors import ReplayMiss, Validation
+
+from .cache import Answer, Cache, Flight
+from .keys import Request, http_request
+from .nearest import describe_nearest
+from .pricing import prepare, price, tokens_of
+
+T = TypeVar("T")
+
+MODES = ("record", "replay", "refresh", "off")
+KEPT_HEADERS = ("content-type", "request-id", "x-request-id")
+HIT = "x-kedge-cache"
+_LAST_LINES = (b"data: [DONE]", b"data:[DONE]")
+_LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a client uses the cache."""
+
+    mode: str = "record"
+    ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise Validation(f"mode={self.mode!r}", hint=f"use one of: {', '.join(MODES)}")
+        number = self.ttl_s
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int | float) or not number > 0):
+            raise Validation(f"ttl_s={number!r} makes no sense", hint="use seconds above 0, or None for no end")
+
+
+# What an exchange asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Call this: it may wait for the store."""
+
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the request; answered with the response, its body unread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read the body of the response that was sent; answered with its decoded bytes."""
+
+
+Step = Store | Pause | Send | Read
+
+
+def drive(steps: Generator[Step, Any, T], send: Callable[[], Any], read: Callable[[], Any] | None = None) -> T:
+    """Do what `steps` ask for, here and now."""
+    outcome: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(outcome) if failure is None else steps.throw(failure)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        outcome, failure = None, None
+        try:
+            if isinstance(step, Store):
+                outcome = step.work()
+            elif isinstance(step, Pause):
+                time.sleep(step.seconds)
+            else:
+                outcome = send() if isinstance(step, Send) or read is None else read()
+        except BaseException as error:  # noqa: BLE001 - raised again by the steps, once they have cleaned up
+            failure = error
+
+
+async def drive_async(
+    steps: Generator[Step, Any, T], send: Callable[[], Any], read: Callable[[], Any] | None = None
+) -> T:
+    """The same on an event loop, which never waits for the store."""
+    from anyio import sleep
+    from anyio.to_thread import run_sync
+
+    outcome: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            step = steps.send(outcome) if failure is None else steps.throw(failure)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        outcome, failure = None, None
+        try:
+            if isinstance(step, Store):
+                outcome = await run_sync(step.work)
+            elif isinstance(step, Pause):
+                await sleep(step.seconds)
+            else:
+                outcome = await (send() if isinstance(step, Send) or read is None else read())
+        except BaseException as error:  # noqa: BLE001 - raised again by the steps, once they have cleaned up
+            failure = error
+
+
+def who_asks() -> object:
+    """This task, or this thread: it must never wait for itself, as it would for a stream that it reads later."""
+    import asyncio
+
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return (threading.get_ident(), id(task) if task is not None else 0)
+
+
+# What comes of an HTTP call
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answered from the cache."""
+
+    headers: Mapping[str, str]
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Pass the stream on; when it is closed, `recorder` gets what came."""
+
+    recorder: Recorder
+
+
+class Plain:
+    """Pass the response on as it is."""
+
+
+Result = Found | Streamed | Plain
+
+
+def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -> Generator[Step, Any, Result]:
+    """What to do about a request; the answer of a call that was paid is durable before it is handed out."""
+    request = None if policy.mode == "off" else http_request(method, url, body)
+    if request is None:
+        if policy.mode == "replay":
+            raise ReplayMiss(
+                f"{method} {url.partition('?')[0]} is no call that is kept", hint="nothing is sent when replaying"
+            )
+        yield Send()
+        return Plain()
+    if policy.mode != "refresh" and (answer := (yield Store(lambda: cache.find(request, policy.ttl_s)))):
+        return _found(answer)
+    if policy.mode == "replay":
+        raise (yield Store(lambda: describe_nearest(cache, request)))
+    flight = yield from turn(cache, request)
+    try:
+        result = yield from _call(cache, policy, request, flight)
+    except BaseException:
+        flight.end()
+        raise
+    if not isinstance(result, Streamed):
+        yield Store(flight.end)
+    return result
+
+
+def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Generator[Step, Any, Result]:
+    if policy.mode != "refresh" and (answer := (yield Store(lambda: cache.find(request, policy.ttl_s)))):
+        return _found(answer)  # that of somebody who was at it while we waited
+    prepare()
+    response = yield Send()
+    if response.status_code != 200:
+        return Plain()
+    recorder = Recorder(cache, policy, request, flight)
+    if "text/event-stream" in response.headers.get("content-type", ""):
+        return Streamed(recorder)
+    content = yield Read()
+    yield Store(lambda: recorder.record(response.headers, content))
+    return Plain()
+
+
+def turn(cache: Cache, request: Request) -> Generator[Step, Any, Flight]:
+    """Wait until nobody else makes the same call."""
+    who, wait_s = who_asks(), 0.002
+    while (flight := (yield Store(lambda: cache.begin(request, who)))) is None:
+        yield Pause(wait_s)
+        wait_s = min(0.1, wait_s * 1.5)
+    return flight  # type: ignore[no-any-return]
+
+
+def _found(answer: Answer) -> Found:
+    return Found({**answer.content["headers"], HIT: "hit"}, answer.content["body"])
+
+
+class Recorder:
+    """Keeps the answer of a call, if it is a whole one."""
+
+    def __init__(self, cache: Cache, policy: Policy, request: Request, flight: Flight) -> None:
+        self._cache = cache
+        self._policy = policy
+        self._request = request
+        self._flight: Flight | None = flight
+
+    def record(self, headers: Mapping[str, str], content: bytes) -> None:
+        document = _document(content)
+        if document is not None and document.get("status", "completed") in ("completed", "incomplete"):
+            self._keep(headers, content, document)
+        else:
+            self._pay(document or {})
+
+    def record_stream(self, headers: Mapping[str, str], content: bytes) -> None:
+        """At the end of a stream: kept once the vendor said that it is over. An abandoned one was paid, no more."""
+        try:
+            events = _events(content)
+            merged = _merged(events)
+            if _is_over(content, events):
+                self._keep(headers, content, merged)
+            else:
+                self._pay(merged)
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let others make the call."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.end()
+
+    def forget(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.forget()
+
+    def _pay(self, document: Mapping[str, Any]) -> Answer:
+        model = document.get("model")
+        tokens = tokens_of(document.get("usage"))
+        name = model if isinstance(model, str) and model else self._request.model
+        cost = price(name, tokens, self._request.where)
+        if cost is None and name != self._request.model:
+            cost = price(self._request.model, tokens, self._request.where)
+        answer = Answer(None, self._request.model, tokens, cost)
+        self._cache.pay(answer)
+        return answer
+
+    def _keep(self, headers: Mapping[str, str], content: bytes, document: Mapping[str, Any]) -> None:
+        paid = self._pay(document)
+        try:
+            body = content.decode()
+        except UnicodeDecodeError:
+            return  # no vendor's answer
+        kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
+        answer = Answer({"headers": kept, "body": body}, paid.model, paid.tokens, paid.cost)
+        is_replacing = self._policy.mode == "refresh" or self._policy.ttl_s is not None
+        self._cache.keep(self._request, answer, replace=is_replacing)
+
+
+def _document(content: bytes) -> dict[str, Any] | None:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) and "error" not in _true_names(document) else None
+
+
+def _true_names(document: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in document.items() if value}
+
+
+def _events(content: bytes) -> list[dict[str, Any]]:
+    events = []
+    for line in content.splitlines():
+        if line.startswith(b"data:"):
+            try:
+                event = json.loads(line[5:])
+            except (ValueError, RecursionError):
+                continue  # [DONE], or the beginning of an event that was cut
+            if isinstance(event, dict):
+                events.append(event)
+    return events
+
+
+def _is_over(content: bytes, events: list[dict[str, Any]]) -> bool:
+    """Whether the vendor said that nothing more comes. What a model says stands inside JSON, never as such a line."""
+    return any(event.get("type") in _LAST_EVENTS for event in events) or any(
+        line.rstrip() in _LAST_LINES for line in content.splitlines()
+    )
+
+
+def _merged(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Model and usage, which the vendors' events name at different places, some of them piece by piece."""
+    merged: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
+    for event in events:
+        for inner in (event, event.get("message"), event.get("response")):
+            if isinstance(inner, dict):
+                if isinstance(inner.get("model"), str):
+                    merged["model"] = inner["model"]
+                if isinstance(inner.get("usage"), dict):
+                    usage.update({name: value for name, value in inner["usage"].items() if value is not None})
+    if usage:
+        merged["usage"] = usage
+    return merged

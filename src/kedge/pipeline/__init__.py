@@ -1,0 +1,40 @@
+"""Durable pipelines: plain Python that is killed anywhere and goes on where it was.
+
+with kedge.run("nightly", store="my-store") as run:
+    rows = run.step("download", download, url, retries=3, timeout_s=60)
+    with run.stage("tiles"):
+        out = run.map(process, tiles, key=tile_id, workers=2)
+
+run     one execution under a key; a job of the store
+stage   a part of a run: its name is in the paths of its steps
+step    a call whose result is kept: it runs once, ever; inside another step, a substep
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from .decorated import Pipeline, current_run, pipeline
+from .retry import Retry
+from .run import Run
+from .signals import Paused
+from .step import step
+from .waiting import Approval, decide, send
+
+run = Run
+
+__all__ = [
+    "Approval", "Paused", "Pipeline", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
+]  # fmt: skip
+
+
+class _Decorator(ModuleType):
+    """`kedge.pipeline` is this package as soon as any part of it is imported, and the decorator all the same."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return pipeline(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Decorator

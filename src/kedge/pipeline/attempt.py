@@ -1,0 +1,168 @@
+"""One attempt at a step, and what a time limit can do about it.
+
+coroutine        cancelled at its next await (asyncio)
+process          the step runs in a process of its own, which is killed: the work really stops. The function and
+                 its arguments must be picklable, and steps inside it are ordinary calls
+thread           the run goes on without it; a thread cannot be stopped and works until it ends by itself
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from kedge.errors import StepTimeout, Validation, WorkerDied
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
+    from pebble import ProcessPool
+
+TIMEOUT_IN = ("process", "thread")
+
+
+def timed_out(what: str, timeout_s: float) -> StepTimeout:
+    return StepTimeout(f"{what} took longer than {timeout_s:g} s", hint="give it more with timeout_s=, or retries=")
+
+
+def check_picklable(function: object, what: str, why: str) -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.dumps(function)
+    except Exception as error:
+        raise Validation(
+            f"{what}: {why}, and what it needs cannot be sent to one: {error}",
+            hint='use a function defined at the top of a module, or "thread" instead of "process"',
+        ) from error
+
+
+def new_pool(workers: int) -> tuple[ProcessPool, Event]:
+    """Processes that are started clean (no fork beside threads), ignore Ctrl-C, and end with their parent.
+
+    Once the event is set they begin no items: those that wait in their pipe cannot be taken back.
+    """
+    from multiprocessing import get_context
+
+    from pebble import ProcessPool
+
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["kedge.pipeline.worker"])
+    from .worker import prepare
+
+    halt = context.Event()
+    return ProcessPool(max_workers=workers, context=context, initializer=prepare, initargs=(halt,)), halt
+
+
+class Isolation:
+    """The processes of a run, for steps with a time limit and for maps: started when first needed, then kept."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, tuple[ProcessPool, Event]] = {}
+        self._lock = threading.Lock()
+
+    def pool(self, workers: int) -> ProcessPool:
+        with self._lock:
+            if workers not in self._pools:
+                self._pools[workers] = new_pool(workers)
+            return self._pools[workers][0]
+
+    def halt(self, workers: int) -> None:
+        """The processes of one pool end the items they are at and begin no others."""
+        with self._lock:
+            if workers in self._pools:
+                self._pools[workers][1].set()
+
+    def drop(self, workers: int) -> None:
+        """Kill the processes of one pool, whatever they are at."""
+        with self._lock:
+            found = self._pools.pop(workers, None)
+        if found is not None:
+            found[0].stop()  # type: ignore[no-untyped-call]
+            found[0].join()
+
+    def close(self) -> None:
+        for workers in list(self._pools):
+            self.drop(workers)
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        timeout_s: float,
+        what: str,
+        payer: tuple[str, str] = ("", ""),
+    ) -> Any:
+        """The result of a function in a process of its own; `payer` is the run and step that pay for models."""
+        from concurrent.futures.process import BrokenProcessPool
+
+        from pebble import ProcessExpired
+
+        check_picklable((function, args, kwargs), what, "a step with timeout_s runs in a process of its own")
+        from .worker import call_for
+
+        future = self.pool(1).schedule(call_for, args=(payer, function, args, kwargs), timeout=timeout_s)
+        began = time.monotonic()
+        try:
+            return future.result()
+        except TimeoutError as error:
+            if time.monotonic() - began < timeout_s:
+                raise  # the function's own
+            raise timed_out(what, timeout_s) from error
+        except ProcessExpired as error:
+            raise worker_died(what, error.exitcode) from error
+        except BrokenProcessPool as error:
+            self.drop(1)
+            raise no_workers(what) from error
+        finally:
+            future.cancel()  # type: ignore[no-untyped-call]  # kills it when we leave early
+
+
+def worker_died(what: str, exit_code: int | None) -> WorkerDied:
+    how = f"signal {-exit_code}" if exit_code and exit_code < 0 else f"exit code {exit_code}"
+    return WorkerDied(f"{what}: its process died ({how})", hint="signal 9 often means that memory ran out")
+
+
+def no_workers(what: str) -> WorkerDied:
+    return WorkerDied(
+        f"{what}: its processes cannot start",
+        hint='a program that uses processes needs `if __name__ == "__main__":` around what it does, as each of them '
+        "imports it; what went wrong is above",
+    )
+
+
+def call_in_thread(function: Callable[..., Any], args: Any, kwargs: Any, timeout_s: float, what: str) -> Any:
+    outcome: Future[Any] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            outcome.set_result(context.run(function, *args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="kedge-step", daemon=True).start()
+    try:
+        return outcome.result(timeout_s)
+    except TimeoutError as error:
+        if outcome.done():
+            raise  # the function's own
+        raise timed_out(what, timeout_s) from error
+
+
+async def await_within(work: Awaitable[Any], timeout_s: float | None, what: str) -> Any:
+    import asyncio
+
+    scope = asyncio.timeout(timeout_s)
+    try:
+        async with scope:
+            return await work
+    except TimeoutError as error:
+        if timeout_s is None or not scope.expired():
+            raise  # the function's own
+        raise timed_out(what, timeout_s) from error

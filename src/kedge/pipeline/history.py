@@ -1,0 +1,318 @@
+"""What is known of runs from their records alone: for `kedge runs`, without the code of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from kedge.errors import Cancelled, Conflict, LeaseHeld, NotFound
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, RunStatus
+
+from .inbox import CANCEL, post
+from .items import maps_of
+from .keys import show
+from .owner import is_gone, newest_status, save_status, take_lease
+
+CALLS = "llm:calls"  # the job of records about calls of models
+_PAGE = 500
+
+if TYPE_CHECKING:
+    from kedge.llm.bills import Bill
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run as its newest status record tells it."""
+
+    key: str
+    status: RunStatus
+    pipeline: str | None
+    version: str
+    sessions: int
+    steps_run: int  # in the last session
+    steps_reused: int
+    error: str
+    updated_at: datetime
+    is_abandoned: bool  # said to be running, but its process is gone: it resumes at once
+    waiting: Sequence[Mapping[str, str]]  # [{"for": approval, signal or time, "name": path, "prompt": …}]
+    progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
+
+    def to_json(self) -> dict[str, object]:
+        facts = {name: getattr(self, name) for name in self.__slots__}
+        return {**facts, "status": str(self.status), "updated_at": self.updated_at.isoformat()}
+
+
+@dataclass(slots=True)
+class StepHistory:
+    """All records of one path, oldest first."""
+
+    path: tuple[str, ...]
+    results: list[Checkpoint] = field(default_factory=list)
+    failures: list[Checkpoint] = field(default_factory=list)
+    items: int = 0
+    failed_items: int = 0
+
+    @property
+    def is_map(self) -> bool:
+        """Its records are of items, perhaps of failed ones only; it has no result of its own."""
+        return not self.results and (self.items > 0 or not self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a step in the newest session, and why."""
+
+    path: str
+    verdict: str  # ran, reused, failed, kept, stale
+    reason: str
+    checkpoint: str | None
+    seconds: float | None
+    attempts: int
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def find_runs(
+    store: CheckpointManager, prefix: str = "", limit: int | None = None, *, most_jobs: int | None = None
+) -> Iterator[RunSummary]:
+    """Runs by key; jobs that are no runs are passed over, and at most `most_jobs` are looked at."""
+    after, found, left = None, 0, most_jobs
+    while page := store.jobs(prefix, _PAGE if left is None else min(_PAGE, left or 1), after):
+        after = page[-1].name
+        if left is not None:
+            if left <= 0:
+                return
+            left -= len(page)
+        for job in page:
+            summary = run_of(store, job.name)
+            if summary is None:
+                continue
+            yield replace(summary, updated_at=job.updated_at)
+            found += 1
+            if found == limit:
+                return
+
+
+def run_of(store: CheckpointManager, job: str) -> RunSummary | None:
+    """The run a job is; None for a job that is none."""
+    newest = newest_status(store, job)
+    return None if newest is None else _summary(newest, newest.created_at)
+
+
+def find_run(store: CheckpointManager, key: str) -> RunSummary:
+    found = run_of(store, key)
+    if found is None:
+        raise NotFound(f"there is no run {key}", hint="kedge runs list shows the runs")
+    return found
+
+
+def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
+    about = newest.metadata
+    status = RunStatus(str(about.get("status")))
+    return RunSummary(
+        newest.job,
+        status,
+        _text(about.get("pipeline")) or None,
+        _text(about.get("version")),
+        _count(about.get("session")),
+        _count(about.get("ran")),
+        _count(about.get("reused")),
+        _text(about.get("error")),
+        updated_at,
+        status is RunStatus.RUNNING and is_gone(about.get("owner")),
+        _list(about.get("waiting")),
+        _mapping(about.get("progress")),
+    )
+
+
+def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHistory]:
+    """The records of every step, by path, in the order in which the paths first appeared."""
+    steps: dict[tuple[str, ...], StepHistory] = {}
+    after = 0
+    while page := store.list(key, after=after, limit=_PAGE):
+        after = page[-1].seq
+        for checkpoint in page:
+            about = checkpoint.metadata
+            kind, path = about.get("kind"), about.get("path")
+            if not isinstance(path, list) or kind not in ("step", "attempt", "items"):
+                continue
+            history = steps.setdefault(tuple(map(str, path)), StepHistory(tuple(map(str, path))))
+            if kind == "step":
+                history.results.append(checkpoint)
+            elif kind == "attempt":
+                history.failures.append(checkpoint)
+            else:
+                history.items += _count(about.get("items"))
+                history.failed_items += _count(about.get("failed"))
+    return steps
+
+
+def logs_of(store: CheckpointManager, key: str, limit: int = 20) -> list[Checkpoint]:
+    """The newest lines of `run.log`, oldest first."""
+    return store.list(key, tags={"kind": "log"}, limit=limit)
+
+
+def bills_of(store: CheckpointManager, key: str) -> dict[str, Bill]:
+    """What calls of models cost in all sessions of a run, by step with all that is inside it; "" is the whole run."""
+    if not store.list(CALLS, tags={"run": key}, limit=1):
+        return {}
+    from kedge.llm.bills import Bill, totals
+
+    bills: dict[str, Bill] = {}
+    for (step,), bill in totals(store, run=key, by=("step",)).items():
+        path = step.split("/") if step else []
+        for length in range(len(path) + 1):
+            part = "/".join(path[:length])
+            bills[part] = bills.get(part, Bill()) + bill
+    return bills
+
+
+def explain(
+    store: CheckpointManager, key: str, steps: Mapping[tuple[str, ...], StepHistory] | None = None
+) -> list[Explanation]:
+    """For each step why it ran, was reused, or is stale, as of the newest session; `steps` if they were read before."""
+    session = find_run(store, key).sessions
+    ran, reused, has_ended = _session_lists(store, key, session)
+    steps = steps_of(store, key) if steps is None else steps
+    maps = {show(path) for path, history in steps.items() if history.is_map}
+    whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
+    explanations = []
+    for path, history in steps.items():
+        text = show(path)
+        ran.pop(text, None)
+        if text in maps:
+            failed = f", {history.failed_items} failures" if history.failed_items else ""
+            explanations.append(Explanation(text, "map", f"{history.items:,} items kept{failed}", None, None, 0))
+            continue
+        outer = next((part for n in range(1, len(path)) if (part := show(path[:n])) in whole), "")
+        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer))
+    explanations += [Explanation(text, "ran", "its result is never kept", None, None, 1) for text in ran]
+    return explanations
+
+
+def _explain_step(
+    path: str, history: StepHistory, session: int, is_reused: bool, has_ended: bool, outer: str
+) -> Explanation:
+    """`outer` is a step that was reused, or a map, in which this one is."""
+    newest = history.results[-1] if history.results else None
+    failures = [f for f in history.failures if f.metadata.get("session") == session]
+    if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused):
+        last = history.failures[-1]
+        again = "it runs again when the run is resumed"
+        return Explanation(
+            path,
+            "failed",
+            f"{last.metadata.get('error')}; {again}",
+            last.id,
+            None,
+            _count(last.metadata.get("attempt")),
+        )
+    about = newest.metadata
+    seconds = about.get("seconds")
+    facts: Any = (newest.id, seconds if isinstance(seconds, float | int) else None, _count(about.get("attempts")))
+    made_in = _count(about.get("session"))
+    if made_in == session:
+        return Explanation(path, "ran", _why(history.results, history.failures), *facts)
+    if is_reused:
+        return Explanation(path, "reused", f"finished in session {made_in}; inputs and version are the same", *facts)
+    if outer:
+        return Explanation(
+            path, "reused", f"finished in session {made_in}, inside {outer}, which needed no more", *facts
+        )
+    if has_ended:
+        return Explanation(path, "stale", f"finished in session {made_in}; the newest one did not ask for it", *facts)
+    return Explanation(path, "kept", f"finished in session {made_in}; the newest one has not come to it", *facts)
+
+
+def _why(results: Sequence[Checkpoint], failures: Sequence[Checkpoint]) -> str:
+    """Why the newest result had to be made."""
+    if len(results) == 1:
+        return f"it had failed {len(failures)} times" if failures else "it was not finished yet"
+    now, before = results[-1].metadata, results[-2].metadata
+    reasons = []
+    if now.get("version") != before.get("version"):
+        reasons.append(f"version {_shown(before)} became {_shown(now)}")
+    new, old = _inputs(now), _inputs(before)
+    if changed := [name for name in new if name in old and new[name] != old[name]]:
+        reasons.append(f"changed: {', '.join(changed)}")
+    if added := [name for name in new if name not in old]:
+        reasons.append(f"new: {', '.join(added)}")
+    if gone := [name for name in old if name not in new]:
+        reasons.append(f"gone: {', '.join(gone)}")
+    return "; ".join(reasons) or "its earlier result was deleted"
+
+
+def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[dict[str, None], set[str], bool]:
+    """What the session ran and reused, and whether it came to an end; killed ones leave nothing."""
+    newest = newest_status(store, key)
+    assert newest is not None  # nosec B101 # find_run has raised
+    if newest.metadata.get("status") == RunStatus.RUNNING:
+        return {}, set(), False
+    state: Any = store.load(newest.id)
+    return dict.fromkeys(state.get("ran", ())), set(state.get("reused", ())), newest.metadata.get("status") != "paused"
+
+
+def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
+    """(arguments, directory) with which the run was last started."""
+    summary = find_run(store, key)
+    check_resumable(store, summary)
+    for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
+        state: Any = store.load(record.id)
+        if "command" in state:
+            return list(state["command"]["argv"]), str(state["command"]["cwd"])
+    raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
+
+
+def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
+    """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
+    if run.status is RunStatus.CANCELLED:
+        raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
+    if run.status is RunStatus.COMPLETED and not any(each.failed for each in maps_of(store, run.key)):
+        raise Conflict(f"run {run.key} is completed", hint="there is nothing to resume; a new key starts anew")
+
+
+def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
+    """End a run for good. True when it is done; False when its owner, still at work, was told to stop."""
+    summary = find_run(store, key)
+    if summary.status is RunStatus.COMPLETED:
+        raise Conflict(f"run {key} is completed", hint="there is nothing to cancel")
+    if summary.status is RunStatus.CANCELLED:
+        return True
+    post(store, key, CANCEL, "")
+    try:
+        with take_lease(store, key, ttl_s) as lease:
+            newest = newest_status(store, key)
+            assert newest is not None  # nosec B101 # find_run has raised
+            save_status(store, lease, RunStatus.CANCELLED, {}, newest.metadata)
+    except LeaseHeld:
+        return False
+    return True
+
+
+def _inputs(about: Mapping[str, object]) -> Mapping[str, object]:
+    inputs = about.get("inputs")
+    return inputs if isinstance(inputs, Mapping) else {}
+
+
+def _shown(about: Mapping[str, object]) -> str:
+    return repr(str(about.get("version", "/")).strip("/")) if about.get("version") != "/" else "none"
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,81 @@
+"""What makes a step the same step: its path, its inputs and its declared version. Neither position nor code counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import ormsgpack
+from blake3 import blake3
+
+from kedge import codec
+from kedge.chunks import Deferred
+from kedge.errors import CheckpointError, UnsupportedType
+
+Path = tuple[str, ...]
+
+
+def show(path: Path) -> str:
+    return "/".join(path)
+
+
+def digest_of(value: object, what: str | Callable[[], str]) -> bytes:
+    """32 bytes that stand for a value: the digest of its encoded form. `what` names it where it has none."""
+    if type(value) is str or (type(value) is int and -(1 << 63) <= value < 1 << 63):
+        try:
+            return blake3(ormsgpack.packb(value)).digest()  # as the codec writes them; maps have millions of these
+        except ormsgpack.MsgpackEncodeError:
+            pass  # no text: the codec says what is wrong with it
+    try:
+        encoded = codec.encode(value)
+    except CheckpointError as error:
+        raise UnsupportedType(
+            f"{what() if callable(what) else what}: {error.message.replace('state', 'it', 1)}",
+            hint="give inputs= (of a step) or key= (of a map) to say what identifies it, or pass plain values",
+            path=getattr(error, "path", "state"),
+        ) from error
+    hasher = blake3(encoded.tree)
+    if not encoded.buffers:
+        return hasher.digest()
+    for buffer in encoded.buffers:
+        inner = blake3(max_threads=blake3.AUTO)
+        for piece in (buffer,) if isinstance(buffer, memoryview) else buffer.pieces():
+            inner.update(piece.read() if isinstance(piece, Deferred) else piece)
+        hasher.update(inner.digest())
+    return hasher.digest()
+
+
+def arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, object]:
+    """The arguments of a call by name, positional ones that have none as "argument 1"; partials are opened."""
+    while isinstance(function, partial):
+        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
+    names = _positional(function)
+    named: dict[str, object] = {}
+    for number, value in enumerate(args):
+        named[next(names, f"argument {number + 1}")] = value
+    return named | {name: kwargs[name] for name in sorted(kwargs)}
+
+
+def _positional(function: Callable[..., Any]) -> Iterator[str]:
+    bound = getattr(function, "__func__", function)
+    code = getattr(getattr(bound, "__wrapped__", bound), "__code__", None)
+    if code is None:
+        return iter(())
+    first = 1 if bound is not function else 0  # a method's own object is no input
+    return iter(code.co_varnames[first : code.co_argcount])
+
+
+def step_key(path: Path, version: str, inputs: Mapping[str, bytes]) -> str:
+    """The idempotency key of a step: equal keys are the same work."""
+    return "step:" + blake3(ormsgpack.packb([list(path), version, list(inputs.items())])).hexdigest()
+
+
+def map_key(path: Path, version: str) -> str:
+    """What all items of a map share, as a tag."""
+    return blake3(ormsgpack.packb([list(path), version])).hexdigest(16)
+
+
+def imported_tag(path: Path) -> str:
+    """By which a run finds the result that an importer brought for a step: older systems recorded no inputs."""
+    return blake3(ormsgpack.packb(["imported", *path])).hexdigest(16)

@@ -1,0 +1,219 @@
+"""What a person sees of a run at work: on a terminal a tree of steps and bars for maps, elsewhere plain lines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from .keys import Path, show
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+LINE_EVERY_S = 10.0
+BAR_EVERY_S = 0.1
+
+_LOOKS = {"ran": "[green]✓[/]", "reused": "[cyan]↺[/]", "failed": "[red]✗[/]"}
+
+
+@dataclass(slots=True)
+class Tally:
+    """How far a map is. Rate and time left come from what this session did: items it found done tell nothing."""
+
+    total: int | None  # None: the items do not say how many they are
+    done: int = 0  # in this session
+    reused: int = 0
+    failed: int = 0
+    money: str = ""  # what calls of models cost
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def rate(self) -> float:
+        """Items a second."""
+        return (self.done + self.failed) / max(self.clock() - self.began, 1e-9)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds the rest will take; None while nobody can know."""
+        if self.total is None or not self.done + self.failed:
+            return None
+        return max(0, self.total - self.done - self.reused - self.failed) / self.rate
+
+    def __str__(self) -> str:
+        of = "" if self.total is None else f" of {self.total:,}"
+        notes = [f"{self.reused:,} of them before"] if self.reused else []
+        notes += [f"{self.failed:,} failed"] if self.failed else []
+        text = f"{self.done + self.reused:,}{of} items" + (f" ({', '.join(notes)})" if notes else "")
+        if self.done + self.failed:
+            text += f", {_number(self.rate)}/s"
+        left_s = self.left_s
+        text += f", {duration(left_s)} left" if left_s else ""
+        return text + (f"; {self.money}" if self.money else "")
+
+
+class Watcher(Protocol):
+    """Told what happens in a run, by any of its threads."""
+
+    def stage(self, path: Path) -> None: ...
+
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None:
+        """`verdict` is ran, reused or failed; `money` what calls of models inside it cost."""
+        ...
+
+    def items(self, path: Path, tally: Tally, *, is_over: bool) -> None: ...
+
+    def money(self, text: str) -> None:
+        """What calls of models cost in all."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Nobody:
+    """Nothing is shown."""
+
+    def stage(self, path: Path) -> None: ...
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None: ...
+    def items(self, path: Path, tally: Tally, *, is_over: bool) -> None: ...
+    def money(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Lines:
+    """A line for each step, and for a map one every ten seconds."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._said: dict[Path, float] = {}
+
+    def stage(self, path: Path) -> None:
+        self._say(f"stage {show(path)}")
+
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None:
+        took = "" if seconds is None else f" in {duration(seconds)}"
+        bill = f" ({money})" if money else ""
+        self._say(f"step {show(path)} {verdict}{took}{bill}" + (f": {note}" if note else ""))
+
+    def items(self, path: Path, tally: Tally, *, is_over: bool) -> None:
+        now = time.monotonic()
+        if is_over or now - self._said.setdefault(path, now) >= LINE_EVERY_S:
+            self._said[path] = now
+            self._say(f"map {show(path)}: {tally}")
+
+    def money(self, text: str) -> None:
+        self._say(f"models: {text}")
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, text: str) -> None:
+        safe = "".join(c if c.isprintable() else "?" for c in text)
+        try:
+            self._out.write(f"kedge: {safe}\n")
+            self._out.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads it any more; the run goes on
+
+
+class Terminal:
+    """The tree of steps as it grows, with a bar for each map at work (rich, imported when first needed)."""
+
+    def __init__(self, console: Any = None) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._bars: dict[Path, TaskID] = {}
+        self._drawn_at: dict[Path, float] = {}
+        self._lock = threading.Lock()
+
+    def stage(self, path: Path) -> None:
+        self._print(path, "[bold]", "", "")
+
+    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None:
+        took = "" if seconds is None else f"{duration(seconds)}"
+        facts = [took or ("reused" if verdict == "reused" else ""), money]
+        self._print(path, f"{_LOOKS[verdict]} ", ", ".join(filter(None, facts)), note)
+
+    def items(self, path: Path, tally: Tally, *, is_over: bool) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if not is_over and now - self._drawn_at.get(path, 0.0) < BAR_EVERY_S:
+                return
+            self._drawn_at[path] = now
+            shown = self._live()
+            if path not in self._bars:
+                self._bars[path] = shown.add_task(_escaped(show(path)), total=tally.total, text="")
+            completed = tally.done + tally.reused + tally.failed
+            shown.update(self._bars[path], completed=completed, total=tally.total, text=str(tally))
+            if is_over:
+                shown.remove_task(self._bars.pop(path))
+        if is_over:
+            self._print(path, f"{_LOOKS['reused' if tally.reused and not tally.done else 'ran']} ", str(tally), "")
+
+    def money(self, text: str) -> None:
+        self._print(("models",), "", text, "")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
+                self._bars.clear()
+
+    def _print(self, path: Path, look: str, right: str, note: str) -> None:
+        indent = "  " * (len(path) - 1)
+        end = "[/]" if look == "[bold]" else ""
+        with self._lock:
+            console = self._live().console
+            tail = f" [dim]{_escaped(right)}[/]" if right else ""
+            problem = f" [red]{_escaped(note)}[/]" if note else ""
+            console.print(f"{indent}{look}{_escaped(path[-1])}{end}{tail}{problem}", highlight=False)
+
+    def _live(self) -> Progress:
+        if self._progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("[dim]{task.fields[text]}"),
+                console=self._console or Console(stderr=True),
+                transient=True,
+            )
+            self._progress.start()
+        return self._progress
+
+
+def watcher(wanted: bool | None) -> Watcher:
+    """True: shown somehow. None: shown where stderr is a terminal. False: not shown."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if wanted is False or (wanted is None and not is_terminal):
+        return Nobody()
+    return Terminal() if is_terminal else Lines(sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """A length of time: 12 µs, 3.4 ms, 7.1 s, 2 min 5 s, 3 h 12 min."""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (60, 1, "s")):
+        if seconds < limit:
+            return f"{seconds * factor:.2g} {unit}" if seconds * factor < 10 else f"{seconds * factor:.0f} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else "?" for c in text))

@@ -1,0 +1,390 @@
+"""What happens where the items of a map are worked on: in a thread of the run, or in another process.
+
+The worker itself makes results durable, under the lease of the run. Items are saved in batches: a batch is closed when
+about 50 ms of work are in it, so that tiny items share a commit and slow ones have one of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from kedge import codec
+from kedge.errors import CheckpointError, Conflict, Corrupted, LeaseLost
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, CheckpointLevel, Lease
+
+from .attempt import call_in_thread
+from .digests import DIGEST_BYTES
+from .keys import Path, show
+from .retry import Retry
+from .step import payer as payer_here
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
+    from .run import Run
+
+PAGE = 500
+BATCH_S = 0.05
+BATCH_ITEMS = 1000
+BATCH_BYTES = 256 * 1024
+WAIT_S = 0.5  # that results wait for a slow item behind them
+KEYS_IN_METADATA = 16  # items of a batch whose digests are listed with it, so that resuming need not read it
+MAX_ERROR_CHARACTERS = 500
+MAX_TRACEBACK_CHARACTERS = 20_000
+
+_PR_SET_PDEATHSIG = 1
+_IMMUTABLE = (int, float, bool, type(None), complex)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What all items of a map share."""
+
+    token: str  # of the Run object, for workers in its own process
+    store: str
+    namespace: str
+    lease: Lease
+    path: Path
+    tag: str
+    session: int
+    function: Callable[[Any], Any]
+    retry: Retry
+    timeout_s: float | None  # enforced here; None where the pool does it
+    stops_at_failure: bool
+    wants_results: bool
+    key: bytes | str | None = field(default=None, repr=False)  # of the store, as it was given; None: the environment's
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    digest: bytes
+    label: str
+    number: int  # its position among the items
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ItemError:
+    """What stands in the place of a result where an item failed and on_error says to go on."""
+
+    key: str
+    error: str
+    traceback: str
+    attempts: int = 1
+    exception: Exception | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of some items: number → result, number → error; the rest was not begun."""
+
+    done: list[int] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    failed: dict[int, ItemError] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+local_runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
+_stores: dict[tuple[int, str, str], CheckpointManager] = {}
+_halt: Event | None = None  # in a worker process: whether it may begin items
+
+
+def prepare(halt: Event) -> None:
+    """At the start of a worker process: leave Ctrl-C to the process that owns the run, and do not outlive it."""
+    global _halt
+    _halt = halt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        pass  # not Linux: the worker ends when it next asks for work
+
+
+def work(spec: Spec, items: list[Item]) -> Outcome:
+    """Run the items one after another; what is in the outcome is durable."""
+    if _halt is not None and _halt.is_set():
+        return Outcome()
+    began = time.monotonic()
+    run = local_runs.get(spec.token)
+    store = run.store if run is not None else _open(spec)
+    outcome = Outcome()
+    batch = Batch(store, spec, outcome)
+    payer = nullcontext() if run is not None else _on_account(spec.lease.job, show(spec.path))
+    with payer, _flusher_here().watching(batch):
+        for item in items:
+            failure = _work_on(spec, item, run, batch)
+            if failure is not None:
+                batch.fail(item, failure if run is not None else _sendable(failure))
+                if spec.stops_at_failure:
+                    break
+    batch.flush()
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def work_unfinished(spec: Spec, items: list[Item], after: int) -> Outcome:
+    """As `work`, where a scheduler may run the same task again: what it made durable before is not run again (I1).
+
+    `after` is how far the run had read its records when it sent the items.
+    """
+    run = local_runs.get(spec.token)
+    store = run.store if run is not None else _open(spec)
+    durable = {digest for _, digests in read_keys(store, spec, after) for digest in digests}
+    outcome = work(spec, [item for item in items if item.digest not in durable])
+    outcome.done += [item.number for item in items if item.digest in durable]
+    return outcome
+
+
+def read_keys(store: CheckpointManager, spec: Spec, after: int) -> Iterator[tuple[Checkpoint, list[bytes]]]:
+    """The records of a map behind number `after`, a page at a time, each with the digests of the items in it."""
+    while page := store.list(spec.lease.job, tags={"map": spec.tag}, after=after, limit=PAGE):
+        after = page[-1].seq
+        for record in page:
+            short = record.metadata.get("keys")
+            if isinstance(short, str):
+                keys = bytes.fromhex(short)
+            else:
+                keys = load_batch(store, spec, record)["keys"]
+            yield record, split(keys)
+
+
+def load_batch(store: CheckpointManager, spec: Spec, record: Checkpoint) -> Any:
+    try:
+        return store.load(record.id)
+    except Corrupted as error:
+        raise Corrupted(
+            f"results of map {show(spec.path)} of run {spec.lease.job} are damaged: {error.message}",
+            hint=f"kedge delete {spec.lease.job} {record.id}, and their items run again",
+        ) from error
+
+
+def split(keys: bytes) -> list[bytes]:
+    return [keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES)]
+
+
+def call_for(account: tuple[str, str], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A function in a process of its own, on the account of a step."""
+    with _on_account(*account):
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def _on_account(run: str, step: str) -> Iterator[None]:
+    """Calls of models inside are paid by a run that is not in this process; written down at the end, as the process
+    may be killed between two pieces of work."""
+    token = payer_here.set((run, step))
+    try:
+        yield
+    finally:
+        payer_here.reset(token)
+        if (bills := sys.modules.get("kedge.llm.bills")) is not None:
+            bills.write_all()
+
+
+def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError | None:
+    """One item with its retries; answers the last failure."""
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            with run.at_item(spec.path, item.label, attempt) if run is not None else nullcontext():
+                if spec.timeout_s is None:
+                    result = spec.function(item.value)
+                else:
+                    what = f"item {item.label} of {show(spec.path)}"
+                    result = call_in_thread(spec.function, (item.value,), {}, spec.timeout_s, what)
+            batch.add(item, result)
+        except LeaseLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - the item's own; it is recorded with the batch
+            if not spec.retry.allows(error, attempt):
+                return item_error(item.label, error, attempt)
+            time.sleep(spec.retry.wait_s(attempt))
+        else:
+            return None
+
+
+class Batch:
+    """Results on their way to a commit."""
+
+    def __init__(self, store: CheckpointManager, spec: Spec, outcome: Outcome) -> None:
+        self._store = store
+        self._spec = spec
+        self._outcome = outcome
+        self._items: list[Item] = []
+        self._results: list[Any] = []
+        self._failed: list[tuple[Item, ItemError]] = []
+        self._size_bytes = 0
+        self._since = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, item: Item, result: Any) -> None:
+        """Keep a result; what cannot be encoded raises and is not kept.
+
+        Until the batch is saved the function may change what it returned: a copy is kept, or, of a result with large
+        buffers, the batch is saved at once.
+        """
+        is_large = False
+        if type(result) not in _IMMUTABLE:
+            encoded = codec.encode(result)
+            self._size_bytes += len(encoded.tree)
+            is_large = bool(encoded.buffers)
+            if not is_large:
+                result = codec.decode(encoded.tree, _no_buffers)
+        with self._lock:
+            self._items.append(item)
+            self._results.append(result)
+            if (
+                is_large
+                or len(self._items) >= BATCH_ITEMS
+                or self._size_bytes >= BATCH_BYTES
+                or time.monotonic() - self._since >= BATCH_S
+            ):
+                self._flush()
+
+    def fail(self, item: Item, failure: ItemError) -> None:
+        with self._lock:
+            self._failed.append((item, failure))
+
+    def flush(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def flush_behind(self) -> None:
+        """While the worker is at an item that takes its time: what was done before it does not wait for it."""
+        with self._lock:
+            if (self._items or self._failed) and time.monotonic() - self._since >= WAIT_S:
+                try:
+                    self._flush()
+                except BaseException:  # noqa: BLE001 - the worker meets it itself, at the end of its item
+                    self._since = time.monotonic()
+
+    def _flush(self) -> None:
+        """Make all of it durable, then, and only then, part of the outcome (I1)."""
+        items, results, failed = self._items, self._results, self._failed
+        if items or failed:
+            save_items(self._store, self._spec, items, results, failed)
+        outcome = self._outcome
+        outcome.done += [item.number for item in items]
+        if self._spec.wants_results:
+            outcome.results += results
+        outcome.failed.update({item.number: failure for item, failure in failed})
+        self._items, self._results, self._failed, self._size_bytes = [], [], [], 0
+        self._since = time.monotonic()
+
+
+class Flusher:
+    """A thread that makes durable what waits behind slow items, in all batches of this process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._batches: set[Batch] = set()
+        self._has_some = threading.Event()
+        threading.Thread(target=self._serve, name="kedge-flush", daemon=True).start()
+
+    @contextmanager
+    def watching(self, batch: Batch) -> Iterator[None]:
+        self._batches.add(batch)
+        self._has_some.set()
+        try:
+            yield
+        finally:
+            self._batches.discard(batch)
+
+    def _serve(self) -> None:
+        while True:
+            self._has_some.wait()
+            time.sleep(WAIT_S / 2)
+            for batch in list(self._batches):
+                batch.flush_behind()
+            self._has_some.clear()
+            if self._batches:
+                self._has_some.set()
+
+
+_flusher: Flusher | None = None
+
+
+def _flusher_here() -> Flusher:
+    """That of this process: a fork has none of its parent's threads."""
+    global _flusher
+    if _flusher is None or _flusher.process != os.getpid():
+        _flusher = Flusher()
+    return _flusher
+
+
+def save_items(
+    store: CheckpointManager, spec: Spec, items: list[Item], results: list[Any], failed: list[tuple[Item, ItemError]]
+) -> None:
+    keys = b"".join(item.digest for item in items)
+    state: dict[str, object] = {"keys": keys, "results": results}
+    metadata: dict[str, object] = {
+        "kind": "items",
+        "path": list(spec.path),
+        "session": spec.session,
+        "items": len(items),
+    }
+    if len(items) <= KEYS_IN_METADATA:
+        metadata["keys"] = keys.hex()
+    if failed:
+        metadata["failed"] = len(failed)
+        state["failed"] = [
+            {"key": failure.key, "error": failure.error, "attempts": failure.attempts, "traceback": failure.traceback}
+            for _, failure in failed
+        ]
+    store.save(
+        spec.lease.job,
+        show(spec.path),
+        state,
+        level=CheckpointLevel.SUBSTEP,
+        tags={"map": spec.tag},
+        metadata=metadata,
+        lease=spec.lease,
+    )
+
+
+def item_error(label: str, error: Exception, attempts: int) -> ItemError:
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
+    trace = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
+    return ItemError(
+        label, " ".join(text.split())[:MAX_ERROR_CHARACTERS], trace[-MAX_TRACEBACK_CHARACTERS:], attempts, error
+    )
+
+
+def _sendable(failure: ItemError) -> ItemError:
+    """Without the exception, where that cannot travel between processes."""
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(failure.exception))  # some fail only when they arrive
+    except Exception:  # noqa: BLE001 - whatever its class does when pickled
+        return ItemError(failure.key, failure.error, failure.traceback, failure.attempts)
+    return failure
+
+
+def _no_buffers(number: int) -> bytes:
+    raise CheckpointError(f"a result without buffers refers to buffer {number}")
+
+
+def _open(spec: Spec) -> CheckpointManager:
+    """The store of a run in another process; opened once."""
+    url, namespace = spec.store, spec.namespace
+    if url.startswith("memory:"):
+        raise Conflict(
+            "a store in memory cannot be written by other processes", hint='use executor="thread", or a directory'
+        )
+    key = (os.getpid(), url, namespace)
+    if key not in _stores:
+        _stores[key] = CheckpointManager(url, namespace=namespace, create=False, key=spec.key)
+    return _stores[key]

@@ -1,0 +1,28 @@
+"""The service: a store behind HTTP, for programs and for people.
+
+    create_app(store)    an ASGI application with page, API and OpenAPI; mount it, or run `kedge serve`
+    /api/v1/…            everything, typed (routes/)
+    /api/checkpoints     the five routes of the older jobs service, as they were (routes/older.py)
+
+A request goes   edge (limits, request ID, log, metrics) → Needs (who, scope, namespace) → route → a worker thread
+that asks the store. Nothing blocks the event loop; what a route may not do fails before its body is read.
+Plain looks and plain saves go   edge → hot → one thread for all who wait (turns), whose saves are one commit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .app import create_app
+
+__all__ = ["create_app"]
+
+
+def __getattr__(name: str) -> object:
+    """`create_app`, brought in when it is used: tokens are made where FastAPI may be missing."""
+    if name != "create_app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .app import create_app
+
+    return create_app

@@ -1,0 +1,267 @@
+"""Who asks, and what that allows: one rule per route, stated where the route is.
+
+    Reads, Writes, Administers      annotations of a route's parameter; the route gets an `Access`
+    public(router)                  routes that need nobody to be known
+
+`create_app` refuses to start with a route that has neither. Tokens come in the Authorization header, or, from the page,
+in a cookie. Without any token in the store, only callers on the same machine are answered.
+
+A browser sends cookies, and requests to this machine, on behalf of any page. So whatever changes something and comes
+without an Authorization header must come from a page of ours: `Origin` and `Sec-Fetch-Site` say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Query, Request
+from fastapi.openapi.models import HTTPBearer as BearerModel
+from fastapi.security.base import SecurityBase
+from starlette.responses import Response
+
+from kedge.errors import NotAllowed, Unauthorized, Validation
+from kedge.manager import CheckpointManager
+
+from .problems import OLDER_PREFIX
+from .schemas import Name
+from .service import Service
+from .tokens import Scope, Token
+
+T = TypeVar("T")
+
+COOKIE = "kedge_token"
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody the service knows."""
+
+    actor: str  # as the log of changes names them
+    scope: Scope
+    namespaces: tuple[str, ...]
+    token: Token | None = None
+
+    @staticmethod
+    def of(token: Token) -> Caller:
+        return Caller(token.name, token.scope, token.namespaces, token)
+
+    @staticmethod
+    def local(service: Service) -> Caller:
+        """Somebody on the same machine, while there are no tokens."""
+        return Caller("local", Scope.ADMIN, (service.namespace,))
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a route gets: the store of one namespace, in the name of the caller."""
+
+    service: Service
+    caller: Caller
+    namespace: str
+
+    @property
+    def store(self) -> CheckpointManager:
+        """For work in threads: opening a namespace for the first time may block."""
+        return self.service.manager(self.namespace).acting_as(self.caller.actor)
+
+    async def holds(self) -> bool:
+        """Whether the caller would be let in now as well: for answers that go on for long."""
+        service, token = self.service, self.caller.token
+        if token is None:
+            return not await service.were_tokens_made()
+        return await service.in_thread(lambda: service.tokens.holds(token))
+
+    async def ask(self, question: Callable[[CheckpointManager], T]) -> T:
+        """The answer of the store, from a worker thread."""
+        return await self.service.in_thread(lambda: question(self.store))
+
+
+def service_of(request: Request) -> Service:
+    found = request.app.state.service
+    assert isinstance(found, Service)
+    return found
+
+
+class Needs(SecurityBase):
+    """The rule of a route: the caller has at least this scope, in the namespace meant."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.model = BearerModel(description="kedge token create makes one")
+        self.scheme_name = "token"
+
+    async def __call__(
+        self,
+        request: Request,
+        namespace: Annotated[
+            Name | None, Query(description="The tenant whose jobs are meant.", examples=["default"])
+        ] = None,
+    ) -> Access:
+        caller = await identify(request)
+        refuse_unknown_parameters(request)
+        return self.admit(caller, namespace, service_of(request))
+
+    def admit(self, caller: Caller, namespace: str | None, service: Service) -> Access:
+        """What the caller gets; NotAllowed where that is nothing."""
+        chosen = _namespace(caller, namespace, service.namespace)
+        if not caller.scope.includes(self.scope):
+            raise NotAllowed(
+                f"a token with scope {caller.scope} does not suffice", hint=f"this needs one with scope {self.scope}"
+            )
+        return Access(service, caller, chosen)
+
+
+Reads = Annotated[Access, Depends(Needs(Scope.READ))]
+Writes = Annotated[Access, Depends(Needs(Scope.WRITE))]
+Administers = Annotated[Access, Depends(Needs(Scope.ADMIN))]
+
+
+def public(route: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a route as one for everybody."""
+    route.__dict__["kedge_public"] = True
+    return route
+
+
+def rule_of(route: Any) -> Scope | None:
+    """The scope a route needs; None for a public one. TypeError when nobody has decided."""
+    rules = {d.call.scope for d in _dependencies(route.dependant) if isinstance(d.call, Needs)}
+    if len(rules) == 1:
+        return rules.pop()
+    if not rules and getattr(route.endpoint, "kedge_public", False):
+        return None
+    raise TypeError(f"{route.path} needs exactly one of Reads, Writes, Administers, or @public")
+
+
+def _dependencies(dependant: Any) -> list[Any]:
+    return [inner for each in dependant.dependencies for inner in (each, *_dependencies(each))]
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """A misspelled parameter is a mistake, not a wish for the default. The older routes and the page take any."""
+    route = request.scope["route"]
+    if not request.query_params or not route.include_in_schema or route.path.startswith(OLDER_PREFIX):
+        return
+    endpoint = route.endpoint
+    if endpoint not in _parameters:
+        own = route.dependant
+        named = (field.alias for each in (own, *_dependencies(own)) for field in each.query_params)
+        _parameters[endpoint] = frozenset(named)
+    if unknown := sorted(request.query_params.keys() - _parameters[endpoint]):
+        known = ", ".join(sorted(_parameters[endpoint]))
+        raise Validation(f"there is no parameter {unknown[0][:80]!r}", hint=f"there is: {known}")
+
+
+_parameters: dict[Any, frozenset[str]] = {}
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", ""))
+
+
+async def identify(request: Request) -> Caller:
+    """Who asks; Unauthorized or NotAllowed when that is nobody we know."""
+    service = service_of(request)
+    header = request.headers.get("authorization")
+    text = _bearer(header) if header is not None else request.cookies.get(COOKIE)
+    if header is None:
+        refuse_other_sites(request, has_cookie=text is not None)
+    if text is None:
+        caller = await _stranger(request, service)
+    else:
+        token = await find_token(service, text)
+        if token is None:
+            raise Unauthorized("the token is unknown, expired or revoked", hint="kedge token create makes one")
+        caller = Caller.of(token)
+    request.scope.setdefault("state", {})["actor"] = caller.actor
+    return caller
+
+
+async def find_token(service: Service, text: str) -> Token | None:
+    is_known, token = service.tokens.recall(text) if service.has_tokens_open else (False, None)
+    return token if is_known else await service.in_thread(lambda: service.tokens.find(text))
+
+
+async def _stranger(request: Request, service: Service) -> Caller:
+    if await service.were_tokens_made():
+        raise Unauthorized("a token is needed", hint="send it as Authorization: Bearer …")
+    if not _is_local(request):
+        raise NotAllowed(
+            "without tokens this service answers its own machine only", hint="make one with kedge token create"
+        )
+    return Caller.local(service)
+
+
+def recall_caller(service: Service, client: tuple[str, int] | None, authorization: bytes | None) -> Caller | None:
+    """`identify` from memory alone, for a request without cookie, proxy or origin; None when that cannot tell."""
+    if not service.has_tokens_open:
+        return None
+    if authorization is None:
+        is_known = service.tokens.remember_made() is False and (client is None or is_loopback(client[0]))
+        return Caller.local(service) if is_known else None
+    scheme, _, text = authorization.decode("latin-1").partition(" ")
+    token = service.tokens.recall(text.strip())[1] if scheme.lower() == "bearer" else None
+    return None if token is None else Caller.of(token)
+
+
+def _bearer(header: str) -> str:
+    scheme, _, text = header.partition(" ")
+    if scheme.lower() != "bearer" or not text.strip():
+        raise Unauthorized("the Authorization header holds no token", hint="send it as Authorization: Bearer …")
+    return text.strip()
+
+
+def _namespace(caller: Caller, wanted: str | None, default: str) -> str:
+    if wanted is None:
+        if default in caller.namespaces:
+            return default
+        if len(caller.namespaces) == 1:
+            return caller.namespaces[0]
+        raise Validation("several namespaces are open to this token", hint="say which: ?namespace=…")
+    if wanted not in caller.namespaces:
+        raise NotAllowed(f"namespace {wanted} is not open to {caller.actor}", hint="ask for a token for it")
+    return wanted
+
+
+def _is_local(request: Request) -> bool:
+    """Whether the caller is on this machine, and no proxy speaks for somebody else."""
+    if "x-forwarded-for" in request.headers or "forwarded" in request.headers:
+        return False
+    return request.client is None or is_loopback(request.client.host)  # None: a Unix socket
+
+
+@lru_cache(maxsize=1024)
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
+    if request.method in _SAFE_METHODS:
+        return
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_ours = origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+    is_other = (site is not None and site not in ("same-origin", "none")) or (origin is not None and not is_ours)
+    if is_other or (has_cookie and not (is_ours or site == "same-origin")):
+        raise NotAllowed("this request comes from another site's page", hint="use the page of this service")
+
+
+def keep_token(request: Request, response: Response, text: str) -> None:
+    """Log a browser in: no script sees the cookie, and no other site's request carries it."""
+    path = _root(request) or "/"
+    is_secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, text, path=path, httponly=True, samesite="strict", secure=is_secure)
+
+
+def forget_token(request: Request, response: Response) -> None:
+    response.delete_cookie(COOKIE, path=_root(request) or "/", httponly=True, samesite="strict")

@@ -1,0 +1,52 @@
+"""The page: the store for people, made of HTML from templates, with htmx for what changes in place.
+
+    rendering.py     who may see a page, templates, errors as pages
+    jobs.py          jobs, and the history of one
+    checkpoints.py   a checkpoint, its state, what can be done with it
+    comparing.py     two of them, or one and a live job
+    retaining.py     policies, and what they would delete
+    running.py       runs, their items, models; asking.py: approvals
+    storage.py       what grew, what gc would free, the log of changes
+    session.py       signing in
+    graph.py, charts.py, states.py, growth.py    what they draw and count
+
+Nothing is fetched from elsewhere. static/vendor/ is brought by `./dev assets` and packed into the wheel; without it,
+and without scripts at all, everything but unfolding and live updates still works.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from kedge.errors import NotFound
+from kedge.server.problems import of_starlette
+
+from . import checkpoints, comparing, jobs, retaining, running, session, storage
+from .rendering import STATIC, error_page
+
+
+class _Files(StaticFiles):
+    """Their addresses change with their content, so that they may be kept for good."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return response
+
+
+def add_page(app: FastAPI) -> None:
+    for each in (jobs, checkpoints, comparing, retaining, running, storage, session):
+        app.router.routes.extend(each.router.routes)
+    app.mount("/static", _Files(directory=STATIC), name="static")
+    app.add_exception_handler(404, _nowhere)
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    """An address that nobody has: who reads pages gets one, with the way back."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    if "text/html" not in request.headers.get("accept", "") or path.startswith("/api/"):
+        return await of_starlette(request, error)
+    return error_page(request, NotFound("there is no such page", hint="the address may be misspelt, or an old one"))

@@ -1,0 +1,134 @@
+"""A checkpoint: its facts, its state level by level, and what can be done with it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Form, Query, Request
+from starlette.responses import Response
+
+from kedge.browsing import StoredState
+from kedge.errors import Corrupted
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint
+from kedge.server.runner import resume
+
+from . import states
+from .rendering import PageRoute, Reader, Writer, answer, pretty, see
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+Text = Annotated[str, Query(max_length=4096)]
+_outlines = states.Outlines()
+
+
+@router.get("/checkpoints/{checkpoint_id}")
+async def checkpoint(request: Request, access: Reader, checkpoint_id: str) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        found = store.get(checkpoint_id)
+        level, problem = None, ""
+        try:
+            level = states.level_at(_outlines.open(store, found.id), "")
+        except Corrupted as error:
+            problem = str(error)
+        before = store.list(found.job, limit=1, before=found.seq)
+        return {
+            "c": found,
+            "level": level,
+            "problem": problem,
+            "previous": before[0].id if before else found.parent,
+            "metadata_json": pretty(dict(found.metadata)),
+        }
+
+    return await answer(request, access, "checkpoint.html", facts)
+
+
+@router.get("/checkpoints/{checkpoint_id}/level")
+async def level(
+    request: Request, access: Reader, checkpoint_id: str, path: Text = "", start: Annotated[int, Query(ge=0)] = 0
+) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        state = _outlines.open(store, checkpoint_id)
+        return {"c": state.checkpoint, "level": states.level_at(state, path, start)}
+
+    return await answer(request, access, "level.html", facts)
+
+
+@router.get("/checkpoints/{checkpoint_id}/array")
+async def array(request: Request, access: Reader, checkpoint_id: str, path: Text) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        state = _outlines.open(store, checkpoint_id)
+        return {"c": state.checkpoint, "facts": states.array_at(state, path)}
+
+    return await answer(request, access, "array.html", facts)
+
+
+@router.get("/checkpoints/{checkpoint_id}/text")
+async def text(request: Request, access: Reader, checkpoint_id: str, path: Text) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        shown, length = states.text_at(_outlines.open(store, checkpoint_id), path)
+        return {"text": shown, "length": length}
+
+    return await answer(request, access, "text.html", facts)
+
+
+@router.get("/checkpoints/{checkpoint_id}/thumbnail.png")
+async def thumbnail(access: Reader, checkpoint_id: str, path: Text) -> Response:
+    def draw(store: CheckpointManager) -> bytes:
+        state: StoredState = _outlines.open(store, checkpoint_id)
+        return states.thumbnail_at(state, path)
+
+    return Response(await access.ask(draw), media_type="image/png")
+
+
+@router.post("/checkpoints/{checkpoint_id}/pin")
+async def pin(
+    request: Request, access: Writer, checkpoint_id: str, pinned: Annotated[str, Form(pattern="^(yes|no)$")]
+) -> Response:
+    await access.ask(lambda store: store.pin(checkpoint_id, pinned == "yes"))
+    return see(request, _address(checkpoint_id), "Pinned." if pinned == "yes" else "Unpinned.")
+
+
+@router.post("/checkpoints/{checkpoint_id}/tag")
+async def tag(
+    request: Request,
+    access: Writer,
+    checkpoint_id: str,
+    name: Annotated[str, Form(max_length=200)],
+    value: Annotated[str, Form(max_length=2000)] = "",
+    remove: Annotated[str, Form(max_length=3)] = "",
+) -> Response:
+    await access.ask(lambda store: store.tag(checkpoint_id, **{name: None if remove else value}))
+    return see(request, _address(checkpoint_id), f"Tag {name} {'removed' if remove else 'set'}.")
+
+
+@router.post("/checkpoints/{checkpoint_id}/delete")
+async def delete(request: Request, access: Writer, checkpoint_id: str) -> Response:
+    def remove(store: CheckpointManager) -> Checkpoint:
+        found = store.get(checkpoint_id)
+        store.delete(found.job, found.id)
+        return found
+
+    gone = await access.ask(remove)
+    return see(request, f"/jobs/{quote(gone.job, safe='')}", f"{gone.id} is deleted.")
+
+
+@router.post("/checkpoints/{checkpoint_id}/branch")
+async def branch(
+    request: Request, access: Writer, checkpoint_id: str, job: Annotated[str, Form(max_length=200)]
+) -> Response:
+    made, _ = await access.ask(lambda store: store.resume_from(checkpoint_id, job))
+    return see(request, _address(made.id), f"This is the newest checkpoint of {made.job} now.")
+
+
+@router.post("/checkpoints/{checkpoint_id}/resume")
+async def restore_and_resume(request: Request, access: Writer, checkpoint_id: str) -> Response:
+    found = await access.ask(lambda store: store.get(checkpoint_id))
+    state = await access.ask(lambda store: store.load(found.id))
+    await resume(access.service, found.job, state)
+    return see(request, _address(found.id), f"{found.job} was resumed from here.")
+
+
+def _address(checkpoint_id: str) -> str:
+    return f"/checkpoints/{quote(checkpoint_id, safe='')}"

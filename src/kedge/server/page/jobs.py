@@ -1,0 +1,191 @@
+"""Jobs: their list, the history of one as a graph, cleaning up and copying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Form, Query, Request
+from markupsafe import Markup
+from starlette.responses import Response
+
+from kedge.cli.text import size
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, Job, parse_name
+from kedge.pipeline.owner import newest_status
+from kedge.retention import RetentionPolicy
+
+from .charts import sparkline, timeline
+from .graph import MAX_LANES, Row, lanes_of, lay_out
+from .rendering import PageRoute, Reader, Writer, answer, find_job, see
+from .retaining import policy_in_words
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_JOBS = 50
+_ROWS = 100
+_MOST_ROWS = 2000  # of a part of a history that is drawn again; a longer one is left as it is
+_SPARK = 40
+
+Seq = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    job: Job
+    status: str
+    note: str
+    spark: Markup
+
+
+# Jobs that Kedge keeps for itself, in words.
+_OWN = {
+    "llm:cache": "answers of models, kept by Kedge",
+    "llm:calls": "what calls of models cost",
+    "llm:flights": "calls of models under way",
+}
+
+
+@router.get("/")
+async def jobs(
+    request: Request,
+    access: Reader,
+    prefix: Annotated[str, Query(max_length=128)] = "",
+    after: Annotated[str | None, Query(max_length=128)] = None,
+) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        found = store.jobs(prefix, _JOBS + 1, after or None)
+        rows = [_job_row(store, job) for job in found[:_JOBS]]
+        following = rows[-1].job.name if len(found) > _JOBS else None
+        return {"jobs": rows, "prefix": prefix, "after": following, "is_first": not after}
+
+    return await answer(request, access, "jobs.html", facts)
+
+
+def _job_row(store: CheckpointManager, job: Job) -> JobRow:
+    recent = store.list(job.name, limit=_SPARK)
+    status = recent[-1].metadata if recent else {}
+    kind = status.get("kind")
+    if kind == "execution":
+        text = str(status.get("state", ""))
+    else:
+        run = newest_status(store, job.name) if kind is not None else None
+        text = str(run.metadata.get("status", "")) if run is not None else ""
+    label = f"size of the last {len(recent)} checkpoints, the newest {size(recent[-1].size_bytes)}" if recent else ""
+    return JobRow(job, text, _OWN.get(job.name, ""), sparkline([c.size_bytes for c in recent], label))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive rows of a history. It is drawn again by itself when the job changes, down to the same row."""
+
+    name: str
+    rows: Sequence[Row]
+    lanes: int
+    lanes_left: str  # open below it: with them the next part begins
+    address: str  # of this part as it will be
+    older: str | None  # of the next part
+    older_page: str | None
+
+
+@router.get("/jobs/{job}")
+async def job(
+    request: Request,
+    access: Reader,
+    job: str,
+    before: Seq = None,
+    down_to: Seq = None,
+    lanes: Annotated[str, Query(max_length=130 * MAX_LANES)] = "",
+    part: Literal["", "about", "rows"] = "",
+) -> Response:
+    """A job and its history, newest first.
+
+    `rows` is a part of the history alone: below `before`, and with `down_to` no further than that. Following a job
+    asks for the same part again, so that what was loaded stays, however much has come on top.
+    """
+    base = f"{request.scope.get('root_path', '')}/jobs/{quote(job, safe='')}"
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        found = find_job(store, job)
+        shown, older = _read(store, job, before, down_to)
+        history = _part(base, shown, older, before, lanes, down_to or found.last_seq + 1)
+        marks = [(c.created_at, f"#{c.seq} {c.step[:80]}", c.is_pinned or bool(c.tags)) for c in reversed(shown)]
+        run = newest_status(store, job)
+        return {
+            "job": found,
+            "history": history,
+            "is_redrawn": down_to is not None,
+            "is_first": before is None,
+            "timeline": timeline(marks[-_ROWS:]),
+            "policy": policy_in_words(found.retention),
+            "run": str(run.metadata.get("status")) if run is not None else None,
+        }
+
+    if part == "rows" and down_to is not None and await access.ask(lambda store: _is_long(store, job, before, down_to)):
+        return Response(status_code=204)  # too long to be drawn again: what is shown stays as it is
+    template = {"": "job.html", "about": "about_job.html", "rows": "history_part.html"}[part]
+    return await answer(request, access, template, facts)
+
+
+def _read(
+    store: CheckpointManager, job: str, before: int | None, down_to: int | None
+) -> tuple[list[Checkpoint], Checkpoint | None]:
+    """Rows, newest first, and the checkpoint saved before the last of them."""
+    if down_to is None:
+        found = store.list(job, limit=_ROWS + 1, before=before)[::-1]
+        return found[:_ROWS], found[_ROWS] if len(found) > _ROWS else None
+    found = store.list(job, after=down_to - 1, before=before, limit=_MOST_ROWS)[::-1]
+    older = store.list(job, before=down_to, limit=1)
+    return found, older[0] if older else None
+
+
+def _is_long(store: CheckpointManager, job: str, before: int | None, down_to: int) -> bool:
+    newest = before - 1 if before is not None else find_job(store, job).last_seq
+    return newest - down_to >= _MOST_ROWS
+
+
+def _part(
+    base: str, shown: Sequence[Checkpoint], older: Checkpoint | None, before: int | None, lanes: str, empty_at: int
+) -> Part:
+    open_lanes = [parse_name("checkpoint ID", each) if each else "" for each in lanes.split(",")] if lanes else []
+    laid, left = lay_out(shown, open_lanes[:MAX_LANES], older.id if older else None)
+    lowest = shown[-1].seq if shown else empty_at
+    above: dict[str, object] = {"part": "rows", "lanes": lanes, "down_to": lowest}
+    if before is not None:
+        above["before"] = before
+    below = {"before": lowest, "lanes": ",".join(left)}
+    return Part(
+        f"rows-{before or 'newest'}",
+        laid,
+        lanes_of(laid),
+        below["lanes"],  # type: ignore[arg-type]
+        f"{base}?{urlencode(above)}",
+        f"{base}?{urlencode({**below, 'part': 'rows'})}" if older else None,
+        f"{base}?{urlencode(below)}" if older else None,
+    )
+
+
+@router.get("/jobs/{job}/cleanup")
+async def plan_cleanup(
+    request: Request, access: Reader, job: str, keep_last: Annotated[int, Query(ge=1, le=100)]
+) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        return {"plan": store.apply(RetentionPolicy(keep_last=keep_last), job=job)}
+
+    return await answer(request, access, "plan.html", facts)
+
+
+@router.post("/jobs/{job}/cleanup")
+async def clean_up(
+    request: Request, access: Writer, job: str, keep_last: Annotated[int, Form(ge=1, le=100)]
+) -> Response:
+    gone = await access.ask(lambda store: store.cleanup(job, keep_last))
+    return see(request, f"/jobs/{quote(job, safe='')}", f"{gone:,} checkpoints deleted.")
+
+
+@router.post("/jobs/{job}/copy")
+async def copy(request: Request, access: Writer, job: str, new_job: Annotated[str, Form(max_length=200)]) -> Response:
+    made = await access.ask(lambda store: store.copy(job, new_job))
+    return see(request, f"/jobs/{quote(new_job, safe='')}", f"{len(made):,} checkpoints copied; they share every byte.")

@@ -1,0 +1,145 @@
+"""The store as a whole: what grew, how much sharing saves, what gc would free; and the log of changes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import timedelta
+from threading import Lock
+from typing import Annotated, Any, Literal
+from weakref import WeakKeyDictionary
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from kedge.cli.text import count_of, exactly, size
+from kedge.manager import CheckpointManager
+from kedge.model import Job
+from kedge.server.auth import Access
+from kedge.server.service import Service
+from kedge.server.tasks import Report
+
+from .charts import stacked_bars
+from .growth import MOST_JOBS, SPANS, Grown, Growth
+from .rendering import Administrator, PageRoute, Reader, answer, see
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_COLOURS = 5  # jobs with a colour of their own in the chart
+_LISTED = 20
+_EVENTS = 200
+_QUICK = 20_000  # checkpoints of a store whose garbage is counted without being asked
+
+_BARS = {"hour": "a minute", "day": "half an hour", "week": "four hours", "month": "a day", "year": "a week"}
+
+_growth: WeakKeyDictionary[Service, dict[str, Growth]] = WeakKeyDictionary()  # by namespace
+_lock = Lock()
+
+
+@router.get("/storage")
+async def storage(
+    request: Request, access: Reader, span: Literal["", "hour", "day", "week", "month", "year"] = ""
+) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        numbers = store.stats()
+        jobs = store.jobs(limit=MOST_JOBS)
+        grown = _growth_of(access).look(store, jobs, span)
+        coloured = [name for name, count in grown.added.most_common(_COLOURS) if count]
+        return {
+            "numbers": _numbers(numbers),
+            "grown": grown,
+            "spans": SPANS,
+            "coloured": coloured,
+            "has_others": len(+grown.added) > len(coloured),
+            "chart": _chart(grown, coloured),
+            "highest": size(max((sum(bar.values()) for bar in grown.bars), default=0)),
+            "bar": _BARS[grown.span],
+            "rows": _rows(jobs, grown),
+            "is_cut": numbers["jobs"] > len(jobs),
+            "is_quick": numbers["checkpoints"] <= _QUICK,
+            "tasks": access.service.tasks.all(access.namespace)[:5],
+        }
+
+    return await answer(request, access, "storage.html", facts)
+
+
+def _growth_of(access: Access) -> Growth:
+    with _lock:
+        return _growth.setdefault(access.service, {}).setdefault(access.namespace, Growth())
+
+
+def _chart(grown: Grown, coloured: list[str]) -> Any:
+    columns = []
+    for n, bar in enumerate(grown.bars):
+        at = grown.begin + timedelta(seconds=n * grown.bar_s)
+        parts = [bar[name] for name in coloured]
+        others = sum(bar.values()) - sum(parts)
+        title = f"{exactly(at)[:16]}: {size(sum(bar.values()))}"
+        columns.append((title, [*parts, *[0] * (_COLOURS - len(parts)), others]))
+    return stacked_bars(columns, f"bytes added in the last {grown.span}")
+
+
+def _rows(jobs: list[Job], grown: Grown) -> list[dict[str, Any]]:
+    """Those that grew most first, then the largest."""
+    chosen = sorted(jobs, key=lambda job: (-grown.added[job.name], -job.stored_bytes))[:_LISTED]
+    return [
+        {
+            "name": job.name,
+            "added": grown.added[job.name],
+            "saves": grown.saves[job.name],
+            "stored_bytes": job.stored_bytes,
+            "size_bytes": job.size_bytes,
+            "ratio": f"{max(0.0, 1 - job.stored_bytes / job.size_bytes):.0%}" if job.size_bytes else "",
+        }
+        for job in chosen
+    ]
+
+
+def _numbers(numbers: Any) -> list[tuple[str, str, str]]:
+    saved, held = numbers["size_bytes"], numbers["stored_bytes"]
+    unpacked = held - numbers["chunk_bytes"] + numbers["plain_bytes"]  # each piece once, before it was compressed
+    return [
+        ("Checkpoints", f"{numbers['checkpoints']:,}", f"in {count_of(numbers['jobs'], 'job')}"),
+        ("States saved", size(saved), "as the jobs see them"),
+        ("Stored", size(held), f"{numbers['packs']:,} packs, and the index" if numbers["packs"] else "in the index"),
+        ("Deduplication", _ratio(saved, unpacked), "what was there already"),
+        ("Compression", _ratio(unpacked, held), f"in all {_ratio(saved, held)} smaller"),
+    ]
+
+
+def _ratio(whole: int, part: int) -> str:
+    return f"{max(1.0, whole / part):.1f} ×" if part > 0 else "–"
+
+
+@router.get("/storage/garbage")
+async def garbage(request: Request, access: Reader) -> Response:
+    """What gc would free, counted as gc would count it; nothing is changed."""
+    return await answer(request, access, "garbage.html", lambda store: {"found": store.gc(dry_run=True)})
+
+
+@router.get("/storage/tasks")
+async def background(request: Request, access: Reader) -> Response:
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        return {"tasks": access.service.tasks.all(access.namespace)[:5]}
+
+    return await answer(request, access, "tasks.html", facts)
+
+
+@router.post("/storage/{kind}")
+async def care(request: Request, access: Administrator, kind: Literal["verify", "gc"]) -> Response:
+    def work(store: CheckpointManager, report: Report) -> dict[str, Any]:
+        return asdict(store.gc(progress=report) if kind == "gc" else store.verify(progress=report))
+
+    await access.ask(lambda store: access.service.tasks.start(kind, store, work))
+    return see(request, "/storage", f"{kind} is at work.")
+
+
+@router.get("/activity")
+async def activity(request: Request, access: Reader, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
+    """The log of changes, newest first."""
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        events = store.events(limit=_EVENTS, newest=True, before=before)[::-1]
+        older = events[-1].id if len(events) == _EVENTS and events[-1].id > 1 else None
+        return {"events": events, "older": older, "is_newest": before is None}
+
+    return await answer(request, access, "activity.html", facts)

@@ -1,0 +1,149 @@
+"""Errors as problem details (RFC 9457): a code, a hint and the request's ID; never a stack trace or a path.
+
+The older routes answer {"detail": …} alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from kedge.errors import CheckpointError, LeaseHeld, LeaseLost, StorageError
+
+from .logs import request_id
+
+if TYPE_CHECKING:
+    from .service import Service
+
+OLDER_PREFIX = "/api/checkpoints"
+MEDIA_TYPE = "application/problem+json"
+
+_log = logging.getLogger("kedge.server")
+_PATH = re.compile(r"(?<![\w:/])(?:file:)?/(?:[^\s/:;,'\"]+/)*[^\s/:;,'\"]+")
+_CODES = {404: "not_found", 405: "method_not_allowed", 400: "invalid", 415: "unsupported_media_type"}
+
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    hint: str = "",
+    *,
+    headers: Mapping[str, str] | None = None,
+    errors: list[dict[str, Any]] | None = None,
+    is_older: bool = False,
+) -> Response:
+    body: dict[str, Any] = {"detail": detail}
+    if not is_older:
+        body = {
+            "type": f"urn:kedge:problem:{code}",
+            "title": HTTPStatus(status).phrase,
+            "status": status,
+            "detail": detail,
+            "code": code,
+            "hint": hint,
+            "request_id": request_id.get(),
+        }
+        if errors:
+            body["errors"] = errors
+    elif errors:
+        body["detail"] = errors
+    media_type = "application/json" if is_older else MEDIA_TYPE
+    return Response(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"), status, headers, media_type)
+
+
+def without_paths(text: str) -> str:
+    """A message for strangers: where the store lies is none of their business."""
+    return _PATH.sub("the store", text)
+
+
+def add_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(CheckpointError, _of_ours)
+    app.add_exception_handler(RequestValidationError, _of_validation)
+    app.add_exception_handler(HTTPException, of_starlette)
+
+
+async def _of_ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CheckpointError)
+    return of_ours(request.app.state.service, error, is_older=_is_older(request))
+
+
+def of_ours(service: Service, error: CheckpointError, *, is_older: bool = False) -> Response:
+    """The answer to an error of a route, counted."""
+    if isinstance(error, LeaseHeld | LeaseLost):
+        service.metrics.lease_conflicts.inc()
+    return of_error(error, is_older=is_older)
+
+
+def of_error(error: CheckpointError, *, is_older: bool = False) -> Response:
+    headers = {}
+    if error.http_status == 401:
+        headers["WWW-Authenticate"] = 'Bearer realm="kedge"'
+    if error.http_status in (503, 507):
+        headers["Retry-After"] = "1"
+    if isinstance(error, StorageError):
+        _log.error("storage: %s", error)
+    detail = without_paths(error.message) if isinstance(error, StorageError) else error.message
+    hint = without_paths(error.hint) if isinstance(error, StorageError) else error.hint
+    return problem(error.http_status, error.code, detail, hint, headers=headers, is_older=is_older)
+
+
+async def _of_validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    # What was sent is not repeated: it may be huge, or not be JSON at all.
+    errors = [
+        {"type": str(each["type"]), "loc": [str(part) for part in each["loc"]], "msg": str(each["msg"])}
+        for each in error.errors()[:20]
+    ]
+    first = errors[0] if errors else {"loc": [], "msg": "invalid"}
+    where = ".".join(first["loc"])
+    return problem(
+        422,
+        "invalid",
+        f"{where}: {first['msg']}"[:500],
+        "the OpenAPI document at /openapi.json says what is taken",
+        errors=errors,
+        is_older=_is_older(request),
+    )
+
+
+async def of_starlette(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "invalid" if error.status_code < 500 else "error")
+    detail = "not found" if error.status_code == 404 else str(error.detail)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return problem(error.status_code, code, detail, "see /openapi.json", headers=headers, is_older=_is_older(request))
+
+
+def _methods(request: Request) -> list[str]:
+    """Of all routes with this path; the router itself names those of one. Names in a path go before what fits any."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    found: dict[int, set[str]] = {}
+    for route in iter_route_contexts(request.app.routes):
+        regex = getattr(route, "path_regex", None)
+        if regex is not None and regex.match(path):
+            found.setdefault(regex.groups, set()).update(route.methods or ())
+    return sorted(found[min(found)]) if found else []
+
+
+def of_surprise(error: Exception) -> Response:
+    """A defect of ours: the log has the trace, the caller gets the ID to find it by."""
+    _log.error("unexpected: %s", type(error).__name__, exc_info=error)
+    return problem(500, "unexpected", "this should not have happened", "please report it with the request ID")
+
+
+def _is_older(request: Request) -> bool:
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return bool(path == OLDER_PREFIX or path.startswith(OLDER_PREFIX + "/"))

@@ -1,0 +1,35 @@
+"""Checkpoints of containers: which are kept. Freezing and restoring need the container's own machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter
+
+from kedge.asjson import checkpoint_json
+from kedge.manager import CheckpointManager
+from kedge.server import schemas
+from kedge.server.answers import JsonAnswer
+from kedge.server.auth import Reads
+from kedge.server.routes import API, PROBLEMS
+from kedge.server.routes.jobs import PageSize
+from kedge.server.routes.runs import NameCursor, page_of
+
+router = APIRouter(prefix=API, tags=["containers"], responses=PROBLEMS)
+
+_PREFIX = "container:"
+
+
+@router.get("/containers", response_model=schemas.CheckpointPage)
+async def list_containers(access: Reads, limit: PageSize = 50, cursor: NameCursor = None) -> Any:
+    """The newest checkpoint of each container; its history is that of its job."""
+
+    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
+        def newest(job: str) -> Iterator[dict[str, object]]:
+            yield from (checkpoint_json(found) for found in store.list(job, limit=1))
+
+        return page_of(store, _PREFIX, cursor, limit, newest)
+
+    found, following = await access.ask(find)
+    return JsonAnswer({"checkpoints": found, "next_cursor": following})

@@ -1,0 +1,170 @@
+"""Executions of workflows, and the approvals that they and runs wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query
+
+from kedge.jsonview import to_json_view
+from kedge.manager import CheckpointManager
+from kedge.pipeline.owner import newest_status
+from kedge.pipeline.waiting import decide
+from kedge.server import schemas
+from kedge.server.answers import JsonAnswer
+from kedge.server.auth import Access, Reads, Writes
+from kedge.server.routes import API, PROBLEMS
+from kedge.server.routes.jobs import PageSize
+from kedge.server.routes.runs import NameCursor, Prefix, page_of
+from kedge.workflow import Workflows
+
+router = APIRouter(prefix=API, tags=["executions"], responses=PROBLEMS)
+
+Execution = schemas.Name
+
+
+@router.get("/executions", response_model=schemas.ExecutionPage)
+async def list_executions(
+    access: Reads,
+    state: Annotated[str | None, Query(pattern="^(running|paused|completed|failed)$")] = None,
+    limit: PageSize = 50,
+    cursor: NameCursor = None,
+) -> Any:
+    """Executions by ID."""
+
+    def find(store: CheckpointManager) -> tuple[list[dict[str, Any]], str | None]:
+        def look(name: str) -> Iterator[dict[str, Any]]:
+            if _is_execution(store, name):
+                status = Workflows(store).get_execution_status(name)
+                if state is None or status["state"] == state:
+                    yield status
+
+        return page_of(store, "exec_", cursor, limit, look)
+
+    found, following = await access.ask(find)
+    return JsonAnswer({"executions": found, "next_cursor": following})
+
+
+@router.get("/executions/{execution_id}", response_model=schemas.ExecutionDetail)
+async def get_execution(access: Reads, execution_id: Execution) -> Any:
+    """The whole execution, and every change that led to it."""
+
+    def find(store: CheckpointManager) -> dict[str, Any]:
+        workflows = Workflows(store)
+        state = to_json_view(workflows.get_execution(execution_id))
+        return {"execution": state, "history": workflows.get_checkpoint_history(execution_id)}
+
+    return JsonAnswer(await access.ask(find))
+
+
+@router.post("/executions", status_code=201, response_model=schemas.Started)
+async def start_execution(access: Writes, wish: schemas.StartExecution) -> Any:
+    """Begin an execution."""
+    started = await _change(access, lambda w: w.start_workflow_execution(**wish.model_dump()))
+    return {"execution_id": started}
+
+
+@router.post("/executions/{execution_id}/checkpoints", status_code=201, response_model=dict[str, schemas.Json])
+async def add_step(access: Writes, execution_id: Execution, wish: schemas.AddStep) -> Any:
+    """A new checkpoint of a running execution; with approval_required both wait for a decision."""
+    return JsonAnswer(await _change(access, lambda w: w.create_checkpoint(execution_id, **wish.model_dump())), 201)
+
+
+@router.post("/executions/{execution_id}/complete", response_model=schemas.Changed)
+async def complete_step(access: Writes, execution_id: Execution, wish: schemas.CompleteStep) -> Any:
+    """Complete the newest open checkpoint of a name, or the one with an ID."""
+    done = await _change(
+        access, lambda w: w.complete_checkpoint(execution_id, wish.checkpoint, wish.output_data, wish.success)
+    )
+    return {"changed": done}
+
+
+@router.post("/executions/{execution_id}/pause", response_model=schemas.Changed)
+async def pause_execution(access: Writes, execution_id: Execution) -> Any:
+    """Pause a running execution."""
+    return {"changed": await _change(access, lambda w: w.pause_execution(execution_id))}
+
+
+@router.post("/executions/{execution_id}/resume", response_model=schemas.Changed)
+async def resume_execution(access: Writes, execution_id: Execution) -> Any:
+    """Go on; nothing resumes past an approval that is pending or denied."""
+    return {"changed": await _change(access, lambda w: w.resume_execution(execution_id))}
+
+
+@router.post("/executions/{execution_id}/end", response_model=schemas.Changed)
+async def end_execution(
+    access: Writes, execution_id: Execution, wish: Annotated[schemas.EndExecution | None, Body()] = None
+) -> Any:
+    """End an execution; a successful end needs all its checkpoints to be done."""
+    success = wish is None or wish.success
+    return {"changed": await _change(access, lambda w: w.complete_execution(execution_id, success))}
+
+
+@router.get("/approvals", response_model=schemas.ApprovalPage, tags=["approvals"])
+async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> Any:
+    """What waits for somebody's decision."""
+
+    def find(store: CheckpointManager) -> tuple[list[dict[str, Any]], str | None]:
+        return page_of(store, prefix, cursor, limit, lambda name: _pending(store, name))
+
+    found, following = await access.ask(find)
+    return JsonAnswer({"approvals": found, "next_cursor": following})
+
+
+@router.post("/approvals", response_model=schemas.Decision, tags=["approvals"])
+async def decide_approval(access: Writes, wish: schemas.Decide) -> Any:
+    """Approve or deny, for good: a second decision is a conflict. The token's name is kept with it."""
+    actor = access.caller.actor
+
+    def settle(store: CheckpointManager) -> None:
+        if _is_execution(store, wish.run):
+            workflows = Workflows(store)
+            workflows.approve_checkpoint(wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment)
+        else:
+            decide(store, wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment)
+
+    await access.ask(settle)
+    return {
+        "run": wish.run,
+        "name": wish.name,
+        "approved": wish.approved,
+        "actor": actor,
+        "comment": wish.comment,
+    }
+
+
+def _pending(store: CheckpointManager, name: str) -> Iterator[dict[str, Any]]:
+    if _is_execution(store, name):
+        for each in Workflows(store).get_execution(name)["checkpoints"]:
+            if each["approval_status"] == "pending":
+                yield {
+                    "run": name,
+                    "name": each["checkpoint_name"],
+                    "kind": "execution",
+                    "prompt": "",
+                    "asked_at": each["started_at"],
+                    "expires_at": each["approval_expires_at"],
+                }
+        return
+    newest = newest_status(store, name)
+    waiting = newest.metadata.get("waiting") if newest else None
+    for wait in waiting if isinstance(waiting, list) else ():
+        if newest is not None and wait.get("for") == "approval":
+            yield {
+                "run": name,
+                "name": wait.get("name", ""),
+                "kind": "run",
+                "prompt": wait.get("prompt", ""),
+                "asked_at": newest.timestamp,
+                "expires_at": None,
+            }
+
+
+def _is_execution(store: CheckpointManager, name: str) -> bool:
+    newest = store.list(name, limit=1)
+    return bool(newest) and newest[0].metadata.get("kind") == "execution"
+
+
+async def _change(access: Access, change: Callable[[Workflows], Any]) -> Any:
+    return await access.ask(lambda store: change(Workflows(store)))

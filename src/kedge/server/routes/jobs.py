@@ -1,0 +1,39 @@
+"""Jobs: which there are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from kedge.asjson import job_json
+from kedge.errors import NotFound
+from kedge.server import schemas
+from kedge.server.auth import Reads
+from kedge.server.routes import API, PROBLEMS
+
+router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS)
+
+PageSize = Annotated[int, Query(ge=1, le=1000, description="At most so many on a page.")]
+
+
+@router.get("/jobs", response_model=schemas.JobPage)
+async def list_jobs(
+    access: Reads,
+    prefix: Annotated[str, Query(max_length=128, description="Only names that begin so.", examples=["nightly"])] = "",
+    limit: PageSize = 50,
+    cursor: Annotated[schemas.Name | None, Query(description="next_cursor of the page before.")] = None,
+) -> Any:
+    """Jobs by name."""
+    found = await access.ask(lambda store: store.jobs(prefix, limit + 1, cursor))
+    page = found[:limit]
+    return {"jobs": [job_json(job) for job in page], "next_cursor": page[-1].name if len(found) > limit else None}
+
+
+@router.get("/jobs/{job}", response_model=schemas.Job)
+async def get_job(access: Reads, job: schemas.Name) -> Any:
+    """One job, with its counters and its retention policy."""
+    found = await access.ask(lambda store: store.jobs(job, 1))
+    if not found or found[0].name != job:
+        raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
+    return job_json(found[0])

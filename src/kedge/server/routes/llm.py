@@ -1,0 +1,40 @@
+"""What calls of models cost, and what the cache saved."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from kedge.llm import Bill, totals
+from kedge.llm.cache import JOB
+from kedge.manager import CheckpointManager
+from kedge.server import schemas
+from kedge.server.answers import JsonAnswer
+from kedge.server.auth import Reads
+from kedge.server.routes import API, PROBLEMS
+
+router = APIRouter(prefix=API, tags=["llm"], responses=PROBLEMS)
+
+
+@router.get("/llm/stats", response_model=schemas.LlmStats)
+async def llm_stats(
+    access: Reads,
+    by: Annotated[list[Literal["model", "run", "step"]] | None, Query(description="Group by these.")] = None,
+    run: Annotated[schemas.Name | None, Query(description="Only calls of this run.")] = None,
+) -> Any:
+    """Money spent on calls that were made, and saved by those answered from the store. Unpriced calls are counted."""
+    fields = tuple(dict.fromkeys(by or ["model"]))
+
+    def add_up(store: CheckpointManager) -> dict[str, Any]:
+        bills = totals(store, run=run, by=fields)
+        kept = next((job for job in store.jobs(JOB, 1) if job.name == JOB), None)
+        groups = [{"key": dict(zip(fields, key, strict=True)), "bill": bill.to_json()} for key, bill in bills.items()]
+        return {
+            "answers": kept.checkpoints if kept else 0,
+            "size_bytes": kept.size_bytes if kept else 0,
+            "total": sum(bills.values(), Bill()).to_json(),
+            "groups": groups,
+        }
+
+    return JsonAnswer(await access.ask(add_up))

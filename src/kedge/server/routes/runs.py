@@ -1,0 +1,143 @@
+"""Runs of pipelines: their steps, items and attempts, from their records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query
+
+from kedge.asjson import checkpoint_json
+from kedge.errors import NotFound
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint
+from kedge.pipeline.history import cancel, explain, find_run, logs_of, run_of
+from kedge.pipeline.keys import show
+from kedge.pipeline.waiting import send
+from kedge.server import schemas
+from kedge.server.answers import JsonAnswer
+from kedge.server.auth import Reads, Writes
+from kedge.server.routes import API, PROBLEMS
+from kedge.server.routes.checkpoints import Cursor
+from kedge.server.routes.jobs import PageSize
+
+router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS)
+
+T = TypeVar("T")
+
+LOOKED_AT = 500  # jobs one request looks at, however few of them are runs (I6)
+NameCursor = Annotated[schemas.Name | None, Query(description="next_cursor of the page before.")]
+Prefix = Annotated[str, Query(max_length=128, description="Only names that begin so.")]
+
+
+def page_of(
+    store: CheckpointManager,
+    prefix: str,
+    after: str | None,
+    limit: int,
+    look: Callable[[str], Iterator[T]],
+) -> tuple[list[T], str | None]:
+    """What `look` finds in jobs by name, at least `limit` if there are so many, and where to go on."""
+    found: list[T] = []
+    jobs = store.jobs(prefix, LOOKED_AT, after)
+    for job in jobs:
+        found += look(job.name)
+        if len(found) >= limit:
+            return found, job.name if job is not jobs[-1] or len(jobs) == LOOKED_AT else None
+    return found, jobs[-1].name if len(jobs) == LOOKED_AT else None
+
+
+@router.get("/runs", response_model=schemas.RunPage)
+async def list_runs(
+    access: Reads,
+    prefix: Prefix = "",
+    status: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|cancelled)$")] = None,
+    limit: PageSize = 50,
+    cursor: NameCursor = None,
+) -> Any:
+    """Runs by key."""
+
+    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
+        def look(key: str) -> Iterator[dict[str, object]]:
+            run = run_of(store, key)
+            if run is not None and (status is None or run.status == status):
+                yield run.to_json()
+
+        return page_of(store, prefix, cursor, limit, look)
+
+    runs, following = await access.ask(find)
+    return JsonAnswer({"runs": runs, "next_cursor": following})
+
+
+@router.get("/runs/{key}", response_model=schemas.RunDetail)
+async def get_run(access: Reads, key: schemas.Name) -> Any:
+    """A run, each of its steps with what became of it and why, and its newest log lines."""
+
+    def find(store: CheckpointManager) -> dict[str, object]:
+        run = find_run(store, key)
+        lines = [{"at": c.timestamp, "text": str(c.metadata.get("text", ""))} for c in logs_of(store, key)]
+        return {"run": run.to_json(), "steps": [step.to_json() for step in explain(store, key)], "log": lines}
+
+    return JsonAnswer(await access.ask(find))
+
+
+@router.get("/runs/{key}/attempts", response_model=schemas.CheckpointPage)
+async def list_attempts(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> Any:
+    """The failed attempts of a run's steps, oldest first; each is a checkpoint whose metadata tells the error."""
+    found, following = await access.ask(lambda store: _records(store, key, "attempt", limit, cursor))
+    return JsonAnswer({"checkpoints": [checkpoint_json(c) for c in found], "next_cursor": following})
+
+
+@router.get("/runs/{key}/items", response_model=schemas.ItemPage)
+async def list_items(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> Any:
+    """The items of a run's maps in the batches in which they were recorded, oldest first, with those that failed."""
+
+    def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
+        found, following = _records(store, key, "items", limit, cursor)
+        return [_batch(store, record) for record in found], following
+
+    batches, following = await access.ask(find)
+    return JsonAnswer({"batches": batches, "next_cursor": following})
+
+
+def _records(
+    store: CheckpointManager, key: str, kind: str, limit: int, cursor: int | None
+) -> tuple[list[Checkpoint], str | None]:
+    if run_of(store, key) is None:
+        raise NotFound(f"run {key} not found", hint="GET /api/v1/runs lists the runs")
+    found = store.list(key, metadata={"kind": kind}, limit=limit + 1, after=cursor or 0)
+    return found[:limit], str(found[limit - 1].seq) if len(found) > limit else None
+
+
+def _batch(store: CheckpointManager, record: Checkpoint) -> dict[str, object]:
+    about = record.metadata
+    path = about.get("path")
+    failed: list[dict[str, object]] = []
+    if about.get("failed"):
+        state: Any = store.load(record.id, only="failed")
+        failed = [{name: each[name] for name in ("key", "error", "attempts")} for each in state["failed"]]
+    return {
+        "checkpoint": record.id,
+        "path": show(tuple(map(str, path))) if isinstance(path, list) else "",
+        "at": record.timestamp,
+        "session": about.get("session", 0),
+        "items": about.get("items", 0),
+        "failed": failed,
+    }
+
+
+@router.post("/runs/{key}/cancel", response_model=schemas.Cancelled)
+async def cancel_run(access: Writes, key: schemas.Name) -> Any:
+    """End a run for good; what it finished is kept."""
+    return {"run": key, "cancelled": await access.ask(lambda store: cancel(store, key))}
+
+
+@router.post("/runs/{key}/signals", status_code=201, response_model=schemas.Sent)
+async def send_signal(access: Writes, key: schemas.Name, wish: schemas.Signal) -> Any:
+    """Send a value to a run that waits, or will wait, for it."""
+
+    def post(store: CheckpointManager) -> str:
+        find_run(store, key)
+        return send(store, key, wish.name, wish.value)
+
+    return {"message": await access.ask(post)}

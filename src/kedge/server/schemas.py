@@ -1,0 +1,493 @@
+"""What goes over the wire, as types: OpenAPI is made from these. Bodies are strict: no string is taken for a number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN, examples=["nightly-etl"])]
+CheckpointId = Annotated[str, Field(pattern=NAME_PATTERN, examples=["outline_1763461834_1a2b3c4d"])]
+Level = Literal["pipeline", "stage", "step", "substep"]
+Status = Literal["created", "valid", "corrupted", "archived"]
+Json = Any
+
+
+def _whole(value: object) -> object:
+    """JSON knows one kind of number: 3.0 is whole."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Tags = Annotated[
+    dict[Name, Annotated[str, Field(max_length=1024)]],
+    Field(max_length=64, json_schema_extra={"additionalProperties": False}),
+]
+
+
+class Body(BaseModel):
+    """What callers send."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Answer(BaseModel):
+    """What they get."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(Answer):
+    """RFC 9457, with a code for programs, a hint for people and the ID under which our log tells more."""
+
+    type: str = Field(examples=["urn:kedge:problem:not_found"])
+    title: str = Field(examples=["Not Found"])
+    status: int = Field(examples=[404])
+    detail: str = Field(examples=["checkpoint outline_1763461834_1a2b3c4d not found"])
+    code: str = Field(examples=["not_found"])
+    hint: str = Field(examples=["kedge list JOB shows what exists"])
+    request_id: str = Field(examples=["5b0c5a7c2f4e4d17"])
+    errors: list[dict[str, Any]] | None = None
+
+
+class Checkpoint(Answer):
+    """One checkpoint without its state."""
+
+    id: str = Field(examples=["outline_1763461834_1a2b3c4d"])
+    job: str = Field(examples=["nightly-etl"])
+    seq: int = Field(examples=[7])
+    step: str = Field(examples=["outline"])
+    level: Level
+    parent: str | None
+    created_at: str = Field(examples=["2025-11-18T10:30:34.123456+00:00"])
+    status: Status
+    size_bytes: int
+    stored_bytes: int
+    digest: str
+    codec: str = Field(examples=["kedge1"])
+    schema_version: str = Field(examples=["1.0"])
+    tags: dict[str, str]
+    pinned: bool
+    metadata: dict[str, Json]
+
+
+class CheckpointPage(Answer):
+    checkpoints: list[Checkpoint]
+    next_cursor: str | None = Field(description="Ask again with it for what comes next; null at the end.")
+
+
+class Keyed(Answer):
+    key: str
+    checkpoint: Checkpoint
+
+
+class KeyList(Answer):
+    found: list[Keyed]
+
+
+class Job(Answer):
+    name: str = Field(examples=["nightly-etl"])
+    checkpoints: int
+    last_seq: int
+    size_bytes: int
+    stored_bytes: int
+    created_at: str
+    updated_at: str
+    retention: dict[str, Json] | None
+
+
+class JobPage(Answer):
+    jobs: list[Job]
+    next_cursor: str | None
+
+
+class StateView(Answer):
+    """A state, or a part of it, as JSON; what JSON has no words for is an object with a "$type"."""
+
+    checkpoint: str
+    path: str = Field(examples=["model/layer3"])
+    state: Json
+
+
+class Health(Answer):
+    status: Literal["ok"]
+
+
+class Save(Body):
+    """A checkpoint to save. In a multipart request `state` may hold {"$part": "name"} where the bytes of that part
+    belong, with "dtype" and "shape" for an array; or it is left out, and the part `state` is a whole encoded state."""
+
+    step: Annotated[str, Field(min_length=1, max_length=1024, examples=["outline"])]
+    state: Json = Field(default=None, examples=[{"current_step": 1}])
+    level: Level = "step"
+    parent: CheckpointId | None = None
+    tags: Tags = Field(default={}, examples=[{"kind": "best"}])
+    metadata: dict[str, Json] = Field(default={}, examples=[{"loss": 0.25}])
+    pin: bool = False
+    schema_version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0"
+    lease: Whole | None = Field(default=None, description="The token of the caller's lease on the job.")
+
+
+class TagChange(Body):
+    tags: dict[Name, Annotated[str, Field(max_length=1024)] | None] = Field(
+        max_length=64,
+        description="Names and values; null removes one.",
+        examples=[{"kind": "best", "draft": None}],
+        json_schema_extra={"additionalProperties": False},
+    )
+
+
+class PinChange(Body):
+    pinned: bool = True
+
+
+class StatusChange(Body):
+    status: Literal["created", "valid", "corrupted", "archived"]
+
+
+class Branch(Body):
+    job: Name | None = Field(default=None, description="Where to; the same job by default.")
+    lease: Whole | None = None
+
+
+class Copy(Body):
+    to: Name = Field(examples=["nightly-etl-copy"])
+
+
+class Copied(Answer):
+    job: str
+    checkpoints: int
+
+
+class Restore(Body):
+    resume: bool = False
+
+
+class Restored(Answer):
+    checkpoint: Checkpoint
+    status: Literal["restored", "resumed"]
+    state: Json
+
+
+_Count = Annotated[int, Field(ge=1, le=1_000_000_000), BeforeValidator(_whole)]
+_PerLevel = Annotated[dict[Level, _Count], Field(min_length=1)]
+_UNSET: Any = None  # of rules that are not given; null is not one
+
+
+class Policy(Body):
+    """What to keep: a checkpoint stays when any rule says so. At least one is needed."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    keep_last: _Count = Field(default=_UNSET, examples=[10])
+    keep_last_per_level: _PerLevel = Field(default=_UNSET, examples=[{"stage": 5}])
+    keep_within: Annotated[str, Field(pattern="^[1-9][0-9]{0,4}[wdhms]$")] = Field(default=_UNSET, examples=["7d"])
+    hourly: _Count = _UNSET
+    daily: _Count = _UNSET
+    weekly: _Count = _UNSET
+    monthly: _Count = _UNSET
+    keep_tags: Annotated[
+        list[Annotated[str, Field(pattern=f"{NAME_PATTERN[:-1]}(=[^\\x00]{{0,1024}})?$")]],
+        Field(min_length=1, max_length=64),
+    ] = Field(default=_UNSET, examples=[["release", "env=prod"]])
+    min_per_level: _PerLevel = Field(default=_UNSET, examples=[{"stage": 1}])
+
+
+class PlanRequest(Body):
+    job: Name | None = Field(default=None, description="null: all jobs.")
+    policy: Policy = Field(examples=[{"keep_last": 10}])
+
+
+class SetRetention(Body):
+    policy: Policy | None = Field(description="null: none any more.", examples=[{"keep_last": 10}])
+
+
+class Kept(Checkpoint):
+    reasons: list[str]
+
+
+class Plan(Answer):
+    """What a policy deletes and keeps; with `applied`, what was deleted and kept."""
+
+    job: str | None
+    policy: dict[str, Json]
+    applied: bool
+    delete: list[Checkpoint]
+    keep: list[Kept]
+    frees_bytes: int
+
+
+class Diff(Answer):
+    same: bool
+    old: str
+    new: str
+    added: int
+    removed: int
+    changed: int
+    bytes_changed: int
+    shared_bytes: int
+    changes: list[dict[str, Json]]
+    left_out: int
+
+
+class Run(Answer):
+    key: str
+    status: Literal["running", "paused", "completed", "failed", "cancelled"]
+    pipeline: str | None
+    version: str
+    sessions: int
+    steps_run: int
+    steps_reused: int
+    error: str
+    updated_at: str
+    is_abandoned: bool
+    waiting: list[dict[str, Json]]
+    progress: dict[str, int | None] | None
+
+
+class RunPage(Answer):
+    runs: list[Run]
+    next_cursor: str | None = Field(description="A page may be empty and still have a next one.")
+
+
+class Step(Answer):
+    path: str
+    verdict: str = Field(examples=["ran", "reused", "failed", "kept", "stale", "map"])
+    reason: str
+    checkpoint: str | None
+    seconds: float | None
+    attempts: int
+
+
+class LogLine(Answer):
+    at: str
+    text: str
+
+
+class RunDetail(Answer):
+    run: Run
+    steps: list[Step]
+    log: list[LogLine]
+
+
+class FailedItem(Answer):
+    key: str
+    error: str
+    attempts: int
+
+
+class ItemBatch(Answer):
+    """Items of a map that were recorded together."""
+
+    checkpoint: str
+    path: str
+    at: str
+    session: int
+    items: int
+    failed: list[FailedItem]
+
+
+class ItemPage(Answer):
+    batches: list[ItemBatch]
+    next_cursor: str | None
+
+
+class Signal(Body):
+    name: Annotated[str, Field(min_length=1, max_length=1024, examples=["go"])]
+    value: Json = None
+
+
+class Sent(Answer):
+    message: str
+
+
+class Cancelled(Answer):
+    run: str
+    cancelled: bool = Field(description="false while its owner still works on a step; it stops before the next.")
+
+
+class Approval(Answer):
+    """Something a run or an execution waits for."""
+
+    run: str
+    name: str
+    kind: Literal["run", "execution"]
+    prompt: str
+    asked_at: str
+    expires_at: str | None
+
+
+class ApprovalPage(Answer):
+    approvals: list[Approval]
+    next_cursor: str | None
+
+
+class Decide(Body):
+    run: Name = Field(description="A run, or an execution.")
+    name: Annotated[str, Field(min_length=1, max_length=4096, examples=["publish"])]
+    approved: bool
+    comment: Annotated[str, Field(max_length=2000)] = ""
+
+
+class Decision(Answer):
+    run: str
+    name: str
+    approved: bool
+    actor: str
+    comment: str
+
+
+class Execution(Answer):
+    execution_id: str
+    correlation_id: str
+    workflow_name: str
+    state: Literal["running", "paused", "completed", "failed"]
+    current_checkpoint: str | None
+    started_at: str
+    completed_at: str | None
+    total_checkpoints: int
+    completed_checkpoints: int
+    failed_checkpoints: int
+    pending_approvals: int
+
+
+class ExecutionPage(Answer):
+    executions: list[Execution]
+    next_cursor: str | None
+
+
+class ExecutionDetail(Answer):
+    execution: Json = Field(description="The whole execution, its checkpoints included.")
+    history: list[dict[str, Json]]
+
+
+class StartExecution(Body):
+    correlation_id: Annotated[str, Field(min_length=1, max_length=256)]
+    workflow_name: Annotated[str, Field(min_length=1, max_length=256)]
+    initial_data: dict[str, Json] = {}
+
+
+class Started(Answer):
+    execution_id: str
+
+
+class AddStep(Body):
+    checkpoint_name: Annotated[str, Field(min_length=1, max_length=1024)]
+    agent_id: Annotated[str, Field(max_length=256)]
+    input_data: Json = None
+    approval_required: bool = False
+    expires_s: Annotated[float, Field(gt=0, le=316_224_000)] | None = None
+    on_denied: Literal["fail", "skip", "pause"] = "fail"
+
+
+class CompleteStep(Body):
+    checkpoint: Annotated[str, Field(min_length=1, max_length=1024, description="Its name or ID.")]
+    output_data: Json = None
+    success: bool = True
+
+
+class EndExecution(Body):
+    success: bool = True
+
+
+class Changed(Answer):
+    changed: bool = Field(description="false when it was so already.")
+
+
+class Stats(Answer):
+    model_config = ConfigDict(extra="allow")
+    checkpoints: int
+    size_bytes: int
+    stored_bytes: int
+
+
+class VerifyRequest(Body):
+    job: Name | None = None
+    deep: bool = True
+
+
+class Task(Answer):
+    id: str
+    kind: Literal["verify", "gc"]
+    namespace: str
+    actor: str
+    status: Literal["running", "completed", "failed"]
+    done: int
+    total: int
+    started_at: str
+    ended_at: str | None
+    result: dict[str, Json] | None
+    error: str | None
+
+
+class TaskList(Answer):
+    tasks: list[Task]
+
+
+class Event(Answer):
+    id: int
+    at: str
+    actor: str
+    action: str
+    job: str | None
+    checkpoint: str | None
+    detail: Json
+    chain: str
+
+
+class EventPage(Answer):
+    events: list[Event]
+    next_cursor: str | None
+
+
+class Audit(Answer):
+    """Whether the log of changes is whole. Note `entries` and `head` elsewhere: later they prove that no entry up to
+    there was rewritten."""
+
+    entries: int
+    head: str
+    broken_at: int | None
+    ok: bool
+
+
+class Lease(Answer):
+    job: str
+    token: int
+    holder: str
+    ttl_s: float
+
+
+class TakeLease(Body):
+    ttl_s: Annotated[float, Field(ge=0.1, le=86_400)] = 30.0
+    holder: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class LeaseToken(Body):
+    token: Annotated[int, Field(ge=0, le=1 << 53), BeforeValidator(_whole)]
+    ttl_s: Annotated[float, Field(ge=0.1, le=86_400)] = 30.0
+
+
+class Session(Body):
+    token: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class Identity(Answer):
+    actor: str
+    scope: Literal["read", "write", "admin"]
+    namespaces: list[str]
+    namespace: str
+
+
+class LlmGroup(Answer):
+    key: dict[str, str] = Field(examples=[{"model": "small-1"}])
+    bill: dict[str, Json]
+
+
+class LlmStats(Answer):
+    """Money is dollars as text; `paid` and `found` count calls."""
+
+    answers: int
+    size_bytes: int
+    total: dict[str, Json]
+    groups: list[LlmGroup]

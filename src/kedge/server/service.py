@@ -1,0 +1,125 @@
+"""What all routes share: the store, one manager per namespace, the worker threads, tokens, tasks and numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from kedge.errors import Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint
+
+from .events import Feeds
+from .limits import Limits
+from .metrics import Metrics
+from .tasks import Tasks
+from .tokens import ACCESS, Tokens
+from .turns import Turns
+from .uploads import PlainSave, save_each
+
+T = TypeVar("T")
+
+Place = str | os.PathLike[str]
+
+_GATHER_S = 0.005  # for savers who will be back: a commit of its own costs four times as much as a place in one
+
+
+class Service:
+    """A store as the application sees it. Managers are opened when first needed and live as long as the service."""
+
+    def __init__(
+        self,
+        store: CheckpointManager | Place | None,
+        runner: object | None,
+        *,
+        namespace: str,
+        limits: Limits,
+    ) -> None:
+        is_open = isinstance(store, CheckpointManager)
+        self._key = store.key_source if isinstance(store, CheckpointManager) else None
+        self.namespace = store.namespace if isinstance(store, CheckpointManager) else namespace
+        if self.namespace == ACCESS:
+            raise Validation(f"the namespace {ACCESS} is not served", hint="it holds the tokens")
+        self.url: Place | None = store.url if isinstance(store, CheckpointManager) else store
+        self.runner = runner
+        self.limits = limits
+        self.metrics = Metrics()
+        self.tasks = Tasks(lambda: self.manager(ACCESS), self.metrics)
+        self.feeds = Feeds(self)
+        self.is_draining = False
+        self._managers: dict[str, CheckpointManager] = {}
+        self._borrowed = {self.namespace} if is_open else set()
+        if isinstance(store, CheckpointManager):
+            self._managers[self.namespace] = store
+        self._opening = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._tokens: Tokens | None = None
+        self.looks: Turns[tuple[str, str], Checkpoint] = Turns("kedge-looks", self._look_up)
+        self.saves: Turns[PlainSave, Checkpoint] = Turns("kedge-saves", save_each, gather_s=_GATHER_S)
+
+    def _look_up(self, wanted: Sequence[tuple[str, str]]) -> list[Checkpoint | BaseException]:
+        """Checkpoints by namespace and ID, without their states."""
+        found: list[Checkpoint | BaseException] = []
+        for namespace, checkpoint_id in wanted:
+            try:
+                found.append(self.manager(namespace).get(checkpoint_id))
+            except Exception as error:  # noqa: BLE001 - of this look alone: those it came with are not to suffer
+                found.append(error)
+        return found
+
+    def manager(self, namespace: str) -> CheckpointManager:
+        """The manager of a namespace. Which ones may be asked for is decided before (`auth`)."""
+        found = self._managers.get(namespace)
+        if found is not None:
+            return found
+        with self._opening:
+            if namespace not in self._managers:
+                self._managers[namespace] = CheckpointManager(self.url, namespace=namespace, key=self._key)
+            return self._managers[namespace]
+
+    def managers(self) -> list[CheckpointManager]:
+        """Those in use so far, without that of the tokens."""
+        return [manager for name, manager in list(self._managers.items()) if name != ACCESS]
+
+    @property
+    def has_tokens_open(self) -> bool:
+        """Whether `tokens` can be asked without opening the store."""
+        return self._tokens is not None
+
+    @property
+    def tokens(self) -> Tokens:
+        if self._tokens is None:
+            self._tokens = Tokens(self.manager(ACCESS))
+        return self._tokens
+
+    async def were_tokens_made(self) -> bool:
+        """Whether callers have to be known. Asked by every request without a token: from memory where that can tell."""
+        if self._tokens is not None and (known := self._tokens.remember_made()) is not None:
+            return known
+        return await self.in_thread(lambda: self.tokens.were_made())  # noqa: PLW0108 - `tokens` may open the store
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what may block on one of a bounded number of threads; it sees the context of the request."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="kedge-http")
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
+
+    def close(self) -> None:
+        """Let go of everything that was opened here; work that has begun is finished first."""
+        self.is_draining = True
+        self.tasks.close()
+        self.looks.close()
+        self.saves.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads = None
+        for name in list(self._managers.keys() - self._borrowed):
+            self._managers.pop(name).close()
+        self._tokens = None
+        self.feeds = Feeds(self)

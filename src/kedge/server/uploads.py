@@ -1,0 +1,246 @@
+"""The body of a save: JSON, or multipart with large buffers in parts of their own, or with a whole encoded state."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+
+from kedge import codec
+from kedge.browsing import children
+from kedge.codec import BufferSummary
+from kedge.codec.summaries import dtype_size, shape_of
+from kedge.errors import Corrupted, TooLarge, Validation
+from kedge.files import FilesSummary
+from kedge.jsonview import from_json
+from kedge.model import Checkpoint, Lease
+from kedge.request import Request, parse_request
+from kedge.wire import read_frame
+
+from .limits import Limits
+from .schemas import Save
+
+if TYPE_CHECKING:
+    from .auth import Access
+
+_MAX_PARTS = 1000
+_ENVELOPE, _STATE = "checkpoint", "state"
+
+
+class Upload:
+    """What was sent, not looked into yet. `open` is for a worker thread."""
+
+    def __init__(self, text: bytes | None, form: FormData | None, limits: Limits) -> None:
+        self._text = text
+        self._form = form
+        self._limits = limits
+
+    def open(self, stack: ExitStack) -> tuple[Save, codec.Encoded]:
+        """The wishes and the encoded state; `stack` keeps the memory it lies in. Validation for anything wrong."""
+        if self._form is None:
+            wish = _parse(self._text or b"")
+            return wish, codec.encode(wish.state)
+        parts = dict(self._form.multi_items())
+        if len(parts) != len(self._form.multi_items()):
+            raise Validation("two parts have the same name", hint="give each a name of its own")
+        envelope = parts.pop(_ENVELOPE, None)
+        wish = _parse(envelope.encode() if isinstance(envelope, str) else _bytes_of(envelope))
+        if any(not isinstance(part, UploadFile) for part in parts.values()):
+            raise Validation("a part without a file name", hint="send buffers as files")
+        files = {name: part.file for name, part in parts.items() if isinstance(part, UploadFile)}
+        if _STATE in files and "state" not in wish.model_fields_set:
+            return wish, _read_state(files[_STATE], self._limits.body_bytes)
+        views = {name: _view(file, stack) for name, file in files.items()}
+        used: set[str] = set()
+        state = _fill(wish.state, views, used)
+        if unused := sorted(views.keys() - used):
+            raise Validation(f'no {{"$part": …}} names part {unused[0][:80]}', hint="leave it out, or name it")
+        return wish, codec.encode(state)
+
+    async def close(self) -> None:
+        if self._form is not None:
+            await self._form.close()
+
+
+async def receive(request: HttpRequest, limits: Limits) -> Upload:
+    """Take the body in: JSON into memory up to a limit, parts to disk."""
+    kind = media_type(request.headers.get("content-type", "").encode("latin-1"))
+    if kind == b"application/json":
+        pieces, size = [], 0
+        async for piece in request.stream():
+            size += len(piece)
+            if size > limits.json_bytes:
+                raise TooLarge(f"more than {limits.json_bytes:,} bytes of JSON", hint="send buffers as multipart")
+            pieces.append(piece)
+        return Upload(b"".join(pieces), None, limits)
+    if kind == b"multipart/form-data":
+        form = await request.form(max_files=_MAX_PARTS, max_fields=8, max_part_size=limits.json_bytes)
+        return Upload(None, form, limits)
+    raise HTTPException(415, "send application/json or multipart/form-data")
+
+
+def media_type(header: bytes) -> bytes:
+    return header.partition(b";")[0].strip().lower()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSave:
+    """A save that came whole and small, as JSON."""
+
+    access: Access
+    job: str
+    key: str | None
+    text: bytes
+
+
+def save_each(saves: Sequence[PlainSave]) -> list[Checkpoint | BaseException]:
+    """Make them durable together, those of a namespace in one commit; for each its checkpoint, or what is wrong."""
+    outcomes: dict[int, Checkpoint | BaseException] = {}
+    ready: dict[str, list[tuple[int, tuple[Request, codec.Encoded, str]]]] = {}
+    for n, save in enumerate(saves):
+        try:
+            wish = _parse(save.text)
+            asked = parse_request(save.job, wish.step, **options_of(wish, save.job), idempotency_key=save.key)
+            whole = asked, codec.encode(wish.state), save.access.caller.actor
+            ready.setdefault(save.access.namespace, []).append((n, whole))
+        except Exception as error:  # noqa: BLE001 - of this save alone: those it came with are not to suffer
+            outcomes[n] = error
+    for namespace, those in ready.items():
+        try:
+            done = saves[0].access.service.manager(namespace).save_each([whole for _, whole in those])
+            outcomes.update(zip((n for n, _ in those), done, strict=True))
+        except Exception as error:  # noqa: BLE001 - of this namespace alone
+            outcomes.update((n, error) for n, _ in those)
+    return [outcomes[n] for n in range(len(saves))]
+
+
+def options_of(wish: Save, job: str) -> dict[str, Any]:
+    """What a save is asked to record, besides its step and state."""
+    return {
+        "level": wish.level,
+        "parent": wish.parent,
+        "tags": wish.tags,
+        "metadata": wish.metadata,
+        "pin": wish.pin,
+        "schema_version": wish.schema_version,
+        "lease": None if wish.lease is None else Lease(job, wish.lease, "", 0),
+    }
+
+
+def _parse(text: bytes) -> Save:
+    try:
+        return Save.model_validate(from_json(text))
+    except ValidationError as error:
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
+
+
+def _bytes_of(part: object) -> bytes:
+    if not isinstance(part, UploadFile):
+        raise Validation(f"there is no part {_ENVELOPE}", hint="send the JSON of the checkpoint in it")
+    return part.file.read()
+
+
+def _view(file: BinaryIO, stack: ExitStack) -> memoryview:
+    """The bytes of a part: of a file on disk without bringing it into memory."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    rolled = getattr(file, "_rolled", False)
+    if not rolled or not size:
+        return memoryview(file.read())
+    mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    stack.callback(_unmap, mapped)
+    return memoryview(mapped)
+
+
+def _unmap(mapped: mmap.mmap) -> None:
+    try:
+        mapped.close()
+    except BufferError:
+        pass  # a view of it still lives; the memory goes with that
+
+
+def _fill(value: Any, parts: Mapping[str, memoryview], used: set[str]) -> Any:
+    """`value` with the bytes of parts, and arrays of them, in their places."""
+    if isinstance(value, list):
+        return [_fill(item, parts, used) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$part" not in value:
+        return {key: _fill(item, parts, used) for key, item in value.items()}
+    name = value["$part"]
+    if not isinstance(name, str) or name not in parts:
+        raise Validation(f"there is no part {str(name)[:80]!r}", hint="send it with that name")
+    used.add(name)
+    if value.keys() == {"$part"}:
+        return bytes(parts[name])
+    if value.keys() != {"$part", "dtype", "shape"}:
+        raise Validation('beside "$part" only "dtype" and "shape" are known', hint='{"$part": "w", "dtype": "<f4", …}')
+    return _array(parts[name], value["dtype"], value["shape"])
+
+
+def _array(data: memoryview, dtype: object, shape: object) -> object:
+    try:
+        import numpy as np
+    except ModuleNotFoundError:
+        raise Validation("this service cannot take arrays: it has no numpy", hint="send bytes, or install it") from None
+    try:
+        size = dtype_size(dtype)
+        lengths = shape_of(shape)
+        return np.frombuffer(data, dtype=np.dtype(str(dtype))).reshape(lengths) if size else _no_size(dtype)
+    except (ValueError, TypeError) as error:
+        raise Validation(f"the part is no array of {str(dtype)[:40]} and {str(shape)[:40]}: {error}") from None
+
+
+def _no_size(dtype: object) -> object:
+    raise ValueError(f"{dtype} has no size")
+
+
+def _read_state(file: BinaryIO, most_bytes: int) -> codec.Encoded:
+    """A state encoded by our client: taken as it is, after everything it claims has been checked."""
+    file.seek(0)
+
+    def read_into(target: memoryview) -> None:
+        piece = file.read(len(target))
+        if len(piece) != len(target):
+            raise Validation("the state ends too soon", hint="send it again")
+        target[:] = piece
+
+    frame = read_frame(read_into, most_bytes=most_bytes)
+    try:
+        outline = codec.outline(frame.tree)
+        summaries = list(_summaries(outline))
+    except Corrupted as error:
+        raise Validation(f"this is no state: {error.message}", hint="send what kedge.client sends") from None
+    except RecursionError:
+        raise Validation("the state is nested too deeply", hint="save it in a flatter form") from None
+    named = {number for summary in summaries for number in summary.ordinals}
+    if sorted(named) != list(range(len(frame.buffers))):
+        raise Validation("the buffers sent are not those the state names", hint="send what kedge.client sends")
+    for summary in summaries:
+        if isinstance(summary, FilesSummary):
+            raise Validation("files and trees are not taken over HTTP", hint="save them where the store is")
+        if summary.kind == "tensor":
+            continue  # several may be views of one buffer; decoding checks them
+        held = len(summary.data) + sum(len(frame.buffers[number]) for number in summary.ordinals)
+        if held != summary.size_bytes:
+            raise Validation(f"a buffer of {held:,} bytes claims {summary.size_bytes:,}", hint="send it again")
+    return codec.Encoded(frame.tree, [frame.buffers[number] for number in range(len(frame.buffers))])
+
+
+def _summaries(value: object) -> Iterator[BufferSummary]:
+    if isinstance(value, BufferSummary):
+        yield value
+        return
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from _summaries(key) if not isinstance(key, str) else ()
+    for _, child in children(value):
+        yield from _summaries(child)

@@ -1,0 +1,13 @@
+"""What is needed to prove an adapter right: suites that state the contracts of the ports as tests.
+
+A suite is a class to derive from. It needs pytest, and one method that opens the adapter:
+
+    from kedge.testing.blobs_suite import BlobsSuite
+
+    class TestMyBlobs(BlobsSuite):
+        def open_blobs(self, where):
+            return MyBlobs(where)
+
+`index_suite.IndexSuite` is the one for an index; `index_care_suite` is a part of it. Faults to put between a store and
+its ports are in `kedge.blobs.faulty`.
+"""

@@ -1,0 +1,488 @@
+"""The contract of `ports.Index`, sentence by sentence: saving, reading, deleting. The rest is in `index_care_suite`."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kedge.errors import CheckpointError, Conflict, NotFound
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
+from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen
+
+from .index_care_suite import IndexCareSuite
+from .index_fixtures import chunk, digest_of, record, references, save, with_chunks
+
+__all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "with_chunks"]
+
+
+class IndexSuite(IndexCareSuite):
+    """All of it. Derive from it and say how to open the adapter."""
+
+    # commit
+
+    def test_what_was_committed_is_read_back(self, index: Index) -> None:
+        first = record(step="läuft → weiter", tags={"a": "1"}, metadata_json='{"loss":0.5}', is_pinned=True)
+        second = record(level=CheckpointLevel.STAGE, parent=first.id, status=CheckpointStatus.VALID)
+        saved = save(index, first, second)
+        assert [c.seq for c in saved] == [1, 2]
+        assert [index.get(c.id) for c in saved] == saved
+        assert index.read(first.id) == (saved[0], first.manifest)
+        found = saved[0]
+        assert (found.step, found.tags, found.metadata) == ("läuft → weiter", {"a": "1"}, {"loss": 0.5})
+        assert found.is_pinned
+        assert self.seals or found.digest == first.digest.hex()
+        assert (saved[1].level, saved[1].parent, saved[1].status) == ("stage", first.id, "valid")
+        assert int(found.created_at.timestamp() * 1e6) == pytest.approx(first.created_us, abs=1)
+
+    def test_sequence_numbers_are_never_used_twice(self, index: Index) -> None:
+        saved = save(index, record(), record())
+        index.delete([c.id for c in saved], actor="t")
+        assert save(index)[0].seq == 3
+
+    def test_a_given_number_is_kept_and_counting_goes_on_behind_it(self, index: Index) -> None:
+        assert [c.seq for c in save(index, record(seq=7), record(seq=3))] == [7, 3]
+        assert save(index)[0].seq == 8
+
+    def test_a_number_that_is_taken_is_refused(self, index: Index) -> None:
+        save(index, record(seq=7))
+        with pytest.raises(CheckpointError):
+            save(index, record(seq=7))
+        assert [c.seq for c in index.list("job")] == [7]
+
+    def test_the_same_record_again_is_an_id_that_is_taken(self, index: Index) -> None:
+        """Two copies into one store bring the same checkpoint: that it has its number already is no conflict."""
+        again = record(seq=7)
+        save(index, again)
+        with pytest.raises(IdTaken):
+            save(index, again)
+        assert [c.seq for c in index.list("job")] == [7]
+
+    def test_all_records_or_none(self, index: Index) -> None:
+        taken = save(index)[0]
+        before = index.events()
+        with pytest.raises(IdTaken):
+            save(index, record(tags={"a": "b"}), with_chunks(chunk("x")), record(id=taken.id))
+        assert [c.id for c in index.list("job")] == [taken.id]
+        assert index.events() == before
+        assert index.locate([chunk("x").digest]) == {}
+
+    def test_an_id_is_taken_once_in_the_store(self, index: Index, tenant: Index) -> None:
+        self.need_sharing()
+        taken = save(index)[0].id
+        for where in (index, tenant):
+            with pytest.raises(IdTaken):
+                save(where, record("another", id=taken))
+        twin = record()
+        with pytest.raises(IdTaken):
+            save(index, twin, replace(twin, job="another"))
+
+    def test_a_parent_must_exist_in_the_namespace(self, index: Index, tenant: Index) -> None:
+        foreign = save(tenant)[0].id
+        for parent in (foreign, CheckpointId("nothing_1_00000000")):
+            with pytest.raises(NotFound):
+                save(index, record(parent=parent))
+        assert index.list("job") == []
+        elsewhere = save(index, record("elsewhere"))[0].id
+        assert save(index, record(parent=elsewhere))[0].parent == elsewhere
+
+    def test_a_refused_save_changes_nothing(self, index: Index) -> None:
+        save(index)
+        job, events = index.job("job"), index.events()
+        for refused in (record(parent=CheckpointId("no_1_0")), record(lease_token=5)):
+            with pytest.raises(CheckpointError):
+                save(index, refused)
+        assert (index.job("job"), index.events()) == (job, events)
+
+    def test_an_idempotency_key_answers_the_first_save(self, index: Index) -> None:
+        key: dict[str, Any] = {"idempotency_key": "k", "request_digest": b"same"}
+        first = save(index, record(**key))[0]
+        assert save(index, record(**key)) == [first]
+        assert len(index.list("job")) == 1
+        with pytest.raises(Conflict):
+            save(index, record(idempotency_key="k", request_digest=b"other"))
+        assert save(index, record("another", **key))[0].id != first.id
+
+    def test_find_answers_what_was_saved_under_keys(self, index: Index, tenant: Index) -> None:
+        keys = [f"k{n}" for n in range(self.many)]
+        saved = dict(zip(keys, save(index, *(record(idempotency_key=key) for key in keys)), strict=True))
+        save(index, record("other", idempotency_key="elsewhere"))
+        save(tenant, record(idempotency_key="of the tenant"))
+        found = index.find("job", ["unknown", "elsewhere", "of the tenant", *saved])
+        assert {key: checkpoint for key, (checkpoint, _) in found.items()} == saved
+        assert self.seals or all(digest_of(manifest).hex() == c.digest for c, manifest in found.values())
+        assert index.find("unknown job", ["k1"]) == {}
+        assert index.find("job", []) == {}
+        index.delete([saved["k7"].id], actor="tester")
+        assert "k7" not in index.find("job", ["k7", "k8"])
+
+    def test_keys_of_checkpoints(self, index: Index, tenant: Index) -> None:
+        keyed, plain = save(index, record(idempotency_key="k", request_digest=b"d"), record())
+        other = save(tenant, record(idempotency_key="k"))[0]
+        assert index.keys_of([keyed.id, plain.id, other.id, "nothing_1_0"]) == {keyed.id: ("k", b"d")}
+        assert index.keys_of([]) == {}
+
+    def test_a_numbered_record_may_name_a_parent_that_is_not_there(self, index: Index) -> None:
+        parent = CheckpointId("before_1_00000000")
+        assert save(index, record(seq=9, parent=parent))[0].parent == parent
+
+    def test_find_next_reads_ahead(self, index: Index, tenant: Index) -> None:
+        assert index.find_next("job", 0, 10) == {}
+        saved = save(index, *(record(idempotency_key=f"k{n}" if n % 2 else None) for n in range(10)))
+        save(index, record("other", idempotency_key="elsewhere"))
+        save(tenant, record(idempotency_key="of the tenant"))
+        job = saved[0].job
+        found = index.find_next(job, 0, 100)
+        assert list(found) == ["k1", "k3", "k5", "k7", "k9"]
+        assert found["k5"] == index.find(job, ["k5"])["k5"]
+        assert list(index.find_next(job, saved[3].seq, 4)) == ["k5", "k7"]
+        assert index.find_next(job, saved[-1].seq, 1 << 40) == {}
+        assert index.find_next("unknown", 0, 10) == {}
+
+    def test_threads_with_one_idempotency_key_save_once(self, index: Index) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            keyed = [record(idempotency_key="k", request_digest=b"d") for _ in range(16)]
+            answers = list(pool.map(lambda r: save(index, r)[0].id, keyed))
+        assert len(set(answers)) == 1
+        assert len(index.list("job")) == 1
+
+    def test_damaged_chunks_are_not_reused_until_they_are_replaced(self, index: Index) -> None:
+        old = chunk("x")
+        save(index, with_chunks(old))
+        index.mark_damaged([old], True)
+        assert index.locate([old.digest])[old.digest].is_damaged
+        with pytest.raises(ChunksGone):
+            save(index, with_chunks(reused=[old]))
+        fresh = replace(old, pack="f" * 32, offset=8192)
+        save(index, with_chunks(fresh))
+        assert index.locate([old.digest]) == {old.digest: fresh}
+        index.mark_damaged([old], True)  # that is no longer where it lies
+        assert index.locate([old.digest]) == {old.digest: fresh}
+        index.mark_damaged([fresh], True)
+        index.mark_damaged([fresh], False)
+        save(index, with_chunks(reused=[fresh]))
+
+    def test_bounds_outside_the_job_stay_inside_it(self, index: Index) -> None:
+        for job in ("a", "b", "c"):
+            save(index, record(job))
+        assert [c.job for c in index.list("b", before=1 << 40)] == ["b"]
+        assert [c.job for c in index.list("b", after=-(1 << 40))] == ["b"]
+        assert index.list("b", after=1 << 40) == []
+        assert index.list("b", before=-(1 << 40)) == []
+
+    def test_reused_chunks_must_exist(self, index: Index) -> None:
+        here, gone = chunk("here"), chunk("gone")
+        save(index, with_chunks(here))
+        save(index, with_chunks(reused=[here]))
+        with pytest.raises(ChunksGone) as refusal:
+            save(index, with_chunks(reused=[here, gone]))
+        assert list(refusal.value.digests) == [gone.digest]
+
+    def test_a_known_chunk_keeps_its_first_place(self, index: Index) -> None:
+        first = chunk("x", "pack-1", 5)
+        save(index, with_chunks(first))
+        save(index, with_chunks(replace(first, pack="pack-2", offset=9)))
+        assert index.locate([first.digest]) == {first.digest: first}
+
+    def test_threads_get_every_number_once(self, index: Index) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            seqs = list(pool.map(lambda n: save(index, record(f"job-{n % 3}"))[0].seq, range(120)))
+        assert sorted(seqs) == sorted(list(range(1, 41)) * 3)
+        assert [c.seq for c in index.list("job-0")] == list(range(1, 41))
+
+    def test_a_refusal_reaches_only_its_own_caller(self, index: Index) -> None:
+        taken = save(index)[0].id
+
+        def attempt(n: int) -> str:
+            kinds = [record(), record(id=taken), record(parent=CheckpointId("no_1_0")), record(seq=1)]
+            try:
+                return save(index, kinds[n % 4])[0].id
+            except IdTaken:
+                return "taken"
+            except NotFound:
+                return "parent"
+            except CheckpointError:
+                return "number"
+
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(attempt, range(80)))
+        assert [a for n, a in enumerate(answers) if n % 4] == ["taken", "parent", "number"] * 20
+        assert len({a for n, a in enumerate(answers) if n % 4 == 0}) == 20
+        assert len(index.list("job")) == 21
+
+    def test_commit_each_settles_every_save_by_itself(self, index: Index) -> None:
+        """Refused ones among good ones; two under one key; who did it."""
+        taken = save(index)[0].id
+        keyed = record(idempotency_key="k", request_digest=b"same")
+        saves = [
+            (record(), "ann"),
+            (record(id=taken), "bob"),
+            (record(parent=CheckpointId("no_1_0")), "bob"),
+            (keyed, "ann"),
+            (record(idempotency_key="k", request_digest=b"same"), "ann"),
+            (record(idempotency_key="k", request_digest=b"other"), "bob"),
+            (record("another job"), "cleo"),
+        ]
+        outcomes = index.commit_each(saves)
+        kinds = [type(outcome) for outcome in outcomes]
+        assert kinds == [Checkpoint, IdTaken, NotFound, Checkpoint, Checkpoint, Conflict, Checkpoint]
+        answered = [outcome.id for outcome in outcomes if isinstance(outcome, Checkpoint)]
+        assert answered == [saves[0][0].id, keyed.id, keyed.id, saves[6][0].id]
+        assert [c.id for c in index.list("job")] == [taken, saves[0][0].id, keyed.id]
+        saved = [(event.actor, event.checkpoint) for event in index.events() if event.action == "save"]
+        assert saved[1:] == [
+            ("ann", saves[0][0].id),
+            ("ann", keyed.id),
+            ("cleo", saves[6][0].id),
+        ]
+        assert index.commit_each([]) == []
+
+    def test_commit_each_beside_threads_that_commit(self, index: Index) -> None:
+        def work(n: int) -> int:
+            if n % 2:
+                return len({save(index)[0].seq for _ in range(8)})
+            outcomes = index.commit_each([(record(), "tester") for _ in range(8)])
+            return len({outcome.seq for outcome in outcomes if isinstance(outcome, Checkpoint)})
+
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(work, range(16))) == [8] * 16
+        assert [c.seq for c in index.list("job")] == list(range(1, 129))
+
+    def test_another_object_sees_a_commit_at_once(self, index: Index, other: Index) -> None:
+        assert other.store_id == index.store_id
+        for n in range(1, 6):
+            saved = save(index if n % 2 else other)[0]
+            assert saved.seq == n
+            assert other.get(saved.id) == index.get(saved.id) == saved
+
+    # get, read, latest, list
+
+    def test_what_is_unknown_is_not_found(self, index: Index) -> None:
+        for ask in (index.get, index.read):
+            with pytest.raises(NotFound):
+                ask("nothing_1_00000000")
+        assert index.latest("nothing") is None
+        assert index.list("nothing") == []
+        assert index.job("nothing") is None
+
+    def test_namespaces_do_not_see_each_other(self, index: Index, tenant: Index) -> None:
+        mine = save(index, with_chunks(chunk("x")))[0]
+        assert tenant.list("job") == []
+        assert tenant.jobs() == []
+        assert [e for e in tenant.events() if e.action != "key"] == []
+        assert list(tenant.manifests()) == []
+        assert tenant.locate([chunk("x").digest]) == {}
+        assert tenant.totals()["checkpoints"] == 0
+        with pytest.raises(NotFound):
+            tenant.get(mine.id)
+        with pytest.raises(NotFound):
+            tenant.update(mine.id, actor="t", is_pinned=True)
+        assert tenant.delete([mine.id], actor="t") == []
+        with pytest.raises(ChunksGone):
+            save(tenant, with_chunks(reused=[chunk("x")]))
+        assert save(tenant)[0].seq == 1
+
+    def test_latest_is_the_highest_number_that_is_not_corrupted(self, index: Index) -> None:
+        stage = save(index, record(level=CheckpointLevel.STAGE, created_us=9 * 10**15))[0]
+        last, bad = save(index, record(created_us=1), record())
+        index.update(bad.id, actor="t", status=CheckpointStatus.CORRUPTED)
+        found = index.latest("job")
+        assert found is not None
+        assert found[0].id == last.id  # by number, not by clock (I4)
+        at_level = index.latest("job", CheckpointLevel.STAGE)
+        assert at_level is not None
+        assert at_level[0].id == stage.id
+        assert index.latest("job", CheckpointLevel.PIPELINE) is None
+
+    def test_list_is_oldest_first_and_pages_both_ways(self, index: Index) -> None:
+        save(index, *(record() for _ in range(10)))
+        index.delete([index.list("job")[4].id], actor="t")  # number 5
+
+        def numbers(**window: Any) -> list[int]:
+            return [c.seq for c in index.list("job", **window)]
+
+        assert numbers() == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+        assert numbers(limit=3) == [8, 9, 10]
+        assert numbers(limit=3, before=8) == [4, 6, 7]
+        assert numbers(before=4) == [1, 2, 3]
+        assert numbers(after=7) == [8, 9, 10]
+        assert numbers(limit=3, after=3) == [4, 6, 7]
+        assert numbers(after=0, limit=1) == [1]
+        assert numbers(after=3, before=7) == [4, 6]
+        assert numbers(limit=0) == []
+        assert numbers(before=1) == numbers(after=10) == []
+
+    def test_list_filters_by_level_and_tags(self, index: Index) -> None:
+        save(
+            index,
+            record(tags={"k": "a", "l": "x"}),
+            record(level=CheckpointLevel.STAGE, tags={"k": "a"}),
+            record(tags={"k": "b", "l": "x"}),
+            record(),
+        )
+        save(index, record("another", tags={"k": "a"}))
+
+        def numbers(**filters: Any) -> list[int]:
+            return [c.seq for c in index.list("job", **filters)]
+
+        assert numbers(level=CheckpointLevel.STAGE) == [2]
+        assert numbers(tags={"k": "a"}) == [1, 2]
+        assert numbers(tags={"k": "a"}, limit=1) == [2]
+        assert numbers(tags={"k": "a"}, after=1) == [2]
+        assert numbers(tags={"k": "a", "l": "x"}) == [1]
+        assert numbers(tags={"k": "a"}, level=CheckpointLevel.STEP) == [1]
+        assert numbers(tags={"k' OR 1=1 --": "a"}) == []
+
+    def test_list_filters_by_metadata_with_types(self, index: Index) -> None:
+        texts = ['{"v":1}', '{"v":true}', '{"v":"1"}', '{"v":null}', "{}", '{"m":{"é b":"x"}}', '{"v":2.5}']
+        save(index, *(record(metadata_json=text) for text in texts))
+
+        def numbers(**metadata: object) -> list[int]:
+            return [c.seq for c in index.list("job", metadata=metadata)]
+
+        assert numbers(v=1) == [1]
+        assert numbers(v=True) == [2]
+        assert numbers(v="1") == [3]
+        assert numbers(v=None) == [4]
+        assert numbers(v=2.5) == [7]
+        assert numbers(**{"m.é b": "x"}) == [6]
+        assert numbers(**{"m.none": "x"}) == numbers(**{"v.deeper": 1}) == []
+        assert len(index.list("job", metadata={})) == 7
+
+    def test_hostile_filters_find_nothing_or_are_refused(self, index: Index) -> None:
+        save(index, record(metadata_json='{"v":1}'))
+        paths = ["v') OR 1=1 --", '$."v"', "v[0]", 'a"b', "", ".", "a..b", "\0", "\ud800"]
+        values: list[object] = [1, 2**70, "x' OR '1'='1", "\ud800", [1]]
+        for path, value in itertools.product(paths, values):
+            try:
+                assert index.list("job", metadata={path: value}) == []
+            except CheckpointError:
+                pass
+
+    def test_what_cannot_be_stored_is_refused_and_changes_nothing(self, index: Index) -> None:
+        save(index)
+        job, events = index.job("job"), index.events()
+        for wrong in (record(step="\ud800"), record(size_bytes=2**70), record(tags={"a": "\ud800"})):
+            with pytest.raises(CheckpointError):
+                save(index, wrong)
+        assert (index.job("job"), index.events()) == (job, events)
+        assert save(index)[0].seq == 2
+
+    # jobs
+
+    def test_jobs_are_counted_and_paged_by_name(self, index: Index) -> None:
+        for name in ("b", "a-2", "a-1", "a.1"):
+            save(index, record(name), record(name, size_bytes=5))
+        assert [j.name for j in index.jobs()] == ["a-1", "a-2", "a.1", "b"]
+        assert [j.name for j in index.jobs(prefix="a-")] == ["a-1", "a-2"]
+        assert [j.name for j in index.jobs(limit=2, after="a-1")] == ["a-2", "a.1"]
+        job = index.job("b")
+        assert job is not None
+        assert (job.checkpoints, job.last_seq, job.size_bytes, job.stored_bytes) == (2, 2, 15, 14)
+        index.delete([index.list("b")[0].id], actor="t")
+        job = index.job("b")
+        assert job is not None
+        assert (job.checkpoints, job.last_seq, job.size_bytes, job.stored_bytes) == (1, 2, 5, 7)
+
+    def test_retention_is_kept_and_makes_the_job(self, index: Index) -> None:
+        index.set_retention("new", '{"keep_last":3}', actor="t")
+        job = index.job("new")
+        assert job is not None
+        assert (job.retention, job.checkpoints) == ('{"keep_last":3}', 0)
+        index.set_retention("new", None, actor="t")
+        job = index.job("new")
+        assert job is not None
+        assert job.retention is None
+        assert save(index, record("new"))[0].seq == 1
+
+    # delete, update, mark
+
+    def test_delete_answers_those_that_existed(self, index: Index) -> None:
+        a, b = save(index, record(tags={"k": "v"}), record())
+        assert index.delete([a.id, "nothing_1_0", a.id], actor="t") == [a.id]
+        assert [c.id for c in index.list("job")] == [b.id]
+        assert index.list("job", tags={"k": "v"}) == []
+        assert index.delete([a.id], actor="t") == index.delete([], actor="t") == []
+
+    def test_a_pinned_one_stops_the_whole_deletion(self, index: Index) -> None:
+        a, b = save(index, record(), record(is_pinned=True))
+        with pytest.raises(Conflict):
+            index.delete([a.id, b.id], actor="t")
+        assert len(index.list("job")) == 2
+        assert sorted(index.delete([a.id, b.id], even_pinned=True, actor="t")) == sorted([a.id, b.id])
+
+    def test_update_changes_what_may_change(self, index: Index) -> None:
+        saved = save(index, record(tags={"a": "1", "b": "2"}))[0]
+        changed = index.update(saved.id, actor="t", tags={"a": None, "b": "3", "c": "4"}, is_pinned=True)
+        assert changed == replace(saved, tags={"b": "3", "c": "4"}, is_pinned=True) == index.get(saved.id)
+        assert index.list("job", tags={"a": "1"}) == index.list("job", tags={"b": "2"}) == []
+        assert [c.id for c in index.list("job", tags={"b": "3", "c": "4"})] == [saved.id]
+        assert index.update(saved.id, actor="t", status=CheckpointStatus.VALID).status == "valid"
+        assert not index.update(saved.id, actor="t", is_pinned=False).is_pinned
+        with pytest.raises(NotFound):
+            index.update("nothing_1_0", actor="t", is_pinned=True)
+
+    def test_mark_sets_the_status_of_those_that_exist_with_one_event(self, index: Index, tenant: Index) -> None:
+        saved = save(index, record(), record(), record())
+        gone = replace(saved[1], id=CheckpointId("nothing_1_0"))
+        before = index.events()[-1].id
+        seen = [Seen(saved[0]), Seen(gone), Seen(saved[2])]
+        assert tenant.mark(seen, CheckpointStatus.VALID, actor="t") == []
+        assert index.mark(seen, CheckpointStatus.VALID, actor="t") == [saved[0].id, saved[2].id]
+        assert [c.status for c in index.list("job")] == ["valid", "created", "valid"]
+        assert [e.action for e in index.events(before)] == ["status"]
+        again = [Seen(c) for c in index.list("job")[::2]]
+        assert index.mark(again, CheckpointStatus.VALID, actor="t") == [saved[0].id, saved[2].id]
+        assert len(index.events(before)) == 1  # nothing changed
+        assert index.mark([], CheckpointStatus.VALID, actor="t") == []
+
+    def test_mark_leaves_alone_what_is_not_as_it_was_seen(self, index: Index) -> None:
+        saved = save(index)[0]
+        for other in (replace(saved, digest="00" * 32), replace(saved, status=CheckpointStatus.ARCHIVED)):
+            assert index.mark([Seen(other)], CheckpointStatus.CORRUPTED, actor="t") == []
+        index.update(saved.id, actor="t", status=CheckpointStatus.ARCHIVED)
+        assert index.mark([Seen(saved)], CheckpointStatus.VALID, actor="t") == []
+        assert index.get(saved.id).status is CheckpointStatus.ARCHIVED
+
+    def test_a_checkpoint_is_condemned_for_chunks_only_while_they_lie_where_they_were_seen(self, index: Index) -> None:
+        packed = chunk("packed", offset=4096)
+        inline = Chunk(digest_of(b"in"), 2, 2, Encoding.RAW, data=b"in")
+        saved = save(index, with_chunks(packed, inline))[0]
+        other_bytes = replace(inline, data=b"IN")
+        for moved in (
+            replace(packed, pack="elsewhere"),
+            replace(packed, offset=8192),
+            replace(packed, stored_bytes=61),
+            replace(packed, encoding=Encoding.RAW),
+            other_bytes,
+            chunk("unknown"),
+        ):
+            assert index.mark([Seen(saved, [moved])], CheckpointStatus.CORRUPTED, actor="t") == []
+            assert index.mark_damaged([moved], True) == []
+        assert index.mark([Seen(saved, (), [packed.digest])], CheckpointStatus.CORRUPTED, actor="t") == []
+        assert index.get(saved.id) == saved
+        assert sorted(index.mark_damaged([packed, inline, chunk("unknown")], True)) == sorted(
+            [packed.digest, inline.digest]
+        )
+        for seen in (Seen(saved, [other_bytes, packed]), Seen(saved, [inline]), Seen(saved, (), [digest_of(b"none")])):
+            assert index.mark([seen], CheckpointStatus.CORRUPTED, actor="t") == [saved.id]
+            index.update(saved.id, actor="t", status=saved.status)
+
+    def test_a_key_goes_over_to_who_takes_it(self, index: Index) -> None:
+        first = save(index, record(idempotency_key="k", request_digest=b"one"))[0]
+        late = save(index)[0]
+        for taken in (None, late.id):
+            with pytest.raises(Conflict):
+                save(index, record(seq=7, idempotency_key="k", request_digest=b"two", takes_key_from=taken))
+        heir = record(seq=7, idempotency_key="k", request_digest=b"two", takes_key_from=first.id)
+        assert save(index, heir)[0].id == heir.id
+        assert index.find("job", ["k"])["k"][0].id == heir.id
+        assert set(index.keys_of([first.id, heir.id])) == {heir.id}
+        assert index.get(first.id) == first
+        same = record(idempotency_key="k", request_digest=b"two", takes_key_from=heir.id)  # also with the same digest
+        assert save(index, same)[0].id == same.id
+        index.delete([heir.id], actor="t")
+        assert index.find("job", ["k"])["k"][0].id == same.id
