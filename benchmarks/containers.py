@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import kedge
-from kedge.containers import runtime
+from kedge.containers.runtime import calls as runtime
 
 from .harness import Bench, Missing, Row, interleave, log, mib, milliseconds, seconds, timed
 

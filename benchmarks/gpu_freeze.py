@@ -155,7 +155,7 @@ def rounds(folder: Path) -> dict[str, Any]:
 
 
 def memory(folder: Path) -> dict[str, Any]:
-    from kedge.containers import cuda
+    from kedge.containers.gpu import cuda
 
     job = Job(folder, HOLD, "8")
     pid = job.process.pid
@@ -235,7 +235,8 @@ def killed(folder: Path) -> dict[str, Any]:
         time.sleep(delay)
         os.killpg(tool.pid, signal.SIGKILL)
         tool.wait()
-        from kedge.containers import cuda, gpu
+        from kedge.containers.gpu import cuda
+        from kedge.containers.gpu import memory as gpu
 
         before = cuda.driver().state(int(pid))
         gpu.free_forgotten()
@@ -246,7 +247,7 @@ def killed(folder: Path) -> dict[str, Any]:
 
 
 def container(folder: Path) -> dict[str, Any]:
-    from kedge.containers import runtime
+    from kedge.containers.runtime import calls as runtime
     from tests.lab import PYTHON, Lab, lab, wait_for
 
     def steps(bundle: Path) -> int:

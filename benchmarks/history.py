@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import kedge
-from kedge.records import copy_record
+from kedge.store.record import copy_record
 
 from .harness import Bench, Row, log, milliseconds, timed
 

@@ -12,7 +12,7 @@ from .harness import Bench, Row, interleave, mib, per_second, timed
 
 _IMPORT = """
 import resource, sys, kedge
-from kedge.importers import bring
+from kedge.legacy.importers import bring
 with kedge.open(sys.argv[2]) as store:
     assert bring(sys.argv[1], store).imported == int(sys.argv[3])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kedge.containers import grpc
-from kedge.containers.wire import Message, encode
+from kedge.containers.engine import grpc
+from kedge.containers.protobuf import Message, encode
 from kedge.errors import Conflict
 
 # network: the pod's, or that of the node; processes: those of each container

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kedge.containers import runtime
+from kedge.containers.runtime import calls
 from tests.lab import COUNTER, PYTHON, Lab
 from tests.waiting import wait_for
 
-SHIM = Path(runtime.__file__).with_name("containerd-shim-kedge-v1")
+SHIM = Path(calls.__file__).with_name("containerd-shim-kedge-v1")
 OURS = "io.containerd.kedge.v1"
 PLAIN = "io.containerd.runc.v2"
 IMAGE = "kedge.test/scratch:1"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kedge.containers import runtime
+from kedge.containers.runtime import calls as runtime
 from tests.lab import COUNTER, PYTHON, Lab
 from tests.waiting import wait_for
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import os
 
     from . import llm as llm
+    from .care.retention import RetentionPolicy
     from .codec import register
     from .errors import (
         Cancelled,
@@ -59,15 +60,14 @@ if TYPE_CHECKING:
     from .integrations.dask import dask
     from .manager import CheckpointManager
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
-    from .pipeline.decorated import current_run, pipeline
+    from .pipeline.declaration import current_run, pipeline
     from .pipeline.retry import Retry
     from .pipeline.run import Run
     from .pipeline.run import Run as run  # noqa: N813
     from .pipeline.signals import Paused
     from .pipeline.step import step
-    from .pipeline.waiting import Approval, decide, send
-    from .process import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
-    from .retention import RetentionPolicy
+    from .pipeline.wait import Approval, decide, send
+    from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
 
 __version__ = "0.1.0"
 
@@ -166,8 +166,8 @@ _HOMES = {
     "pipeline": (
         "Approval", "Paused", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
     ),
-    "process": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
-    "retention": ("RetentionPolicy",),
+    "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
+    "care.retention": ("RetentionPolicy",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .blobs.workers import Workers
 from .model import Checkpoint, Lease
-from .workers import Workers
 
 if TYPE_CHECKING:
+    from .care.policies import RetentionPolicy
+    from .care.review import Verdict
     from .manager import CheckpointManager
-    from .policies import RetentionPolicy
-    from .review import Verdict
 
 _AT_ONCE = 500  # items of an iterator, in one turn of a worker thread
 _THREADS = 32  # calls of one process at a time, as in asyncio's own pool

@@ -9,18 +9,30 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from .manifest import Entry
 from .ports import Buffer
-
-if TYPE_CHECKING:
-    from .chunk_reader import ChunkReader
 
 CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
 TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compression test for all of it
 INLINE_BYTES = 64 * 1024  # new data of one save up to this lives in index rows: one commit, one sync (I1)
 WORKERS = max(6, min(12, os.cpu_count() or 1))  # 12 are faster than 6, or than 16, on a machine with 16 cores
+
+
+ZERO = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One chunk of a stream. `digest` names it in the index; `fast` is BLAKE3, for comparing and verifying."""
+
+    size_bytes: int
+    digest: bytes
+    fast: bytes
+
+    @property
+    def is_zero(self) -> bool:
+        return self.digest == ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +99,25 @@ class RecallingSource(Protocol):
     def pieces(self) -> Iterator[Buffer | Deferred]: ...
 
 
+class Reader(Protocol):
+    """What reads chunks of a store, each verified before its bytes are handed out (I2)."""
+
+    def read(self, wanted: Sequence[tuple[Entry, Target]], *, of: str) -> None:
+        """Fill each target with the chunk of its entry."""
+        ...
+
+    def read_row(self, entries: Sequence[Entry], memory: memoryview, *, of: str) -> None:
+        """Fill `memory` with the chunks, one behind the other; zeros are left out."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoredStream:
     """What a source comes back as: chunks still in the store, in order; `reader` verifies each (I2)."""
 
     entries: Sequence[Entry]
     size_bytes: int
-    reader: ChunkReader
+    reader: Reader
     of: str
 
 

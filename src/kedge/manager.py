@@ -19,7 +19,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
-from . import codec, lease, shelter
+from . import codec
+from .blobs import shelter
+from .care.retention import Plan, RetentionPolicy
+from .care.upkeep import Upkeep
 from .errors import CheckpointError, Conflict, Corrupted, NotFound, Validation
 from .model import (
     Checkpoint,
@@ -33,24 +36,23 @@ from .model import (
     parse_tags,
     to_us,
 )
-from .opening import Lock, find_keys, find_lock, keep_keyring, open_found, open_store
 from .ports import Checkpoints, EventChain, Events, Jobs, NewCheckpoint
-from .records import copy_record
-from .request import Request, parse_request
-from .retention import Plan, RetentionPolicy
-from .staging import BackgroundSaves, PendingSave
-from .upkeep import Upkeep
+from .store import lease
+from .store.background import BackgroundSaves, PendingSave
+from .store.record import copy_record
+from .store.request import Request, parse_request
+from .urls import Lock, find_keys, find_lock, keep_keyring, open_found, open_store
 
 if TYPE_CHECKING:
     from .aio import AsyncView
-    from .copying import Copying, CopyReport
+    from .care.copy import Copying, CopyReport
+    from .care.gc import GcReport
+    from .care.rebuild import RebuildReport
+    from .care.rekey import RekeyReport
+    from .care.review import Verdict
+    from .care.verify import VerifyReport
     from .diff import Diff
-    from .gc import GcReport
-    from .rebuild import RebuildReport
-    from .rekey import RekeyReport
-    from .review import Verdict
-    from .store import Store
-    from .verify import VerifyReport
+    from .store.local import Store
 
 _PAGE = 1000  # checkpoints read at once
 _SERVICES = ("http://", "https://")
@@ -439,7 +441,7 @@ class CheckpointManager:
         The next save writes those chunks again. What turns out to be sound is not marked: see the status of what this
         returns. What cannot be read now is StorageError. `verify` does the same for a whole job, or everything.
         """
-        from .verify import condemn
+        from .care.verify import condemn
 
         return condemn(self._store, parse_name("checkpoint ID", checkpoint_id), actor=self.actor)
 
@@ -493,12 +495,12 @@ class CheckpointManager:
 
         `target` keeps how far this has come: the next one goes on there instead of comparing everything.
         """
-        from .following import Following
+        from .care.follow import Following
 
         Following(self._copying(target, job, since, mirror)).run(stop=stop, changed=changed, progress=progress)
 
     def _copying(self, target: CheckpointManager, job: str | None, since: datetime | None, mirror: bool) -> Copying:
-        from .copying import Copying
+        from .care.copy import Copying
 
         if not isinstance(target, CheckpointManager):
             raise Validation(f"{target!r} is no open store", hint="open it with kedge.open(url)")
@@ -540,7 +542,7 @@ class CheckpointManager:
 
         The answer holds every checkpoint that was looked at; for long histories see `review`.
         """
-        from .retention import execute, plan
+        from .care.retention import execute, plan
 
         _check_policy(policy)
         made = plan(self._store.index, policy, job=None if job is None else parse_name("job", job))
@@ -552,7 +554,7 @@ class CheckpointManager:
         With dry_run=False it is gone when it is told, and what is not asked for stays. Memory does not grow with
         the history.
         """
-        from .review import carry_out, review
+        from .care.review import carry_out, review
 
         _check_policy(policy)
         name = None if job is None else parse_name("job", job)
@@ -587,7 +589,7 @@ class CheckpointManager:
 
     def verify(self, job: str | None = None, deep: bool = True, *, progress: Progress | None = None) -> VerifyReport:
         """Check digests of everything (deep), or that everything named exists (quick). See `kedge check`."""
-        from .verify import verify
+        from .care.verify import verify
 
         wanted = None if job is None else parse_name("job", job)
         if wanted is not None and self._store.index.job(wanted) is None:
@@ -599,7 +601,7 @@ class CheckpointManager:
 
         With `dry_run`, only what would be given back is told.
         """
-        from .gc import collect, foresee
+        from .care.gc import collect, foresee
 
         kept = self._store.at_rest()
         if dry_run:
@@ -613,7 +615,7 @@ class CheckpointManager:
 
         Whatever the index has stays as it is. Stop savers first. See `kedge rebuild`.
         """
-        from .rebuild import rebuild
+        from .care.rebuild import rebuild
 
         keys = None if self._lock is None else find_keys(self._store, self._lock)
 
@@ -642,9 +644,9 @@ class CheckpointManager:
         the data key too, every checkpoint being written anew. For keys that leaked; resumes after an interruption.
         LeaseHeld, and nothing is changed, while another change of these keys is under way.
         """
+        from .care.rekey import change_master, changing
+        from .care.rekey import rewrite as rewrite_all
         from .crypto import parse_master
-        from .rekey import change_master, changing
-        from .rekey import rewrite as rewrite_all
 
         if self._lock is None:
             raise Validation("this store is not encrypted", hint="make a new one with a key, and save there")
@@ -674,7 +676,7 @@ class CheckpointManager:
 
     def stats(self, job: str | None = None) -> Mapping[str, int]:
         """Numbers of the store, or of one job."""
-        from .verify import stats
+        from .care.verify import stats
 
         return stats(self._store, None if job is None else parse_name("job", job))
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.compat import arch, artemis, jobs, unified
-from kedge.importers import bring
+from kedge.legacy import arch, artemis, jobs, unified
+from kedge.legacy.importers import bring
 
 from .writers import artemis as old_cards
 from .writers import jobs as old_jobs

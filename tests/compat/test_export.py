@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 import kedge
 from kedge.cli import cli
-from kedge.importers import bring
-from kedge.workflow import Workflows
+from kedge.legacy.importers import bring
+from kedge.process.workflow import Workflows
 
 from .writers import artemis, jobs
 
@@ -77,7 +77,7 @@ def test_into_a_directory_that_has_others(store: Path, tmp_path: Path) -> None:
 @given(jobs.checkpoints())
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_checkpoint_there_and_back(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
-    from kedge.importers.leaving import jobs_files
+    from kedge.legacy.importers.export import jobs_files
 
     folder = tmp_path_factory.mktemp("any")
     put(folder, "a.json", document)

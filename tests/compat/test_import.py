@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 
 import kedge
-from kedge.importers import Options, Report, Verdict, bring, look
-from kedge.importers.common import salvage
+from kedge.legacy.importers import Options, Report, Verdict, bring, look
+from kedge.legacy.importers.common import salvage
 from kedge.pipeline.history import explain, find_run
-from kedge.workflow import Workflows
+from kedge.process.workflow import Workflows
 
 from .writers import artemis, geo, jobs
 

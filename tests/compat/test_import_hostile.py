@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.importers import Options, Report, Verdict, bring
-from kedge.importers.common import Unreadable, name_of
-from kedge.importers.unpickling import Pickles
+from kedge.legacy.importers import Options, Report, Verdict, bring
+from kedge.legacy.importers.common import Unreadable, name_of
+from kedge.legacy.importers.pickles import Pickles
 from kedge.model import parse_name
 
 from .writers import artemis, geo, jobs
@@ -156,7 +156,7 @@ def test_a_pickle_that_never_ends_is_given_up() -> None:
 def test_the_child_can_reach_nothing() -> None:
     code = """
 import os, socket, subprocess, sys, tempfile
-from kedge.importers import unpickling_child
+from kedge.legacy.importers import unpickling_child
 unpickling_child.confine()
 def refused(call):
     try: call()

@@ -20,8 +20,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
 import kedge
-from kedge.importers import Verdict, bring, look
 from kedge.integrations.langgraph import KedgeSaver
+from kedge.legacy.importers import Verdict, bring, look
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.blobs.memory import MemoryBlobs
-from kedge.index.sqlite import SqliteIndex
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.ports import Blobs, Index
 from kedge.testing.blobs_suite import BlobsSuite
 from kedge.testing.index_suite import IndexSuite

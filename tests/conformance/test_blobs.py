@@ -13,7 +13,7 @@ import pytest
 from kedge.blobs.faulty import FaultyBlobs, Plan
 from kedge.blobs.memory import MemoryBlobs
 from kedge.blobs.packs import PackBlobs
-from kedge.blobs.retrying import RetryingBlobs
+from kedge.blobs.retries import RetryingBlobs
 from kedge.ports import Blobs
 from kedge.testing.blobs_suite import BlobsSuite
 from tests.parts import lack
@@ -93,7 +93,7 @@ class TestPostgresBlobs(BlobsSuite):
 
     @pytest.fixture(autouse=True)
     def _database(self, postgres: Cluster) -> Iterator[None]:
-        from kedge.postgresql import Server
+        from kedge.index.postgres.server import Server
 
         self.server = Server(postgres.empty_database())
         self.server.migrate()

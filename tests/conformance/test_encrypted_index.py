@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kedge.index.files import FilesIndex, make_folder
-from kedge.index.sqlite import SqliteIndex
-from kedge.opening import Lock, unlock
+from kedge.index.files.index import FilesIndex, make_folder
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.ports import Index
-from kedge.readable import view
-from kedge.store import Store
+from kedge.store.local import Store
+from kedge.store.readable_files import view
 from kedge.testing.index_suite import IndexSuite
+from kedge.urls import Lock, unlock
 from tests.parts import require
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class TestEncryptedPostgres(IndexSuite):
         self.url = postgres.empty_database()
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
-        from kedge.index.postgres import PostgresIndex
-        from kedge.postgresql import Server
+        from kedge.index.postgres.index import PostgresIndex
+        from kedge.index.postgres.server import Server
 
         server = Server(self.url)
         server.migrate()

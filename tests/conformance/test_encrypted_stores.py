@@ -12,7 +12,7 @@ import pytest
 import kedge
 from kedge.errors import Conflict, LeaseHeld, NotFound
 from tests.parts import require
-from tests.unit.test_encryption import KEY, NAMES, fill, same, states
+from tests.unit.crypto.test_encryption import KEY, NAMES, fill, same, states
 
 require("module:cryptography")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kedge.index.files import FilesIndex, make_folder
-from kedge.index.sqlite import SqliteIndex
+from kedge.index.files.index import FilesIndex, make_folder
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.ports import Index
 from kedge.testing.index_suite import IndexSuite
 
@@ -44,8 +44,8 @@ class TestPostgresIndex(IndexSuite):
         self.url = postgres.empty_database()
 
     def open_index(self, where: Path, namespace: str = "default") -> Index:
-        from kedge.index.postgres import PostgresIndex
-        from kedge.postgresql import Server
+        from kedge.index.postgres.index import PostgresIndex
+        from kedge.index.postgres.server import Server
 
         server = Server(self.url)
         server.migrate()

@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 
 import kedge
-from kedge.records import copy_record
-from kedge.workflow import Workflows
+from kedge.process.workflow import Workflows
+from kedge.store.record import copy_record
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 RTL = "מחיר סופי \u202e gnp.exe"

@@ -9,8 +9,8 @@ import pytest
 
 import kedge
 from kedge.containers import snapshot
-from kedge.containers.exporting import export
-from kedge.containers.importing import import_archive
+from kedge.containers.archive.export import export
+from kedge.containers.archive.importer import import_archive
 from kedge.containers.inspection import inspect_archive
 
 _SCRIPT = Path(__file__).with_name("podman_counter.sh")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.containers import relay
+from kedge.containers.criu import relay
 from tests.lab import C_COUNTER, KEDGE, PYTHON, SHELL_COUNTER, Lab, lab
 from tests.parts import require
 from tests.waiting import wait_for

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge import CheckpointManager, demo
+from kedge import CheckpointManager
+from kedge.cli import demo_job
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_result_equals_an_uninterrupted_run(tmp_path: Path) -> None:
-    result = run("-m", "kedge.demo", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
+    result = run("-m", "kedge.cli.demo_job", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     account = json.loads(result.stdout)
     assert account["equal"]
@@ -57,15 +58,17 @@ def test_it_can_run_again_in_the_same_store(tmp_path: Path) -> None:
 
 
 def test_a_failing_job_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.cli.demo import Silent
+    from kedge.cli.commands.demo import Silent
 
-    monkeypatch.setattr(demo.sys, "executable", "/bin/false")
+    monkeypatch.setattr(demo_job.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="exit code 1"):
-        demo.perform(str(tmp_path / "store"), Silent(), steps=3, pause_s=0)
+        demo_job.perform(str(tmp_path / "store"), Silent(), steps=3, pause_s=0)
 
 
 def test_the_job_needs_no_numpy(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['numpy'] = None; from kedge import demo; demo.work('store', 'j', 2, 0.0)"
+    code = (
+        "import sys; sys.modules['numpy'] = None; from kedge.cli import demo_job; demo_job.work('store', 'j', 2, 0.0)"
+    )
     for _ in range(2):
         result = run("-c", code, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
@@ -73,10 +76,10 @@ def test_the_job_needs_no_numpy(tmp_path: Path) -> None:
 
 
 def test_a_step_is_the_same_every_time() -> None:
-    plate = demo.cold_plate()
+    plate = demo_job.cold_plate()
     for step in range(1, 4):
-        plate = demo.advance(plate, step)
-    again = demo.cold_plate()
+        plate = demo_job.advance(plate, step)
+    again = demo_job.cold_plate()
     for step in range(1, 4):
-        again = demo.from_bytes(demo.to_bytes(demo.advance(again, step)))
-    assert demo.to_bytes(plate) == demo.to_bytes(again)
+        again = demo_job.from_bytes(demo_job.to_bytes(demo_job.advance(again, step)))
+    assert demo_job.to_bytes(plate) == demo_job.to_bytes(again)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import kedge
-from kedge.containers import runtime
+from kedge.containers.runtime import calls
 from tests.cri import Failed
 from tests.engine import COUNT
 from tests.node import Node, node
@@ -35,7 +35,7 @@ esac
 def installer(home: Path, containerd: str, **more: str) -> Installer:
     payload = home / "payload"
     (payload / "bin").mkdir(parents=True)
-    shutil.copy(Path(runtime.__file__).with_name("kedge-runc"), payload / "bin")
+    shutil.copy(Path(calls.__file__).with_name("kedge-runc"), payload / "bin")
     (payload / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (payload / "bin/python3").chmod(0o755)
     places = {
@@ -232,7 +232,7 @@ def test_a_node(tmp_path: Path) -> None:
     """The DaemonSets run as pods of a node of its own, with a payload of this checkout: see `lived`."""
     payload = tmp_path / "payload/bin"
     payload.mkdir(parents=True)
-    shutil.copy(Path(runtime.__file__).with_name("kedge-runc"), payload)
+    shutil.copy(Path(calls.__file__).with_name("kedge-runc"), payload)
     programs = {"python3": sys.executable, "kedge": f"{sys.executable} -m kedge", "criu": shutil.which("criu")}
     for name, program in programs.items():
         (payload / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.containers.wire import encode
+from kedge.containers.protobuf import encode
 from tests.cri import Cri, Failed
 from tests.engine import COUNT, IMAGE, Containerd, containerd
 from tests.lab import COUNTER, PYTHON, lab

@@ -15,7 +15,7 @@ import pytest
 
 import kedge
 from kedge.containers.companions import companions_for
-from kedge.containers.opting import wish_of
+from kedge.containers.runtime.opt_in import wish_of
 from tests.lab import COUNTER, PYTHON, lab
 from tests.runtime_engine import KEPT, RUNTIME, Engine
 from tests.waiting import wait_for

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.containers.early import AHEAD
+from kedge.containers.runtime.early import AHEAD
 from kedge.model import Checkpoint
 from tests.engine import OURS, PLAIN, SHIM, Containerd, containerd
 from tests.lab import COUNTER, KEDGE, PYTHON, lab

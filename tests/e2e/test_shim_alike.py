@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.containers.wire import encode
+from kedge.containers.protobuf import encode
 from tests.cri import Cri, Failed
 from tests.e2e.test_pods import jobs
 from tests.e2e.test_shim import ROUNDS

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.repair import repair
+from kedge.care.repair import repair
 from tests.torture.bitflips import flip
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]

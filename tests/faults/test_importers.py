@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 import kedge
-from kedge.importers import bring, folder, geo_core, reading, unpickling_child, writing
+from kedge.legacy.importers import bring, directory, folder, geo_core, pickle_child, writer
 from tests.compat import test_import as formats
 from tests.compat import test_import_hostile as hostile
 from tests.compat.writers import jobs
@@ -74,18 +74,18 @@ def _any_name_is_harmless() -> Any:
     """The reader of pickles as the old systems had it; in this process, where a test can see what it does."""
     import pickle
 
-    return (mock.patch.object(unpickling_child.Reader, "find_class", pickle.Unpickler.find_class),)
+    return (mock.patch.object(pickle_child.Reader, "find_class", pickle.Unpickler.find_class),)
 
 
 def _random_keys() -> Any:
     def drawn(_: object) -> str:
         return os.urandom(8).hex()
 
-    return (mock.patch.object(writing, "digest", drawn),)
+    return (mock.patch.object(writer, "digest", drawn),)
 
 
 def _foreign_jobs_are_ours() -> Any:
-    return (mock.patch.object(writing.Writer, "_is_foreign", return_value=False),)
+    return (mock.patch.object(writer.Writer, "_is_foreign", return_value=False),)
 
 
 def _no_checksums() -> Any:
@@ -98,7 +98,7 @@ def _no_checksums() -> Any:
 
 
 def _order_of_names() -> Any:
-    return (mock.patch.dict(reading._SORTS, {"jobs": lambda document: 0}),)
+    return (mock.patch.dict(directory._SORTS, {"jobs": lambda document: 0}),)
 
 
 MUTANTS: dict[str, tuple[Callable[[], Any], Callable[..., None]]] = {
@@ -137,9 +137,9 @@ def test_a_reader_without_a_list_is_noticed(tmp_path: Path) -> None:
 
     mark = tmp_path / "mark"
     data = pickle.dumps(hostile.gadgets(str(mark))["posix.system"])
-    assert unpickling_child.read(data, frozenset())[0] == 1
+    assert pickle_child.read(data, frozenset())[0] == 1
     assert not mark.exists()
     (patch,) = _any_name_is_harmless()
     with patch:
-        unpickling_child.read(data, frozenset())
+        pickle_child.read(data, frozenset())
     assert mark.exists()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import CheckpointError, NoSpace, StorageError
-from kedge.index.salvage import salvage
-from kedge.index.sqlite import SqliteIndex
+from kedge.index.sqlite.index import SqliteIndex
+from kedge.index.sqlite.salvage import salvage
 from kedge.model import Checkpoint
 from kedge.testing.index_suite import chunk, record, references, save, with_chunks
 

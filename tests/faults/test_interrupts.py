@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import kedge
-from kedge.index.writes import Writes
+from kedge.index.sqlite.writes import Writes
 from tests.torture import interrupts
 
 pytestmark = [
@@ -183,7 +183,7 @@ def test_an_interrupted_save_is_not_finished_behind_the_callers_back(tmp_path: P
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with mock.patch("kedge.index.sqlite.SqliteIndex.locate", locate), pytest.raises(Interrupted):
+        with mock.patch("kedge.index.sqlite.index.SqliteIndex.locate", locate), pytest.raises(Interrupted):
             store.save("job", "step", state)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -217,7 +217,7 @@ import faulthandler, pathlib, sys
 faulthandler.dump_traceback_later(8, exit=True)  # a hang
 from unittest import mock
 from tests.faults import test_interrupts as tests
-with mock.patch("kedge.shelter.is_exposed", return_value=False):
+with mock.patch("kedge.blobs.shelter.is_exposed", return_value=False):
     tests.test_a_handler_saves_anywhere(pathlib.Path(sys.argv[1]), "small save")
 """
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=interrupts.ROOT, timeout=60, check=False)
@@ -236,7 +236,7 @@ def test_a_handler_in_the_middle_of_a_fork_is_told(tmp_path: Path) -> None:
     program = """
 import os, signal, sys, threading
 import kedge
-from kedge.index.connections import Pool
+from kedge.index.sqlite.connections import Pool
 store = kedge.open(sys.argv[1])
 store.save("job", "step", 1)
 real = Pool.pause

@@ -178,7 +178,7 @@ def test_the_end_of_a_change_compares_the_keyring_it_began_with(stores: Stores) 
 
 @on(ALL)
 def test_a_change_whose_process_died_does_not_lock_out_the_next(stores: Stores) -> None:
-    from kedge.lease import default_holder
+    from kedge.store.lease import default_holder
 
     host, _, started, machine = default_holder().rsplit(":", 3)
     stores.other._store.index.acquire_lease(KEYS, f"{host}:{2**22 + 1}:{started}:{machine}", 3600)

@@ -12,7 +12,7 @@ import kedge
 from kedge import CheckpointManager
 from kedge.llm.bills import Bill
 from kedge.llm.cache import FLIGHTS, Cache
-from kedge.store import Store
+from kedge.store.local import Store
 from tests.servers.models import ModelServer
 from tests.torture.pipelines import Killed, MortalIndex, Violation, World
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.index.state import IndexState
+from kedge.index.sqlite.closed_mark import IndexState
 
 pytestmark = pytest.mark.faults
 
@@ -48,7 +48,7 @@ def test_a_lost_log_is_not_an_empty_store(tmp_path: Path) -> None:
 
 
 def test_a_lost_log_is_repaired_from_packs(tmp_path: Path) -> None:
-    from kedge.repair import repair
+    from kedge.care.repair import repair
 
     _, large = saving(tmp_path / "store")
     (tmp_path / "store/index.sqlite-wal").unlink()

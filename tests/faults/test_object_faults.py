@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.xdist_group("s3"), pytest.mark.req
 
 
 def test_nothing_is_lost_and_no_conflict_is_false(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.backoff import Backoff
+    from kedge.blobs.backoff import Backoff
     from kedge.blobs.objects import connect
-    from kedge.blobs.retrying import RetryingBlobs
+    from kedge.blobs.retries import RetryingBlobs
 
     with fault_proxy(s3, rate=0.3) as (address, proxy):
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)

@@ -63,7 +63,7 @@ def test_a_step_that_is_not_found_again_is_noticed(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.mutant
 def test_a_map_that_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.pipeline.fanout import Map
+    from kedge.pipeline.map import Map
 
     monkeypatch.setattr(Map, "_catch_up", lambda map, *, with_results: None)
     with pytest.raises(Violation):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.containers import claims, hibernation, snapshot
+from kedge.containers import hibernation, snapshot
+from kedge.containers.runtime import claims
 from kedge.model import Lease
 from tests.unit.containers import test_pods as tests
 

@@ -113,7 +113,7 @@ def test_beside_a_writer(tmp_path: Path) -> None:
 
 
 def test_what_changed_while_it_was_read_is_not_given_out(tmp_path: Path) -> None:
-    from kedge.index.read_only import ReadOnlyFile
+    from kedge.index.sqlite.read_only import ReadOnlyFile
 
     made(tmp_path / "store")
     file = ReadOnlyFile(str(tmp_path / "store/index.sqlite"))

@@ -16,8 +16,8 @@ from unittest import mock
 import pytest
 
 import kedge
-import kedge.refiling
-from kedge.refiling import refile
+import kedge.care.repair_files
+from kedge.care.repair_files import refile
 from tests.torture.children import Child, Report
 from tests.torture.races import Background, gate_before
 
@@ -36,7 +36,7 @@ def make(report: Report, connection: Any, place: str, stage: str, is_careless: b
 
         return call
 
-    begin = kedge.refiling._begin
+    begin = kedge.care.repair_files._begin
 
     def careless(journal: Any, new: Path) -> bool:
         is_complete = begin(journal, new)
@@ -44,9 +44,9 @@ def make(report: Report, connection: Any, place: str, stage: str, is_careless: b
         return is_complete
 
     if is_careless:
-        kedge.refiling._begin = careless
+        kedge.care.repair_files._begin = careless
     name = f"kedge.refiling.{stage}"
-    real = getattr(os, stage[3:]) if stage.startswith("os.") else getattr(kedge.refiling, stage)
+    real = getattr(os, stage[3:]) if stage.startswith("os.") else getattr(kedge.care.repair_files, stage)
     with mock.patch(name, and_die(real)):
         refile(Path(place), actor="tests")
 
@@ -86,7 +86,7 @@ def test_a_new_journal_that_cannot_take_its_place(damaged: tuple[Path, dict[str,
     place = tmp_path / "store"
     shutil.copytree(damaged[0], place)
     with (
-        mock.patch("kedge.refiling.os.link", side_effect=PermissionError(errno.EPERM, "x")),
+        mock.patch("kedge.care.repair_files.os.link", side_effect=PermissionError(errno.EPERM, "x")),
         pytest.raises(kedge.StorageError, match="cannot put the new journal in place of"),
     ):
         refile(place, actor="tests")
@@ -119,10 +119,10 @@ def test_a_reader_beside_a_repair_waits_for_it(tmp_path: Path, how: str) -> None
             asked.set()
             flock(*args)
 
-        with gate_before(kedge.refiling, "_put_in_place") as gate:
+        with gate_before(kedge.care.repair_files, "_put_in_place") as gate:
             repairing = Background(refile, place, actor="tests", master=_master(how))
             gate.wait_until_reached()
-            with mock.patch("kedge.index.journal.fcntl.flock", noting):
+            with mock.patch("kedge.index.files.journal.fcntl.flock", noting):
                 reading = Background(lambda: {c.id: reader.load(c.id) for c in reader.list("job")})
                 assert asked.wait(60), "it did not wait for the repair"
             gate.open()

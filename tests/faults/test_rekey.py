@@ -29,7 +29,7 @@ SEED = 5  # two changes of keys that rewrite, the first of them of both keys, an
 CHILD = """
 import os, signal, sys
 import kedge
-import kedge.blobs.packs, kedge.index.writes
+import kedge.blobs.packs, kedge.index.sqlite.writes
 place, point, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 where = {
     "keyring": (kedge.index.writes.Writes, "set_keyring"),
@@ -145,16 +145,16 @@ def test_the_key_is_checked_at_commit_for_a_reason(tmp_path: Path) -> None:
     with kedge.open(place, key=KEY) as store, kedge.open(place, key=KEY) as other:
         fill(store)
         store.rekey(rewrite=True)
-        with mock.patch("kedge.index.writes.Writes._check_key", return_value=None):
+        with mock.patch("kedge.index.sqlite.writes.Writes._check_key", return_value=None):
             saved = other.save("j", "s", {"n": 2})
         with pytest.raises(CheckpointError):
             store.load(saved)
 
 
 def test_repair_and_rebuild_bring_an_encrypted_store_back(tmp_path: Path) -> None:
+    from kedge.care.repair import repair
     from kedge.crypto import parse_master
     from kedge.errors import Validation
-    from kedge.repair import repair
 
     place = tmp_path / "s"
     with kedge.open(place, key=KEY, encrypt_names=True) as store:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.repair import repair
+from kedge.care.repair import repair
 
 ACTOR = "tests"
 
@@ -93,7 +93,7 @@ def test_a_damaged_page_costs_what_was_on_it_only(place: Path) -> None:
 KILLED_REPAIR = """
 import os, sqlite3, sys
 from pathlib import Path
-import kedge.repair, kedge.embedded, kedge.index.salvage
+import kedge.care.repair, kedge.store.directory, kedge.index.sqlite.salvage
 
 left = int(sys.argv[2])
 

@@ -14,12 +14,22 @@ import pytest
 import zstandard
 
 import kedge
-from kedge.containers.archive import safe_spec, unpack
-from kedge.containers.extracting import Extraction
-from kedge.containers.importing import import_archive
-from kedge.containers.tar import CHARACTER, DIRECTORY, FIFO, FILE, HARD_LINK, SYMLINK, Limits, Member, TarReader
-from kedge.containers.tar_writer import TarWriter
-from kedge.containers.unpacking import PREFIX
+from kedge.containers.archive.extraction import Extraction
+from kedge.containers.archive.importer import import_archive
+from kedge.containers.archive.layout import safe_spec, unpack
+from kedge.containers.archive.scratch import PREFIX
+from kedge.containers.archive.tar import (
+    CHARACTER,
+    DIRECTORY,
+    FIFO,
+    FILE,
+    HARD_LINK,
+    SYMLINK,
+    Limits,
+    Member,
+    TarReader,
+)
+from kedge.containers.archive.tar_writer import TarWriter
 from kedge.errors import CheckpointError, Corrupted, NoSpace, NotFound, Validation
 from tests.torture.disks import tmpfs
 from tests.unit.containers.archive_writer import archive_files, tar_of
@@ -264,7 +274,7 @@ def test_names_in_an_archive_never_become_names_of_ours_unchecked(tmp_path: Path
 
 def test_an_image_whose_blob_was_changed(tmp_path: Path, files: dict[str, bytes]) -> None:
     from kedge.containers import snapshot
-    from kedge.containers.exporting import export
+    from kedge.containers.archive.export import export
 
     with kedge.open(tmp_path / "store") as store:
         done = import_archive(store, _write(tmp_path / "x.tar", files))
@@ -288,7 +298,7 @@ def test_tar_writer_notices_a_file_that_is_not_what_it_said() -> None:
 @pytest.mark.requires("tmpfs")
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, files: dict[str, bytes]) -> None:
     from kedge.containers import snapshot
-    from kedge.containers.exporting import export
+    from kedge.containers.archive.export import export
 
     files["checkpoint/pages-1.img"] = os.urandom(4096) + files["checkpoint/pages-1.img"][4096:]
     path = _write(tmp_path / "x.tar", files)
@@ -306,7 +316,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, files: dict[str, byte
 
 def test_what_a_killed_import_left_is_removed_and_no_other(tmp_path: Path, files: dict[str, bytes]) -> None:
     program = (
-        "import sys, time; from kedge.containers.unpacking import private_directory\n"
+        "import sys, time; from kedge.containers.archive.scratch import private_directory\n"
         "with private_directory(sys.argv[1]) as home:\n"
         "    (home / 'x').mkdir(); print('in', flush=True); time.sleep(100)"  # sleep: until it is killed
     )

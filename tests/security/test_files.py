@@ -18,11 +18,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import kedge
-from kedge.chunks import StoredStream
-from kedge.files import directories, filling, scan, table, tree
+from kedge.chunks import Entry, StoredStream
+from kedge.files import directories, output, scan, table, tree
 from kedge.files.restore import STAGE_PREFIX
 from kedge.files.stored import StoredFiles
-from kedge.manifest import Entry
 
 Manager = kedge.CheckpointManager
 Fields = dict[str, Any]
@@ -245,15 +244,15 @@ def test_a_directory_that_becomes_a_link_meanwhile(
 ) -> None:
     found = simple_tree(cm, tmp_path)
     step = {"directories": "_make_directories", "files": "_write_files"}[when]
-    really = getattr(filling.Filling, step)
+    really = getattr(output.Filling, step)
 
-    def swap(self: filling.Filling) -> None:
+    def swap(self: output.Filling) -> None:
         really(self)
         (stage,) = [name for name in tmp_path.iterdir() if name.name.startswith(STAGE_PREFIX.decode())]
         (stage / "sub").rename(tmp_path / "aside")
         (stage / "sub").symlink_to(outside)
 
-    monkeypatch.setattr(filling.Filling, step, swap)
+    monkeypatch.setattr(output.Filling, step, swap)
     if when == "directories":
         with pytest.raises(kedge.StorageError):
             found.write_to(tmp_path / "out")
@@ -268,15 +267,15 @@ def test_following_links_would_be_noticed(cm: Manager, tmp_path: Path, monkeypat
     found = simple_tree(cm, tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    really = filling.Filling._make_directories
+    really = output.Filling._make_directories
 
-    def swap(self: filling.Filling) -> None:
+    def swap(self: output.Filling) -> None:
         really(self)
         (stage,) = [name for name in tmp_path.iterdir() if name.name.startswith(STAGE_PREFIX.decode())]
         (stage / "sub").rmdir()
         (stage / "sub").symlink_to(elsewhere)
 
-    monkeypatch.setattr(filling.Filling, "_make_directories", swap)
+    monkeypatch.setattr(output.Filling, "_make_directories", swap)
     monkeypatch.setattr(directories, "OPEN_DIRECTORY", directories.OPEN_DIRECTORY & ~os.O_NOFOLLOW)
     found.write_to(tmp_path / "out")
     assert os.listdir(elsewhere) == ["precious"]

@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 
 import kedge
 from kedge import codec
+from kedge.codec.wire import MEDIA_TYPE, read_frame, write_frame
+from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.limits import Limits
-from kedge.wire import MEDIA_TYPE, read_frame, write_frame
-from kedge.workflow import Workflows
 from tests.server.conftest import client_of
 
 V1 = "/api/v1"
@@ -442,13 +442,13 @@ def test_limits_of_size(store: kedge.CheckpointManager) -> None:
 
 
 def test_a_page_without_its_script_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kedge.server.page import rendering
+    from kedge.server.page import templates
 
-    monkeypatch.setattr(rendering, "STATIC", tmp_path)
-    rendering._mark.cache_clear()
+    monkeypatch.setattr(templates, "STATIC", tmp_path)
+    templates._mark.cache_clear()
     try:
         shown = client.get("/", headers={"Accept": "text/html"}).text
     finally:
-        rendering._mark.cache_clear()
+        templates._mark.cache_clear()
     assert "./dev assets" in shown
     assert "htmx.min.js" not in shown

@@ -22,8 +22,8 @@ from kedge.client import AsyncClient, Client
 from kedge.client.calls import Endpoint, Endpoints
 from kedge.client.remote import RemoteManager
 from kedge.model import Lease
+from kedge.process.workflow import Workflows
 from kedge.server import create_app
-from kedge.workflow import Workflows
 from tests.server.conftest import listening
 
 

@@ -13,17 +13,17 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-import kedge.index.writes
-import kedge.request
+import kedge.index.sqlite.writes
 import kedge.server.auth
+import kedge.server.batches
 import kedge.server.hot
 import kedge.server.limits
 import kedge.server.routes.executions
 import kedge.server.routes.older
 import kedge.server.runner
 import kedge.server.tokens
-import kedge.server.turns
 import kedge.server.uploads
+import kedge.store.request
 from kedge.errors import Conflict
 from kedge.server import create_app
 from kedge.server.auth import Access, Needs
@@ -70,7 +70,7 @@ def _no_rule_on_the_short_way() -> Any:
 
 def _no_key() -> Any:
     def parse(*args: Any, idempotency_key: str | None = None, **options: Any) -> Any:
-        return kedge.request.parse_request(*args, **options)
+        return kedge.store.request.parse_request(*args, **options)
 
     return mock.patch("kedge.server.uploads.parse_request", parse)
 
@@ -98,7 +98,7 @@ def _decided_again() -> Any:
 
 
 def _no_events() -> Any:
-    return mock.patch.object(kedge.index.writes.Writes, "event", return_value=None)
+    return mock.patch.object(kedge.index.sqlite.writes.Writes, "event", return_value=None)
 
 
 def _nobody_named() -> Any:
@@ -145,12 +145,12 @@ def _valid_for_ever() -> Any:
 
 def _first_answer_for_all() -> Any:
     """Who is served together gets one answer."""
-    real = kedge.server.turns._deliver
+    real = kedge.server.batches._deliver
 
     def deliver(answers: Any) -> None:
         real([(answer, answers[0][1]) for answer, _ in answers])
 
-    return mock.patch("kedge.server.turns._deliver", deliver)
+    return mock.patch("kedge.server.batches._deliver", deliver)
 
 
 NOTICED: dict[str, tuple[Patch, Callable[..., None]]] = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kedge.server.turns import Turns
+from kedge.server.batches import Turns
 from tests.waiting import wait_for_async
 
 

@@ -77,7 +77,7 @@ def follow(report: Report, connection: Any, source: str, target: str, deaths: tu
     report("copied")
 
 
-_NOTE_EVERY = "kedge.following.NOTE_EVERY_S"
+_NOTE_EVERY = "kedge.care.follow.NOTE_EVERY_S"
 
 
 def die_following(folder: Path, *, rounds: int = 8, mutant: str = "") -> dict[str, int]:

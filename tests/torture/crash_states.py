@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import kedge
-import kedge.store
+import kedge.store.local
 
 from .children import Child, Report, describe
 from .crash import STRACE_OPTIONS, CrashState, Trace, crash_states, read_trace, snapshot
@@ -22,7 +22,7 @@ PLACE = "deep/store"  # its parent is new too
 
 def live(report: Report, connection: Connection, place: str, steps: tuple[str, ...]) -> None:
     """A child that does these steps on one store: create, save <kind>, delete, gc, close."""
-    kedge.store.WORKERS = 2
+    kedge.store.local.WORKERS = 2
     report("ready")
     connection.recv()
     store: kedge.CheckpointManager | None = None

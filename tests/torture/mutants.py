@@ -18,15 +18,15 @@ from blake3 import blake3
 
 import kedge.blobs.pack_file
 import kedge.blobs.packs
-import kedge.chunk_reader
-import kedge.copying
-import kedge.embedded
-import kedge.following
-import kedge.gc
-import kedge.index.sqlite_file
-import kedge.index.sweeping
-import kedge.index.writes
-import kedge.store
+import kedge.care.copy
+import kedge.care.follow
+import kedge.care.gc
+import kedge.index.sqlite.file
+import kedge.index.sqlite.sweep
+import kedge.index.sqlite.writes
+import kedge.store.chunk_reader
+import kedge.store.directory
+import kedge.store.local
 from kedge.index.rows import late_manifests
 
 Patch = Callable[[], Any]
@@ -38,14 +38,14 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _unsynced_index() -> Any:
     """PRAGMA synchronous=OFF instead of FULL."""
-    real = kedge.index.sqlite_file.connect
+    real = kedge.index.sqlite.file.connect
 
     def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         connection = real(*args, **kwargs)
         connection.execute("PRAGMA synchronous=OFF")
         return connection
 
-    return mock.patch("kedge.index.sqlite_file.connect", connect)
+    return mock.patch("kedge.index.sqlite.file.connect", connect)
 
 
 class _OsWithoutFileSync:
@@ -60,12 +60,12 @@ class _OsWithoutFileSync:
 
 
 def _unchecked_references() -> Any:
-    real = kedge.index.writes.Writes._check_references
+    real = kedge.index.sqlite.writes.Writes._check_references
 
     def check(self: Any, new: Any) -> None:
         real(self, replace(new, reused_chunks=()))
 
-    return mock.patch.object(kedge.index.writes.Writes, "_check_references", check)
+    return mock.patch.object(kedge.index.sqlite.writes.Writes, "_check_references", check)
 
 
 class _WithoutLateSaves:
@@ -84,8 +84,8 @@ class _WithoutLateSaves:
 
 
 def _sweep_without_late_saves() -> Any:
-    real = kedge.index.sweeping.sweep
-    return mock.patch("kedge.index.sqlite.sweep", lambda db, *rest: real(_WithoutLateSaves(db), *rest))
+    real = kedge.index.sqlite.sweep.sweep
+    return mock.patch("kedge.index.sqlite.index.sweep", lambda db, *rest: real(_WithoutLateSaves(db), *rest))
 
 
 def _unverified_chunks() -> Any:
@@ -95,12 +95,12 @@ def _unverified_chunks() -> Any:
         else:
             self._fill(entry, target, place, of)
 
-    return mock.patch.object(kedge.chunk_reader.ChunkReader, "_read_one", read)
+    return mock.patch.object(kedge.store.chunk_reader.ChunkReader, "_read_one", read)
 
 
 def _unverified_manifest() -> Any:
     return mock.patch.object(
-        kedge.store.Store, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
+        kedge.store.local.Store, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
     )
 
 
@@ -109,34 +109,34 @@ def _reader_asks_once() -> Any:
         self._fill(entry, target, place, of)
         assert blake3(target).digest() == entry.fast
 
-    return mock.patch.object(kedge.chunk_reader.ChunkReader, "_read_one", read)
+    return mock.patch.object(kedge.store.chunk_reader.ChunkReader, "_read_one", read)
 
 
 def _unsynced_compaction() -> Any:
-    real = kedge.gc._rewrite
+    real = kedge.care.gc._rewrite
 
     def rewrite(*args: Any) -> Any:
         with mock.patch.object(kedge.blobs.packs.PackWriter, "commit", _nothing):
             return real(*args)
 
-    return mock.patch("kedge.gc._rewrite", rewrite)
+    return mock.patch("kedge.care.gc._rewrite", rewrite)
 
 
 def _copies_backwards() -> Any:
-    real = kedge.copying.Copying._copy_all
-    return mock.patch.object(kedge.copying.Copying, "_copy_all", lambda self, wanted: real(self, wanted[::-1]))
+    real = kedge.care.copy.Copying._copy_all
+    return mock.patch.object(kedge.care.copy.Copying, "_copy_all", lambda self, wanted: real(self, wanted[::-1]))
 
 
 def _place_noted_first() -> Any:
     """A follower that notes how far it has come before it is there."""
-    real = kedge.following.Following._round
+    real = kedge.care.follow.Following._round
 
     def round_(self: Any, events: Any) -> Any:
         self._last, self._is_worth_noting = events[-1], True
         self._note(is_due=True)
         return real(self, events)
 
-    return mock.patch.object(kedge.following.Following, "_round", round_)
+    return mock.patch.object(kedge.care.follow.Following, "_round", round_)
 
 
 def _old_key_forgotten() -> Any:
@@ -160,9 +160,9 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
         _packs("pack_file.sync_data", _nothing),
         _packs("pack_file.sync_directory", _nothing),
     ),
-    "marker not synced": (lambda: mock.patch("kedge.embedded.os", _OsWithoutFileSync()),),
-    "store directory not synced": (lambda: mock.patch("kedge.embedded.sync_directory", _nothing),),
-    "names above the store not synced": (lambda: mock.patch("kedge.embedded._sync_names", _nothing),),
+    "marker not synced": (lambda: mock.patch("kedge.store.directory.os", _OsWithoutFileSync()),),
+    "store directory not synced": (lambda: mock.patch("kedge.store.directory.sync_directory", _nothing),),
+    "names above the store not synced": (lambda: mock.patch("kedge.store.directory._sync_names", _nothing),),
     "compaction not synced": (_unsynced_compaction,),
     "reused chunks not checked": (_unchecked_references,),
     "late saves not marked": (_sweep_without_late_saves,),
@@ -175,14 +175,14 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
             kedge.blobs.packs.PackWriter, "commit", _released(kedge.blobs.packs.PackWriter.commit)
         ),
     ),
-    "pack removed unasked": (lambda: mock.patch("kedge.gc._is_garbage", return_value=True),),
+    "pack removed unasked": (lambda: mock.patch("kedge.care.gc._is_garbage", return_value=True),),
     "copies not in order": (_copies_backwards,),
     "place noted before the copies": (_place_noted_first,),
     "reader does not ask again": (_reader_asks_once,),
     "chunk digest not checked": (_unverified_chunks,),
     "manifest digest not checked": (_unverified_manifest,),
     "lease token not checked": (
-        lambda: mock.patch.object(kedge.index.writes.Writes, "_check_lease", return_value=False),
+        lambda: mock.patch.object(kedge.index.sqlite.writes.Writes, "_check_lease", return_value=False),
     ),
     "old data key forgotten at once": (_old_key_forgotten,),
     "lease of keys not checked": (
@@ -192,7 +192,7 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
         ),
     ),
     "lease token not checked by PostgreSQL": (
-        lambda: mock.patch("kedge.index.postgres_writes.check_lease", return_value=False),
+        lambda: mock.patch("kedge.index.postgres.writes.check_lease", return_value=False),
     ),
 }
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import kedge
 from kedge import CheckpointManager, Retry
-from kedge.index.sqlite import SqliteIndex
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.pipeline.history import find_run
 from kedge.pipeline.keys import digest_of
-from kedge.store import Store
+from kedge.store.local import Store
 
 AT_ONCE = Retry(times=6, delay_s=0)
 

@@ -5,13 +5,13 @@ from contextlib import suppress
 
 import numpy  # noqa: F401
 
+import kedge.care.gc
+import kedge.care.retention
+import kedge.care.verify
 import kedge.codec
 import kedge.diff
-import kedge.embedded
-import kedge.gc
 import kedge.manager
-import kedge.retention
-import kedge.verify
+import kedge.store.directory
 
 from . import bitflips, children, crash_states, many_processes, mutants, syscalls
 

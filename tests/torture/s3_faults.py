@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import kedge
-from kedge.backoff import Backoff
+from kedge.blobs.backoff import Backoff
 from kedge.errors import Corrupted
 from tests.servers.fault_proxy import HARSH, fault_proxy
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import kedge
-import kedge.store
+import kedge.store.local
 
 from .children import Child, Report, describe
 from .ledger import Ledger, Violation, about
@@ -70,7 +70,7 @@ def _opened(place: str) -> kedge.CheckpointManager:
 
 def operate(report: Report, connection: Connection, name: str, place: str) -> None:
     """A child that does one operation under the eyes of strace, and again, unobserved, if it failed."""
-    kedge.store.WORKERS = 1  # every thread's calls come in the same order each time
+    kedge.store.local.WORKERS = 1  # every thread's calls come in the same order each time
     if name != "create":
         _opened(place).stats()
     for _ in range(2):

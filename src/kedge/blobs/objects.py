@@ -38,10 +38,10 @@ from obstore.store import from_url
 
 from kedge.errors import Corrupted, NotFound, ReadOnly, StorageError, Unavailable, Validation
 from kedge.ports import Buffer
-from kedge.workers import Workers
 
 from .owner import claim
 from .pack_file import check_header, header
+from .workers import Workers
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from kedge.errors import StorageError, UnsupportedFormat, Validation, storage_error
-from kedge.sharing import share
 
 from .direct import BLOCK_BYTES, Input, Output, forget_after_fork, round_up, sync_data, sync_directory
+from .group_files import share
 
 MAGIC = b"KDPACK1\n"
 FORMAT = 1

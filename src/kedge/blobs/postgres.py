@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import LiteralString
 
 from kedge.errors import Corrupted, NotFound, StorageError, Validation
+from kedge.index.postgres.server import Connection, Server
 from kedge.ports import Buffer
-from kedge.postgresql import Connection, Server
 
 GRACE_S = 3600.0
 

@@ -13,16 +13,17 @@ from typing import Any, NoReturn
 
 import click
 
+from kedge.terminal.text import columns
+
 from .failures import report_failure
 from .session import shared_options
-from .text import columns
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Save and bring back": {
         "save": ("save", "Save JSON, files or a directory tree as a checkpoint."),
         "restore": ("restore", "Bring a state back: to stdout, files or a directory."),
         "export": ("export", "Write checkpoints as plain JSON, .npy and .bin files."),
-        "import": ("importing", "Bring checkpoints of an older system into the store."),
+        "import": ("import_", "Bring checkpoints of an older system into the store."),
     },
     "Look": {
         "jobs": ("find", "List the jobs of the store."),
@@ -41,14 +42,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Containers": {
         "container": ("container", "Freeze containers and bring them back."),
         "pod": ("pod", "Keep pods of Kubernetes, let them sleep, wake them."),
-        "preempt": ("preempting", "Keep all opted-in containers when the machine must go."),
-        "process": ("processes", "Run commands that survive being stopped; freeze processes."),
+        "preempt": ("preempt", "Keep all opted-in containers when the machine must go."),
+        "process": ("process", "Run commands that survive being stopped; freeze processes."),
     },
     "Change": {
         "tag": ("change", "Set or remove tags of a checkpoint."),
         "pin": ("change", "Keep a checkpoint from every cleanup."),
-        "copy": ("copying", "Copy a job to a new name, or a store to another."),
-        "sync": ("copying", "Keep a second store behind a first."),
+        "copy": ("copy", "Copy a job to a new name, or a store to another."),
+        "sync": ("copy", "Keep a second store behind a first."),
         "delete": ("change", "Delete checkpoints."),
         "cleanup": ("cleanup", "Delete old checkpoints by a policy."),
     },
@@ -61,8 +62,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "rebuild": ("care", "Rebuild a lost index from the packs."),
         "migrate": ("care", "Make or upgrade the tables of a store."),
         "gc": ("care", "Give back the space of deleted checkpoints."),
-        "key": ("keys", "Make a key for an encrypted store, or show which."),
-        "rekey": ("keys", "Change the keys of an encrypted store."),
+        "key": ("key", "Make a key for an encrypted store, or show which."),
+        "rekey": ("key", "Change the keys of an encrypted store."),
         "audit": ("audit", "Prove that the log of all changes is whole."),
         "doctor": ("doctor", "Say what this machine and store can do."),
     },
@@ -84,7 +85,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in MODULES:
             return None
-        command = getattr(import_module(f"kedge.cli.{MODULES[cmd_name]}"), f"{cmd_name}_command")
+        command = getattr(import_module(f"kedge.cli.commands.{MODULES[cmd_name]}"), f"{cmd_name}_command")
         assert isinstance(command, click.Command)  # states the convention of these modules  # nosec B101
         return command
 

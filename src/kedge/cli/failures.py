@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from .text import columns, labelled
+from kedge.terminal.text import columns, labelled
 
 USAGE, INTERRUPTED = 2, 130
 

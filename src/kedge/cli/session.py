@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
-from .text import replace_unsafe
+from kedge.terminal.text import replace_unsafe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ class Session(NamedTuple):
     def directory(self) -> Path:
         """Where the embedded store is, whether it exists or not."""
         from kedge.errors import Validation
-        from kedge.opening import directory_of
+        from kedge.urls import directory_of
 
         path = directory_of(self.url)
         if path is None or self.url.startswith("files:"):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
-from kedge.asjson import checkpoint_from_json, event_from_json, job_from_json
+from kedge.care.retention import RetentionPolicy
+from kedge.documents import checkpoint_from_json, event_from_json, job_from_json
 from kedge.model import Checkpoint, Event, Job, Lease
 from kedge.ports import EventChain
-from kedge.retention import RetentionPolicy
 
 if TYPE_CHECKING:
     from .connection import AsyncClient, Client

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import httpx
 
 from kedge import errors
+from kedge.codec.wire import Frame, read_frame
 from kedge.errors import CheckpointError, Unavailable, Validation
-from kedge.wire import Frame, read_frame
 
 from .calls import Call, Endpoints
 

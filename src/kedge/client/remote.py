@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from kedge import codec
-from kedge.asjson import checkpoint_from_json
+from kedge.care.gc import GcReport
+from kedge.care.retention import Kept, Plan, RetentionPolicy
+from kedge.care.review import Verdict
+from kedge.care.verify import Problem, VerifyReport
+from kedge.codec.wire import size_of_frame, write_frame
 from kedge.diff.changes import Change, ChangeKind, Diff
+from kedge.documents import checkpoint_from_json
 from kedge.errors import CheckpointError, NotFound, Validation
-from kedge.gc import GcReport
 from kedge.manager import CheckpointManager, Progress
-from kedge.manifest import Manifest
 from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease, parse_name
 from kedge.ports import Checkpoints, EventChain, Events, Jobs
-from kedge.request import Request
-from kedge.retention import Kept, Plan, RetentionPolicy
-from kedge.review import Verdict
-from kedge.verify import Problem, VerifyReport
-from kedge.wire import size_of_frame, write_frame
+from kedge.store.manifest import Manifest
+from kedge.store.request import Request
 
 from .calls import Call, Page
 from .connection import Client

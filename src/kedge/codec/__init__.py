@@ -65,6 +65,8 @@ from kedge.errors import Validation
 from kedge.ports import Buffer
 
 from . import deep, plain, summaries  # noqa: F401 - they enter their kinds
+from .decoder import Unpacker, load
+from .encoder import pack_state
 from .kinds import (
     MAX_DEPTH,
     PART_DEPTH,
@@ -78,10 +80,8 @@ from .kinds import (
     TypeSummary,
     register_builtin,
 )
-from .packing import pack_state
 from .registry import register
-from .selecting import Placement, Selection
-from .unpacking import Unpacker, load
+from .selection import Placement, Selection
 
 __all__ = [
     "encode", "decode", "outline", "buffer_targets", "parse_device", "register", "register_builtin",

@@ -17,6 +17,8 @@ import ormsgpack
 from kedge.chunks import DeviceMemory
 from kedge.errors import Corrupted, UnsupportedType
 
+from .decoder import Unpacker, read
+from .encoder import Packer
 from .kinds import (
     LEAF_DEPTH,
     MAX_DEPTH,
@@ -35,9 +37,7 @@ from .kinds import (
     kind_of,
     leaf_outlines,
 )
-from .packing import Packer
-from .sharing import Shares
-from .unpacking import Unpacker, read
+from .shared_memory import Shares
 
 _LEVELS = PART_DEPTH // 2  # of a part: looking for cycles takes frames of its own
 _MAX_PARTS_ABOVE = MAX_DEPTH // _LEVELS

@@ -20,7 +20,7 @@ from kedge.chunks import Deferred, DeviceMemory, StoredStream
 from kedge.errors import CheckpointError, Corrupted, UnsupportedType, Validation
 from kedge.ports import Buffer
 
-from .sharing import Shares
+from .shared_memory import Shares
 
 MAX_DEPTH = 10_000  # levels of containers in a state, on save and on load
 PART_DEPTH = 200  # of these, as many as are packed and unpacked by recursion: deeper states are cut into parts

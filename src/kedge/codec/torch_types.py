@@ -15,7 +15,7 @@ from kedge.chunks import Target
 from kedge.errors import UnsupportedType, Validation
 
 from .kinds import Choice, DecodeContext, EncodeContext, Leaf, Problem, Source, Tag, add, by_class
-from .sharing import Group
+from .shared_memory import Group
 from .summaries import SPARSE_LAYOUTS, TORCH_DTYPES, TensorParts, shape_of, tensor_parts
 from .torch_memory import REACHABLE, TensorMemory, allocate, bytes_of, flat, is_remote
 

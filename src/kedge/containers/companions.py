@@ -87,6 +87,6 @@ def companions_for(spec: Mapping[str, Any]) -> list[Companion]:
     )
     if not is_given:
         return []
-    from .gpu import GpuMemory
+    from .gpu.memory import GpuMemory
 
     return [GpuMemory()]

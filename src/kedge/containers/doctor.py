@@ -11,8 +11,8 @@ from pathlib import Path
 
 from . import hosts
 from .attempts import state_directory
-from .criu import criu_version
-from .criu_log import explain
+from .criu.command import criu_version
+from .criu.log import explain
 from .programs import which
 
 _CAPABILITIES = {  # number → what goes wrong without it
@@ -41,7 +41,7 @@ def findings() -> Iterator[Finding]:
     yield from _kernel()
     yield from _capabilities()
     yield _state()
-    from .gpu_findings import findings as of_gpus  # it tells its findings with the class below
+    from .gpu.findings import findings as of_gpus  # it tells its findings with the class below
 
     yield from of_gpus()
 

@@ -7,7 +7,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from .criu import criu_version
+from .criu.command import criu_version
 from .programs import which
 
 

@@ -12,16 +12,17 @@ from kedge.errors import CheckpointError
 from kedge.files import Tree
 from kedge.manager import CheckpointManager
 
-from . import archive as formats
-from . import images, snapshot
-from .archive import Config
-from .compression import Plain
-from .image_files import Directory, ImageFiles, StoredImages
-from .images import Process, Statistics
-from .importing import KEPT
-from .layers import whiteouts
-from .tar import KINDS, Limits, TarReader
-from .unpacking import private_directory
+from . import snapshot
+from .archive import layout as formats
+from .archive.compression import Plain
+from .archive.importer import KEPT
+from .archive.layers import whiteouts
+from .archive.layout import Config
+from .archive.scratch import private_directory
+from .archive.tar import KINDS, Limits, TarReader
+from .criu import images
+from .criu.image_files import Directory, ImageFiles, StoredImages
+from .criu.images import Process, Statistics
 
 MAX_CHANGES = 10_000
 HIDDEN = "(hidden)"

@@ -17,11 +17,13 @@ from kedge.errors import Conflict, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
-from . import claims, cri, hibernation, marks, opting, runc
+from . import hibernation
+from .checkpoint import Frozen, freeze_container
 from .companions import Companion
-from .freezing import Frozen, freeze_container
-from .owners import owner_of
-from .runtime import engine_of
+from .engine import cri, runc
+from .engine.owners import owner_of
+from .runtime import claims, marks, opt_in
+from .runtime.calls import engine_of
 
 # Opens the store that an engine with this environment keeps containers in.
 OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
@@ -72,8 +74,8 @@ class Workload:
         if self.facts:
             return str(self.facts["wish"]["key"])
         pod = self.container.pod
-        notes = dict(zip(opting.POD, (pod.namespace, pod.name, self.container.name), strict=True))
-        return opting.key_of(notes, owner=lambda _: owner_of(pod.name, pod.labels, pod.annotations))
+        notes = dict(zip(opt_in.POD, (pod.namespace, pod.name, self.container.name), strict=True))
+        return opt_in.key_of(notes, owner=lambda _: owner_of(pod.name, pod.labels, pod.annotations))
 
     def find(self) -> runc.Container:
         """As its runtime knows it."""

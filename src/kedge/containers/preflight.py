@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from . import network
-from .cuda import uses_cuda
 from .doctor import Finding
-from .gpu_findings import findings as gpu_findings
+from .engine.runc import Container
+from .gpu.cuda import uses_cuda
+from .gpu.findings import findings as gpu_findings
 from .pids import pids_below
 from .rootfs import find_rootfs
-from .runc import Container
 
 _KNOWN_DEVICES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx"}
 _TCP_ESTABLISHED = "01"

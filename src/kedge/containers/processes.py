@@ -22,16 +22,17 @@ from kedge.files import File
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
-from . import hosts, images, snapshot
+from . import hosts, snapshot
 from .attempts import Attempt, attempt, only_one
+from .checkpoint import Frozen, parse_options, pause_ms, process_totals
 from .companions import Companion, Phases, Report, accompanied, facts_of
-from .criu import dump, failure
-from .freezing import Frozen, parse_options, pause_ms, process_totals
+from .criu import images
+from .criu.command import dump, failure
+from .criu.pages import validate_images
 from .moved_files import replaced
-from .pages import validate_images
 from .pids import is_alive, pids_below
 from .programs import find_program
-from .thawing import Thawed, unpack_images
+from .restore import Thawed, unpack_images
 
 _BURIAL_S = 10.0
 _ALWAYS = ("--link-remap",)  # files that were deleted while they are open

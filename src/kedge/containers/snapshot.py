@@ -37,12 +37,12 @@ from kedge.files import File, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, parse_name
 
-from .images import processes as image_processes
-from .images import statistics
-from .pages import cuts
+from .criu.images import processes as image_processes
+from .criu.images import statistics
+from .criu.pages import cuts
 
 if TYPE_CHECKING:
-    from .opting import Wish
+    from .runtime.opt_in import Wish
 
 FORMAT = 1
 KINDS = ("container", "process")

@@ -9,11 +9,11 @@ vault         the open keyring of a namespace, as the store uses it: `vaults`
 
 from __future__ import annotations
 
-from .found import FoundKeys
-from .keyrings import Keyring, key_id_of, new_keyring, open_keyring, seal_keyring
-from .masters import MasterKey, find_master, new_master_text, parse_master
-from .sealing import DataKey, NameKey
-from .vaults import Vault, parse_wrapped
+from .envelope import DataKey, NameKey
+from .found_keys import FoundKeys
+from .keyring import Keyring, key_id_of, new_keyring, open_keyring, seal_keyring
+from .master import MasterKey, find_master, new_master_text, parse_master
+from .vault import Vault, parse_wrapped
 
 __all__ = [
     "DataKey",

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from kedge.errors import Validation
 from kedge.model import Checkpoint
-from kedge.store import Store
+from kedge.store.local import Store
 
 from .changes import ArrayDelta, Change, ChangeKind, Diff, TextDelta
-from .comparing import Comparison
+from .comparison import Comparison
 from .states import HeldState, State, StoredState
 from .values import brief
 

@@ -9,12 +9,11 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from kedge import codec
-from kedge.chunks import allocate
+from kedge.chunks import Entry, allocate
 from kedge.codec import BufferSummary
 from kedge.errors import Corrupted, Validation
-from kedge.manifest import Entry
 from kedge.model import Checkpoint
-from kedge.store import Store
+from kedge.store.local import Store
 
 READ_BYTES = 4 << 20  # of each side at once: several chunks, read in parallel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from kedge.rope import common_length
+from kedge.store.rope import common_length
 
 from .changes import TextDelta
 from .values import SHOWN_CHARACTERS, clip

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kedge.codec import BufferSummary, TypeSummary
-from kedge.jsonview import LONG_INT_BITS, written
+from kedge.codec.json_view import LONG_INT_BITS, written
 
 SHOWN_CHARACTERS = 200
 

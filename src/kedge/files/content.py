@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 
-from kedge.chunks import Deferred, StoredStream
-from kedge.manifest import Entry
+from kedge.chunks import Deferred, Entry, StoredStream
 from kedge.ports import Buffer
 
 from .directories import Directories

@@ -23,7 +23,7 @@ from kedge.chunks import StoredStream
 from kedge.errors import CheckpointError, Conflict, storage_error
 
 from .directories import OPEN_DIRECTORY, Directories
-from .filling import Filling, Wishes
+from .output import Filling, Wishes
 from .table import DIRECTORY, Table, shown
 
 STAGE_PREFIX = b".kedge-restore-"

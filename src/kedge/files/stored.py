@@ -8,9 +8,8 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from kedge.chunks import Deferred, StoredStream, allocate, cut_by_content
+from kedge.chunks import Deferred, Entry, StoredStream, allocate, cut_by_content
 from kedge.errors import Corrupted
-from kedge.manifest import Entry
 
 from .table import MAX_TABLE_BYTES, Table, parse_table
 

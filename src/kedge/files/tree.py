@@ -126,7 +126,7 @@ class Tree:
         disk. Nothing is ever written outside of `destination`, whatever the store holds. `progress(done, total)` counts
         bytes.
         """
-        from .filling import Wishes
+        from .output import Wishes
         from .restore import write_tree
 
         stored = _must_be_stored(self._stored, self)
@@ -182,7 +182,7 @@ class File:
         progress: Progress | None = None,
     ) -> None:
         """Write the file as `destination`: whole and durable or not at all. Conflict if it exists, unless overwrite."""
-        from .filling import Wishes
+        from .output import Wishes
         from .restore import write_file
 
         stored = _must_be_stored(self._stored, self)

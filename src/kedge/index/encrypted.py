@@ -44,8 +44,8 @@ from kedge.ports import (
     Seen,
 )
 
-from .filtering import check_filter, matches
-from .groupcommit import one_by_one
+from .group_commit import one_by_one
+from .metadata_filter import check_filter, matches
 from .sealed_rows import TOKEN, SealedRows
 
 _PAGE = 256

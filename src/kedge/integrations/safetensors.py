@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kedge.browsing import StoredState, children, open_state, with_content
 from kedge.codec import BufferSummary, TypeSummary
+from kedge.codec.json_view import to_json_view
 from kedge.codec.summaries import TORCH_DTYPES
+from kedge.diff.outline import StoredState, children, open_state, with_content
 from kedge.errors import Corrupted, UnsupportedType, Validation, storage_error
-from kedge.jsonview import to_json_view
 from kedge.manager import CheckpointManager
 
 _MOST_HEADER_BYTES = 100_000_000  # the format's own limit

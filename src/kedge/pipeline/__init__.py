@@ -16,12 +16,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from .decorated import Pipeline, current_run, pipeline
+from .declaration import Pipeline, current_run, pipeline
 from .retry import Retry
 from .run import Run
 from .signals import Paused
 from .step import step
-from .waiting import Approval, decide, send
+from .wait import Approval, decide, send
 
 run = Run
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from kedge.errors import LeaseHeld
-from kedge.lease import is_holder_gone, machine, started
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
+from kedge.store.lease import is_holder_gone, machine, started
 
 
 def this_process() -> dict[str, object]:

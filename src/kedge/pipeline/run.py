@@ -17,19 +17,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from kedge.errors import (
-    Cancelled,
-    CheckpointError,
-    Conflict,
-    LeaseHeld,
-    LeaseLost,
-    Validation,
-)
+from kedge.errors import Cancelled, CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
-from kedge.opening import reachable
+from kedge.urls import reachable
 
-from . import waiting
+from . import wait as waiting
 from .account import Account
 from .attempt import Isolation
 from .calls import Calls, one_line, traceback_of
@@ -297,7 +290,7 @@ class Run:
         again when the run is resumed. With collect=False the answer reads results from the store as you iterate over
         it, and nothing but 16 bytes for each item is kept in memory.
         """
-        from .fanout import Map, check_function, name_of, parse_map_options
+        from .map import Map, check_function, name_of, parse_map_options
 
         options = parse_map_options(workers, executor, order, on_error, retries, timeout_s, collect)
         declared = parse_options(0, None, "process", version).version

@@ -17,11 +17,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
 from starlette.types import Message, Receive, Scope, Send
 
-from kedge.asjson import checkpoint_json
+from kedge.documents import checkpoint_json
 from kedge.errors import CheckpointError
 
-from .answers import JsonAnswer
 from .auth import Access, Needs, recall_caller, rule_of
+from .responses import JsonAnswer
 from .routes.checkpoints import get_checkpoint
 from .routes.saves import MAX_KEY, save_checkpoint
 from .schemas import NAME_PATTERN

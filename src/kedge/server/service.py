@@ -14,12 +14,12 @@ from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
+from .batches import Turns
 from .events import Feeds
 from .limits import Limits
 from .metrics import Metrics
 from .tasks import Tasks
 from .tokens import ACCESS, Tokens
-from .turns import Turns
 from .uploads import PlainSave, save_each
 
 T = TypeVar("T")

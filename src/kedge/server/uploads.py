@@ -15,15 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
 from kedge import codec
-from kedge.browsing import children
 from kedge.codec import BufferSummary
+from kedge.codec.json_view import from_json
 from kedge.codec.summaries import dtype_size, shape_of
+from kedge.codec.wire import read_frame
+from kedge.diff.outline import children
 from kedge.errors import Corrupted, TooLarge, Validation
 from kedge.files import FilesSummary
-from kedge.jsonview import from_json
 from kedge.model import Checkpoint, Lease
-from kedge.request import Request, parse_request
-from kedge.wire import read_frame
+from kedge.store.request import Request, parse_request
 
 from .limits import Limits
 from .schemas import Save

@@ -5,8 +5,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from kedge.containers.tar import DIRECTORY, HARD_LINK, SYMLINK, Member
-from kedge.containers.tar_writer import TarWriter
+from kedge.containers.archive.tar import DIRECTORY, HARD_LINK, SYMLINK, Member
+from kedge.containers.archive.tar_writer import TarWriter
 from tests.unit.containers.criu_writer import write_dump
 
 

@@ -4,8 +4,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kedge.containers.images import COMMON, MAGIC, SERVICE
-from kedge.containers.wire import encode
+from kedge.containers.criu.images import COMMON, MAGIC, SERVICE
+from kedge.containers.protobuf import encode
 
 Fields = Sequence[tuple[int, int | bytes | str]]
 

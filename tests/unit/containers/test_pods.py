@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.containers import attempts, claims, cri, exits, grpc, hibernation, marks, pods
-from kedge.containers.opting import Wish, has_made_up_name, key_of, wish_of
-from kedge.containers.owners import owner_of
+from kedge.containers import attempts, hibernation, pods
+from kedge.containers.engine import cri, grpc
+from kedge.containers.engine.owners import owner_of
+from kedge.containers.runtime import claims, exits, marks
+from kedge.containers.runtime.opt_in import Wish, has_made_up_name, key_of, wish_of
 from kedge.containers.snapshot import find_for
 from kedge.model import Lease
 

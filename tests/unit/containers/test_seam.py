@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kedge.containers import relay
 from kedge.containers.attempts import Attempt, attempt
-from kedge.containers.criu import seam
+from kedge.containers.criu import relay
+from kedge.containers.criu.command import seam
 
 
 def test_a_folder_with_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .laying import Channel
+from .layout import Channel
 
 MOST_CHECKPOINTS = 128
 MOST_VIEWS = 4096

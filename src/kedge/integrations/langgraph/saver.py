@@ -24,14 +24,15 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.serde.types import ERROR
 
-from kedge import codec, lease
+from kedge import codec
 from kedge.errors import Conflict, LeaseHeld, NotFound, UnsupportedType, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
-from kedge.request import parse_request
+from kedge.store import lease
+from kedge.store.request import parse_request
 
 from . import history, names
-from .laying import WHOLE_BYTES, Channel, NeedsStreams, decode, encode, lay_channel, lay_tree
+from .layout import WHOLE_BYTES, Channel, NeedsStreams, decode, encode, lay_channel, lay_tree
 from .memory import Laid, Memory
 
 PendingWrites = list[tuple[str, str, Any]]  # a name, because inside the class `list` is a method

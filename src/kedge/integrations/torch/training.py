@@ -13,7 +13,7 @@ import torch
 from kedge.errors import NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
-from kedge.staging import PendingSave
+from kedge.store.background import PendingSave
 
 _RANDOM, _STEP = "random", "step"
 

@@ -3,8 +3,8 @@
     rendering.py     who may see a page, templates, errors as pages
     jobs.py          jobs, and the history of one
     checkpoints.py   a checkpoint, its state, what can be done with it
-    comparing.py     two of them, or one and a live job
-    retaining.py     policies, and what they would delete
+    comparison.py     two of them, or one and a live job
+    retention.py     policies, and what they would delete
     running.py       runs, their items, models; asking.py: approvals
     storage.py       what grew, what gc would free, the log of changes
     session.py       signing in
@@ -24,8 +24,8 @@ from starlette.types import Scope
 from kedge.errors import NotFound
 from kedge.server.problems import of_starlette
 
-from . import checkpoints, comparing, jobs, retaining, running, session, storage
-from .rendering import STATIC, error_page
+from . import checkpoints, comparison, jobs, retention, runs, session, storage
+from .templates import STATIC, error_page
 
 
 class _Files(StaticFiles):
@@ -38,7 +38,7 @@ class _Files(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
-    for each in (jobs, checkpoints, comparing, retaining, running, storage, session):
+    for each in (jobs, checkpoints, comparison, retention, runs, storage, session):
         app.router.routes.extend(each.router.routes)
     app.mount("/static", _Files(directory=STATIC), name="static")
     app.add_exception_handler(404, _nowhere)

@@ -8,14 +8,14 @@ from urllib.parse import quote
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from kedge.browsing import StoredState
+from kedge.diff.outline import StoredState
 from kedge.errors import Corrupted
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server.runner import resume
 
 from . import states
-from .rendering import PageRoute, Reader, Writer, answer, pretty, see
+from .templates import PageRoute, Reader, Writer, answer, pretty, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

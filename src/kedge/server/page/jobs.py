@@ -11,16 +11,16 @@ from fastapi import APIRouter, Form, Query, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
-from kedge.cli.text import size
+from kedge.care.retention import RetentionPolicy
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, parse_name
 from kedge.pipeline.owner import newest_status
-from kedge.retention import RetentionPolicy
+from kedge.terminal.text import size
 
 from .charts import sparkline, timeline
 from .graph import MAX_LANES, Row, lanes_of, lay_out
-from .rendering import PageRoute, Reader, Writer, answer, find_job, see
-from .retaining import policy_in_words
+from .retention import policy_in_words
+from .templates import PageRoute, Reader, Writer, answer, find_job, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

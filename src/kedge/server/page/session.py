@@ -11,7 +11,7 @@ from starlette.responses import Response
 from kedge.errors import NotAllowed
 from kedge.server.auth import find_token, forget_token, keep_token, public, service_of
 
-from .rendering import NAMESPACE, PageRoute, Reader, page, see
+from .templates import NAMESPACE, PageRoute, Reader, page, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from kedge.browsing import StoredState, children, inside, open_state
-from kedge.cli.tree import describe, is_plain, is_short
 from kedge.codec import BufferSummary
+from kedge.diff.outline import StoredState, children, inside, open_state
 from kedge.errors import NotFound, Validation
 from kedge.files import FilesSummary
 from kedge.manager import CheckpointManager
+from kedge.terminal.tree import describe, is_plain, is_short
 
 from .charts import histogram
 

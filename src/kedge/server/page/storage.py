@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from kedge.cli.text import count_of, exactly, size
 from kedge.manager import CheckpointManager
 from kedge.model import Job
 from kedge.server.auth import Access
 from kedge.server.service import Service
 from kedge.server.tasks import Report
+from kedge.terminal.text import count_of, exactly, size
 
 from .charts import stacked_bars
 from .growth import MOST_JOBS, SPANS, Grown, Growth
-from .rendering import Administrator, PageRoute, Reader, answer, see
+from .templates import Administrator, PageRoute, Reader, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -8,16 +8,17 @@ from fastapi import APIRouter, Body, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from kedge.asjson import checkpoint_json
+from kedge.codec.json_view import from_json
+from kedge.documents import checkpoint_json
 from kedge.errors import NotFound, Validation
-from kedge.jsonview import from_json
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Reads, Writes
-from kedge.server.routes import API, PROBLEMS
-from kedge.server.routes.jobs import PageSize
+from kedge.server.responses import JsonAnswer
+
+from . import API, PROBLEMS
+from .jobs import PageSize
 
 router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS)
 

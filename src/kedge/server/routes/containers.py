@@ -7,14 +7,15 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from kedge.asjson import checkpoint_json
+from kedge.documents import checkpoint_json
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Reads
-from kedge.server.routes import API, PROBLEMS
-from kedge.server.routes.jobs import PageSize
-from kedge.server.routes.runs import NameCursor, page_of
+from kedge.server.responses import JsonAnswer
+
+from . import API, PROBLEMS
+from .jobs import PageSize
+from .runs import NameCursor, page_of
 
 router = APIRouter(prefix=API, tags=["containers"], responses=PROBLEMS)
 

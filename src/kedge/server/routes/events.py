@@ -8,12 +8,13 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from kedge.asjson import event_json
+from kedge.documents import event_json
 from kedge.errors import Unavailable, Validation
 from kedge.model import Event
 from kedge.server import schemas
 from kedge.server.auth import Access, Reads
-from kedge.server.routes import API, PROBLEMS
+
+from . import API, PROBLEMS
 
 router = APIRouter(prefix=API, tags=["events"], responses=PROBLEMS)
 

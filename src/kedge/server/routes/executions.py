@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
 
-from kedge.jsonview import to_json_view
+from kedge.codec.json_view import to_json_view
 from kedge.manager import CheckpointManager
 from kedge.pipeline.owner import newest_status
-from kedge.pipeline.waiting import decide
+from kedge.pipeline.wait import decide
+from kedge.process.workflow import Workflows
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Access, Reads, Writes
-from kedge.server.routes import API, PROBLEMS
-from kedge.server.routes.jobs import PageSize
-from kedge.server.routes.runs import NameCursor, Prefix, page_of
-from kedge.workflow import Workflows
+from kedge.server.responses import JsonAnswer
+
+from . import API, PROBLEMS
+from .jobs import PageSize
+from .runs import NameCursor, Prefix, page_of
 
 router = APIRouter(prefix=API, tags=["executions"], responses=PROBLEMS)
 

@@ -11,7 +11,8 @@ from kedge.errors import Unavailable
 from kedge.server import schemas
 from kedge.server.auth import Reads, public, service_of
 from kedge.server.metrics import CONTENT_TYPE
-from kedge.server.routes import PROBLEMS
+
+from . import PROBLEMS
 
 router = APIRouter(tags=["operations"], responses=PROBLEMS)
 

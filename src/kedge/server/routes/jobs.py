@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from kedge.asjson import job_json
+from kedge.documents import job_json
 from kedge.errors import NotFound
 from kedge.server import schemas
 from kedge.server.auth import Reads
-from kedge.server.routes import API, PROBLEMS
+
+from . import API, PROBLEMS
 
 router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS)
 

@@ -10,9 +10,10 @@ from kedge.llm import Bill, totals
 from kedge.llm.cache import JOB
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Reads
-from kedge.server.routes import API, PROBLEMS
+from kedge.server.responses import JsonAnswer
+
+from . import API, PROBLEMS
 
 router = APIRouter(prefix=API, tags=["llm"], responses=PROBLEMS)
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Body, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from kedge.browsing import open_state, with_content
+from kedge.codec.json_view import to_json_view
+from kedge.diff.outline import open_state, with_content
 from kedge.errors import NotFound
-from kedge.jsonview import to_json_view
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server import schemas

@@ -8,13 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request
 from starlette.responses import Response
 
-from kedge.asjson import event_json
+from kedge.documents import event_json
 from kedge.errors import Unauthorized
-from kedge.lease import default_holder
 from kedge.manager import CheckpointManager
 from kedge.model import Lease
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import (
     Administers,
     Reads,
@@ -26,10 +24,13 @@ from kedge.server.auth import (
     refuse_other_sites,
     service_of,
 )
-from kedge.server.routes import API, PROBLEMS
-from kedge.server.routes.checkpoints import Cursor
-from kedge.server.routes.jobs import PageSize
+from kedge.server.responses import JsonAnswer
 from kedge.server.tasks import Report
+from kedge.store.lease import default_holder
+
+from . import API, PROBLEMS
+from .checkpoints import Cursor
+from .jobs import PageSize
 
 router = APIRouter(prefix=API, tags=["operations"], responses=PROBLEMS)
 

@@ -6,15 +6,16 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from kedge.asjson import job_json, plan_json
+from kedge.care.retention import RetentionPolicy
+from kedge.documents import job_json, plan_json
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Job
-from kedge.retention import RetentionPolicy
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Reads, Writes
-from kedge.server.routes import API, PROBLEMS
+from kedge.server.responses import JsonAnswer
+
+from . import API, PROBLEMS
 
 router = APIRouter(prefix=API, tags=["retention"], responses=PROBLEMS)
 

@@ -7,19 +7,20 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query
 
-from kedge.asjson import checkpoint_json
+from kedge.documents import checkpoint_json
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.pipeline.history import cancel, explain, find_run, logs_of, run_of
 from kedge.pipeline.keys import show
-from kedge.pipeline.waiting import send
+from kedge.pipeline.wait import send
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Reads, Writes
-from kedge.server.routes import API, PROBLEMS
-from kedge.server.routes.checkpoints import Cursor
-from kedge.server.routes.jobs import PageSize
+from kedge.server.responses import JsonAnswer
+
+from . import API, PROBLEMS
+from .checkpoints import Cursor
+from .jobs import PageSize
 
 router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS)
 

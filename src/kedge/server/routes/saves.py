@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 
-from kedge.asjson import checkpoint_json
+from kedge.documents import checkpoint_json
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Writes
-from kedge.server.routes import API, PROBLEMS
+from kedge.server.responses import JsonAnswer
 from kedge.server.uploads import Upload, options_of, receive
+
+from . import API, PROBLEMS
 
 router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS)
 

@@ -8,22 +8,23 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from starlette.responses import Response, StreamingResponse
 
-from kedge.asjson import checkpoint_json
-from kedge.browsing import StoredState, inside, open_state, split_at_tree, with_content
 from kedge.codec import BufferSummary
+from kedge.codec.json_view import to_json_view
+from kedge.codec.wire import MEDIA_TYPE, size_of_frame, write_frame
+from kedge.diff.npy import npy_header
+from kedge.diff.outline import StoredState, inside, open_state, split_at_tree, with_content
+from kedge.documents import checkpoint_json
 from kedge.errors import NotFound, TooLarge, Validation
 from kedge.files import FilesSummary, Tree
-from kedge.jsonview import to_json_view
 from kedge.manager import CheckpointManager
-from kedge.manifest import Manifest
 from kedge.model import Checkpoint
-from kedge.npy import npy_header
 from kedge.server import schemas
-from kedge.server.answers import JsonAnswer
 from kedge.server.auth import Access, Reads, Writes
-from kedge.server.routes import API, PROBLEMS
+from kedge.server.responses import JsonAnswer
 from kedge.server.runner import resume
-from kedge.wire import MEDIA_TYPE, size_of_frame, write_frame
+from kedge.store.manifest import Manifest
+
+from . import API, PROBLEMS
 
 router = APIRouter(prefix=API, tags=["states"], responses=PROBLEMS)
 

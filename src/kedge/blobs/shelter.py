@@ -1,0 +1,194 @@
+"""Calls of the main thread, run in another one: no signal handler can interrupt them there.
+
+Python runs signal handlers in the main thread, between any two steps of whatever it is doing. If that holds a lock, a
+handler that saves waits for ever for a lock of its own thread; if the handler raises, as Ctrl-C does, what was begun
+stays half-done. So the main thread holds no lock and changes no state of a store: it hands over what it wants
+done, and waits. A handler that comes meanwhile can do the same.
+
+What interrupts the waiting is raised when the call has ended, which it is told to do (`give_up_if_abandoned`), so that
+nothing happens behind the caller's back; after `PATIENCE_S` at most.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar, cast
+
+from kedge.errors import StorageError
+
+from .workers import Workers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PATIENCE_S = 5.0
+_LOOK_EVERY_S = 0.05  # for a signal that came just before the waiting began: Python looks only when something happens
+_MOST_HELPERS = 1000  # as many calls as handlers interrupt each other
+
+
+class Abandoned(BaseException):
+    """Whoever asked for this has gone. Never leaves this module: nobody is there to see it."""
+
+
+class _Call:
+    """One call on its way through a helper."""
+
+    __slots__ = ("_function", "_turn", "error", "is_abandoned", "is_done", "result", "wake")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._turn = [True]  # taken by the thread that runs it: popping from a list is one step
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_abandoned = False
+        self.is_done = False
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    def __call__(self) -> None:
+        try:
+            self._turn.pop()
+        except IndexError:
+            return  # begun twice, see `_leave`
+        _here.call = self
+        try:
+            give_up_if_abandoned()
+            self.result = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised where the call came from
+            self.error = error
+        finally:
+            _here.call = None
+            self.is_done = True
+            self.wake.release()
+
+    def wait(self, begin: Callable[[], None], patience_s: float = PATIENCE_S) -> Any:
+        """In the main thread: begin, and answer what the call came to."""
+        try:
+            begin()
+            while not self.wake.acquire(timeout=_LOOK_EVERY_S):
+                pass
+        except BaseException:  # a signal handler raised
+            self._leave(begin, patience_s)
+            raise
+        try:
+            if self.error is not None:
+                raise self.error
+            return self.result
+        finally:
+            self.error = None  # whose traceback leads here
+
+    def _leave(self, begin: Callable[[], None], patience_s: float) -> None:
+        """Nothing depends on this being finished: an interrupt here leaves a call that ends by itself."""
+        self.is_abandoned = True
+        begin()  # it may not have come to that; who comes second finds it taken
+        until = time.monotonic() + patience_s
+        while not self.is_done and time.monotonic() < until:
+            try:
+                self.wake.acquire(timeout=_LOOK_EVERY_S)
+            except BaseException:  # noqa: BLE001 - the first one is on its way, and this one would not end sooner
+                continue
+
+
+class _Process:
+    """What is different in a forked child: which thread is the main one, and who helps it."""
+
+    def __init__(self) -> None:
+        self.is_forking = False
+        self.renew()
+
+    def renew(self) -> None:
+        self.main_thread = threading.main_thread().ident
+        self._helpers = Workers(_MOST_HELPERS, "kedge-call", keep=2)
+
+    def start(self, task: Callable[[], None]) -> None:
+        if self.is_forking:  # by this thread, and everybody else waits until it is done
+            raise StorageError("a signal handler cannot use a store while its process forks", hint="try again later")
+        self._helpers.start(task)
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.renew)
+
+
+def forking(is_forking: bool) -> None:
+    """Called by whoever stops the work of others for a fork, before and after."""
+    _process.is_forking = is_forking and threading.get_ident() == _process.main_thread
+
+
+class _Here(threading.local):
+    call: _Call | None = None
+
+
+_here = _Here()
+
+
+def give_up_if_abandoned() -> None:
+    """Between two steps of something long, and before what others will see: end here if nobody waits any more."""
+    call = _here.call
+    if call is not None and call.is_abandoned:
+        raise Abandoned
+
+
+def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(…)`, where no signal handler can interrupt it."""
+    if not is_exposed():
+        return function(*args, **kwargs)
+    call = _Call(functools.partial(function, *args, **kwargs))
+    return cast(T, call.wait(lambda: _process.start(call)))
+
+
+def wait_for(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """The same for what only waits: an interrupt ends the waiting at once."""
+    if not is_exposed():
+        return function(*args, **kwargs)
+    call = _Call(functools.partial(function, *args, **kwargs))
+    return cast(T, call.wait(lambda: _process.start(call), patience_s=0.0))
+
+
+def is_exposed() -> bool:
+    """Whether signal handlers run in this thread."""
+    return threading.get_ident() == _process.main_thread
+
+
+def sheltered(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator: every call runs as with `run`."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(function, *args, **kwargs)
+
+    return call
+
+
+class Turns:
+    """Calls of the main thread that must not overtake each other: a save from a handler comes behind the one it met."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Call] = SimpleQueue()
+        self._serving = threading.Lock()
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not is_exposed():
+            return function(*args, **kwargs)
+        call = _Call(functools.partial(function, *args, **kwargs))
+
+        def begin() -> None:
+            self._queue.put(call)
+            _process.start(self._serve)
+
+        return cast(T, call.wait(begin))
+
+    def _serve(self) -> None:
+        """All that wait, not only the call this came for: an interrupt may have come before another's."""
+        with self._serving:
+            while True:
+                try:
+                    call = self._queue.get_nowait()
+                except Empty:
+                    return
+                call()

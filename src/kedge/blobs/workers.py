@@ -1,0 +1,124 @@
+"""Threads that work until the very end of the program.
+
+Python closes its own pools before it waits for other threads and before it calls exit handlers: whoever saves then is
+told "cannot schedule new futures after shutdown". These are daemons that nobody closes but their owner.
+
+Giving them work takes no lock and starts no thread but the first, so a signal handler may interrupt it anywhere, and
+may give them work itself: a thread that takes work while no other is idle starts the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from kedge.errors import StorageError
+
+T = TypeVar("T")
+
+
+class Workers(Executor):
+    """At most `limit` threads. Not for use after a fork: make new ones there."""
+
+    def __init__(self, limit: int, name: str, *, keep: int) -> None:
+        """`keep`: how many stay when there is nothing to do."""
+        self._limit = limit
+        self._name = name
+        self._keep = keep
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._count = self._idle = 0
+        self._has_begun = False
+
+    def start(self, task: Callable[[], None]) -> None:
+        """Run `task`, which must not raise, as soon as a thread is free."""
+        self._tasks.put(task)
+        if not self._has_begun:
+            self._begin()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def task() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = fn(*args, **kwargs)
+                except BaseException as error:  # noqa: BLE001 - belongs to whoever asks the future
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+        self.start(task)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let the threads end when all that was given is done."""
+        with self._lock:
+            threads = set(self._threads)
+            self._limit = 0  # no new ones
+        self._tasks.put(None)  # each hands it on to the next
+        for thread in threads if wait else ():
+            thread.join()
+
+    def _begin(self) -> None:
+        """The first thread. Done again where an interrupt came between: one too many does no harm."""
+        start(threading.Thread(target=self._run_first, name=self._name, daemon=True))
+        self._has_begun = True
+
+    def _run_first(self) -> None:
+        with self._lock:
+            self._count += 1
+            self._idle += 1
+        self._run()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        with self._lock:
+            self._threads.add(me)
+        while (task := self._tasks.get()) is not None:
+            self._see_to_others()
+            task()
+            del task  # nothing it refers to lives on until the next one comes
+            with self._lock:
+                self._idle += 1
+                if self._idle > self._keep:
+                    self._forget(me)
+                    return
+        self._tasks.put(None)
+        with self._lock:
+            self._forget(me)
+
+    def _see_to_others(self) -> None:
+        """Who takes work makes sure that somebody waits for the next."""
+        with self._lock:
+            self._idle -= 1
+            if self._idle or self._count >= self._limit:
+                return
+            self._idle += 1
+            self._count += 1
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # the system gives no more threads: what comes waits for those there are
+            with self._lock:
+                self._idle -= 1
+                self._count -= 1
+
+    def _forget(self, thread: threading.Thread) -> None:
+        self._threads.discard(thread)
+        self._idle -= 1
+        self._count -= 1
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread, or StorageError."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StorageError(
+            f"no thread to work with: {error}",
+            hint="the limit of threads is reached (ulimit -u, pids of the container)",
+        ) from error

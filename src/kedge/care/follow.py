@@ -1,0 +1,164 @@
+"""Where a follower is: kept in the log of the store it writes to, so that the next one goes on there.
+
+A place is an event of the target with the number and the chain of the last event of the source that was followed. It is
+written when everything up to there is durable in the target; what came after it is followed again, which changes
+nothing. It holds only for the same log: a source that was rebuilt, put back from a backup, or lost its events has
+another chain there, or none, and is compared as a whole again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kedge.model import Event
+from kedge.ports import Index
+
+from .copy import FOLLOWED, Copying, CopyReport, Progress
+
+ACTION = "sync"
+MAX_LEFT_OUT = 1000  # more damage than that is looked for anew
+NOTE_EVERY_S = 5.0  # how much is followed again, at most, by who comes after one that was killed
+_NOTE_EVERY_EVENTS = 1000  # that have nothing to do with the target
+_WAIT_S = 0.5  # for the next event; how late a follower notices that it is to stop
+_LOOK_BACK = 20_000  # events of the target; who wrote more to it since may compare
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a follower follows."""
+
+    job: str | None
+    since_us: int | None
+    mirror: bool
+
+    def covers(self, other: Scope) -> bool:
+        """Whether who followed this has done all that the other one would have."""
+        return (
+            self.job in (None, other.job)
+            and (self.since_us is None or (other.since_us is not None and self.since_us <= other.since_us))
+            and (self.mirror or not other.mirror)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """After which event of the source, and what of the source could not be read until then."""
+
+    event: int
+    left_out: tuple[str, ...] = ()
+
+
+def find_place(source: Index, target: Index, scope: Scope) -> Place | None:
+    """Where somebody who followed at least as much has come to; None if nobody has, or the source is another now."""
+    before: int | None = None
+    for _ in range(_LOOK_BACK // _PAGE):
+        page = target.events(limit=_PAGE, newest=True, before=before)
+        for event in reversed(page):
+            if event.action == ACTION and (found := _parse(event.detail, source, scope)) is not None:
+                place, chain = found
+                return place if _chain_at(source, place.event) == chain else None
+        if len(page) < _PAGE:
+            return None
+        before = page[0].id
+    return None
+
+
+def note_place(source: Index, target: Index, scope: Scope, last: Event, left_out: Iterable[str], *, actor: str) -> None:
+    """Everything up to `last`, an event of the source, is in the target, except what could not be read."""
+    detail = {
+        "source": source.store_id,
+        "namespace": source.namespace,
+        "event": last.id,
+        "chain": last.chain,
+        "job": scope.job,
+        "since_us": scope.since_us,
+        "mirror": scope.mirror,
+        "left_out": list(left_out),
+    }
+    target.append_event(ACTION, actor=actor, detail=json.dumps(detail))
+
+
+def _parse(detail: str, source: Index, scope: Scope) -> tuple[Place, str] | None:
+    """A place in `source` that will do for `scope`, and the chain that must be there. Others write events too."""
+    try:
+        found = json.loads(detail)
+        is_ours = (found["source"], found["namespace"]) == (source.store_id, source.namespace)
+        if not is_ours or not Scope(found["job"], found["since_us"], found["mirror"]).covers(scope):
+            return None
+        return Place(int(found["event"]), tuple(map(str, found["left_out"]))), str(found["chain"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _chain_at(source: Index, event: int) -> str | None:
+    found = source.events(event - 1, 1)
+    return found[0].chain if found and found[0].id == event else None
+
+
+class Following:
+    """A copy that goes on with whatever happens in the source."""
+
+    def __init__(self, copying: Copying) -> None:
+        self._copying = copying
+        self._source, self._target = copying.source.index, copying.target.index
+        self._scope = Scope(copying.job, copying.since_us, copying.mirror)
+        self._left_out: dict[str, None] = {}
+        self._last: Event | None = None  # of the source, up to which all is done
+        self._noted = 0  # the number of that when it was noted last, and when
+        self._noted_s = 0.0
+        self._is_worth_noting = False
+
+    def run(
+        self, *, stop: threading.Event, changed: Callable[[CopyReport], None], progress: Progress | None = None
+    ) -> None:
+        """Until `stop` is set. `changed` hears of each round."""
+        changed(self._begin(progress))
+        try:
+            while not stop.is_set():
+                events = self._source.events(self._last.id if self._last else 0, _PAGE)
+                if events:
+                    changed(self._round(events))
+                else:
+                    self._source.wait_for_event(self._last.id if self._last else 0, _WAIT_S)
+                self._note(is_due=time.monotonic() - self._noted_s >= NOTE_EVERY_S)
+        except KeyboardInterrupt:
+            self._note(is_due=True)
+            raise
+        self._note(is_due=True)
+
+    def _begin(self, progress: Progress | None) -> CopyReport:
+        """Go on where the last one was, or compare everything."""
+        place = find_place(self._source, self._target, self._scope)
+        if place is None:
+            newest = self._source.events(limit=1, newest=True)
+            report = self._copying.copy(progress)
+            self._last = newest[0] if newest else None
+            self._is_worth_noting = True
+        else:
+            self._last = self._source.events(place.event - 1, 1)[0]
+            self._noted = place.event
+            report = self._copying.catch_up(place.left_out)
+            self._is_worth_noting = set(report.damaged) != set(place.left_out)
+        self._left_out = dict.fromkeys(report.damaged)
+        self._note(is_due=True)
+        return report
+
+    def _round(self, events: Sequence[Event]) -> CopyReport:
+        report = self._copying.replay(events)
+        self._last = events[-1]
+        self._left_out.update(dict.fromkeys(report.damaged))
+        # Two stores that follow each other must not note each other's notes for ever.
+        is_long = self._last.id - self._noted >= _NOTE_EVERY_EVENTS
+        self._is_worth_noting |= is_long or any(event.action in FOLLOWED for event in events)
+        return report
+
+    def _note(self, *, is_due: bool) -> None:
+        if not (is_due and self._is_worth_noting) or self._last is None or len(self._left_out) > MAX_LEFT_OUT:
+            return
+        note_place(self._source, self._target, self._scope, self._last, self._left_out, actor=self._copying.actor)
+        self._noted, self._noted_s, self._is_worth_noting = self._last.id, time.monotonic(), False

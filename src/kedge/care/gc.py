@@ -1,0 +1,179 @@
+"""Giving back the space of what nobody names any more, beside writers and readers in other processes (I3).
+
+    1. index:  delete chunk rows no manifest names, in one transaction; a save that wanted to reuse one of them
+               gets ChunksGone and writes it again
+    2. packs:  those no row names are deleted, each asked about once more while its writer is locked out
+    3. packs:  those little used are rewritten: live chunks go to a new pack, durable before the index points there;
+               then the old ones are deleted like those of 2. On a full disk, 2 makes the space that 3 needs
+
+A crash between any two of these leaves garbage for the next gc, never a missing chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from kedge.errors import Corrupted, NoSpace, NotFound
+from kedge.ports import UNREADABLE, Chunk, ChunksGone
+from kedge.store.chunk_reader import read_verified
+from kedge.store.local import Store
+from kedge.store.record import nobody, read_records
+
+COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
+_LOCATED = 10_000  # chunks looked up at once
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What one gc did, in numbers."""
+
+    chunks_removed: int
+    packs_removed: int
+    packs_rewritten: int
+    bytes_freed: int
+    packs_kept: int
+    bytes_kept: int
+    damaged: tuple[str, ...] = ()  # packs left alone because a chunk in them does not verify
+
+
+def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
+    """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
+    store.index.refuse_older()
+    bytes_before = sum(size for _, size in store.blobs.packs())
+    chunks_removed, _ = store.index.sweep(lambda _, manifest: store.references(manifest))
+    store.blobs.seal()
+    unused, _, _ = _remove_unused(store, None)
+    rewritten, damaged = _compact(store)
+    removed, kept, bytes_kept = _remove_unused(store, progress)
+    removed += unused
+    bytes_freed = max(0, bytes_before - bytes_kept)  # what compaction wrote counts against it
+    report = GcReport(chunks_removed, removed, rewritten, bytes_freed, kept, bytes_kept, tuple(damaged))
+    if removed or chunks_removed:
+        detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
+        store.index.append_event("gc", actor=actor, detail=detail)
+    return report
+
+
+def foresee(store: Store, *, progress: Callable[[int, int], None] | None = None) -> GcReport:
+    """What `collect` would do now, in the same numbers; nothing is changed.
+
+    As far as can be told before: a pack that somebody is writing is kept by `collect`, and what compaction writes
+    counts against what it frees. The names of all chunks in use are held in memory.
+    """
+    used: set[bytes] = set()
+    for _, checkpoint, manifest in store.index.manifests():
+        if manifest == UNREADABLE:
+            raise Corrupted(f"checkpoint {checkpoint.id} does not decrypt", hint="kedge check names what is damaged")
+        used.update(store.references(manifest))
+    uses = {use.pack: use for use in store.index.packs()}
+    present = list(store.blobs.packs())
+    removed = rewritten = bytes_freed = 0
+    for done, (pack, size) in enumerate(present, 1):
+        rows = store.index.chunks_of(pack)
+        unnamed = [chunk.stored_bytes for chunk in rows if chunk.digest not in used]
+        live_bytes = uses[pack].live_bytes - sum(unnamed) if pack in uses else 0
+        if live_bytes <= 0:
+            removed, bytes_freed = removed + 1, bytes_freed + size
+        elif live_bytes < COMPACT_BELOW * size and len(unnamed) < len(rows):
+            rewritten, bytes_freed = rewritten + 1, bytes_freed + size - live_bytes
+        if progress:
+            progress(done, len(present))
+    in_use = list(used)
+    kept_rows = sum(len(store.index.locate(in_use[n : n + _LOCATED])) for n in range(0, len(in_use), _LOCATED))
+    chunks_removed = max(0, store.index.totals()["chunks"] - kept_rows)
+    bytes_kept = sum(size for _, size in present) - bytes_freed
+    return GcReport(
+        chunks_removed, removed + rewritten, rewritten, bytes_freed, len(present) - removed - rewritten, bytes_kept
+    )
+
+
+def _remove_unused(store: Store, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:
+    """Delete the packs that nothing names; answers how many went, how many stayed, and the bytes of those."""
+    used = {use.pack for use in store.index.packs()}
+    removed = kept = bytes_kept = 0
+    present = list(store.blobs.packs())
+    for done, (pack, size) in enumerate(present, 1):
+        if pack not in used and store.blobs.remove(pack, partial(_is_garbage, store, pack)):
+            removed += 1
+        else:
+            kept += 1
+            bytes_kept += size
+        if progress:
+            progress(done, len(present))
+    return removed, kept, bytes_kept
+
+
+def _is_garbage(store: Store, pack: str) -> bool:
+    return store.index.condemn(pack)
+
+
+def _compact(store: Store) -> tuple[int, list[str]]:
+    sizes = dict(store.blobs.packs())
+    rewritten, damaged = 0, []
+    for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # what needs least space frees some
+        size = sizes.get(use.pack)
+        if size is None or use.live_bytes >= COMPACT_BELOW * size:
+            continue
+        try:
+            rewritten += _rewrite_confirmed(store, use.pack)
+        except NoSpace:
+            break  # what could be freed without writing is free already; the rest waits for space
+        except ChunksGone:
+            continue  # another gc took the new pack for abandoned: the old one stays, until the next time
+        except (Corrupted, NotFound):
+            damaged.append(use.pack)  # verify names the checkpoints; moving damaged bytes would hide them
+    return rewritten, damaged
+
+
+def _rewrite_confirmed(store: Store, pack: str) -> bool:
+    """Whether a pack was rewritten; Corrupted and NotFound only if a second look agrees (I2).
+
+    Since its chunks were listed another gc may have moved them and removed the pack, or a change of keys replaced them.
+    """
+    live, is_second = store.index.chunks_of(pack), False
+    while live:  # else of another namespace, whose own gc sees to it
+        try:
+            _rewrite_in_room(store, pack, live)
+        except (Corrupted, NotFound):
+            now = store.index.chunks_of(pack)
+            if is_second and now == live:
+                raise
+            live, is_second = now, now == live
+        else:
+            return True
+    return False
+
+
+def _rewrite_in_room(store: Store, pack: str, live: Sequence[Chunk]) -> None:
+    """On a full disk with what was kept for that; then the old pack goes at once, to make room for the next."""
+    try:
+        _rewrite(store, pack, live)
+    except NoSpace:
+        if not store.index.make_room():
+            raise
+        _rewrite(store, pack, live)
+        store.blobs.remove(pack, partial(_is_garbage, store, pack))
+
+
+def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:
+    """Move the live chunks of a pack to a new one. The old pack's file goes when no row names it any more."""
+    writer = store.blobs.writer(sum(c.stored_bytes for c in live))
+    moved: list[Chunk] = []
+    try:
+        for chunk in live:
+            stored, _ = read_verified(store.blobs, chunk, store.vault)
+            new_pack, offset = writer.append(stored)
+            moved.append(replace(chunk, pack=new_pack, offset=offset))
+        key, vault = store.key, store.vault
+        for _, record, _ in read_records(store.blobs, pack, vault.unwrap_record if vault else None):
+            if record.id and store.knows(record.id):
+                writer.append(store.describe(record, (), key))
+        writer.append(store.describe(nobody(), moved, key))
+        writer.commit()
+        store.index.relocate(moved, from_pack=pack)
+    except BaseException:
+        writer.abort()
+        raise
+    writer.release()

@@ -1,0 +1,190 @@
+"""New keys for a namespace: another master key around the same data keys, or a new data key for everything (I10).
+
+Changing the master key replaces the keyring, one row of the index. Rewriting, for a key that has leaked:
+
+    1. a new data key becomes the current one, in one transaction. Every save from now on uses it: one that began with
+       the old key is refused at its commit (KeysChanged) and done again
+    2. each checkpoint that still needs an old key is written anew: its chunks under their new names, then, in one
+       transaction, its row. Killed at any moment, the next call goes on with those that are left
+    3. when none is left, rows of chunks that only the old keys name are deleted, the index is freed of what rows were
+       before, and the keyring loses those keys. The bytes go with the next gc
+
+One change at a time, under a lease (`changing`), whose token every write of a change carries: one that was suspended
+for so long that another has begun is refused before it deletes anything. The keyring is replaced only by comparing it
+with the one that the change began with.
+
+The name key stays: tags, idempotency keys, hidden names and details of events keep their tokens (docs/encryption.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from kedge.crypto import Keyring, MasterKey, key_id_of, open_keyring, seal_keyring
+from kedge.errors import Conflict, Corrupted, LeaseHeld, Validation
+from kedge.index.encrypted import EncryptedIndex
+from kedge.model import Checkpoint, Lease, to_us
+from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint
+from kedge.store import lease as leases
+from kedge.store.local import Store
+
+_MAX_ATTEMPTS = 8
+_LEASE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RekeyReport:
+    """What changing keys came to."""
+
+    master: str  # ID of the master key now
+    key: str  # ID of the data key now
+    is_rewritten: bool
+    checkpoints: int  # written anew by this call
+    unreadable: tuple[str, ...] = ()  # IDs that could not be: the old key stays until they are deleted
+
+
+@contextmanager
+def changing(store: Store) -> Iterator[Lease]:
+    """The right to change the keys of a namespace, for as long as the block runs; LeaseHeld while another has it.
+
+    A change whose process is gone, as far as that can be known here, holds up nobody.
+    """
+    index = _sealed_index(store)
+    with ExitStack() as stack:
+        try:
+            lease = stack.enter_context(leases.hold(index, KEYS, ttl_s=_LEASE_S))
+        except LeaseHeld as held:
+            if not leases.is_holder_gone(held.holder):
+                raise
+            index.release_lease(Lease(KEYS, held.token, held.holder, _LEASE_S))
+            lease = stack.enter_context(leases.hold(index, KEYS, ttl_s=_LEASE_S))
+        yield lease
+
+
+def change_master(store: Store, old: MasterKey, new: MasterKey, lease: Lease, *, actor: str) -> RekeyReport:
+    """Seal the keyring under another master key. Processes that have the store open go on with what they have."""
+    index = _sealed_index(store)
+    present = _present(index)
+    keyring = open_keyring(present, old, index.store_id, index.namespace)
+    text = _replace_keyring(index, present, keyring, new, lease, actor)
+    index.vault.use(new)
+    return RekeyReport(new.id, key_id_of(text), False, 0)
+
+
+def rewrite(
+    store: Store,
+    master: MasterKey,
+    lease: Lease,
+    *,
+    actor: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> RekeyReport:
+    """Write every checkpoint of the namespace anew under a new data key; resumes one that was interrupted."""
+    index = _sealed_index(store)
+    present = _present(index)
+    keyring = open_keyring(present, master, index.store_id, index.namespace)
+    if len(keyring.secrets) == 1:
+        keyring = keyring.with_new_key()
+        present = _replace_keyring(index, present, keyring, master, lease, actor)
+    index.vault.refresh()
+    done, unreadable = _rewrite_all(store, index, lease, actor, progress)
+    if not unreadable:
+        key = keyring.data_keys[0]  # under which every row is by now, and every later one: while the lease is ours
+        index.sweep(lambda _, manifest: map(key.chunk_id, store.contents(manifest)), lease_token=lease.token)
+        index.scrub()
+        _replace_keyring(index, present, keyring.with_current_only(), master, lease, actor)
+        index.vault.refresh()
+    return RekeyReport(master.id, keyring.data_keys[0].id.hex(), True, done, tuple(unreadable))
+
+
+def _rewrite_all(
+    store: Store, index: EncryptedIndex, lease: Lease, actor: str, progress: Callable[[int, int], None] | None
+) -> tuple[int, list[str]]:
+    """How many checkpoints were written anew, and the IDs of those that could not be."""
+    total = index.totals()["checkpoints"]
+    done = 0
+    unreadable: list[str] = []
+    for seen, (checkpoint, packed, digest, is_current) in enumerate(index.every_row(), 1):
+        if packed is None:
+            unreadable.append(checkpoint.id)
+        elif not (is_current and _has_current_chunks(store, packed)):
+            if _rewrite_one(store, checkpoint, packed, digest, lease, actor):
+                done += 1
+            else:
+                unreadable.append(checkpoint.id)
+        if progress:
+            progress(seen, max(total, seen))
+    return done, unreadable
+
+
+def _has_current_chunks(store: Store, packed: bytes) -> bool:
+    """Looked at for each checkpoint: a copy, or a rebuilt index, may name chunks of an old key under a new one."""
+    assert store.key is not None
+    current = {store.key.chunk_id(digest) for digest in store.contents(packed)}
+    return current == set(store.chunks(packed))
+
+
+def _rewrite_one(store: Store, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str) -> bool:
+    """False if a chunk of it cannot be read. A checkpoint that was deleted meanwhile needs nothing."""
+    record = replace(_record(checkpoint, packed), lease_token=lease.token)
+    for _ in range(_MAX_ATTEMPTS):
+        try:
+            with store.under_current_key(record) as current:
+                store.index.reseal(current, replacing=digest, actor=actor)
+        except ChunksGone:
+            if not store.knows(checkpoint.id):
+                return True
+        except KeysChanged:
+            store.refresh_keys()
+        except Corrupted:
+            return not store.knows(checkpoint.id)
+        else:
+            return True
+    return False
+
+
+def _record(checkpoint: Checkpoint, packed: bytes) -> NewCheckpoint:
+    return NewCheckpoint(
+        id=checkpoint.id,
+        job=checkpoint.job,
+        step=checkpoint.step,
+        level=checkpoint.level,
+        created_us=to_us(checkpoint.created_at),
+        size_bytes=checkpoint.size_bytes,
+        stored_bytes=len(packed),
+        digest=b"",
+        codec=checkpoint.codec,
+        schema_version=checkpoint.schema_version,
+        manifest=packed,
+        parent=checkpoint.parent,
+        metadata_json=json.dumps(dict(checkpoint.metadata), ensure_ascii=False, separators=(",", ":")),
+    )
+
+
+def _present(index: EncryptedIndex) -> str:
+    text = index.keyring()
+    if text is None:
+        raise Corrupted("the keyring of this namespace is gone", hint="put the index back from a copy")
+    return text
+
+
+def _replace_keyring(
+    index: EncryptedIndex, present: str, keyring: Keyring, master: MasterKey, lease: Lease, actor: str
+) -> str:
+    """Put a keyring in the place of the one that is known, and of no other (I10); answers what the index has now."""
+    text = seal_keyring(keyring, master, index.store_id)
+    if not index.set_keyring(text, key_id_of(text), replacing=present, actor=actor, lease_token=lease.token):
+        raise Conflict(
+            f"the keys of namespace {index.namespace} were changed by somebody else meanwhile",
+            hint="nothing was lost: run it again",
+        )
+    return text
+
+
+def _sealed_index(store: Store) -> EncryptedIndex:
+    if not isinstance(store.index, EncryptedIndex):
+        raise Validation("this store is not encrypted", hint="make a new one with a key, and save there what you need")
+    return store.index

@@ -1,0 +1,208 @@
+"""A `files:` store whose journal was lost or damaged gets a new one, from all that is left.
+
+    the beginning of the old journal, up to where it is damaged
+    the readable files: a state that is JSON, or sealed, is whole in them, and its digest proves it
+    the packs, which tell of larger states
+
+The new journal is made in a folder of its own and takes the place of the old one by a rename: killed anywhere, the
+store has the old one or the new one, whole. Nothing is thrown away: the old journal stays as `journal.damaged-…`, and
+files whose state is only outlined go to `lost-…`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from kedge import codec
+from kedge.blobs.packs import PackBlobs
+from kedge.errors import Corrupted, NotFound, Validation, storage_error
+from kedge.index.files.index import FilesIndex, make_folder
+from kedge.index.files.journal import Journal, sync_folder, write_file
+from kedge.index.files.shown_files import DEFAULT, INSIDE
+from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_us
+from kedge.ports import NewCheckpoint
+from kedge.store.directory import read_keyrings
+from kedge.store.local import Store
+from kedge.store.manifest import Manifest, pack_manifest
+from kedge.store.readable_files import view
+
+from .rebuild import rebuild
+from .repair import RepairReport, behind_keys
+
+if TYPE_CHECKING:
+    from kedge.crypto import FoundKeys, MasterKey
+
+_MAX_FILE_BYTES = 64 << 20
+
+
+Told = dict[str, dict[Path, NewCheckpoint | None]]  # by namespace and file; None: the file is no whole checkpoint
+
+
+def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> RepairReport:
+    """Make a new journal for the store in `path`, whose master key is needed where it is encrypted."""
+    inside = path / INSIDE
+    if not (inside / "packs").is_dir():
+        raise NotFound(f"there is no store of files at {path}", hint="check --store or $KEDGE_STORE")
+    journal = Journal(inside)
+    with journal.locked():
+        for left in inside.glob("rebuilt-*"):  # by one that was killed
+            shutil.rmtree(left)
+        new = inside / f"rebuilt-{time.time_ns()}"
+        make_folder(new)
+        is_complete = _begin(journal, new)
+        told = _read_files(path)
+        keys = _find_keys(inside, new, told, master)
+        blobs = PackBlobs(str(inside / "packs"))
+        try:
+            rows = {namespace: [row for row in found.values() if row] for namespace, found in told.items()}
+            report = rebuild(blobs, _opening(inside, new, keys, actor), actor=actor, keys=keys, known=rows)
+        finally:
+            blobs.close()
+        count, is_lost = _put_aside(path, new, told)
+        kept = _put_in_place(inside, new)
+    return RepairReport(count, report.added, report.corrupted, is_complete and not is_lost, str(kept))
+
+
+def _begin(journal: Journal, new: Path) -> bool:
+    """Begin with what is whole of the old journal; answers whether that is all of it."""
+    beginning, is_complete = journal.beginning()
+    if beginning:
+        write_file(new / INSIDE / "journal", beginning)
+    try:
+        FilesIndex(new, view=view).close()
+    except Corrupted:  # whole, and yet not what an index writes
+        (new / INSIDE / "journal").unlink()
+        return False
+    return is_complete
+
+
+def _read_files(path: Path) -> Told:
+    """What the readable files say. One that somebody changed does not match its digest any more."""
+    told: Told = {}
+    for file in path.glob("**/*.json"):
+        parts = file.relative_to(path).parts
+        if INSIDE in parts or len(parts) not in (3, 4) or (len(parts) == 4 and parts[0][:1] != "@"):
+            continue  # people may put files of their own beside ours
+        namespace = unquote(parts[0][1:]) if len(parts) == 4 else DEFAULT
+        try:
+            shown = json.loads(file.read_bytes()) if file.stat().st_size <= _MAX_FILE_BYTES else None
+            if isinstance(shown, dict) and f"{shown.get('id')}.json" == file.name:
+                told.setdefault(parse_name("namespace", namespace), {})[file] = _row(shown)
+        except (ValueError, KeyError, TypeError, OSError):
+            continue
+    return told
+
+
+def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
+    """The row of the index that a file shows, if the state is whole in it."""
+    if "sealed" in shown:
+        manifest = base64.b64decode(shown["sealed"], validate=True)
+    elif "state" in shown:
+        manifest = pack_manifest(Manifest(codec.encode(shown["state"]).tree))
+    else:
+        return None  # in packs, which tell of it
+    digest = hashlib.sha256(manifest).digest()
+    if digest.hex() != shown["digest"]:
+        return None  # an outline
+    created = datetime.fromisoformat(shown["created_at"])
+    return NewCheckpoint(
+        id=CheckpointId(parse_name("checkpoint ID", shown["id"])),
+        job=str(shown["job"]),
+        seq=int(shown["seq"]),
+        step=str(shown["step"]),
+        level=CheckpointLevel(shown["level"]),
+        parent=None if shown["parent"] is None else CheckpointId(str(shown["parent"])),
+        created_us=to_us(created),
+        status=CheckpointStatus(shown["status"]),
+        size_bytes=int(shown["size_bytes"]),
+        stored_bytes=len(manifest),
+        digest=digest,
+        codec=str(shown.get("codec", codec.CODEC)),
+        schema_version=str(shown["schema_version"]),
+        manifest=manifest,
+        tags={str(name): str(value) for name, value in shown["tags"].items()},
+        is_pinned=bool(shown["pinned"]),
+        metadata_json=json.dumps(shown["metadata"]),
+    )
+
+
+def _find_keys(inside: Path, new: Path, told: Told, master: MasterKey | None) -> FoundKeys | None:
+    """The keys of an encrypted store, as far as the old journal and the copy beside it have them; None if plain."""
+    copies = read_keyrings(inside)
+    kept: dict[str, tuple[str, str]] = {}
+    for namespace in {DEFAULT, *copies, *told}:
+        with closing(FilesIndex(new, namespace=namespace)) as index:
+            if (text := index.keyring()) is not None:
+                kept[namespace] = index.store_id, text
+    if not copies and not kept:
+        return None
+    if master is None:
+        raise Validation(
+            "this store is encrypted, and no key was given",
+            hint="give it: --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
+        )
+    from kedge.crypto import FoundKeys
+
+    keys = FoundKeys(master)
+    for namespace, text in copies.items():  # the newest
+        store_id = kept[namespace][0] if namespace in kept else str(json.loads(text)["bound_to"])
+        keys.add(store_id, namespace, text)
+    for namespace, (store_id, text) in kept.items():
+        keys.add(store_id, namespace, text)
+    return keys
+
+
+def _opening(inside: Path, new: Path, keys: FoundKeys | None, actor: str) -> Callable[[str], Any]:
+    @contextmanager
+    def opened(namespace: str) -> Iterator[Store]:
+        index, blobs = FilesIndex(new, namespace=namespace, view=view), PackBlobs(str(inside / "packs"))
+        store = Store(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    return opened
+
+
+def _put_aside(path: Path, new: Path, told: Told) -> tuple[int, bool]:
+    """Keep the files of checkpoints that are lost; answers how many are not, and whether any is."""
+    aside = path / INSIDE / new.name.replace("rebuilt", "lost")
+    count, is_lost = 0, False
+    for namespace in {DEFAULT, *told}:
+        with closing(FilesIndex(new, namespace=namespace)) as index:
+            count += index.totals()["checkpoints"]
+            for file in told.get(namespace, ()):
+                try:
+                    index.get(unquote(file.stem))
+                except NotFound:
+                    is_lost = True
+                    there = aside / file.relative_to(path)
+                    there.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(file, there)
+    return count, is_lost
+
+
+def _put_in_place(inside: Path, new: Path) -> Path:
+    """The moment of the change is a rename; the old journal has another name by then."""
+    old, kept = inside / "journal", inside / new.name.replace("rebuilt", "journal.damaged")
+    try:
+        if old.exists():
+            os.link(old, kept)
+        os.replace(new / INSIDE / "journal", old)
+        sync_folder(inside)
+        shutil.rmtree(new)
+    except OSError as error:
+        raise storage_error("put the new journal in place of", str(old), error) from error
+    return kept

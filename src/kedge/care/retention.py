@@ -1,0 +1,95 @@
+"""Which checkpoints stay. A plan is made first, shown if wanted, then executed.
+
+A checkpoint stays when any rule of the policy keeps it. Whatever the rules say, these stay too:
+
+    pinned     until somebody lets go of them
+    newest     the newest checkpoint of each job, and the newest that is not corrupted, so never the only usable one
+    ancestors  the parents of what stays, and their parents, in other jobs too when all jobs are planned
+
+"Last" and "newest" come from sequence numbers (I4). A mark of damage deletes nothing: whatever would stay if nothing
+were marked stays. Beside that, rules are counted once more without the corrupted ones, so that they take no sound
+checkpoint's place; and where all of a job are corrupted, all stay.
+
+Clocks cannot be trusted with deleting, so the time of day is never asked. Age is counted back from the job's
+newest usable checkpoint, along the sequence: readings of the clock that contradict the sequence are passed
+over, and a pause counts for at most half of `keep_within`. An idle job, a clock that jumps ahead and one that
+is set back therefore lose no history at once. Hourly to monthly rules keep the newest checkpoint, by sequence,
+of each of the last n such periods (UTC) that have any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kedge.model import Checkpoint
+from kedge.ports import Index
+
+from .policies import RetentionPolicy, format_duration, parse_duration
+from .review import UNPLANNED, Verdict, carry_out, review
+
+__all__ = ["Kept", "Plan", "Progress", "RetentionPolicy", "execute", "format_duration", "parse_duration", "plan"]
+
+Progress = Callable[[int, int], None]  # (deleted so far, to delete)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that stays, and every reason for it."""
+
+    checkpoint: Checkpoint
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a policy keeps and deletes, by job and sequence; after `execute`, what was kept and deleted.
+
+    `frees_bytes` is what the deleted saves once added to the store. gc gives back the part of it that nothing
+    else shares.
+    """
+
+    policy: RetentionPolicy
+    keep: tuple[Kept, ...]
+    delete: tuple[Checkpoint, ...]
+    frees_bytes: int
+    job: str | None = None  # None: all jobs
+
+
+def plan(index: Index, policy: RetentionPolicy, job: str | None = None) -> Plan:
+    """What `policy` would delete in one job or, with None, in all. Nothing is changed.
+
+    All of it is held in memory: `review` tells the same one by one.
+    """
+    return _plan(policy, review(index, policy, job), job)
+
+
+def _plan(policy: RetentionPolicy, verdicts: Iterable[Verdict], job: str | None) -> Plan:
+    ordered = sorted(verdicts, key=lambda verdict: (verdict.checkpoint.job, verdict.checkpoint.seq))
+    keep = tuple(Kept(verdict.checkpoint, verdict.reasons) for verdict in ordered if verdict.reasons)
+    delete = tuple(verdict.checkpoint for verdict in ordered if not verdict.reasons)
+    return Plan(policy, keep, delete, sum(c.stored_bytes for c in delete), job)
+
+
+def execute(index: Index, planned: Plan, *, actor: str, progress: Progress | None = None) -> Plan:
+    """Delete what was planned and answer what was really deleted.
+
+    The policy is asked again, and only what it and the plan delete goes: so what was pinned, tagged or made
+    a parent meanwhile stays, and a checkpoint saved since is never touched. Children go before their parents,
+    in small transactions: an interruption leaves no checkpoint without its ancestors.
+    """
+    if not planned.delete:
+        return planned
+    among = {c.id for c in planned.delete}
+    before = {kept.checkpoint.id: kept.reasons for kept in planned.keep}
+    done: list[Verdict] = []
+    count = 0
+    for page in carry_out(index, planned.policy, planned.job, actor=actor, among=among):
+        for verdict in page:
+            is_spared = verdict.reasons == (UNPLANNED,)
+            known = before.get(verdict.checkpoint.id, verdict.reasons) if is_spared else verdict.reasons
+            done.append(Verdict(verdict.checkpoint, known))
+            count += not known
+        if progress and page:
+            progress(count, len(among))
+    return _plan(planned.policy, done, planned.job)

@@ -1,0 +1,385 @@
+"""What a policy says of each checkpoint, told newest first while the history is read page by page.
+
+Whatever is above a checkpoint in its history decides about it: counts, periods and ages are seen from the newest, and
+a parent is older than its children. So nothing needs the whole history in memory, and what goes can go at once,
+children before their parents: an interruption leaves no checkpoint without its ancestors.
+
+Memory grows with what rules count (periods, open links to parents), never with the history; `keep_within` holds
+thirty-two bytes for each checkpoint of a job.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kedge.errors import Conflict, NotFound
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
+from kedge.ports import Index
+
+from .policies import PERIODS, RetentionPolicy, format_duration, parse_duration
+
+_PAGE = 1000
+_BATCH = 200  # deletions per transaction: few enough that savers do not wait for them
+_ATTEMPTS = 8
+
+UNPLANNED = "saved after the plan was made"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A checkpoint and every reason for it to stay; it goes when there is none."""
+
+    checkpoint: Checkpoint
+    reasons: tuple[str, ...]
+
+
+def review(index: Index, policy: RetentionPolicy, job: str | None = None) -> Iterator[Verdict]:
+    """What `policy` says of each checkpoint of one job or, with None, of all by name. Nothing is changed.
+
+    The newest of a job comes first. What is saved meanwhile is not looked at, but keeps its ancestors.
+    A review of one job reads only that job (I6): it does not see that a checkpoint has children in other jobs.
+    """
+    for history in _histories(index, policy, job):
+        for page in history.pages():
+            yield from page
+
+
+def carry_out(
+    index: Index,
+    policy: RetentionPolicy,
+    job: str | None = None,
+    *,
+    actor: str,
+    among: Collection[str] | None = None,
+    page_rows: int = _PAGE,
+) -> Iterator[list[Verdict]]:
+    """`review`, deleting what goes in small transactions; answers in pages what was done, some of them empty.
+
+    With `among`, only these IDs may go. What was pinned meanwhile stays, with its ancestors.
+    """
+    links = _links(index, policy) if job is None else _Links()
+    last: list[Checkpoint] = []  # what goes after its children in other jobs
+    for history in _histories(index, policy, job, links, among, page_rows):
+        for page in history.pages():
+            now = [v.checkpoint for v in page if not v.reasons and v.checkpoint.id not in links.late]
+            last += [v.checkpoint for v in page if not v.reasons and v.checkpoint.id in links.late]
+            spared = _delete(index, now, actor)
+            for checkpoint in now:
+                if checkpoint.id in spared:
+                    history.keep_ancestors_of(checkpoint)
+            yield [
+                Verdict(v.checkpoint, spared.get(v.checkpoint.id, v.reasons))
+                for v in page
+                if v.reasons or v.checkpoint.id not in links.late
+            ]
+    spared = _delete(index, _children_first(last), actor)
+    yield [Verdict(checkpoint, spared.get(checkpoint.id, ())) for checkpoint in last]
+
+
+def _delete(index: Index, doomed: Sequence[Checkpoint], actor: str) -> dict[str, tuple[str, ...]]:
+    """Delete these, children first, in small transactions; answers those that were spared, and why."""
+    spared: dict[str, tuple[str, ...]] = {}
+    needed: dict[str, str] = {}  # parent → the spared descendant
+    for start in range(0, len(doomed), _BATCH):
+        batch = doomed[start : start + _BATCH]
+        for attempt in range(1, _ATTEMPTS + 1):
+            for checkpoint in batch:
+                if checkpoint.id in needed and checkpoint.id not in spared:
+                    spared[checkpoint.id] = (f"ancestor of {needed[checkpoint.id]}",)
+                if checkpoint.id in spared and checkpoint.parent is not None:
+                    needed.setdefault(checkpoint.parent, needed.get(checkpoint.id, checkpoint.id))
+            try:
+                if ids := [checkpoint.id for checkpoint in batch if checkpoint.id not in spared]:
+                    index.delete(ids, actor=actor)
+                break
+            except Conflict:
+                if attempt == _ATTEMPTS:
+                    raise
+            spared.update((c.id, ("pinned",)) for c in batch if c.id not in spared and _is_pinned(index, c.id))
+    return spared
+
+
+def _is_pinned(index: Index, checkpoint_id: str) -> bool:
+    try:
+        return index.get(checkpoint_id).is_pinned
+    except NotFound:
+        return False
+
+
+def _children_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """The same checkpoints, every child before its parent."""
+    by_id = {c.id: c for c in checkpoints}
+    placed: dict[str, Checkpoint] = {}
+    for checkpoint in checkpoints:
+        line = []
+        above: Checkpoint | None = checkpoint
+        while above is not None and above.id not in placed:
+            line.append(above)
+            above = by_id.get(above.parent) if above.parent else None
+        placed.update((c.id, c) for c in reversed(line))
+    return list(reversed(placed.values()))
+
+
+# Links between jobs
+
+
+class _Links:
+    """What the checkpoints of one job mean for those of others."""
+
+    def __init__(self) -> None:
+        self.protected: dict[str, str] = {}  # ancestors of what stays in another job → that
+        self.late: set[str] = set()  # ancestors of what goes in another job: they go after it
+
+
+def _links(index: Index, policy: RetentionPolicy) -> _Links:
+    links = _Links()
+    for history in _histories(index, policy, None, links):
+        of_going: dict[str, str] = {}  # parents not met yet
+        for page in history.pages():
+            for verdict in page:
+                of_going.pop(verdict.checkpoint.id, None)
+                if not verdict.reasons and verdict.checkpoint.parent is not None:
+                    of_going[verdict.checkpoint.parent] = verdict.checkpoint.id
+        for parent, descendant in history.open_links().items():
+            for ancestor in _line(index, parent, links.protected):
+                links.protected[ancestor.id] = descendant
+        for parent in of_going:
+            links.late.update([ancestor.id for ancestor in _line(index, parent, links.late)])
+    return links
+
+
+def _line(index: Index, checkpoint_id: str | None, known: Collection[str]) -> Iterator[Checkpoint]:
+    """A checkpoint and its ancestors, up to one that is known, or was deleted."""
+    while checkpoint_id is not None and checkpoint_id not in known:
+        try:
+            checkpoint = index.get(checkpoint_id)
+        except NotFound:
+            return
+        yield checkpoint
+        checkpoint_id = checkpoint.parent
+
+
+def _histories(
+    index: Index,
+    policy: RetentionPolicy,
+    job: str | None,
+    links: _Links | None = None,
+    among: Collection[str] | None = None,
+    page_rows: int = _PAGE,
+) -> Iterator[_History]:
+    if job is not None:
+        yield _History(index, policy, job, None, among, page_rows)
+        return
+    if links is None:
+        links = _links(index, policy)
+    after = ""
+    while jobs := index.jobs(limit=_PAGE, after=after):
+        for found in jobs:
+            yield _History(index, policy, found.name, links.protected, among, page_rows)
+        after = jobs[-1].name
+
+
+# One job
+
+
+class _History:
+    """The checkpoints of a job, newest first, and what is to become of each."""
+
+    def __init__(
+        self,
+        index: Index,
+        policy: RetentionPolicy,
+        job: str,
+        protected: Mapping[str, str] | None,
+        among: Collection[str] | None,
+        page_rows: int,
+    ) -> None:
+        """`protected`: what other jobs need; None if they are not looked at, then links through them are followed."""
+        self._index = index
+        self._policy = policy
+        self._job = job
+        self._protected = protected
+        self._among = among
+        self._page_rows = page_rows
+        self._top = 0  # the newest sequence number whose parent is known
+        self._wanted: dict[str, str] = {}  # parent not met yet → the descendant that keeps it
+        self._followed: set[str] = set()  # of these: those known to be here
+        self._elsewhere: set[str] = set()
+
+    def open_links(self) -> Mapping[str, str]:
+        """Parents of what stays that were not met: in other jobs, or deleted before."""
+        return self._wanted
+
+    def keep_ancestors_of(self, checkpoint: Checkpoint, descendant: str = "") -> None:
+        if checkpoint.parent is not None:
+            self._wanted.setdefault(checkpoint.parent, descendant or checkpoint.id)
+
+    def pages(self) -> Iterator[list[Verdict]]:
+        """Verdicts, newest first; pages that only measure ages are empty."""
+        young_from = young_usable_from = 0
+        if self._policy.keep_within is not None:
+            within_s = parse_duration(self._policy.keep_within).total_seconds()
+            ages, usable_ages = _Ages(within_s), _Ages(within_s)
+            for page in self._read():
+                for checkpoint in page:
+                    ages.add(checkpoint)
+                    if checkpoint.status is not CheckpointStatus.CORRUPTED:
+                        usable_ages.add(checkpoint)
+                yield []
+            young_from, young_usable_from = ages.young_from, usable_ages.young_from
+        has_usable = self._index.latest(self._job) is not None
+        rules = _Rules(
+            self._policy, has_usable, _Counts(self._policy, young_usable_from), _Counts(self._policy, young_from)
+        )
+        for page in self._read():
+            self._look_above()
+            yield [self._judge(rules, checkpoint) for checkpoint in page]
+
+    def _read(self) -> Iterator[list[Checkpoint]]:
+        """Pages of their own transactions, so that none lasts long."""
+        before: int | None = None
+        while page := self._index.list(self._job, limit=self._page_rows, before=before):
+            self._top = max(self._top, page[-1].seq)
+            before = page[0].seq
+            yield page[::-1]
+
+    def _look_above(self) -> None:
+        """What was saved since keeps its ancestors; it is judged another time."""
+        while newer := self._index.list(self._job, after=self._top, limit=self._page_rows):
+            for checkpoint in newer:
+                self.keep_ancestors_of(checkpoint)
+            self._top = newer[-1].seq
+
+    def _judge(self, rules: _Rules, checkpoint: Checkpoint) -> Verdict:
+        reasons = rules.reasons(checkpoint)
+        descendant = self._wanted.pop(checkpoint.id, None)
+        self._followed.discard(checkpoint.id)
+        if not reasons:
+            if descendant is None:
+                descendant = self._is_needed(checkpoint)
+            if descendant is not None:
+                reasons = [f"ancestor of {descendant}"]
+            elif self._among is not None and checkpoint.id not in self._among:
+                reasons = [UNPLANNED]
+        else:
+            descendant = None
+        if reasons:
+            self.keep_ancestors_of(checkpoint, descendant or checkpoint.id)
+        return Verdict(checkpoint, tuple(reasons))
+
+    def _is_needed(self, checkpoint: Checkpoint) -> str | None:
+        """The descendant, in other jobs or through them, that keeps a checkpoint no rule keeps."""
+        if self._protected is not None:
+            return self._protected.get(checkpoint.id)
+        for parent, descendant in list(self._wanted.items()):
+            if parent not in self._followed:
+                self._follow(parent, descendant)
+        return self._wanted.pop(checkpoint.id, None)
+
+    def _follow(self, parent: str, descendant: str) -> None:
+        """Where a link to a parent leads: to this job, now or through others, or nowhere."""
+        del self._wanted[parent]
+        for ancestor in _line(self._index, parent, self._elsewhere):
+            if ancestor.job == self._job:
+                self._wanted.setdefault(ancestor.id, descendant)
+                self._followed.add(ancestor.id)
+                return
+            self._elsewhere.add(ancestor.id)
+
+
+class _Rules:
+    """The rules of a policy, asked about the checkpoints of a job one by one, newest first.
+
+    They are counted twice: among the usable, so that no damaged one takes a sound one's place, and among all, so that
+    a mark of damage, which may be wrong, deletes nothing that would stay without it.
+    """
+
+    def __init__(self, policy: RetentionPolicy, has_usable: bool, usable: _Counts, every: _Counts) -> None:
+        self._policy = policy
+        self._has_usable = has_usable
+        self._usable = usable
+        self._every = every
+
+    def reasons(self, checkpoint: Checkpoint) -> list[str]:
+        reasons = [] if self._has_usable else ["all of this job are corrupted"]
+        if checkpoint.is_pinned:
+            reasons.append("pinned")
+        if checkpoint.status is not CheckpointStatus.CORRUPTED:
+            reasons += self._usable.reasons(checkpoint)
+        reasons += self._every.reasons(checkpoint)
+        reasons += [f"tag {wanted}" for wanted in self._policy.keep_tags if _has_tag(checkpoint, wanted)]
+        return list(dict.fromkeys(reasons))
+
+
+class _Counts:
+    """The rules that count checkpoints, periods or time, for those that are given to it, newest first."""
+
+    def __init__(self, policy: RetentionPolicy, young_from: int) -> None:
+        """`young_from`: the sequence number from which on `keep_within` keeps."""
+        self._policy = policy
+        self._young_from = young_from
+        self._count = 0  # how many came so far
+        self._of_level: dict[CheckpointLevel, int] = {}
+        self._periods: dict[str, set[Hashable]] = {name: set() for name in PERIODS}
+
+    def reasons(self, checkpoint: Checkpoint) -> Iterator[str]:
+        policy, level = self._policy, checkpoint.level
+        self._count += 1
+        number = self._of_level[level] = self._of_level.get(level, 0) + 1
+        if self._count == 1:
+            yield "newest"
+        if policy.keep_last is not None and self._count <= policy.keep_last:
+            yield f"last {policy.keep_last}"
+        for rule, counts in (("last", policy.keep_last_per_level), ("minimum", policy.min_per_level)):
+            if (count := (counts or {}).get(level, 0)) and number <= count:
+                yield f"{rule} {count} of level {level}"
+        if policy.keep_within is not None and checkpoint.seq >= self._young_from:
+            yield f"within {format_duration(parse_duration(policy.keep_within))}"
+        for name, period in PERIODS.items():
+            if self._is_newest_of(period, checkpoint, self._periods[name], getattr(policy, name) or 0):
+                yield name
+
+    @staticmethod
+    def _is_newest_of(period: Callable[..., Hashable], checkpoint: Checkpoint, seen: set[Hashable], most: int) -> bool:
+        if len(seen) >= most or (bucket := period(checkpoint.created_at)) in seen:
+            return False
+        seen.add(bucket)
+        return True
+
+
+def _has_tag(checkpoint: Checkpoint, wanted: str) -> bool:
+    name, equals, value = wanted.partition("=")
+    return checkpoint.tags.get(name) == value if equals else name in checkpoint.tags
+
+
+class _Ages:
+    """Ages in seconds, newest first, by the longest series of times so far that agrees with the sequence.
+
+    What is not in that series has a wrong clock, and the age of its newer neighbour in it. An age depends on newer
+    checkpoints only, so that deleting older ones changes nothing. A pause counts for at most half of `within_s`.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self.young_from = 0  # the oldest sequence number that is within; what is above it stays as well
+        # For each length of a series: minus the latest time at which one can start, and the age of that start.
+        self._starts = array("d")
+        self._start_ages = array("d")
+        self._longest, self._age = 0, 0.0
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        time_s = checkpoint.created_at.timestamp()
+        starts, ages = self._starts, self._start_ages
+        length = bisect_right(starts, -time_s)  # of the longest series this one can go before
+        own = ages[length - 1] + min(-starts[length - 1] - time_s, self._within_s / 2) if length else 0.0
+        starts[length : length + 1] = array("d", [-time_s])
+        ages[length : length + 1] = array("d", [own])
+        if length + 1 > self._longest:
+            self._longest, self._age = length + 1, own
+        elif length + 1 == self._longest:
+            self._age = min(self._age, own)
+        if self._age <= self._within_s:
+            self.young_from = checkpoint.seq

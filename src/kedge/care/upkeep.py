@@ -1,0 +1,99 @@
+"""Policies of jobs, applied after their saves at a cost that does not grow with the history (I6).
+
+A save reads and judges one page of the history at most, and goes on where the last one stopped. When the history has
+been walked through, the next walk begins once about a tenth of what is kept has come on top. The sequence number
+tells when: whichever process saves a number that the stride divides begins, so that processes that save once and end
+do not each begin at the newest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kedge.blobs.shelter import sheltered
+from kedge.model import Checkpoint
+from kedge.ports import Index
+
+from .policies import RetentionPolicy
+from .review import Verdict, carry_out
+
+PAGE_ROWS = 100
+_READ_POLICY_EVERY = 16  # saves: another process may have set it
+_FINISH_WITHIN_S = 2.0
+
+
+@dataclass(slots=True)
+class _Job:
+    saves: int = 0
+    policy: RetentionPolicy | None = None
+    is_new_policy: bool = False
+    checkpoints: int = 0
+    walk: Iterator[list[Verdict]] | None = None
+
+
+class Upkeep:
+    """What the saves of one process owe to the policies of their jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Job] = {}
+        self._lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent goes on with its walks, and its lock may never be released here."""
+        self.__init__()  # type: ignore[misc]
+
+    @sheltered
+    def set_policy(self, job: str, policy: RetentionPolicy | None) -> None:
+        """A policy that was just stored: it is applied from the next save on."""
+        with self._lock:
+            self._jobs[job] = _Job(policy=policy, is_new_policy=True)
+
+    @sheltered
+    def after_save(self, index: Index, saved: Checkpoint, *, actor: str) -> None:
+        """Do a bounded part of what the job's policy asks for."""
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is at it, or about to be; a save never waits for this
+        try:
+            job = self._jobs.setdefault(saved.job, _Job())
+            if job.saves % _READ_POLICY_EVERY == 0:
+                _read_policy(index, saved.job, job)
+            job.saves += 1
+            if job.policy is not None and job.walk is None and (job.is_new_policy or _is_due(saved.seq, job)):
+                job.walk = carry_out(index, job.policy, saved.job, actor=actor, page_rows=PAGE_ROWS)
+                job.is_new_policy = False
+            _step(job)
+        finally:
+            self._lock.release()
+
+    @sheltered
+    def finish(self) -> None:
+        """Go on with what has begun, for a moment: for processes that save little and end."""
+        until_s = time.monotonic() + _FINISH_WITHIN_S
+        with self._lock:
+            for job in self._jobs.values():
+                while job.walk is not None and time.monotonic() < until_s:
+                    _step(job)
+
+
+def _read_policy(index: Index, name: str, job: _Job) -> None:
+    found = index.job(name)
+    policy = RetentionPolicy.from_json(found.retention) if found and found.retention else None
+    if policy != job.policy:
+        job.policy, job.walk = policy, None
+        job.is_new_policy = job.saves > 0  # else a process that begins has no reason to
+    job.checkpoints = found.checkpoints if found else 0
+
+
+def _is_due(seq: int, job: _Job) -> bool:
+    """Once in a tenth of what is kept, by a power of two, so that the stride seldom changes."""
+    stride = 1 << max(0, (job.checkpoints // 10).bit_length() - 1)
+    return seq % stride == 0
+
+
+def _step(job: _Job) -> None:
+    walk, job.walk = job.walk, None  # one that fails begins anew when it is due
+    if walk is not None and next(walk, None) is not None:
+        job.walk = walk

@@ -1,0 +1,147 @@
+"""What `kedge doctor` finds out about stores behind servers: the database, and the object store with the bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kedge.terminal.text import count_of, size
+
+from .doctor import Finding, disk
+
+if TYPE_CHECKING:
+    from kedge.cli.session import Session
+    from kedge.index.postgres.server import Connection
+
+_ROUNDS = 15
+_BYTES = 8 << 20
+_SKEW_S = 2.0
+
+
+def look_at(url: str) -> Iterator[Finding]:
+    """Findings about the servers of a store, whether there is a store yet or not."""
+    from kedge.errors import CheckpointError
+    from kedge.urls import blobs_directory, blobs_of
+
+    try:
+        yield from _database(url)
+    except CheckpointError as error:
+        yield Finding("database", "bad", error.message, error.hint)
+    blobs = blobs_of(url)
+    if blobs:
+        try:
+            if blobs.startswith("file:"):
+                yield from disk(blobs_directory(blobs))
+            else:
+                yield from _objects(blobs)
+        except CheckpointError as error:
+            yield Finding("object store", "bad", error.message, error.hint)
+
+
+def look_at_service(session: Session) -> Iterator[Finding]:
+    """Findings about a service: what is under its store, only it can see."""
+    from kedge.errors import CheckpointError
+
+    trips = []
+    try:
+        with session.open() as manager:
+            numbers = manager.stats()
+            for _ in range(_ROUNDS):
+                began = time.perf_counter()
+                manager.jobs(limit=1)
+                trips.append(time.perf_counter() - began)
+    except CheckpointError as error:
+        yield Finding("service", "bad", error.message, error.hint)
+        return
+    content = f"{count_of(numbers['jobs'], 'job')}, {count_of(numbers['checkpoints'], 'checkpoint')}"
+    yield Finding("service", "ok", f"{content}, answers in {sorted(trips)[_ROUNDS // 2] * 1000:.1f} ms")
+    yield Finding("store", "note", "its disk and its encryption are the service's", "run kedge doctor where it runs")
+
+
+def _database(url: str) -> Iterator[Finding]:
+    from kedge.urls import open_server
+
+    server = open_server(url)
+    try:
+        with server.lend() as db:
+            yield from _settings(db)
+            yield from _speed(db)
+    finally:
+        server.close()
+
+
+def _settings(db: Connection) -> Iterator[Finding]:
+    names = ("server_version", "fsync", "full_page_writes", "synchronous_commit", "max_connections")
+    found = {n: str((db.execute("SELECT current_setting(%s)", (n,)).fetchone() or [""])[0]) for n in names}
+    number = int((db.execute("SELECT current_setting('server_version_num')").fetchone() or ["0"])[0])
+    is_old = number < 120000
+    yield Finding(
+        "database",
+        "bad" if is_old else "ok",
+        f"PostgreSQL {found['server_version']}, up to {found['max_connections']} connections",
+        "12 or newer is needed" if is_old else "",
+    )
+    off = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if found[name] == "off"]
+    if off:
+        yield Finding(
+            "durability", "bad", f"{', '.join(off)} off: saves that returned are lost by a crash", "turn it on"
+        )
+    if (db.execute("SELECT pg_is_in_recovery()").fetchone() or [False])[0]:
+        yield Finding(
+            "database", "bad", "this server is a standby, which cannot be written", "use the primary's address"
+        )
+
+
+def _speed(db: Connection) -> Iterator[Finding]:
+    trips, commits = [], []
+    skew_s = 0.0
+    for _ in range(_ROUNDS):
+        began, clock = time.perf_counter(), time.time()
+        row = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+        trips.append(time.perf_counter() - began)
+        skew_s = (row[0] if row else clock) - (clock + time.time()) / 2
+        began = time.perf_counter()
+        db.execute("SELECT pg_logical_emit_message(true, 'kedge', '')")  # something for the commit to sync
+        commits.append(time.perf_counter() - began)
+    trip, commit = sorted(trips)[_ROUNDS // 2], sorted(commits)[_ROUNDS // 2]
+    yield Finding(
+        "latency",
+        "ok" if commit < 0.05 else "warn",
+        f"a question takes {trip * 1000:.2f} ms, a commit {commit * 1000:.2f} ms",
+        "" if commit < 0.05 else "every save waits this long: use a database that is nearer, or a faster disk",
+    )
+    began = time.perf_counter()
+    db.execute("SELECT decode(repeat('00', %s), 'hex')", (_BYTES,), binary=True).fetchone()
+    yield Finding("bandwidth", "ok", f"{size(round(_BYTES / (time.perf_counter() - began)))}/s from the database")
+    yield _clock("database", skew_s)
+
+
+def _objects(url: str) -> Iterator[Finding]:
+    from kedge.urls import needing
+
+    with needing("obstore", extra="object"):
+        from kedge.blobs.objects import connect
+        from kedge.blobs.probe import probe
+    blobs = connect(url)
+    try:
+        found = probe(blobs)
+    finally:
+        blobs.close()
+    for problem in found.problems:
+        yield Finding("object store", "bad", f"{url}: {problem}", "do not use it for a store: choose another server")
+    if not found.problems:
+        yield Finding("object store", "ok", f"{url}: of two writers one wins, what is written is seen at once")
+    yield Finding(
+        "latency", "ok", f"1 KiB is written in {found.put_s * 1000:.1f} ms and read in {found.get_s * 1000:.1f} ms"
+    )
+    rates = (size(round(rate)) for rate in (found.write_rate, found.read_rate))
+    yield Finding("bandwidth", "ok", "{}/s written, {}/s read, four objects at once".format(*rates))
+    yield _clock("object store", found.skew_s)
+
+
+def _clock(whose: str, skew_s: float) -> Finding:
+    what = f"the {whose} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} this machine"
+    if abs(skew_s) <= _SKEW_S:
+        return Finding("clocks", "ok", what)
+    return Finding("clocks", "warn", what, "set both by NTP; order and leases do not depend on it, signatures may")

@@ -1,0 +1,153 @@
+"""`kedge import`: checkpoints of older systems, looked at first, then brought over, then reported."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.session import Session, emit, store_command
+from kedge.terminal.progress import progress
+from kedge.terminal.text import count_of, labelled, safe, style, terminal_width
+
+if TYPE_CHECKING:
+    from kedge.legacy.importers import Options, Report
+
+_FORMATS = (
+    "auto", "artemis", "jobs", "geo-core", "geo-stages", "geo-tiles", "geo-db", "geo-memory", "langgraph-sqlite",
+    "langgraph-postgres", "json-dir",
+)  # fmt: skip
+_SHOWN = 20  # findings of a kind on a terminal; --json has all of them
+_LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", "dim")}
+
+
+@store_command(
+    "import",
+    note="Nothing is written to the source, no link in it is followed, no code of it is run. Importing again adds "
+    "what is new; an import that was interrupted goes on. docs/coming-from.md says what each format becomes.",
+    json_keys='{"dry_run", "imported", "present": imported before, "jobs", "formats": {name: count}, "skipped", '
+    '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, "seconds"}. With --watch '
+    "one document per round.",
+)
+@click.argument("source", metavar="DIR_OR_URL")
+@click.option(
+    "--from",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="auto",
+    metavar="FORMAT",
+    help=f"One format only: {', '.join(_FORMATS)}.  [default: auto, by content]",
+)
+@click.option("--job-prefix", default="", help="Put this before the names of all jobs.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be imported, and what would be lost.")
+@click.option("--allow", multiple=True, metavar="module.Class", help="A class in pickles to take as a plain record.")
+@click.option("--files", default=".", metavar="DIR", help="Where the files of a database's rows are.  [default: .]")
+@click.option("--watch", is_flag=True, help="Go on importing what is new until interrupted.")
+@click.option("--every", default=2.0, metavar="SECONDS", help="How often to look with --watch.  [default: 2]")
+def import_command(
+    session: Session,
+    source: str,
+    form: str,
+    job_prefix: str,
+    dry_run: bool,
+    allow: tuple[str, ...],
+    files: str,
+    watch: bool,
+    every: float,
+) -> None:
+    """Bring the checkpoints of an older system, in a directory or a database, into the store.
+
+    Their content says what they are; formats may be mixed. IDs, times and relations stay as they were.
+    """
+    from kedge.legacy.importers import Options, look
+
+    if watch and dry_run:
+        raise click.UsageError("--watch and --dry-run exclude each other")
+    options = Options(form, _prefix(job_prefix), allow, files, is_watching=watch)
+    began = time.monotonic()
+    with progress("looking", unit="checkpoints") as report:
+        plan = look(source, options, progress=report)
+    if dry_run:
+        _answer(session, plan, is_plan=True, seconds=time.monotonic() - began)
+        return
+    if not session.as_json:
+        _say_plan(plan)
+    _bring(session, source, options, plan.imported, began)
+    while watch:
+        time.sleep(max(0.05, every))
+        _bring(session, source, options, 0, time.monotonic(), only_news=True)
+
+
+def _bring(
+    session: Session, source: str, options: Options, expected: int, began: float, *, only_news: bool = False
+) -> None:
+    from kedge.legacy.importers import bring
+
+    with session.open(create=True) as manager, progress("importing", unit="checkpoints") as report:
+        done = bring(source, manager, options, expected=expected, progress=report)
+    if done.imported or not only_news:
+        _answer(session, done, is_plan=False, seconds=time.monotonic() - began)
+
+
+def _prefix(text: str) -> str:
+    from kedge.model import parse_name
+
+    return parse_name("job prefix", text) if text else ""
+
+
+def _answer(session: Session, report: Report, *, is_plan: bool, seconds: float) -> None:
+    if session.as_json:
+        emit(report_json(report, is_plan=is_plan, seconds=seconds))
+        return
+    _print_findings(report)
+    word = "would be imported" if is_plan else "imported"
+    jobs = count_of(len(report.jobs), "job")
+    known = f", {report.present:,} were there already" if report.present else ""
+    click.echo(f"{style('✓', 'good')} {count_of(report.imported, 'checkpoint')} {word}, {jobs}{known}")
+
+
+def report_json(report: Report, *, is_plan: bool, seconds: float) -> dict[str, object]:
+    found = {
+        word: [
+            {"source": f.source, "reason": f.reason, "paths": list(f.paths)}
+            for f in report.findings
+            if f.verdict == word
+        ]
+        for word in ("skipped", "lossy", "corrupted")
+    }
+    return {
+        "dry_run": is_plan,
+        "imported": report.imported,
+        "present": report.present,
+        "jobs": len(report.jobs),
+        "formats": dict(report.by_format),
+        **found,
+        "counts": {word: report.counts[word] for word in found},  # type: ignore[index]
+        "seconds": round(seconds, 3),
+    }
+
+
+def _say_plan(plan: Report) -> None:
+    formats = ", ".join(f"{count:,} {name}" for name, count in sorted(plan.by_format.items()))
+    click.echo(
+        style(f"found {count_of(plan.imported, 'checkpoint')}: {formats or 'nothing to import'}", "dim"), err=True
+    )
+    lost = [f"{count:,} {verdict}" for verdict, count in sorted(plan.counts.items())]
+    if lost:
+        click.echo(style(f"not all of it will come over as it was: {', '.join(lost)}; see below", "dim"), err=True)
+
+
+def _print_findings(report: Report) -> None:
+    for word, (mark, look) in _LOOKS.items():
+        found = [finding for finding in report.findings if finding.verdict == word]
+        for finding in found[:_SHOWN]:
+            places = (
+                f" ({', '.join(finding.paths[:8])}{', …' if len(finding.paths) > 8 else ''})" if finding.paths else ""
+            )
+            text = f"{word}: {finding.source}: {finding.reason}{places}"
+            for line in labelled(mark, look, safe(text), terminal_width()):
+                click.echo(line)
+        left = report.counts[word] - min(len(found), _SHOWN)  # type: ignore[index]
+        if left > 0:
+            click.echo(style(f"  … {left:,} more {word}: --json lists them", "dim"))

@@ -1,0 +1,119 @@
+"""`kedge run`: a pipeline from a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.pairs import parse_json_pairs
+from kedge.cli.session import Session, emit, store_command
+
+if TYPE_CHECKING:
+    from kedge.manager import CheckpointManager
+    from kedge.pipeline import Pipeline
+
+
+@store_command("run", json_keys='{"run": …, "status": "completed", "result": what the pipeline returned}')
+@click.argument("target", metavar="FILE.py:PIPELINE")
+@click.option("--id", "key", metavar="KEY", help="The key of the run.  [default: made of the name and the arguments]")
+@click.option("--arg", "args", metavar="NAME=JSON", multiple=True, help="An argument of the pipeline; repeatable.")
+@click.pass_context
+def run_command(ctx: click.Context, session: Session, target: str, key: str | None, args: tuple[str, ...]) -> None:
+    """Run a function decorated with @kedge.pipeline, or resume it under the same key.
+
+    The store is --store, else the one the decorator names, else $KEDGE_STORE or ./.kedge.
+
+    SIGTERM and Ctrl-C pause it: exit code 75, and the command to resume it on stderr.
+    """
+    from kedge.pipeline.inbox import parse_run_key
+
+    session.export_key()
+    with errors_as_python_shows_them(ctx):
+        pipeline = load_pipeline(target)
+    arguments = parse_json_pairs("--arg", args)
+    check_arguments(pipeline, arguments)
+    key = pipeline.key_of(**arguments) if key is None else parse_run_key(key)
+    with store_of(pipeline, session) as manager, errors_as_python_shows_them(ctx):
+        result: Any = pipeline.at(key, store=manager, progress=not session.as_json)(**arguments)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            result = asyncio.run(result)
+    if session.as_json:
+        from kedge.codec.json_view import to_json_view
+
+        emit({"run": key, "status": "completed", "result": to_json_view(result)})
+    else:
+        click.echo(f"{key} is completed")
+
+
+@contextmanager
+def errors_as_python_shows_them(ctx: click.Context) -> Iterator[None]:
+    """Errors of the user's own code end the command with their traceback."""
+    from kedge.errors import CheckpointError
+
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the code of others raises
+        traceback.print_exception(error)
+        ctx.exit(1)
+
+
+def store_of(pipeline: Pipeline[..., Any], session: Session) -> AbstractContextManager[CheckpointManager]:
+    """The store that the pipeline would use when it is called in Python, unless --store says another."""
+    from kedge.manager import CheckpointManager
+
+    declared = pipeline.store
+    if session.store is not None or declared is None:
+        return session.open(create=True)
+    if isinstance(declared, CheckpointManager):
+        return nullcontext(declared)
+    return session._replace(store=os.fspath(declared)).open(create=True)
+
+
+def check_arguments(pipeline: Pipeline[..., Any], arguments: dict[str, object]) -> None:
+    """Before there is a run: one that can never be called would be left behind as failed."""
+    from kedge.errors import Validation
+
+    try:
+        inspect.signature(pipeline.function).bind(**arguments)
+    except TypeError as error:
+        raise Validation(f"pipeline {pipeline.name}: {error}", hint="give its arguments with --arg NAME=JSON") from None
+
+
+def load_pipeline(target: str) -> Pipeline[..., Any]:
+    """The pipeline that FILE.py:NAME names. The file is imported under its own name, so that workers find it too."""
+    from kedge.errors import NotFound, Validation
+    from kedge.pipeline import Pipeline
+
+    file, colon, name = target.rpartition(":")
+    path = Path(file).absolute()
+    if not colon or not name.isidentifier():
+        raise Validation(f"{target!r} names no pipeline", hint="use FILE.py:PIPELINE")
+    if not path.is_file():
+        raise NotFound(f"there is no file {file}", hint="use FILE.py:PIPELINE")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) != str(path):
+        raise Validation(f"{file} has the name of a module that is in use", hint="rename the file")
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise Validation(f"{file} is no Python file", hint="use FILE.py:PIPELINE")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not isinstance(found, Pipeline):
+        raise NotFound(f"{file} has no pipeline {name}", hint="decorate a function with @kedge.pipeline")
+    return found

@@ -1,0 +1,267 @@
+"""`kedge runs`: what pipelines did, and making them go on or end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from kedge.cli.naming import JobName
+from kedge.cli.session import Number, Session, emit, pass_on, shared_options, store_command
+from kedge.terminal.tables import Column, print_facts, print_table
+from kedge.terminal.text import age, count_of, safe, style
+
+if TYPE_CHECKING:
+    from kedge.llm.bills import Bill
+    from kedge.pipeline.history import RunSummary
+
+_LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
+
+
+@store_command(
+    "list",
+    json_keys='{"runs": [{key, status, pipeline, version, sessions, steps_run, steps_reused, error, updated_at, '
+    "is_abandoned, waiting, progress}]}",
+)
+@click.argument("prefix", default="", type=JobName())
+@click.option("--limit", type=Number(1), help="At most this many.")
+def list_command(session: Session, prefix: str, limit: int | None) -> None:
+    """List the runs whose keys begin with PREFIX."""
+    from kedge.pipeline.history import find_runs
+
+    with session.open() as manager:
+        found = list(find_runs(manager, prefix, limit))
+    if session.as_json:
+        emit({"runs": [run.to_json() for run in found]})
+    elif found:
+        columns = (
+            Column("RUN", is_whole=True, look="name"),
+            Column("STATUS"),
+            Column("PIPELINE", drop=2),
+            Column("SESSIONS", align=">", drop=3),
+            Column("UPDATED", drop=1),
+            Column("NOTE"),
+        )
+        print_table(columns, [_row(run) for run in found])
+    else:
+        click.echo("no runs" + (f" that begin with {prefix}" if prefix else " yet"), err=True)
+
+
+@store_command(
+    "show",
+    json_keys='{"run": as in list, "llm": null or as in llm stats, "steps": [{path, verdict, reason, checkpoint, '
+    'seconds, attempts, llm}], "log": […]}',
+)
+@click.argument("run", type=JobName())
+def show_command(session: Session, run: str) -> None:
+    """Show a run and its steps."""
+    from kedge.pipeline.history import bills_of, explain, find_run, logs_of
+    from kedge.pipeline.progress import duration
+
+    with session.open() as manager:
+        summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
+        bills = bills_of(manager, run)
+    if session.as_json:
+        lines = [{"at": line.timestamp, **line.metadata} for line in logs]
+        shown = [{**step.to_json(), "llm": _bill_json(bills.get(step.path))} for step in steps]
+        emit({"run": summary.to_json(), "llm": _bill_json(bills.get("")), "steps": shown, "log": lines})
+        return
+    steps_run = count_of(summary.steps_run, "step")
+    sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
+    print_facts(
+        [
+            ("run", summary.key),
+            ("status", _status(summary)),
+            ("pipeline", summary.pipeline or ""),
+            ("version", summary.version),
+            ("sessions", sessions),
+            ("updated", age(summary.updated_at)),
+            ("progress", _progress(summary)),
+            ("models", str(bills.get("", ""))),
+            *[("waits for", _wait(wait)) for wait in summary.waiting],
+            ("error", summary.error),
+        ]
+    )
+    click.echo()
+    for line in logs:
+        click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
+    for step in steps:
+        depth = "  " * step.path.count("/")
+        took = "" if step.seconds is None else style(f"  {duration(step.seconds)}", "dim")
+        tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
+        name = safe(step.path.rpartition("/")[2] or step.path)
+        note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""
+        money = style(f"  {bills[step.path]}", "dim") if step.path in bills else ""
+        click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{money}{tries}{note}")
+
+
+@store_command("explain", json_keys='{"run": …, "steps": as in show}')
+@click.argument("run", type=JobName())
+def explain_command(session: Session, run: str) -> None:
+    """Say of each step why it ran, was reused, or is stale, as of the newest session.
+
+    A step runs again when its path, an input or its version changed. To make one run again, delete its checkpoint.
+    """
+    from kedge.pipeline.history import explain
+
+    with session.open() as manager:
+        steps = explain(manager, run)
+    if session.as_json:
+        emit({"run": run, "steps": [step.to_json() for step in steps]})
+        return
+    columns = (Column("STEP", is_whole=True, look="name"), Column("VERDICT"), Column("WHY"), Column("CHECKPOINT"))
+    print_table(columns, [(s.path, s.verdict, s.reason, s.checkpoint or "") for s in steps])
+
+
+@store_command("resume", json_keys='{"run": …, "argv": […], "cwd": …} with --print; else what the program itself says')
+@click.argument("run", type=JobName())
+@click.option("--print", "only_print", is_flag=True, help="Only show the command that would be run.")
+def resume_command(session: Session, run: str, only_print: bool) -> None:
+    """Start the program of a run again, with its arguments and in its directory, so that it goes on.
+
+    The command is the one recorded in the store when the run was last started: whoever may write the store chooses it.
+    """
+    from kedge.pipeline.history import command_of
+
+    with session.open() as manager:
+        argv, cwd = command_of(manager, run)
+        store = manager.url
+    if only_print:
+        if session.as_json:
+            emit({"run": run, "argv": argv, "cwd": cwd})
+        else:
+            click.echo(f"cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}")
+        return
+    start_again(session, run, argv, cwd, store)
+
+
+def start_again(session: Session, run: str, argv: list[str], cwd: str, store: str) -> NoReturn:
+    """Become the program of a run. The store is the one that has the run, whatever the environment says here."""
+    from kedge.urls import reachable
+
+    click.echo(f"resuming {run}: {safe(' '.join(argv))}", err=True)
+    sys.stdout.flush()
+    os.environ["KEDGE_STORE"] = reachable(store)
+    os.chdir(cwd)
+    session.export_key()
+    program = shutil.which(argv[0]) or sys.executable
+    os.execv(program, argv)  # nosec B606 # the same program, by its arguments, without a shell
+
+
+@store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')
+@click.argument("run", type=JobName())
+def cancel_command(session: Session, run: str) -> None:
+    """End a run for good. One that is at work stops before its next step; what it finished is kept."""
+    from kedge.pipeline.history import cancel
+
+    with session.open() as manager:
+        is_done = cancel(manager, run)
+    if session.as_json:
+        emit({"run": run, "cancelled": is_done})
+    else:
+        click.echo(f"{run} is cancelled" if is_done else f"{run} is at work and will stop before its next step")
+
+
+@store_command("signal", json_keys='{"run": …, "name": …, "message": ID}')
+@click.argument("run", type=JobName())
+@click.argument("name")
+@click.argument("value", default="null", metavar="[JSON]")
+def signal_command(session: Session, run: str, name: str, value: str) -> None:
+    """Send a value to a run that waits, or will wait, for it with run.signal(NAME)."""
+    from kedge.cli.pairs import parse_json
+    from kedge.pipeline.history import find_run
+    from kedge.pipeline.wait import send
+
+    sent = parse_json("the value", value)
+    with session.open() as manager:
+        find_run(manager, run)
+        message = send(manager, run, name, sent)
+    if session.as_json:
+        emit({"run": run, "name": name, "message": message})
+    else:
+        click.echo(f"sent {name} to {run}")
+
+
+def _bill_json(bill: Bill | None) -> dict[str, object] | None:
+    return None if bill is None else bill.to_json()
+
+
+def _status(run: RunSummary) -> str:
+    return f"{run.status}, but its process is gone: it can be resumed" if run.is_abandoned else str(run.status)
+
+
+def _wait(wait: Mapping[str, str]) -> str:
+    prompt = f": {wait['prompt']}" if wait.get("prompt") else ""
+    return f"{wait.get('for')} {wait.get('name')}{prompt}"
+
+
+def _progress(run: RunSummary) -> str:
+    if run.progress is None:
+        return ""
+    done, total = run.progress.get("done"), run.progress.get("total")
+    return f"{done:,} of {total:,}" if done is not None and total is not None else f"{done}"
+
+
+def _row(run: RunSummary) -> tuple[str, ...]:
+    status = "abandoned" if run.is_abandoned else str(run.status)
+    note = run.error or "; ".join(f"waits for {_wait(wait)}" for wait in run.waiting)
+    return (run.key, status, run.pipeline or "", f"{run.sessions}", age(run.updated_at), note)
+
+
+@store_command(
+    "executions",
+    json_keys='{"executions": [{execution_id, correlation_id, workflow_name, state, current_checkpoint, started_at, '
+    "completed_at, total_checkpoints, completed_checkpoints, failed_checkpoints, pending_approvals}]}",
+)
+@click.option("--state", type=click.Choice(["running", "paused", "completed", "failed"]), help="Only those in it.")
+@click.option("--limit", type=Number(1), help="At most this many.")
+@click.option("--after", metavar="EXECUTION", help="Go on behind this one (the last one of the page before).")
+def executions_command(session: Session, state: str | None, limit: int | None, after: str | None) -> None:
+    """List executions of workflows, whose steps are done elsewhere."""
+    from kedge.process.workflow import Workflows
+
+    with session.open() as manager:
+        found = Workflows(manager).list_executions(state, limit=limit, after=after)
+    if session.as_json:
+        emit({"executions": found})
+    elif found:
+        columns = (
+            Column("EXECUTION", is_whole=True, look="name"),
+            Column("STATE"),
+            Column("WORKFLOW", drop=2),
+            Column("STEPS", align=">", drop=3),
+            Column("NOTE"),
+        )
+        print_table(columns, [_execution_row(each) for each in found])
+    else:
+        click.echo("no executions" + (f" are {state}" if state else " yet"), err=True)
+
+
+def _execution_row(status: Mapping[str, Any]) -> tuple[str, ...]:
+    asks = status["pending_approvals"]
+    note = f"waits for {count_of(asks, 'approval')}" if asks else status["current_checkpoint"] or ""
+    done = f"{status['completed_checkpoints']}/{status['total_checkpoints']}"
+    return status["execution_id"], status["state"], status["workflow_name"], done, note
+
+
+runs_command = click.Group(
+    "runs",
+    commands=[
+        list_command,
+        show_command,
+        resume_command,
+        explain_command,
+        cancel_command,
+        signal_command,
+        executions_command,
+    ],
+    callback=pass_on,
+    params=shared_options(),
+    help="List, show, explain, resume, signal and cancel runs of pipelines.",
+    epilog="JSON: kedge runs COMMAND --help says what each one answers",
+)

@@ -1,0 +1,140 @@
+"""`kedge save`: JSON, files or a directory tree become a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kedge.cli.naming import JobName, Ref, find
+from kedge.cli.pairs import parse_json_pairs, parse_pairs
+from kedge.cli.placement import read_bytes
+from kedge.cli.session import Session, emit, store_command
+from kedge.documents import checkpoint_json
+from kedge.errors import Validation
+from kedge.terminal.progress import progress, watched
+from kedge.terminal.text import size, style
+
+from .find import LEVELS
+
+if TYPE_CHECKING:
+    from kedge.files import File, Tree
+
+
+@store_command("save", json_keys="the checkpoint, as in list.")
+@click.argument("job", type=JobName())
+@click.argument("step")
+@click.argument("file", required=False, type=click.Path(allow_dash=True))
+@click.option("--file", "files", metavar="[NAME=]PATH", multiple=True, help="Store a file under its name; repeatable.")
+@click.option("--tree", "trees", metavar="[NAME=]DIR", multiple=True, help="Store a directory tree; repeatable.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Leave these out of trees; repeatable.")
+@click.option("--level", type=LEVELS, default="step", show_default=True, help="What the checkpoint is of.")
+@click.option("--parent", metavar="ID", type=Ref(), help="The checkpoint this one grew out of.")
+@click.option("--tag", "tags", metavar="K=V", multiple=True, help="A tag; repeatable.")
+@click.option("--metadata", metavar="K=JSON", multiple=True, help="Metadata; repeatable.")
+@click.option("--pin", is_flag=True, help="Keep it from every cleanup.")
+@click.option("--idempotency-key", metavar="TEXT", help="The same key again answers the first ID and saves nothing.")
+def save_command(
+    session: Session,
+    job: str,
+    step: str,
+    file: str | None,
+    files: tuple[str, ...],
+    trees: tuple[str, ...],
+    exclude: tuple[str, ...],
+    parent: str | None,
+    tags: tuple[str, ...],
+    metadata: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Save the JSON in FILE, or on stdin, or the tensors of a .safetensors file, as the next checkpoint of JOB.
+
+    Prints its ID. When that is printed, the checkpoint survives kill -9 and power loss. STEP may be any text.
+
+    With --file and --tree the state is an object of what they name, added to the object in FILE if there is
+    one. Files unchanged since the last checkpoint of JOB are not read again.
+    """
+    options["tags"] = parse_pairs("--tag", tags)
+    options["metadata"] = parse_json_pairs("--metadata", metadata)
+    state = _state(file, files, trees, exclude)
+    with session.open(create=True) as manager:
+        if parent is not None:
+            options["parent"] = find(manager, parent).id
+        with _watching(state):
+            saved = manager.get(manager.save(job, step, state, **options))
+    if session.as_json:
+        emit(checkpoint_json(saved))
+        return
+    click.echo(saved.id)
+    if sys.stderr.isatty():
+        added = f"{size(saved.size_bytes)}, {size(saved.stored_bytes)} added to the store"
+        click.echo(style(f"#{saved.seq} of {job}: {added}", "dim"), err=True)
+
+
+def _state(file: str | None, files: tuple[str, ...], trees: tuple[str, ...], exclude: tuple[str, ...]) -> object:
+    """The state the arguments describe."""
+    from kedge.codec.json_view import from_json
+    from kedge.files import File, Tree
+
+    if file is not None and file.endswith(".safetensors") and not files and not trees:
+        from kedge.integrations.safetensors import read_file
+
+        return read_file(file)
+    if not files and not trees:
+        return from_json(_read(file))
+    state = {} if file is None else from_json(_read(file))
+    if not isinstance(state, dict):
+        raise Validation("files can only be added to a JSON object", hint='wrap it: {"value": …}')
+    for text in files:
+        _add(state, text, File)
+    for text in trees:
+        _add(state, text, lambda path: Tree(path, exclude=exclude))
+    return state
+
+
+def _add(state: dict[str, object], text: str, make: Any) -> None:
+    """`NAME=PATH`, or a path whose last part is the name. What exists under the whole text wins."""
+    name, equals, path = text.partition("=")
+    if not equals or not name or os.path.lexists(text):
+        name, path = Path(text).absolute().name, text
+    if name in state:
+        raise Validation(f"there are two things called {name}", hint="give one another name: NAME=PATH")
+    state[name] = make(path)
+
+
+def _read(file: str | None) -> bytes:
+    if file not in (None, "-"):
+        return read_bytes(str(file))
+    if file is None and sys.stdin.isatty():
+        raise click.UsageError("give FILE, or JSON on stdin (FILE may be -), or --file or --tree")
+    return sys.stdin.buffer.read()
+
+
+@contextmanager
+def _watching(state: object) -> Iterator[None]:
+    """Progress of saving files, told by how much this process has read meanwhile."""
+    from kedge.files import File, Tree
+
+    values = state.values() if isinstance(state, dict) else ()
+    found: list[File | Tree] = [value for value in values if isinstance(value, File | Tree)]
+    with progress("saving", unit="bytes") as report:
+        if report is None or not found:
+            yield
+            return
+        total = sum(value.size_bytes for value in found)
+        began = _bytes_read()
+        with watched(report, lambda: (min(_bytes_read() - began, total), total)):
+            yield
+
+
+def _bytes_read() -> int:
+    """Bytes this process has read so far; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/io").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

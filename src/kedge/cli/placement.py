@@ -1,0 +1,189 @@
+"""Putting files and directories where the user wants them: whole or not at all, and nothing overwritten by accident."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kedge.blobs.direct import sync_directory
+from kedge.errors import Conflict, NotFound, storage_error
+from kedge.store.directory import MARKER
+
+
+def is_stream(target: Path) -> bool:
+    """Whether `target` is there to be written into, not to be replaced: a FIFO, stdout, or /dev/null."""
+    if str(target) == "/dev/stdout":
+        return True
+    try:
+        found = target.stat()
+        return stat.S_ISFIFO(found.st_mode) or os.path.samestat(found, os.stat(os.devnull))
+    except OSError:
+        return False
+
+
+def place_file(target: Path, write: Callable[[BinaryIO], object], *, force: bool) -> int:
+    """Write a file durably under another name, then give it its own. Answers its size in bytes.
+
+    Streams are written into. Anything else that is there and no regular file is a Conflict, also with `force`.
+    """
+    if is_stream(target):
+        with _os_errors("write", target), _Counted(io.FileIO(target, "w")) as stream:
+            write(stream)
+        return stream.count
+    refuse_other(target, stat.S_ISREG, "a regular file")
+    _refuse_existing(target, force)
+    with _os_errors("write", target):
+        handle, draft = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+                size_bytes = file.tell()
+            os.chmod(draft, 0o666 & ~_umask())
+            _give_name(Path(draft), target, force)
+        except BaseException:
+            _forget(Path(draft))
+            raise
+        sync_directory(target.parent)
+    return size_bytes
+
+
+@contextmanager
+def placed_directory(target: Path, *, force: bool) -> Iterator[Path]:
+    """A new directory to fill, beside `target`; it becomes `target` when the block ends well."""
+    refuse_other(target, stat.S_ISDIR, "a directory")
+    if os.path.lexists(target / MARKER):
+        raise Conflict(f"{target} is a store", hint="choose another name")
+    _refuse_existing(target, force)
+    with _os_errors("write", target):
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.absolute().parent))
+        try:
+            os.chmod(draft, 0o777 & ~_umask())
+            yield draft
+            if target.exists():
+                aside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.old.", dir=target.absolute().parent))
+                os.rename(target, aside / "old")
+                os.rename(draft, target)
+                shutil.rmtree(aside)
+            else:
+                os.rename(draft, target)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_directory(target.absolute().parent)
+
+
+@contextmanager
+def added_to_directory(target: Path, *, force: bool) -> Iterator[Path]:
+    """A new directory to fill, whose files are put into `target`, beside what is there, when the block ends well.
+
+    A name that is taken is a Conflict before anything is put there; with `force` that file is replaced, no other.
+    """
+    if not os.path.lexists(target):
+        with placed_directory(target, force=False) as draft:
+            yield draft
+        return
+    refuse_other(target, stat.S_ISDIR, "a directory")
+    if os.path.lexists(target / MARKER):
+        raise Conflict(f"{target} is a store", hint="choose another name")
+    with _os_errors("write", target), tempfile.TemporaryDirectory(prefix=".kedge-export.", dir=target) as name:
+        draft = Path(name)
+        yield draft
+        files = [Path(folder, file) for folder, _, names in os.walk(draft) for file in names]
+        pairs = [(file, target / file.relative_to(draft)) for file in files]
+        for _, place in pairs:
+            refuse_other(place.parent, stat.S_ISDIR, "a directory")
+            refuse_other(place, stat.S_ISREG, "a regular file")
+            _refuse_existing(place, force)
+        for file, place in pairs:
+            place.parent.mkdir(exist_ok=True)
+            _give_name(file, place, force)
+        for folder in {place.parent for _, place in pairs}:
+            sync_directory(folder)
+
+
+def read_bytes(path: str) -> bytes:
+    with _os_errors("read", Path(path)):
+        return Path(path).read_bytes()
+
+
+def refuse_other(target: Path, fits: Callable[[int], bool], what: str) -> None:
+    """Conflict if there is something else at `target` than `what`: devices, sockets and the like are not replaced."""
+    try:
+        found = target.stat()
+    except OSError:
+        return  # nothing there, or nothing that can be reached: writing says which
+    if not fits(found.st_mode):
+        raise Conflict(f"{target} exists and is not {what}", hint="choose another name")
+
+
+class _Counted(io.BufferedWriter):
+    """A stream that knows how much was written to it; nobody can seek in it."""
+
+    count = 0
+
+    def write(self, data: Any, /) -> int:
+        self.count += len(memoryview(data).cast("B"))
+        return super().write(data)
+
+    def tell(self) -> int:
+        raise io.UnsupportedOperation("tell")
+
+
+def _refuse_existing(target: Path, force: bool) -> None:
+    if not force and os.path.lexists(target):
+        raise Conflict(f"{target} exists already", hint="choose another name, or --force to replace it")
+
+
+def _give_name(draft: Path, target: Path, force: bool) -> None:
+    if force:
+        os.replace(draft, target)
+        return
+    try:
+        os.link(draft, target)  # unlike rename, it fails if somebody made the target meanwhile
+    except FileExistsError:
+        raise Conflict(f"{target} exists already", hint="choose another name, or --force to replace it") from None
+    except OSError:  # a file system without hard links
+        os.replace(draft, target)
+        return
+    draft.unlink()
+
+
+def _forget(draft: Path) -> None:
+    try:
+        draft.unlink()
+    except OSError:
+        pass
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _os_errors(action: str, path: Path) -> Iterator[None]:
+    """Errors of the operating system as ours, with the path in them; ours pass unchanged."""
+    from kedge.errors import CheckpointError
+
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        what = path if action == "read" else path.parent
+        raise NotFound(f"there is no {what}", hint="check the path") from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise storage_error(action, str(path), error) from error

@@ -1,0 +1,295 @@
+"""Saving: a state becomes msgpack with numbered Ext types, its large buffers stay beside it.
+
+Values are lowered in Python to what ormsgpack writes natively and exactly, containers that already are so
+stay the objects they were; then ormsgpack writes everything in one native call. It gets no `default` hook:
+a hook would let other threads run, and change the state, in the middle of that call.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ormsgpack
+
+from kedge.errors import CheckpointError, UnsupportedType, Validation
+
+from .kinds import (
+    LEAF_DEPTH,
+    PART_DEPTH,
+    Choice,
+    Leaf,
+    Problem,
+    Shape,
+    Source,
+    Structure,
+    Tag,
+    TooDeep,
+    by_class,
+    is_native,
+    kind_of,
+)
+from .refusals import refusal
+from .shared_memory import Shares
+
+_EXACT = (
+    ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+_SCALARS = frozenset({type(None), bool, int, float, str})
+_ONLY_STR = frozenset({str})
+
+
+class NeedsCare(Exception):
+    """ormsgpack met an int or str it cannot write natively: pack again, looking at each."""
+
+
+class Packer:
+    """One encoding under way (an EncodeContext)."""
+
+    levels = PART_DEPTH  # that are packed by recursion
+    __slots__ = ("_depth", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes", "shares")
+
+    def __init__(self, out_of_band_bytes: int, *, is_careful: bool, shares: Shares | None = None) -> None:
+        self.buffers: list[Source] = []
+        self.shares = shares or Shares()
+        self.out_of_band_bytes = out_of_band_bytes
+        self._is_careful = is_careful
+        self._native = _SCALARS - {int, str} if is_careful else _SCALARS
+        self._depth = 0
+        self._limit = self.levels
+
+    def add_buffer(self, source: Source) -> int:
+        self.buffers.append(source)
+        return len(self.buffers) - 1
+
+    def place_bytes(self, view: memoryview) -> int | bytes:
+        if 0 < view.nbytes >= self.out_of_band_bytes:
+            return self.add_buffer(view)
+        return view.tobytes()
+
+    def pack(self, value: object) -> bytes:
+        # A leaf at the deepest allowed place may still use a few levels of its own.
+        depth, limit = self._depth, self._limit
+        self._limit = self.levels + LEAF_DEPTH
+        payload = self._write(self.lower(value, depth))
+        self._depth, self._limit = depth, limit
+        return payload
+
+    def pack_state(self, state: object) -> bytes:
+        return self._write(self.lower(state, 0))
+
+    def lower(self, value: Any, depth: int) -> Any:
+        """`value` as ormsgpack writes it exactly: itself, or a copy in which what it could not write is Ext."""
+        kind = type(value)
+        if kind in self._native:
+            return value
+        if kind is dict:
+            return self._lower_dict(value, depth)
+        if kind is list:
+            return self._lower_items(value, depth, value)
+        if kind is bytes and (len(value) < self.out_of_band_bytes or not value):
+            return value
+        if kind is int or kind is str:  # only when careful
+            return _lower_scalar(value)
+        known = by_class.get(kind)
+        if known is None or type(known) is Choice:
+            known = kind_of(value)
+            if known is None:
+                raise refusal(value)
+        if type(known) is Structure:
+            return self._lower_structure(value, known, depth)
+        assert type(known) is Leaf
+        self._depth = depth + 1
+        return ormsgpack.Ext(known.tag, _encode_leaf(known, value, self))
+
+    def _lower_dict(self, value: dict[Any, Any], depth: int) -> Any:
+        if depth >= self._limit:
+            raise TooDeep(UnsupportedType)
+        if not _ONLY_STR.issuperset(map(type, value)) or (self._is_careful and not all(map(_is_utf8, value))):
+            return self._lower_structure(value, by_class[dict], depth)
+        native = self._native
+        lowered = value
+        key = ""
+        try:
+            for key, item in value.items():
+                if type(item) in native:
+                    continue
+                low = self.lower(item, depth + 1)
+                if low is not item:
+                    if lowered is value:
+                        lowered = value.copy()
+                    lowered[key] = low
+        except Problem as problem:
+            problem.under(key_segment(key), value)
+            raise
+        return lowered
+
+    def _lower_items(self, items: Any, depth: int, container: object) -> Any:
+        if depth >= self._limit:
+            raise TooDeep(UnsupportedType)
+        native = self._native
+        if len(items) > 16 and native.issuperset(map(type, items)):  # faster than the loop, for many
+            return items
+        lowered = items
+        index = 0
+        try:
+            for index, item in enumerate(items):
+                if type(item) in native:
+                    continue
+                low = self.lower(item, depth + 1)
+                if low is not item:
+                    if lowered is items:
+                        lowered = list(items)
+                    lowered[index] = low
+        except Problem as problem:
+            problem.under(f"[{index}]", container)
+            raise
+        return lowered
+
+    def _lower_structure(self, value: Any, known: Any, depth: int) -> ormsgpack.Ext:
+        if depth >= self._limit:
+            raise TooDeep(UnsupportedType)
+        head, children = known.take(value)
+        if known.shape is Shape.ITEMS:
+            body = self._lower_items(children, depth, value)
+            if known.is_unordered:
+                body = sorted(body, key=self._write)
+        else:
+            body = self._lower_pairs(children, depth, value, is_attributes=known.shape is Shape.FIELDS)
+        if head:
+            body = [*(self.lower(item, depth + 1) for item in head), *body]
+        elif type(body) is tuple:
+            body = list(body)
+        return ormsgpack.Ext(known.tag, self._write(body))
+
+    def _lower_pairs(self, pairs: Any, depth: int, container: object, *, is_attributes: bool) -> list[Any]:
+        flat: list[Any] = []
+        for key, child in pairs:
+            try:
+                flat.append(self.lower(key, depth + 1))
+            except Problem as problem:
+                problem.steps.clear()
+                problem.under(f"[key {_short(repr(key))}]", container)
+                raise
+            if not is_attributes and _is_nan(key):
+                raise Problem(
+                    "{path} is a NaN key, which no lookup could ever find again",
+                    "replace NaN in keys before saving",
+                    UnsupportedType,
+                ).under(key_segment(key), container)
+            try:
+                flat.append(self.lower(child, depth + 1))
+            except Problem as problem:
+                problem.under(f".{key}" if is_attributes else key_segment(key), container)
+                raise
+        return flat
+
+    def _write(self, lowered: object) -> bytes:
+        try:
+            return ormsgpack.packb(lowered, option=_EXACT)
+        except TypeError as error:
+            if self._is_careful:
+                raise Problem(f"cannot be written: {error}", error=Validation) from error
+            raise NeedsCare from error
+
+
+def _encode_leaf(known: Leaf, value: object, packer: Packer) -> bytes:
+    try:
+        return known.encode(value, packer)
+    except Problem as problem:
+        problem.steps.clear()  # steps inside the payload mean nothing to the user
+        raise
+    except (NeedsCare, CheckpointError):
+        raise
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise Problem(f"{{path}} is a {known.name} that cannot be saved: {error}", error=UnsupportedType) from error
+
+
+def _lower_scalar(value: int | str) -> object:
+    if type(value) is int:
+        if -(1 << 63) <= value < 1 << 64:
+            return value
+        return ormsgpack.Ext(Tag.INT, value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True))
+    if _is_utf8(value):  # type: ignore[arg-type]
+        return value
+    return ormsgpack.Ext(Tag.STR, value.encode("utf-8", "surrogatepass"))  # type: ignore[union-attr]
+
+
+def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_nan(key: object) -> bool:
+    if type(key) is tuple or type(key) is frozenset:
+        return any(map(_is_nan, key))
+    try:
+        return bool(key != key)
+    except Exception:  # noqa: BLE001 - a class that cannot compare itself; it is no NaN
+        return False
+
+
+def key_segment(key: object) -> str:
+    """How a path shows a dictionary key: `["model"]`, `[3]`."""
+    return f"[{_short(json.dumps(key, ensure_ascii=not _is_utf8(key)) if type(key) is str else repr(key))}]"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool) -> tuple[bytes, list[Source]]:
+    packer = Packer(out_of_band_bytes, is_careful=is_careful)
+    tree = packer.pack_state(state)
+    if (shares := packer.shares.found()) is not None:
+        packer = Packer(out_of_band_bytes, is_careful=is_careful, shares=shares)
+        tree = packer.pack_state(state)
+    return tree, packer.buffers
+
+
+def _pack_deep(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
+    from .deep import pack_deep
+
+    return pack_deep(state, out_of_band_bytes)
+
+
+def pack_state(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
+    """The tree and the buffers of `state`; raises only errors.*."""
+    try:
+        try:
+            if is_native((state,), _SCALARS, PART_DEPTH):
+                return ormsgpack.packb(state, option=_EXACT), []
+        except TypeError:  # a key that is no str, or an int or str beyond msgpack
+            pass
+        try:
+            try:
+                return _pack(state, out_of_band_bytes, is_careful=False)
+            except NeedsCare:
+                return _pack(state, out_of_band_bytes, is_careful=True)
+        except TooDeep as problem:
+            if problem.is_cycle:
+                raise
+        return _pack_deep(state, out_of_band_bytes)
+    except Problem as problem:
+        raise problem.typed() from problem.__cause__
+    except RecursionError as error:
+        raise Validation(
+            "the state is too deep for what is left of the Python stack",
+            hint="save it from a function that is called less deeply",
+        ) from error
+    except RuntimeError as error:  # "dictionary changed size during iteration"
+        raise Validation(
+            f"the state changed while it was being saved ({error})",
+            hint="save a copy, or keep other threads from changing it meanwhile",
+        ) from error

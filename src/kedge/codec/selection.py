@@ -1,0 +1,204 @@
+"""Loading a part (`only`), and loading into memory the caller already has (`into`)."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kedge.chunks import DeviceMemory
+from kedge.errors import NotFound, Validation
+
+from .decoder import Unpacker, name_of
+from .encoder import key_segment
+from .kinds import PART_DEPTH, Leaf, Problem, Raw, Shape, Tag, kind_of, layouts
+from .plain import distinct
+from .refusals import qualified
+
+_DROPPED = object()
+
+_FIT = "give a target of that form, or load without into="
+
+
+class Selection:
+    """The branches of a raw tree whose '/'-joined paths match any of some glob patterns."""
+
+    def __init__(self, patterns: Sequence[str], unpacker: Unpacker) -> None:
+        if isinstance(patterns, str):
+            patterns = [patterns]
+        self._regexes = {pattern: re.compile(fnmatch.translate(pattern)) for pattern in patterns}
+        self._found: set[str] = set()
+        self._unpacker = unpacker
+
+    def prune(self, raw: Raw) -> Raw:
+        """`raw` without what nothing matches. A pattern that matches nothing is NotFound."""
+        pruned = self._prune(raw, "", 0)
+        # A pattern below a branch that another one took whole has not been tried yet.
+        for pattern in self._regexes.keys() - self._found:
+            if not self._any_below(raw, "", 0, [pattern]):
+                raise NotFound(
+                    f"nothing in the state matches {pattern!r}",
+                    hint="see the paths with kedge show; patterns are like model/layer3/*",
+                )
+        return pruned
+
+    def _matches(self, path: str, patterns: Iterable[str]) -> bool:
+        found = {pattern for pattern in patterns if self._regexes[pattern].match(path)}
+        self._found |= found
+        return bool(found)
+
+    def _prune(self, raw: Raw, path: str, depth: int) -> Raw:
+        if self._matches(path, self._regexes):
+            return raw
+        if type(raw) is dict:
+            kept = {key: self._prune(item, _join(path, key), depth + 1) for key, item in raw.items()}
+            return {key: item for key, item in kept.items() if item is not _DROPPED} or _DROPPED
+        if type(raw) is tuple and raw[0] in layouts and layouts[raw[0]][0] is Shape.PAIRS:
+            return self._prune_pairs(raw, path, depth)
+        return raw if self._any_below(raw, path, depth, self._regexes) else _DROPPED
+
+    def _prune_pairs(self, raw: tuple[int, Any], path: str, depth: int) -> Raw:
+        head, children = self._unpacker.open(raw, depth)
+        kept: list[Raw] = []
+        for key, child in zip(children[::2], children[1::2], strict=True):
+            name = str(self._unpacker.lift(key, depth + 1))
+            item = self._prune(child, _join(path, name), depth + 1)
+            if item is not _DROPPED:
+                kept += key, item
+        return (raw[0], [*head, *kept]) if kept else _DROPPED
+
+    def _any_below(self, raw: Raw, path: str, depth: int, patterns: Iterable[str]) -> bool:
+        if path and self._matches(path, patterns):
+            return True
+        if type(raw) not in (dict, list, tuple):
+            return False
+        children = self._unpacker.children_of(raw, depth)
+        return any(self._any_below(child, _join(path, name), depth + 1, patterns) for name, child in children)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+class Placement:
+    """Lifts a tree into the arrays of a state of the same form, or of a part of it."""
+
+    def __init__(self, unpacker: Unpacker, targets: dict[int, memoryview | DeviceMemory] | None = None) -> None:
+        """With `targets`, only collects the memory for each buffer; nothing is fetched or written."""
+        self._unpacker = unpacker
+        self._targets = targets
+
+    def lift(self, raw: Raw, own: Any, depth: int) -> Any:
+        kind = kind_of(own)
+        if isinstance(kind, Leaf) and kind.target is not None:
+            return self._place(raw, own, kind, depth)
+        if not _has_target(own):
+            return self._unpacker.lift(raw, depth)
+        if type(raw) is dict and isinstance(own, dict):
+            return self._lift_dict(raw, own, depth)
+        if type(raw) is list and isinstance(own, list):
+            return self._lift_items(raw, own, depth)
+        if type(raw) is tuple and raw[0] in layouts:
+            shape = layouts[raw[0]][0]
+            if shape is Shape.ITEMS and isinstance(own, list | tuple):
+                head, children = self._unpacker.open(raw, depth)
+                return self._unpacker.build(raw[0], head, self._lift_items(children, own, depth), depth)
+            if (shape is Shape.PAIRS and isinstance(own, dict)) or raw[0] == Tag.FIELDS:
+                return self._lift_pairs(raw, own, depth)
+        raise Problem(f"the target is a {qualified(type(own))}, what was saved is not", _FIT, Validation)
+
+    def _place(self, raw: Raw, own: Any, kind: Leaf, depth: int) -> Any:
+        if type(raw) is not tuple or raw[0] != kind.tag:
+            saved = name_of(raw[0]) if type(raw) is tuple else type(raw).__name__
+            raise Problem(f"the target is a {qualified(type(own))}, what was saved is a {saved}", _FIT, Validation)
+        found = self._unpacker.call(kind.tag, kind.target, raw[1], depth, own)
+        if found is None:
+            if self._targets is None and kind.fill is not None:
+                kind.fill(own, self._unpacker.lift(raw, depth))
+            return own
+        reference, view = found
+        if self._targets is not None:
+            if type(reference) is int:
+                self._targets[reference] = view
+            return None
+        if not isinstance(view, memoryview):
+            if type(reference) is bytes:
+                view.take(self._unpacker.bytes_of(reference, view.size_bytes))  # a copy: torch warns of read-only ones
+            elif not isinstance(self._unpacker.ask(reference), DeviceMemory):  # otherwise it is there already
+                view.take(self._unpacker.fetch(reference, view.size_bytes))
+            return own
+        source = self._unpacker.bytes_of(reference, view.nbytes)
+        if not _is_same_memory(source, view):
+            view[:] = source.cast("B") if source.format != "B" or source.ndim != 1 else source
+        return own
+
+    def _lift_dict(self, raw: dict[str, Raw], own: dict[Any, Any], depth: int) -> Any:
+        _check_keys(raw, own)
+        for key, item in raw.items():
+            try:
+                raw[key] = self.lift(item, own.get(key), depth + 1)
+            except Problem as problem:
+                problem.under(key_segment(key))
+                raise
+        return raw
+
+    def _lift_items(self, raw: list[Raw], own: Sequence[Any], depth: int) -> list[Any]:
+        if len(raw) != len(own):
+            raise Problem(f"the target has {len(own)} items, what was saved has {len(raw)}", "", Validation)
+        for index, item in enumerate(raw):
+            try:
+                raw[index] = self.lift(item, own[index], depth + 1)
+            except Problem as problem:
+                problem.under(f"[{index}]")
+                raise
+        return raw
+
+    def _lift_pairs(self, raw: tuple[int, Any], own: Any, depth: int) -> Any:
+        is_attributes = layouts[raw[0]][0] is Shape.FIELDS
+        head, children = self._unpacker.open(raw, depth)
+        keys = [self._unpacker.lift_key(key, depth, is_attributes) for key in children[::2]]
+        if not is_attributes:
+            _check_keys(distinct([(key, None) for key in keys]), own)
+        pairs = []
+        for key, child in zip(keys, children[1::2], strict=True):
+            try:
+                mine = getattr(own, key, None) if is_attributes else own.get(key)
+                pairs.append((key, self.lift(child, mine, depth + 1)))
+            except Problem as problem:
+                problem.under(f".{key}" if is_attributes else key_segment(key))
+                raise
+        return self._unpacker.build(raw[0], head, pairs, depth)
+
+
+def _check_keys(saved: Any, own: dict[Any, Any]) -> None:
+    for key, item in own.items():
+        if key not in saved and _has_target(item):
+            raise Problem("the target has it, what was saved does not", "", Validation).under(key_segment(key))
+
+
+def _has_target(own: object, depth: int = 0) -> bool:
+    """Whether there is memory to load into anywhere in the caller's value."""
+    kind = kind_of(own)
+    if isinstance(kind, Leaf):
+        return kind.target is not None
+    if depth > PART_DEPTH or (kind is None and not isinstance(own, dict | list | tuple)):
+        return False
+    children: Iterable[Any]
+    if isinstance(own, dict):
+        children = own.values()
+    elif isinstance(own, list | tuple):
+        children = own
+    elif kind is not None and kind.tag == Tag.FIELDS:
+        children = (child for _, child in kind.take(own)[1])
+    else:
+        return False
+    return any(_has_target(child, depth + 1) for child in children)
+
+
+def _is_same_memory(a: memoryview, b: memoryview) -> bool:
+    if a.readonly or b.readonly or a.nbytes != b.nbytes or not a.nbytes:
+        return False
+    import ctypes
+
+    return ctypes.addressof(ctypes.c_char.from_buffer(a)) == ctypes.addressof(ctypes.c_char.from_buffer(b))

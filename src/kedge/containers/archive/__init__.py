@@ -1,0 +1,1 @@
+"""Container checkpoints as archives that other engines read and write."""

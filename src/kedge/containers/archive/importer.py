@@ -1,0 +1,218 @@
+"""From an archive of any engine to a checkpoint in the store.
+
+The archive is unpacked into a private directory, checked, and saved like a container that was frozen here: its images
+with pages cut by address, its changed files as an overlay's upper directory. What else it holds (the engine's own
+documents, logs, volumes) is kept beside, for an export to the same engine; nothing of it is ever acted on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.containers import network, snapshot
+from kedge.containers.criu import images
+from kedge.containers.criu.pages import validate_images
+from kedge.containers.runtime.dumps import copy_files, digest_of
+from kedge.errors import Corrupted, Validation
+from kedge.files import Tree
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, Lease
+
+from . import layout as formats
+from .compression import Plain
+from .extraction import Extraction
+from .layout import Archive
+from .scratch import private_directory
+from .tar import Limits, TarReader
+
+KEPT = "archive"  # the name of the tree with what only the archive's engine understands
+_LEFT = (formats.CHECKPOINT, formats.ROOTFS_DIFF, formats.DELETED_FILES)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What came of an import. `left_out`: (path, what) of the changed files that were not taken."""
+
+    checkpoint: Checkpoint
+    archive_format: str
+    left_out: tuple[tuple[str, str], ...]
+    is_new: bool = True  # False: the same archive had been imported before
+
+
+def import_archive(
+    manager: CheckpointManager,
+    path: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    limits: Limits | None = None,
+    tags: Mapping[str, str] | None = None,
+    work: str | os.PathLike[str] | None = None,
+    lease: Lease | None = None,
+) -> Imported:
+    """Save an archive as the newest checkpoint of container `key` (the container's name if not given).
+
+    The same archive again answers the checkpoint that there is. Needs root: files keep their owners, and removed files
+    are devices. Nothing is saved unless all of it is sound.
+    """
+    _refuse_others()
+    limits = limits or Limits()
+    with private_directory(work) as home:
+        found = formats.unpack(path, home, limits)
+        upper, left_out = _unpack_rootfs(found, home, limits)
+        name = key or _key_of(found)
+        taken = _snapshot(found, upper)
+        checkpoint, is_new = _save(manager, name, taken, _metadata(taken, found), tags, digest_of(path), lease)
+        return Imported(checkpoint, found.format, tuple(left_out), is_new)
+
+
+def import_images(
+    manager: CheckpointManager,
+    path: str,
+    *,
+    key: str,
+    spec: Mapping[str, Any],
+    work: str | os.PathLike[str] | None = None,
+    lease: Lease | None = None,
+) -> Imported:
+    """Save a directory of CRIU's images, which tells nothing of its container: that is said to be one of `spec`."""
+    _refuse_others()
+    with private_directory(work) as home:
+        copy_files(path, home / "images", Limits())
+        borders = validate_images(home / "images")
+        taken = snapshot.Snapshot(
+            kind="container",
+            id=key,
+            images=snapshot.images_tree(home / "images", borders),
+            runtime={"name": "runc", "version": "", "root": ""},
+            spec=dict(spec),
+            descriptors=snapshot.read_descriptors(home / "images"),
+            network=network.mode_of(spec),
+            criu={"version": "", "options": []},
+            processes=snapshot.read_processes(home / "images"),
+        )
+        facts = {"kind": "container", "id": key, "runtime": "runc", "network": taken.network["mode"]}
+        metadata = {**facts, "is_running": False, "imported": {"format": "images"}, **_totals(taken)}
+        checkpoint, is_new = _save(manager, key, taken, metadata, None, digest_of(home / "images"), lease)
+        return Imported(checkpoint, "images", (), is_new)
+
+
+def _refuse_others() -> None:
+    if os.geteuid() != 0:
+        raise Validation(
+            "files of containers belong to many users, and only root can write them", hint="run it as root"
+        )
+
+
+def _save(
+    manager: CheckpointManager,
+    name: str,
+    taken: snapshot.Snapshot,
+    metadata: Mapping[str, object],
+    tags: Mapping[str, str] | None,
+    digest: str,
+    lease: Lease | None,
+) -> tuple[Checkpoint, bool]:
+    """The checkpoint, and whether it is new."""
+    job, once = snapshot.job_of("container", name), f"archive:{digest}"
+    if (known := manager.get_by_key(job, once)) is not None:
+        return known, False
+    identity = manager.save(
+        job, name, taken.state(), tags=tags, metadata=dict(metadata), lease=lease, idempotency_key=once
+    )
+    return manager.get(identity), True
+
+
+def _unpack_rootfs(found: Archive, home: Path, limits: Limits) -> tuple[Path | None, list[tuple[str, str]]]:
+    """The changed files as an upper directory, and what was left out of them."""
+    difference = found.directory / formats.ROOTFS_DIFF
+    if not difference.is_file():
+        return None, []
+    upper = home / "upper"
+    upper.mkdir(mode=0o755)
+    with open(difference, "rb") as file, Extraction(upper, name=formats.ROOTFS_DIFF, limits=limits) as extraction:
+        plain = Plain(file, name=formats.ROOTFS_DIFF, limit_bytes=limits.total_bytes)
+        extraction.layer(TarReader(plain, name=formats.ROOTFS_DIFF, limits=limits), found.deleted())
+        return upper, extraction.left_out
+
+
+def _snapshot(found: Archive, upper: Path | None) -> snapshot.Snapshot:
+    images.inventory(found.images)
+    processes = {
+        str(one.pid): {
+            "name": one.name,
+            "parent": one.parent,
+            "memory_bytes": one.memory_bytes,
+            "threads": len(one.threads),
+            "open_files": [file.name for file in one.files if file.kind == "file"],
+        }
+        for one in images.processes(found.images)
+    }
+    return snapshot.Snapshot(
+        kind="container",
+        id=found.config.id,
+        images=snapshot.images_tree(found.images),
+        runtime={"name": found.engine, "version": "", "root": ""},
+        spec=formats.safe_spec(found.spec),
+        descriptors=_descriptors(found),
+        network=_network(found),
+        criu={"version": "", "options": []},
+        processes=processes,
+        rootfs_kind="none" if upper is None else "overlay",
+        rootfs=None if upper is None else snapshot.rootfs_tree(upper),
+        extra={KEPT: Tree(found.directory, exclude=_LEFT)},
+    )
+
+
+def _descriptors(found: Archive) -> tuple[str, ...]:
+    path = found.images / formats.DESCRIPTORS
+    names = formats.read_json(path) if path.is_file() else None
+    if names is None:
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(names) > 1024:
+        raise Corrupted(f"{formats.DESCRIPTORS} is no list of names", hint="get the archive again")
+    return tuple(names)
+
+
+def _network(found: Archive) -> dict[str, str]:
+    """How the container was connected, as far as its configuration tells; a restore compares it."""
+    linux = found.spec.get("linux")
+    namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
+    for one in namespaces if isinstance(namespaces, list) else []:
+        if isinstance(one, dict) and one.get("type") == "network":
+            return {"mode": "external" if one.get("path") else "own", "path": ""}
+    return {"mode": "host", "path": ""}
+
+
+def _key_of(found: Archive) -> str:
+    """A key from the container's name, without what our names cannot have."""
+    name = (
+        formats.annotations_of(found.spec).get("io.kubernetes.cri.container-name")
+        or found.config.name
+        or found.config.id
+    )
+    key = re.sub(r"[^A-Za-z0-9._@+-]+", "-", name).strip("-._@+")[:100]
+    if not key:
+        raise Validation("the archive does not say what its container was called", hint="give a name with --key")
+    return key
+
+
+def _totals(taken: snapshot.Snapshot) -> dict[str, int]:
+    memory = sum(int(one["memory_bytes"]) for one in taken.processes.values())
+    return {"processes": len(taken.processes), "memory_bytes": memory}
+
+
+def _metadata(taken: snapshot.Snapshot, found: Archive) -> dict[str, object]:
+    return {
+        "kind": "container",
+        "id": taken.id,
+        "runtime": found.engine,
+        "network": taken.network["mode"],
+        **_totals(taken),
+        "is_running": False,
+        "imported": {"format": found.format, "image": found.config.image_name, "at": found.config.checkpointed_at},
+    }

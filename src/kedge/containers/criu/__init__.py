@@ -1,0 +1,1 @@
+"""CRIU: its command, its images, its log and what its errors mean."""

@@ -1,0 +1,356 @@
+"""CRIU's images: which processes were frozen, with which memory, files and sockets.
+
+An image is a magic number or two and then records, each a length and a protobuf message. Only the fields used here are
+known; all others are passed over, so that images of older and newer CRIUs can be read. Images may come from anyone:
+sizes, counts and the shape of the process tree are checked, and what no CRIU wrote is Corrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kedge.containers.protobuf import Message, NotAMessage, u32
+from kedge.errors import Corrupted, NotFound
+
+from .image_files import Directory, ImageFiles
+from .open_files import OpenFile, open_files
+
+MAX_IMAGE_BYTES = 128 << 20  # of one that is not pages
+MAX_RECORD_BYTES = 16 << 20
+MAX_RECORDS = 2_000_000
+MAX_PROCESSES = 65_536  # and threads
+MAX_PARENTS = 4096  # how deep a tree of processes may be
+MAX_TEXT_BYTES = 1 << 20  # of a command line, or an environment
+PAGE_BYTES = 4096
+
+COMMON, SERVICE = 0x54564319, 0x55105940
+MAGIC = {
+    "inventory": 0x58313116,
+    "pstree": 0x50273030,
+    "core": 0x55053847,
+    "ids": 0x54432030,
+    "mm": 0x57492820,
+    "pagemap": 0x56084025,
+    "fdinfo": 0x56213732,
+    "files": 0x56303138,
+    "reg-files": 0x50363636,
+    "inetsk": 0x56443851,
+    "unixsk": 0x54373943,
+    "stats": 0x57093306,
+}
+_STATES = {1: "running", 2: "dead", 3: "stopped", 6: "zombie"}
+_LSM = {0: "none", 1: "selinux", 2: "apparmor"}
+_ARCHITECTURES = {1: "x86_64", 2: "arm", 3: "aarch64", 4: "ppc64", 5: "s390", 6: "mips", 7: "loongarch64", 8: "riscv64"}
+_PARENT, _LAZY, _PRESENT = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What the whole dump says of itself."""
+
+    version: int
+    lsm: str
+    uptime_us: int  # of the machine, when it was frozen; 0 if not told
+    has_fdinfo_per_id: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Pages that follow one another in the memory of a process."""
+
+    address: int
+    size_bytes: int
+    offset: int | None  # in the file of pages; None: they are not in it
+    is_in_parent: bool  # they are in the images of an earlier dump
+    is_lazy: bool  # they may come later, when first touched
+
+
+@dataclass(frozen=True, slots=True)
+class Pagemap:
+    """The memory of a process or, with name "shmem-…", of several: what is not in a window is zero or a file's."""
+
+    name: str  # a PID, or shmem-…
+    pages_file: str
+    windows: tuple[Window, ...]
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(window.size_bytes for window in self.windows if window.offset is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    tid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A frozen process. Numbers are those inside of its container."""
+
+    pid: int
+    parent: int  # 0: the root
+    group: int
+    session: int
+    name: str  # the first 15 bytes of it, as the kernel keeps it
+    state: str  # running, stopped, zombie, dead
+    architecture: str
+    threads: tuple[Thread, ...]
+    memory_bytes: int  # in these images
+    mapped_bytes: int  # of addresses
+    executable: str
+    files: tuple[OpenFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """CRIU's own figures of a dump, or of a restore; times in microseconds."""
+
+    kind: str  # dump or restore
+    values: Mapping[str, int]
+
+
+def inventory(source: str | os.PathLike[str] | ImageFiles) -> Inventory:
+    """What inventory.img says; NotFound when the directory holds no images."""
+    files = _files(source)
+    try:
+        record = _one(files, "inventory.img", "inventory")
+    except NotFound as error:
+        raise NotFound(
+            f"there is no dump in {files.place}: inventory.img is missing", hint="a dump writes it last"
+        ) from error
+    with _damage(files, "inventory.img"):
+        return Inventory(
+            version=record.number(1),
+            lsm=_LSM.get(record.number(6), "unknown"),
+            uptime_us=record.number(8),
+            has_fdinfo_per_id=bool(record.number(2)),
+        )
+
+
+def processes(source: str | os.PathLike[str] | ImageFiles) -> tuple[Process, ...]:
+    """All frozen processes, parents before their children."""
+    files = _files(source)
+    names = files.names()
+    rows = _process_rows(files)
+    with _damage(files, "files.img"):
+        paths, opened = open_files(files, names, records)
+    return tuple(_process(files, names, row, paths, opened) for row in rows)
+
+
+def _process_rows(files: ImageFiles) -> list[Message]:
+    """pstree.img in its order, which must be that of a tree: a parent is known before its children."""
+    rows: list[Message] = []
+    depth = {0: 0}
+    threads = 0
+    with _damage(files, "pstree.img"):
+        for row in records(files, "pstree.img", "pstree"):
+            pid, parent = row.number(1), row.number(2)
+            if not 0 < pid < 1 << 31 or pid in depth:
+                raise NotAMessage(f"process {pid} is there twice or cannot be")
+            if parent not in depth and rows:
+                raise NotAMessage(f"process {pid} comes before its parent {parent}")
+            depth[pid] = depth.get(parent, 0) + 1
+            threads += len(row.numbers(5))
+            if max(len(depth), threads) > MAX_PROCESSES or depth[pid] > MAX_PARENTS:
+                raise NotAMessage("too many processes")
+            rows.append(row)
+    if not rows:
+        raise Corrupted(f"pstree.img of {files.place} names no process", hint="take another checkpoint")
+    return rows
+
+
+def _process(
+    files: ImageFiles, names: frozenset[str], row: Message, paths: Mapping[int, str], opened: Mapping[int, OpenFile]
+) -> Process:
+    pid = row.number(1)
+    with _damage(files, f"core-{pid}.img"):
+        core = _one(files, f"core-{pid}.img", "core") if f"core-{pid}.img" in names else Message()
+        task = core.message(3)
+        threads = tuple(_thread(files, names, tid, task) for tid in row.numbers(5))
+        memory = _one(files, f"mm-{pid}.img", "mm") if f"mm-{pid}.img" in names else Message()
+        mapped = [(area.number(1), area.number(2)) for area in memory.messages(14)]
+        pages = _pagemap(files, f"pagemap-{pid}.img").stored_bytes if f"pagemap-{pid}.img" in names else 0
+        return Process(
+            pid=pid,
+            parent=row.number(2),
+            group=row.number(3),
+            session=row.number(4),
+            name=task.text(6),
+            state=_STATES.get(task.number(1), "unknown"),
+            architecture=_ARCHITECTURES.get(core.number(1), "unknown"),
+            threads=threads,
+            memory_bytes=pages,
+            mapped_bytes=sum(max(0, end - start) for start, end in mapped),
+            executable=paths.get(memory.number(12), ""),
+            files=_files_of(files, names, pid, core, opened),
+        )
+
+
+def _thread(files: ImageFiles, names: frozenset[str], tid: int, task: Message) -> Thread:
+    own = _one(files, f"core-{tid}.img", "core").message(5) if f"core-{tid}.img" in names else Message()
+    return Thread(tid, own.text(13) or task.text(6))
+
+
+def _files_of(
+    files: ImageFiles, names: frozenset[str], pid: int, core: Message, opened: Mapping[int, OpenFile]
+) -> tuple[OpenFile, ...]:
+    """The descriptors of a process; processes that share a table of descriptors name the same one."""
+    ids = core.message(4) if 4 in core else None
+    if ids is None and f"ids-{pid}.img" in names:
+        ids = _one(files, f"ids-{pid}.img", "ids")
+    table = f"fdinfo-{pid if ids is None else ids.number(2)}.img"
+    if table not in names:
+        return ()
+    with _damage(files, table):
+        return tuple(
+            OpenFile.of(record.number(4), record.number(3), opened.get(record.number(1)))
+            for record in records(files, table, "fdinfo")
+        )
+
+
+def pagemap(source: str | os.PathLike[str] | ImageFiles) -> tuple[Pagemap, ...]:
+    """The memory of each process, and what several share, as windows of addresses."""
+    files = _files(source)
+    wanted = [name for name in sorted(files.names()) if re.fullmatch(r"pagemap-(shmem-)?\d{1,20}\.img", name)]
+    return tuple(_pagemap(files, name) for name in wanted)
+
+
+def _pagemap(files: ImageFiles, name: str) -> Pagemap:
+    with _damage(files, name):
+        found = records(files, name, "pagemap")
+        head = next(found, None)
+        if head is None:
+            raise NotAMessage("no head")
+        windows, offset = [], 0
+        for record in found:
+            window = _window(record, offset)
+            windows.append(window)
+            if window.offset is not None:
+                offset += window.size_bytes
+        return Pagemap(name[len("pagemap-") : -len(".img")], f"pages-{head.number(1)}.img", tuple(windows))
+
+
+def _window(record: Message, offset: int) -> Window:
+    flags = record.number(4) if 4 in record else _PARENT if record.number(3) else _PRESENT
+    pages = record.number(5) if 5 in record else record.number(2)
+    address = record.number(1)
+    if pages > 1 << 52 or address + pages * PAGE_BYTES > 1 << 64:
+        raise NotAMessage("pages beyond all addresses")
+    is_here = bool(flags & _PRESENT) and not flags & _PARENT
+    return Window(address, pages * PAGE_BYTES, offset if is_here else None, bool(flags & _PARENT), bool(flags & _LAZY))
+
+
+def command_line(source: str | os.PathLike[str] | ImageFiles, pid: int) -> tuple[str, ...]:
+    """The arguments a process was started with, from its memory; () where they are not in these images."""
+    return _strings(_files(source), pid, 8)
+
+
+def environment(source: str | os.PathLike[str] | ImageFiles, pid: int) -> dict[str, str]:
+    """The variables a process was started with, from its memory."""
+    pairs = (line.partition("=") for line in _strings(_files(source), pid, 10))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _strings(files: ImageFiles, pid: int, field: int) -> tuple[str, ...]:
+    if f"mm-{pid}.img" not in files.names():
+        return ()
+    with _damage(files, f"mm-{pid}.img"):
+        record = _one(files, f"mm-{pid}.img", "mm")
+        start, end = record.number(field), record.number(field + 1)
+        data = _memory(files, pid, start, min(max(end - start, 0), MAX_TEXT_BYTES))
+    text = data.decode("utf-8", "backslashreplace").rstrip("\0")
+    return tuple(text.split("\0")) if text else ()
+
+
+def _memory(files: ImageFiles, pid: int, start: int, length: int) -> bytes:
+    """Some of a process's memory; b"" unless all of it is in these images."""
+    if f"pagemap-{pid}.img" not in files.names():
+        return b""
+    found = _pagemap(files, f"pagemap-{pid}.img")
+    parts, position, end = [], start, start + length
+    for window in found.windows:
+        stop = window.address + window.size_bytes
+        if window.offset is not None and window.address <= position < min(stop, end):
+            size = min(stop, end) - position
+            parts.append(files.read(found.pages_file, window.offset + position - window.address, size))
+            position += size
+    return b"".join(parts) if position == end else b""
+
+
+_DUMP_FIGURES = {
+    1: "freezing_us", 2: "frozen_us", 3: "memory_dump_us", 4: "memory_write_us", 5: "pages_scanned",
+    6: "pages_in_parent", 7: "pages_written", 9: "pages_lazy", 12: "shared_pages_scanned",
+    13: "shared_pages_in_parent", 14: "shared_pages_written",
+}  # fmt: skip
+_RESTORE_FIGURES = {
+    1: "pages_compared", 2: "pages_skipped", 3: "forking_us", 4: "restore_us", 5: "pages_restored",
+}  # fmt: skip
+
+
+def statistics(path: str | os.PathLike[str] | ImageFiles, name: str = "stats-dump") -> Statistics:
+    """The figures in a directory's stats-dump (or stats-restore)."""
+    files = _files(path)
+    with _damage(files, name):
+        record = _one(files, name, "stats")
+        field, known = (1, _DUMP_FIGURES) if 1 in record else (2, _RESTORE_FIGURES)
+        figures = record.message(field)
+        values = {text: figures.number(number) for number, text in known.items() if number in figures}
+        return Statistics("dump" if field == 1 else "restore", values)
+
+
+# The records of an image.
+
+
+def records(files: ImageFiles, name: str, kind: str) -> Iterator[Message]:
+    """The messages of an image. NotFound, or Corrupted when its magic number is another or a record is cut off."""
+    with _damage(files, name):
+        data = memoryview(files.read(name, 0, MAX_IMAGE_BYTES + 1))
+        if len(data) > MAX_IMAGE_BYTES:
+            raise NotAMessage(f"more than {MAX_IMAGE_BYTES:,} bytes")
+        position = 4
+        magic = u32(data, 0)
+        if magic in (COMMON, SERVICE):
+            magic, position = u32(data, 4), 8
+        if magic != MAGIC[kind]:
+            raise NotAMessage(f"its magic number {magic:#x} is not that of {kind}")
+        count = 0
+        while position < len(data):
+            size = u32(data, position)
+            position += 4
+            count += 1
+            if count > MAX_RECORDS:
+                raise NotAMessage("too many records")
+            if size > MAX_RECORD_BYTES or size > len(data) - position:
+                raise NotAMessage("a record is cut off")
+            yield Message(data[position : position + size])
+            position += size
+
+
+def _one(files: ImageFiles, name: str, kind: str) -> Message:
+    with _damage(files, name):
+        found = next(records(files, name, kind), None)
+        if found is None:
+            raise NotAMessage("no record")
+        return found
+
+
+class _damage:  # noqa: N801 - reads as what it does: `with _damage(files, name):`
+    """What no CRIU wrote is Corrupted, and says in which file."""
+
+    def __init__(self, files: ImageFiles, name: str) -> None:
+        self._where = f"{name} of {files.place}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, NotAMessage):
+            raise Corrupted(f"{self._where} is damaged: {error}", hint="take another checkpoint") from error
+
+
+def _files(source: str | os.PathLike[str] | ImageFiles) -> ImageFiles:
+    return Directory(source) if isinstance(source, str | os.PathLike) else source

@@ -1,0 +1,124 @@
+"""What a log of CRIU means: the line at which it gave up, why, and what to do about it.
+
+CRIU reports a failure as one line among thousands, and the runtime above it only as "criu failed: type NOTIFY errno 0".
+`explain` finds that line, and the words for it in criu_causes. The first error that the table knows is the answer:
+CRIU goes on complaining after the real cause.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from kedge.errors import Validation, storage_error
+
+MAX_LOG_BYTES = 64 << 20
+MAX_LINE_BYTES = 8 << 10
+_LOOKED_AT = 1024  # characters of a line that are matched; CRIU's own lines are no longer
+MAX_ERRORS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why CRIU failed. `code` is stable and for programs; "unknown" is an error that the table has no words for."""
+
+    code: str
+    cause: str
+    fix: str
+    line: str  # of the log, as it is
+
+    def __str__(self) -> str:
+        return f"{self.cause}. {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the table."""
+
+    code: str
+    patterns: tuple[re.Pattern[str], ...]
+    cause: str
+    fix: str
+
+
+# Printed as errors, though nothing came of them.
+_HARMLESS = re.compile(
+    r"This is not fatal|Can't setup RLIMIT_NOFILE for self|cgroupns not supported|Couldn't find ip6?tables version|"
+    r"(?:[Dd]umping|Restoring) FAILED"
+)
+_IS_ERROR = re.compile(r"\bError \([^)]{1,200}:\d+\):")
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """The table, parsed when it is first needed: nobody pays for it while all goes well."""
+    from .causes import TABLE
+
+    blocks = re.sub(r"^#.*$", "", TABLE, flags=re.MULTILINE).strip().split("\n\n")
+    return tuple(_entry(block.strip()) for block in blocks if block.strip())
+
+
+def _entry(block: str) -> Entry:
+    code, *lines = block.replace("\n  ", " ").split("\n")
+    parts: dict[str, list[str]] = {"?": [], "=": [], ">": []}
+    for line in lines:
+        parts[line[0]].append(line[2:])
+    (cause,), (fix,) = parts["="], parts[">"]
+    return Entry(code, tuple(map(re.compile, parts["?"])), cause, fix)
+
+
+def explain(text: str) -> Cause | None:
+    """Why CRIU failed, from its log or from what the runtime said of it; None when no line tells of an error."""
+    return explain_lines(text[:MAX_LOG_BYTES].splitlines())
+
+
+def explain_lines(lines: Iterable[str]) -> Cause | None:
+    """The same from lines. Those of level error count; where there are none, any line that the table knows."""
+    errors: list[str] = []
+    others: list[str] = []
+    for line in lines:
+        line = line[:_LOOKED_AT].strip()
+        if _IS_ERROR.search(line):
+            errors.append(line)
+        elif len(others) < MAX_ERRORS:
+            others.append(line)
+        if len(errors) >= MAX_ERRORS:
+            break
+    telling = [line for line in errors if not _HARMLESS.search(line)]
+    for line in telling or others:
+        for entry in entries():
+            for pattern in entry.patterns:
+                if found := pattern.search(line):
+                    return _cause(entry, found, line)
+    if telling:
+        said = telling[0].partition("): ")[2] or telling[0]
+        return Cause("unknown", f"CRIU stopped with: {said}", "the whole log is kept with the attempt", telling[0])
+    return None
+
+
+def explain_file(path: str | os.PathLike[str]) -> Cause | None:
+    """The same for a log file, of which no more than MAX_LOG_BYTES are read; links and special files are refused."""
+    return explain_lines(_lines_of(os.fspath(path)))
+
+
+def _cause(entry: Entry, found: re.Match[str], line: str) -> Cause:
+    captured = {"what": "", "more": "", **{name: text or "" for name, text in found.groupdict().items()}}
+    return Cause(entry.code, entry.cause.format(**captured).replace(" ()", "").strip(), entry.fix, line)
+
+
+def _lines_of(path: str) -> Iterator[str]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Validation(f"{path} is not a file", hint="give the log of a dump or a restore")
+            left = MAX_LOG_BYTES
+            while left > 0 and (line := file.readline(min(MAX_LINE_BYTES, left))):
+                left -= len(line)
+                yield line.decode("utf-8", "replace")
+    except OSError as error:
+        raise storage_error("read", path, error) from error

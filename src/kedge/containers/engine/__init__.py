@@ -1,0 +1,1 @@
+"""Container engines, and how they are asked."""

@@ -1,0 +1,1 @@
+"""GPU memory, checkpointed and restored with the processes that use it."""

@@ -1,0 +1,298 @@
+"""Memory of GPUs, frozen and thawed with the processes that use it, by the driver's own calls.
+
+CRIU knows nothing of GPUs. So before its dump every process of the tree that uses one is locked, then all of them are
+told to move the memory of their devices into their own, where CRIU finds it; afterwards the other way round.
+
+    running ─lock→ locked ─to host→ checkpointed ─dump … restore→ checkpointed ─back→ locked ─unlock→ running
+
+Whatever fails between the first lock and the last unlock is undone, so that the job goes on. A note is written before a
+process is locked and removed when it runs again: should this program be killed in between, the next one finds the note
+and frees the process (`free_forgotten`). Nothing is dumped after a stage of the GPU has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kedge.containers.attempts import state_directory
+from kedge.containers.companions import Phases
+from kedge.errors import Conflict, GpuFailed, NotFound, Validation, storage_error
+
+from .cuda import Device, State, driver, holders
+
+_ATTEMPTS = 3  # to let a process run again
+_USED = re.compile(r"/dev/nvidia\d+")
+
+
+@dataclass(slots=True)
+class GpuMemory:
+    """The companion of a freeze or thaw. `mode` is auto, require or off."""
+
+    mode: str = "auto"
+    _frozen: list[int] = field(default_factory=list)
+    _facts: dict[str, object] = field(default_factory=dict)
+    _mapping: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "require", "off"):
+            raise Validation(f"--gpu {self.mode}", hint="use auto, require or off")
+
+    def before_dump(self, pids: Sequence[int], phases: Phases) -> None:
+        """Lock all, then move all: afterwards CRIU finds the memory of the GPUs in that of the processes."""
+        if self.mode == "off":
+            return
+        free_forgotten()
+        if self.mode == "require":
+            driver()
+        found = holders(pids)
+        if not found:
+            if self.mode == "require":
+                raise Validation("none of the processes uses a GPU", hint="leave --gpu require out")
+            return
+        stopped = [pid for pid in found if driver().state(pid) is not State.RUNNING]
+        if stopped:
+            raise Conflict(
+                f"process {stopped[0]} is frozen on its GPU already",
+                hint=f"wake it first: kedge process wake {stopped[0]}",
+            )
+        devices = driver().devices()
+        self._facts = {
+            "driver": driver().version,
+            "processes": len(found),
+            "devices": [
+                {"uuid": each.uuid, "name": each.name} for each in devices if each.uuid in _used(found, devices)
+            ],
+        }
+        try:
+            with phases.phase("gpu lock"):
+                for pid in found:
+                    write_note(pid, "freeze")
+                    self._frozen.append(pid)
+                    driver().lock(pid)
+            with phases.phase("gpu to host"):
+                for pid in found:
+                    driver().to_host(pid)
+        except BaseException:
+            self._undo()
+            raise
+
+    def after_dump(self, pids: Sequence[int], phases: Phases, *, is_running: bool) -> None:
+        if is_running and self._frozen:
+            with phases.phase("gpu back"):
+                self._undo()
+        for pid in self._frozen:  # they ended with the dump
+            remove_note(pid)
+        self._frozen.clear()
+
+    def facts(self) -> Mapping[str, object]:
+        """What a checkpoint says of it."""
+        return {"gpu": self._facts} if self._facts else {}
+
+    def before_restore(self, metadata: Mapping[str, object]) -> None:
+        """Refuse, before anything is touched, what cannot come back here."""
+        kept = metadata.get("gpu")
+        if not isinstance(kept, Mapping):
+            if self.mode == "require":
+                raise Validation("this checkpoint holds nothing of a GPU", hint="leave --gpu require out")
+            return
+        if self.mode == "off":
+            raise Validation("this checkpoint holds memory of a GPU", hint="leave --gpu off out")
+        self._mapping = mapping_for(kept, driver().devices(), can_remap=driver().can_remap)
+
+    def after_restore(self, pids: Sequence[int], phases: Phases) -> None:
+        """The processes are back, their GPU memory still in their own: put it back, and let them run."""
+        if self.mode == "off":
+            return
+        self._frozen = [pid for pid in holders(pids) if driver().state(pid) is State.CHECKPOINTED]
+        if self._frozen:
+            with phases.phase("gpu back"):
+                for pid in self._frozen:
+                    write_note(pid, "freeze")
+                self._undo()
+
+    def _undo(self) -> None:
+        """Bring every process that was locked back to running. All are tried; the first failure is raised."""
+        problems: list[GpuFailed] = []
+        for attempt in range(_ATTEMPTS):
+            problems.clear()
+            for pid in list(self._frozen):
+                try:
+                    bring_back(pid, self._mapping)
+                    self._frozen.remove(pid)
+                except GpuFailed as error:
+                    problems.append(error)
+            if not problems:
+                return
+            time.sleep(0.1 * attempt)
+        self._frozen.clear()  # the notes stay: the next program tries again
+        raise problems[0]
+
+
+def bring_back(pid: int, mapping: Mapping[str, str] | None = None) -> None:
+    """From wherever it is to running; a process that is gone is none of our business any more."""
+    found = driver().state(pid)
+    if found is State.CHECKPOINTED:
+        driver().back(pid, mapping or {})
+    if found in (State.CHECKPOINTED, State.LOCKED):
+        driver().unlock(pid)
+    if found is State.FAILED:
+        raise GpuFailed(
+            f"the driver lost the GPU memory of process {pid}",
+            hint="end the process; the last checkpoint brings it back",
+        )
+    remove_note(pid)
+
+
+def mapping_for(kept: Mapping[str, Any], here: Sequence[Device], *, can_remap: bool) -> dict[str, str]:
+    """Which GPU here takes the place of each that was used; {} when the same ones are here."""
+    wanted = [Device(str(each["uuid"]), str(each["name"])) for each in kept.get("devices", ())]
+    present = {device.uuid for device in here}
+    missing = [device for device in wanted if device.uuid not in present]
+    if not missing:
+        return {}
+    free = [device for device in here if device.uuid not in {each.uuid for each in wanted}]
+    mapping = {}
+    for device in missing:
+        fitting = next((each for each in free if each.name == device.name), None)
+        if fitting is None:
+            raise Conflict(
+                f"there is no free {device.name} here for the one it used",
+                hint="restore it on a machine with as many GPUs of the same kind",
+            )
+        free.remove(fitting)
+        mapping[device.uuid] = fitting.uuid
+    if not can_remap:
+        raise Conflict(
+            "it used other GPUs than those here, and this driver cannot move it",
+            hint="restore it on its own machine, or update the driver to 580 (CUDA 13)",
+        )
+    return mapping
+
+
+def _used(pids: Sequence[int], devices: Sequence[Device]) -> set[str]:
+    """The UUIDs of the GPUs these processes have open; all of them where the system does not tell."""
+    minors = set()
+    for pid in pids:
+        with suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    target = os.readlink(f"/proc/{pid}/fd/{number}")
+                    if _USED.fullmatch(target):
+                        minors.add(target.removeprefix("/dev/nvidia"))
+    by_minor = _minors()
+    found = {by_minor[minor] for minor in minors if minor in by_minor}
+    return found or {device.uuid for device in devices}
+
+
+def _minors() -> dict[str, str]:
+    """{minor number: UUID} as the kernel's part of the driver tells it."""
+    found = {}
+    for path in Path("/proc/driver/nvidia/gpus").glob("*/information"):
+        with suppress(OSError):
+            text = path.read_text(errors="replace")
+            uuid = re.search(r"GPU UUID:\s*GPU-([0-9a-fA-F-]{36})", text)
+            minor = re.search(r"Device Minor:\s*(\d+)", text)
+            if uuid and minor:
+                found[minor[1]] = uuid[1].lower()
+    return found
+
+
+# --- hibernation: only the GPU is given back, the process stays ---
+
+
+def hibernate(pid: int) -> float:
+    """Move the GPU memory of a process into its own and leave it there; answers the seconds it took."""
+    free_forgotten()
+    if driver().state(pid) is not State.RUNNING:
+        raise _not_there(pid, "runs on a GPU")
+    started = time.monotonic()
+    write_note(pid, "hibernate")
+    try:
+        driver().lock(pid)
+        driver().to_host(pid)
+    except BaseException:
+        bring_back(pid)
+        raise
+    return time.monotonic() - started
+
+
+def wake(pid: int) -> float:
+    """Put it back on the GPU; answers the seconds it took."""
+    if driver().state(pid) not in (State.CHECKPOINTED, State.LOCKED):
+        raise _not_there(pid, "hibernates")
+    started = time.monotonic()
+    bring_back(pid)
+    return time.monotonic() - started
+
+
+def _not_there(pid: int, what: str) -> Conflict | NotFound:
+    found = driver().state(pid) if os.path.exists(f"/proc/{pid}") else None
+    if found is None:
+        return NotFound(f"process {pid} does not use a GPU, or is gone", hint="nvidia-smi shows those that do")
+    return Conflict(f"process {pid} is {found.name.lower()}: it is not one that {what}", hint="kedge container doctor")
+
+
+# --- notes: what a killed program leaves for the next one ---
+
+
+def _notes() -> Path:
+    return state_directory() / "gpu"
+
+
+def write_note(pid: int, why: str) -> None:
+    """Say that this process is about to be locked, by whom and what for. On disk before the lock is taken."""
+    folder = _notes()
+    note = {"pid": pid, "started": _started(pid), "why": why, "by": os.getpid(), "by_started": _started(os.getpid())}
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = folder / f".{pid}"
+        draft.write_text(json.dumps(note))
+        os.replace(draft, folder / str(pid))
+    except OSError as error:
+        raise storage_error("write", str(folder / str(pid)), error) from error
+
+
+def remove_note(pid: int) -> None:
+    (_notes() / str(pid)).unlink(missing_ok=True)
+
+
+def notes() -> Iterator[dict[str, Any]]:
+    folder = _notes()
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+        if name.isdecimal():
+            with suppress(OSError, ValueError):
+                yield json.loads((folder / name).read_text())
+
+
+def free_forgotten() -> list[int]:
+    """Let go of processes that somebody locked and did not live to unlock; answers which."""
+    freed = []
+    for note in list(notes()):
+        pid = int(note["pid"])
+        if _started(pid) != note["started"]:
+            remove_note(pid)  # the process itself is gone
+        elif _started(int(note["by"])) != note["by_started"] and not _hibernates(note):
+            bring_back(pid)
+            freed.append(pid)
+    return freed
+
+
+def _hibernates(note: dict[str, Any]) -> bool:
+    """Whether that is where somebody wanted it; one that was only locked on the way there is not."""
+    return bool(note["why"] == "hibernate" and driver().state(int(note["pid"])) is State.CHECKPOINTED)
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in ticks since boot: its number may be used again, this with it not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None

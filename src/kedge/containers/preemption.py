@@ -1,0 +1,248 @@
+"""Preemption: a machine is to be taken away, and every container on it that opted in is kept, the small ones first.
+
+Small ones first, so that as many as possible are safe when time runs out, and a few at once (see `keeping`). Each is
+stopped the way its engine would stop it (`kedge-runc kill`), so the engine sees a container that ended, and whoever
+recreates it goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Literal, Self
+
+from .engine import runc
+from .pids import pids_below
+from .programs import find_program
+from .runtime import marks
+
+# While one is dumped, which keeps one core busy at most, others are stored.
+AT_ONCE = min(8, max(3, os.cpu_count() or 1))
+_ANSWER_BYTES = 65536
+_URL_TIMEOUT_S = 2
+_WITH_SETTINGS = 'f=/etc/kedge/runc.env; if [ -r $f ]; then set -a; . $f; set +a; fi; exec "$@"'  # as kedge-runc
+_LEFT_S = 60.0  # a container that was frozen in time may take this much longer to be stored
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running container that opted in. `environment`: where its engine keeps things, as it said at create."""
+
+    id: str
+    root: str
+    key: str
+    memory_bytes: int
+    environment: Mapping[str, str]
+
+
+Result = Literal["kept", "signalled", "ended", "unfinished", "late"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """kept: durable in the store, and ended. signalled: it could not be kept and got SIGTERM. ended: by itself, before
+    its turn. unfinished: nobody knows, as who was to keep it did not answer; it may run on. late: not touched."""
+
+    id: str
+    root: str
+    key: str
+    memory_bytes: int
+    result: Result
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def candidates(on_found: Callable[[Candidate], object] = lambda _: None) -> list[Candidate]:
+    """Those that run now, the smallest first. `on_found` is told of each as soon as it is known."""
+    program = os.environ.get("KEDGE_RUNC") or find_program("runc")
+
+    def look(mark: Path) -> Candidate | None:
+        root, identity = str(mark.parent), mark.name
+        state = runc.run(program, root, "state", identity)
+        if state.returncode:
+            return None
+        told = json.loads(state.stdout)
+        facts = marks.read_mark(marks.mark_of(root, identity))
+        if told.get("status") not in ("running", "paused") or facts.get("ended") or not facts.get("wish"):
+            return None
+        size = memory_bytes(int(told["pid"]))
+        environment = {str(name): str(value) for name, value in facts.get("environment", {}).items()}
+        found = Candidate(identity, root, str(facts["wish"]["key"]), size, environment)
+        on_found(found)
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = filter(None, pool.map(look, marks.marks()))
+        return sorted(running, key=lambda one: (one.memory_bytes, one.root, one.id))
+
+
+def memory_bytes(pid: int) -> int:
+    """What a process and its descendants have in memory."""
+    pages = 0
+    for one in pids_below(pid):
+        try:
+            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
+        except OSError:  # ended meanwhile
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) -> list[Outcome]:
+    """Keep all of them, a few at once; what is not begun within the deadline is left alone."""
+    end = time.monotonic() + deadline_s
+    outcomes = []
+    with Keepers() as keepers, ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def stop(one: Candidate) -> Outcome:
+            begun = time.monotonic()
+            if begun >= end:
+                return _outcome(one, "late")
+            keeper = keepers.for_(one)
+            result, reason = keeper.stop(one, end - begun)
+            if (
+                result == "unfinished" and keeper.is_gone
+            ):  # killed, perhaps for want of memory: nobody passed a signal on
+                result, reason = keepers.for_(one).stop(one, max(0.0, end - time.monotonic()))
+            return _outcome(one, result, round(time.monotonic() - begun, 3), reason)
+
+        # A keeper takes a while to start: it does so while the others are still looked for.
+        for outcome in pool.map(stop, candidates(keepers.for_ if deadline_s > 0 else lambda _: None)):
+            outcomes.append(outcome)
+            if report is not None:
+                report(outcome)
+    return outcomes
+
+
+class Keepers:
+    """One process for each engine, because where an engine keeps things is said by its environment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keepers: dict[tuple[tuple[str, str], ...], Keeper] = {}
+        self._all: list[Keeper] = []  # with those that were killed
+
+    def for_(self, one: Candidate) -> Keeper:
+        engine = tuple(sorted(one.environment.items()))
+        with self._lock:
+            if engine not in self._keepers or self._keepers[engine].is_gone:
+                self._keepers[engine] = Keeper(one.environment)
+                self._all.append(self._keepers[engine])
+            return self._keepers[engine]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for keeper in self._all:
+            keeper.close()
+
+
+class Keeper:
+    """A process that stops containers (see `keeping`), asked from any number of threads."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        command = ["/bin/sh", "-c", _WITH_SETTINGS, "sh", sys.executable, "-I", "-m", "kedge.containers.runtime.batch"]
+        # In a session of its own: who interrupts us does not interrupt what has begun.
+        self.process = subprocess.Popen(
+            command, env={**os.environ, **environment}, text=True, bufsize=1, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+        self._asked: dict[int, SimpleQueue[tuple[Result, str]]] = {}
+        self.is_gone = False
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
+
+    def stop(self, one: Candidate, left_s: float) -> tuple[Result, str]:
+        """What came of it, and why if it was not kept."""
+        answer: SimpleQueue[tuple[Result, str]] = SimpleQueue()
+        with self._lock:
+            number = len(self._asked)
+            self._asked[number] = answer
+            line = json.dumps({"number": number, "root": one.root, "id": one.id, "deadline_s": left_s})
+            if self.is_gone:
+                return "unfinished", self._reason()
+            try:
+                print(line, file=self.process.stdin)
+            except BrokenPipeError:
+                self.is_gone = True
+                return "unfinished", self._reason()
+        try:
+            return answer.get(timeout=left_s + _LEFT_S)
+        except Empty:
+            return "unfinished", f"it took longer than {left_s + _LEFT_S:.0f} s"
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            told = json.loads(line)
+            self._asked[told["number"]].put((told["result"], told["reason"]))
+        with self._lock:
+            self.is_gone = True
+            for answer in self._asked.values():  # whoever was answered does not look any more
+                answer.put(("unfinished", self._reason()))
+
+    def _reason(self) -> str:
+        self._said.seek(0)
+        lines = self._said.read().strip().splitlines()
+        return f"the process that keeps containers has ended: {lines[-1] if lines else 'it was killed'}"
+
+    def close(self) -> None:
+        """What has begun is finished, unless it takes too long: then it is given up, and the container runs on."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(_LEFT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listening.join()
+        self.process.stdout.close()
+        self._said.close()
+
+
+def _outcome(one: Candidate, result: Result, seconds: float = 0.0, reason: str = "") -> Outcome:
+    return Outcome(one.id, one.root, one.key, one.memory_bytes, result, seconds, reason)
+
+
+def wait_for_notice(
+    files: Sequence[Path], urls: Sequence[str], answer: str, every_s: float, signalled: threading.Event
+) -> str:
+    """Wait until the machine is to go; what said so. A URL does by status 200 and, if given, this text in its body."""
+    while True:
+        if signalled.is_set():
+            return "signal"
+        for file in files:
+            if file.exists():
+                return str(file)
+        for url in urls:
+            if _says_so(url, answer):
+                return url
+        signalled.wait(every_s)
+
+
+def _says_so(url: str, answer: str) -> bool:
+    """No answer, or another one, is no notice: metadata services answer 404 until there is one."""
+    from http.client import HTTPException
+    from urllib.request import Request, urlopen
+
+    request = Request(url, headers={"Metadata-Flavor": "Google", "Metadata": "true"})
+    try:
+        with urlopen(request, timeout=_URL_TIMEOUT_S) as response:  # nosec B310 # the command takes http and https only
+            return response.status == 200 and answer in response.read(_ANSWER_BYTES).decode(errors="replace")
+    except (OSError, HTTPException):
+        return False

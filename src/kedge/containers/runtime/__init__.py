@@ -1,0 +1,1 @@
+"""`kedge-runc`: the OCI runtime that checkpoints containers that opted in."""

@@ -1,0 +1,115 @@
+"""Stopping many containers of one engine in one process: one interpreter, one open store, several containers at once.
+
+    preempt ── {"number", "root", "id", "deadline_s"} ──▶ here ── {"number", "result", "reason"} ──▶ preempt
+
+Each container is stopped as `kedge-runc kill TERM` would stop it. While one is stored, the next is dumped already.
+Containers that share a network are frozen one after the other, because CRIU locks a network as a whole. When no more
+lines come, those begun are finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from kedge.containers import network
+from kedge.containers.criu.command import URGENT
+from kedge.containers.engine import runc
+from kedge.containers.preemption import AT_ONCE, Result
+from kedge.errors import CheckpointError
+from kedge.manager import CheckpointManager
+
+from . import marks
+from .arguments import parse
+from .calls import Runtime
+
+# As in kedge-runc: never by PATH, on which `runc` may be kedge-runc itself.
+RUNC = ("/usr/local/sbin/runc", "/usr/sbin/runc", "/usr/bin/runc", "/usr/local/bin/runc")
+
+
+class Keeping:
+    """What containers of one engine share while they are stopped."""
+
+    def __init__(self) -> None:
+        self._program = os.environ.get("KEDGE_RUNC") or next(filter(os.path.exists, RUNC), RUNC[-1])
+        self._lock = threading.Lock()
+        self._manager: CheckpointManager | None = None
+        self._networks: dict[str, threading.Lock] = {}
+
+    def stop(self, root: str, identity: str, deadline_s: float) -> tuple[Result, str]:
+        """Keep a container, or pass the signal on: what came of it, and why if it was not kept."""
+        end = time.monotonic() + deadline_s
+        runtime = Runtime(self._program, parse(["--root", root, "kill", identity, "TERM"]))
+        marked = marks.read_mark(runtime.mark)
+        if "wish" not in marked:
+            return "ended", "it is not there any more"
+        try:
+            runtime.manager = self._open()
+            with self.alone_in_network(marked):
+                reason = runtime.keep(end - time.monotonic())
+        except Exception as error:  # noqa: BLE001 - whatever it is, it was asked to stop, and must
+            reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        if not reason:
+            return "kept", ""
+        return "signalled", f"{reason} {runtime.signal().stderr}".strip()
+
+    def _open(self) -> CheckpointManager:
+        with self._lock:
+            if self._manager is None:
+                self._manager = marks.store_of(os.environ)
+            return self._manager
+
+    def alone_in_network(self, marked: dict[str, Any]) -> AbstractContextManager[object]:
+        """Held while a container is frozen: one lock for all that share a network."""
+        bundle = str(marked.get("bundle", ""))
+        path = network.mode_of(runc.read_spec(Path(bundle)))["path"] if bundle else ""
+        if not path:
+            return nullcontext()
+        with self._lock:
+            return self._networks.setdefault(path, threading.Lock())
+
+    def close(self) -> None:
+        if self._manager is not None:
+            self._manager.close()
+
+
+def come_first() -> None:
+    """The machine is to go, and what is being kept stands still: nothing on it is more urgent.
+
+    Where Linux weighs sessions against each other (autogroup, see sched(7)), a nice value counts only within one, so
+    that of `criu.urgent` is not enough. This session is ours alone: `preempting` starts it.
+    """
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):  # there is no such thing, or it may not be changed
+            Path("/proc/self/autogroup").write_text(str(URGENT))
+
+
+def main() -> None:
+    come_first()
+    keeping = Keeping()
+    writing = threading.Lock()
+
+    def answer(number: int, root: str, identity: str, deadline_s: float) -> None:
+        result, reason = keeping.stop(root, identity, deadline_s)
+        with writing:
+            sys.stdout.write(json.dumps({"number": number, "result": result, "reason": reason}) + "\n")
+            sys.stdout.flush()
+
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for line in sys.stdin:
+                asked = json.loads(line)
+                pool.submit(answer, asked["number"], asked["root"], asked["id"], asked["deadline_s"])
+    finally:
+        keeping.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Keys as they are found while an index is rebuilt: in what is left of it, beside it, and in the records of packs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kedge.errors import Corrupted, Validation
+
+from .envelope import DataKey, key_in
+from .keyring import Keyring, master_of, open_keyring, seal_keyring
+from .master import MasterKey
+from .vault import parse_wrapped
+
+
+class FoundKeys:
+    """Keyrings by namespace. The first one found says which data key is the current one; later ones add older keys."""
+
+    def __init__(self, master: MasterKey) -> None:
+        self.master = master
+        self.locked: Counter[str] = Counter()  # records that did not open, by the ID of the master key they want
+        self._keyrings: dict[str, Keyring] = {}
+
+    @property
+    def count(self) -> int:
+        """How many data keys are known."""
+        return sum(len(keyring.secrets) for keyring in self._keyrings.values())
+
+    @property
+    def namespaces(self) -> Iterable[str]:
+        return self._keyrings.keys()
+
+    def add(self, store_id: str, namespace: str, text: str) -> None:
+        """Take note of a keyring that the index of `store_id` had. One of another master key is of no use."""
+        try:
+            found = open_keyring(text, self.master, store_id, namespace)
+        except (Validation, Corrupted):
+            return
+        known = self._keyrings.setdefault(namespace, found)
+        more = tuple(secret for secret in found.secrets if secret not in known.secrets)
+        self._keyrings[namespace] = replace(known, secrets=known.secrets + more)
+
+    def keyring_for(self, store_id: str, namespace: str) -> str | None:
+        """What the index of store `store_id` is to keep for a namespace; None if nothing was found."""
+        keyring = self._keyrings.get(namespace)
+        return None if keyring is None else seal_keyring(keyring, self.master, store_id)
+
+    def shown_as(self, namespace: str, actor: str) -> str:
+        """How an actor stands in the events of a namespace."""
+        keyring = self._keyrings[namespace]
+        return keyring.name_key.token("actor", actor) if keyring.hides_names else actor
+
+    def unwrap_record(self, wrapped: bytes) -> bytes:
+        """A record of a pack, under the keys known so far or those beside it; Corrupted for anything else."""
+        store_id, namespace, text, sealed = parse_wrapped(wrapped)
+        if self._key_of(namespace, sealed) is None:
+            self.add(store_id, namespace, text)
+        key = self._key_of(namespace, sealed)
+        if key is None:
+            self.locked[master_of(text)] += 1
+            raise Corrupted("the record is under a key that was not found", hint="give the key it was written with")
+        return key.open("record", b"", sealed)
+
+    def _key_of(self, namespace: str, sealed: bytes) -> DataKey | None:
+        keyring = self._keyrings.get(namespace)
+        return next((key for key in keyring.data_keys if key.id == key_in(sealed)), None) if keyring else None

@@ -1,0 +1,173 @@
+"""A stored state as people browse it: its outline, what is at a path in it, and the bytes of its arrays.
+
+Nothing here needs the libraries or the registered types of the application that saved the state, and no array is
+read before somebody asks for its bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from glob import escape
+from typing import TYPE_CHECKING, Any
+
+from kedge import diff
+from kedge.codec import BufferSummary, TypeSummary
+from kedge.codec.decoder import Unpacker, load
+from kedge.codec.json_view import BufferFields, written
+from kedge.codec.kinds import Tag
+from kedge.errors import NotFound, Validation
+from kedge.files import File, FilesSummary, Tree
+
+if TYPE_CHECKING:
+    from kedge.manager import CheckpointManager
+    from kedge.model import Checkpoint
+    from kedge.store.manifest import Manifest
+
+
+SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySummary(BufferSummary):
+    """An array with the dtype as it is stored: .npy files tell where in a record each field is."""
+
+    stored_dtype: Any = None
+
+
+class _Outliner(Unpacker):
+    """The codec's outline, but arrays keep their stored dtype."""
+
+    def _lift_leaf(self, raw: tuple[int, bytes], depth: int) -> Any:
+        found = super()._lift_leaf(raw, depth)
+        if raw[0] != Tag.NDARRAY:
+            return found
+        known = {field.name: getattr(found, field.name) for field in fields(BufferSummary)}
+        return ArraySummary(**known, stored_dtype=self.unpack(raw[1])[0])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One checkpoint, opened: verified tree, arrays still in the store."""
+
+    checkpoint: Checkpoint
+    outline: object
+    tree_bytes: int  # of the tree as it is encoded
+    _manager: CheckpointManager
+    _manifest: Manifest
+
+    def bytes_of(self, summary: BufferSummary) -> bytes | memoryview:
+        """The bytes of an array or byte string, verified (I2)."""
+        if not summary.ordinals:
+            return summary.data
+        found = self._manager._store.read_buffers(self.checkpoint, self._manifest, summary.ordinals)
+        views = [view for n in summary.ordinals if isinstance(view := found[n], memoryview)]
+        return views[0] if len(views) == 1 else b"".join(views)
+
+    def beginning_of(self, summary: BufferSummary, limit_bytes: int) -> bytes | memoryview:
+        """At most the first `limit_bytes` of an array or byte string; the rest is not read."""
+        if not summary.ordinals or summary.size_bytes <= limit_bytes:
+            return self.bytes_of(summary)[:limit_bytes]
+        store = self._manager._store
+        state = diff.states.StoredState(store, *store.index.read(self.checkpoint.id))
+        return state.contents(summary)[-1].read(0, limit_bytes)
+
+    def files_at(self, path: str) -> Tree | File:
+        """The tree or file at a path, its content still in the store."""
+        loaded = self._manager.load(self.checkpoint.id, only=escape(path) if path else None)
+        found = inside(loaded, path)
+        assert isinstance(found, Tree | File)  # the outline said so  # nosec B101
+        return found
+
+
+def open_state(manager: CheckpointManager, checkpoint_id: str) -> StoredState:
+    """The state of a checkpoint without its arrays; Corrupted where it is not what was saved."""
+    store = manager._store
+    checkpoint, packed = store.index.read(checkpoint_id)
+    manifest = store.open(checkpoint, packed)
+    tree = store.tree(checkpoint, manifest)
+    outline = load(tree, None, make=_Outliner)
+    return StoredState(checkpoint, outline, len(tree), manager, manifest)
+
+
+def children(value: object) -> Iterator[tuple[str, object]]:
+    """(name, child) of a container; nothing for anything else."""
+    if isinstance(value, Mapping):
+        yield from ((key_name(key), child) for key, child in value.items())
+    elif isinstance(value, TypeSummary):
+        yield from value.fields.items()
+    elif isinstance(value, SEQUENCES):
+        yield from ((str(n), child) for n, child in enumerate(value))
+
+
+def key_name(key: object) -> str:
+    return key if isinstance(key, str) else written(key, str)
+
+
+def inside(value: object, path: str) -> object:
+    """What is at a '/'-joined path. A key that holds a '/' itself is found too: names are tried as they are."""
+    found, rest = _walk(value, path)
+    if rest:
+        raise NotFound(f"there is nothing at {path}", hint=f"{path[: -len(rest)].strip('/')} is a tree of files")
+    return found
+
+
+def split_at_tree(value: object, path: str) -> tuple[object, str, str]:
+    """What is at a path as far as the state goes, that part of the path, and the rest of it inside a tree of files."""
+    found, rest = _walk(value, path)
+    whole = path.strip("/")
+    return found, whole[: len(whole) - len(rest)].rstrip("/"), rest
+
+
+def _walk(value: object, path: str) -> tuple[object, str]:
+    rest = path.strip("/")
+    walked = ""
+    while rest and not (isinstance(value, FilesSummary) and value.kind == "Tree"):
+        names: list[str] = []
+        for name, child in children(value):
+            if rest == name or rest.startswith(name + "/"):
+                value, rest, walked = child, rest[len(name) + 1 :], f"{walked}/{name}".lstrip("/")
+                break
+            names.append(name)
+        else:
+            raise _nothing_at(path, walked, rest, names)
+    return value, rest
+
+
+def _nothing_at(path: str, walked: str, rest: str, names: list[str]) -> NotFound:
+    wanted = rest.partition("/")[0]
+    where = f"at {walked}" if walked else "at the top of the state"
+    if not names:
+        return NotFound(f"there is nothing at {path}", hint=f"{walked or 'the state'} is a single value")
+    near = get_close_matches(wanted, names, n=3) or names[:5]
+    return NotFound(f"there is no {wanted!r} {where}", hint=f"there is: {', '.join(near)}")
+
+
+def files_in(value: object, path: str = "") -> Iterator[tuple[str, FilesSummary]]:
+    """(path, summary) of every tree and file in an outline."""
+    if isinstance(value, FilesSummary):
+        yield path, value
+    for name, child in children(value):
+        yield from files_in(child, f"{path}/{name}" if path else name)
+
+
+def with_content(state: StoredState, limit_bytes: int, *, hint: str) -> BufferFields:
+    """Arrays and byte strings with their content, as base64, up to a limit for all of them together."""
+    room = limit_bytes
+
+    def content_of(summary: BufferSummary) -> Mapping[str, object]:
+        nonlocal room
+        room -= summary.size_bytes
+        if isinstance(summary, FilesSummary) or room < 0:
+            what = "files" if isinstance(summary, FilesSummary) else f"more than {limit_bytes >> 20} MiB of arrays"
+            raise Validation(
+                f"this state holds {what}, which do not go into JSON",
+                hint=hint,
+            )
+        data = base64.b64encode(state.bytes_of(summary)).decode()
+        return {"base64": data}
+
+    return content_of

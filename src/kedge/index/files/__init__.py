@@ -1,0 +1,1 @@
+"""The index as readable files beside a journal."""

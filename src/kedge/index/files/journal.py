@@ -1,0 +1,268 @@
+"""An append-only file of transactions, each with its length and digest, shared by the processes of one machine.
+
+    -- Kedge journal, format 1        2 where rows are sealed: what knows only 1 must not touch it
+    -- 211 3f9a…                         length and SHA-256 of what follows
+    REPLACE INTO job VALUES(…);          SQL: `sqlite3 copy.db < journal` would make a database of it
+    …
+
+Writers hold a lock; readers need none: a transaction counts when all of it is there. What a crash left half-written is
+cut off by the next writer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from kedge.blobs.group_files import open_lock, share
+from kedge.errors import Corrupted, OutcomeUnknown, UnsupportedFormat, storage_error
+
+FORMAT = 2
+_HEADER = re.compile(rb"-- Kedge journal, format (\d{1,9})\n")
+_HEAD = re.compile(rb"-- (\d{1,12}) ([0-9a-f]{64})\n")
+_HEAD_BYTES = 96
+MEND = "put a copy of it back, or make a new one: kedge rebuild"
+
+
+class Journal:
+    """One reader's place in the journal of `folder`. Not thread-safe: its index has a lock of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal"
+        self._lock_path = folder / "lock"
+        self._handle: int | None = None  # of the file read: while it is open, no other one can get its inode
+        self._file = (0, 0)  # which one: device and inode
+        self.position = 0  # behind the last whole transaction that was read
+        self.format = 1  # of the one read
+        self._is_distrusted = False
+        self._is_locked = False  # by us
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else writes meanwhile. The kernel lets go when the process ends."""
+        try:
+            handle = open_lock(self._lock_path)
+        except OSError as error:
+            raise storage_error("lock", str(self._lock_path), error) from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as error:
+                raise storage_error("lock", str(self._lock_path), error) from error
+            self._is_locked = True
+            yield
+        finally:
+            self._is_locked = False
+            os.close(handle)
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def has_more(self) -> bool:
+        """Whether there may be something to read; costs one system call."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        return (found.st_dev, found.st_ino) != self._file or found.st_size != self.position
+
+    def read(self) -> tuple[bool, list[str]]:
+        """Whether another file has taken the place of the one read so far, and the transactions since.
+
+        What looks damaged is read once more while nobody writes (I2): a writer may have been cutting off what another
+        one left half-written, or a repair may be making a new journal, which is waited for.
+        """
+        try:
+            return self._read()
+        except Corrupted:
+            if self._is_locked:
+                raise
+        with self.locked():
+            return self._read()
+
+    def _read(self) -> tuple[bool, list[str]]:
+        try:
+            return self._read_on()
+        except BaseException:
+            self.close()  # nothing of it was handed on: begin anew
+            raise
+
+    def _read_on(self) -> tuple[bool, list[str]]:
+        try:
+            is_other = self._look()
+            assert self._handle is not None
+            data = _read_from(self._handle, self.position)
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        at = self._begin(data) if self.position == 0 else 0
+        whole: list[str] = []
+        while head := _HEAD.match(data, at, at + _HEAD_BYTES):
+            end = head.end() + int(head[1])
+            payload = data[head.end() : end]
+            if len(payload) < int(head[1]):
+                break
+            if hashlib.sha256(payload).hexdigest().encode() != head[2]:
+                if end < len(data):
+                    raise Corrupted(f"{self.path} is damaged at {self.position + at}", hint=MEND)
+                break
+            try:
+                whole.append(payload.decode())
+            except UnicodeDecodeError as error:
+                raise Corrupted(f"{self.path} is damaged at {self.position + at}: {error}", hint=MEND) from error
+            at = end
+        self.position += at
+        return is_other, whole
+
+    def beginning(self) -> tuple[bytes, bool]:
+        """All whole transactions from the beginning on, as they are, and whether nothing is behind them."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return b"", False
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        header = _HEADER.match(data)
+        if header is None or int(header[1]) > FORMAT:
+            return b"", False
+        at = header.end()
+        while head := _HEAD.match(data, at, at + _HEAD_BYTES):
+            end = head.end() + int(head[1])
+            if hashlib.sha256(data[head.end() : end]).hexdigest().encode() != head[2]:
+                break
+            at = end
+        return data[:at] if at > header.end() else b"", at == len(data)
+
+    def _look(self) -> bool:
+        """Whether another file is at the path now, or this one was cut; it is the one to read from then."""
+        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(handle)
+        if (found.st_dev, found.st_ino) == self._file and found.st_size >= self.position:
+            os.close(handle)
+            return False
+        self.close()
+        self._handle, self._file = handle, (found.st_dev, found.st_ino)
+        return True
+
+    def _begin(self, data: bytes) -> int:
+        header = _HEADER.match(data)
+        if header is None:
+            raise Corrupted(f"{self.path} is not a journal of Kedge", hint=MEND)
+        if int(header[1]) > FORMAT:
+            raise UnsupportedFormat(
+                f"{self.path} has format {int(header[1])}, this Kedge knows up to {FORMAT}",
+                hint="upgrade Kedge: install it from a newer clone (pip install .)",
+            )
+        self.format = int(header[1])
+        return header.end()
+
+    def append(self, payload: str) -> None:
+        """Add a transaction behind all that was read, durably (I1). Only while locked, and caught up."""
+        data = _framed(payload)
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error("write", str(self.path), error) from error
+        try:
+            os.ftruncate(handle, self.position)  # what somebody who died left half-written
+            _write_all(handle, data, self.position)
+            self._is_distrusted = True  # what was not synced may look written: the next write makes a new file (I9)
+            os.fsync(handle)
+            self._is_distrusted = False
+        except OSError as error:
+            self._take_back(handle, error)
+        finally:
+            os.close(handle)
+        self.position += len(data)
+
+    def _take_back(self, handle: int, cause: OSError) -> NoReturn:
+        """Remove what was written of a transaction that is refused."""
+        try:
+            os.ftruncate(handle, self.position)
+        except OSError:
+            self._is_distrusted = True
+            raise OutcomeUnknown(
+                f"cannot write {self.path}: {cause.strerror}, nor take back what was written",
+                hint="look whether it was done, then do it again",
+            ) from cause
+        raise storage_error("write", str(self.path), cause) from cause
+
+    def close(self) -> None:
+        """Begin anew with the next read."""
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle, self._file, self.position = None, (0, 0), 0
+
+    def must_be_replaced(self) -> bool:
+        return self._is_distrusted
+
+    def replace(self, payload: str, form: int) -> None:
+        """Put a new journal of one transaction in the place of this one: whole, durably, or not at all."""
+        data = b"-- Kedge journal, format %d\n" % form + _framed(payload)
+        write_file(self.path, data)
+        try:
+            self._look()
+        except OSError as error:
+            raise storage_error("read", str(self.path), error) from error
+        self.format, self.position, self._is_distrusted = form, len(data), False
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Temporary file, sync, rename, sync of the directory: the name has the new content or the old, never a part."""
+    draft = draft_file(path, data)
+    try:
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error("write", str(path), error) from error
+
+
+def draft_file(path: Path, data: bytes) -> Path:
+    """The temporary file, synced."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(handle, data, 0)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        share(draft)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise storage_error("write", str(path), error) from error
+    return draft
+
+
+def sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _framed(payload: str) -> bytes:
+    data = payload.encode()
+    return b"-- %d %s\n" % (len(data), hashlib.sha256(data).hexdigest().encode()) + data
+
+
+def _read_from(handle: int, at: int) -> bytes:
+    parts = []
+    while part := os.pread(handle, 16 << 20, at):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def _write_all(handle: int, data: bytes, at: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(handle, rest, at)
+        rest, at = rest[written:], at + written

@@ -1,0 +1,108 @@
+"""The readable files of a `files:` store: <dir>/<job>/<level>/<id>.json, other namespaces below <dir>/@<namespace>.
+
+A file is written in two steps, around the journal's: as a draft, which takes all the space it needs, and by a rename
+behind it. So a save that does not fit is refused before anything says that it exists, and one that the journal has is
+never refused because of its file. All of it happens under the journal's lock: a draft that is met under that lock is
+what a killed writer left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from kedge.blobs.group_files import make_folder
+from kedge.errors import storage_error
+
+from .journal import draft_file, sync_folder
+
+INSIDE = ".kedge"  # the folder that no job can be named like
+DEFAULT = "default"
+_DRAFT = re.compile(r"\.(.+\.json|journal)\.\d+\.new")
+
+Drafts = Mapping[Path, Path | None]  # of each file its draft; None: it is to be removed
+
+
+class ShownFiles:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path_of(self, namespace: str, job: str, level: str, checkpoint_id: str) -> Path:
+        """Names follow a grammar without slashes and leading dots; what does not is percent-encoded all the same."""
+        base = self._folder if namespace == DEFAULT else self._folder / f"@{_safe(namespace)}"
+        return base / _safe(job) / _safe(level) / f"{_safe(checkpoint_id)}.json"
+
+    def draft(self, path: Path, data: bytes) -> Path:
+        """The new content of a file, durable, beside it."""
+        try:
+            if not path.parent.is_dir():
+                make_folder(path.parent)
+                for folder in (path.parent.parent, path.parent.parent.parent, self._folder):
+                    sync_folder(folder)
+        except OSError as error:
+            raise storage_error("write", str(path), error) from error
+        return draft_file(path, data)
+
+    def discard(self, drafts: Drafts) -> None:
+        for draft in drafts.values():
+            if draft is not None:
+                _remove(draft)
+
+    def place(self, drafts: Drafts) -> None:
+        """Put the drafts in their places, and remove the files that have none."""
+        for path, draft in drafts.items():
+            if draft is None:
+                _remove(path)
+                continue
+            try:
+                os.replace(draft, path)
+                sync_folder(path.parent)
+            except OSError as error:
+                raise storage_error("write", str(path), error) from error
+
+    def present(self) -> set[Path]:
+        """The files that are there. Drafts of killed writers are removed on the way."""
+        files = set()
+        try:
+            for place, folders, names in os.walk(self._folder):
+                if Path(place) == self._folder / INSIDE:
+                    folders.clear()
+                for name in names:
+                    path = Path(place, name)
+                    if _DRAFT.fullmatch(name):
+                        path.unlink(missing_ok=True)
+                    elif name.endswith(".json") and INSIDE not in path.parts:
+                        files.add(path)
+        except OSError as error:
+            raise storage_error("read", str(self._folder), error) from error
+        return files
+
+    def remove_strays(self, paths: set[Path]) -> None:
+        """Remove files of checkpoints that are gone; what people put beside them is left alone."""
+        for path in paths:
+            if self._is_ours(path):
+                _remove(path)
+
+    def _is_ours(self, path: Path) -> bool:
+        depth = len(path.relative_to(self._folder).parts)
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return False
+        return depth in (3, 4) and isinstance(found, dict) and f"{_safe(str(found.get('id')))}.json" == path.name
+
+
+def _safe(name: str) -> str:
+    text = quote(name, safe=":@+")
+    return text if not text.startswith(".") else "%2E" + text[1:]
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error("remove", str(path), error) from error

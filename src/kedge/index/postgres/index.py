@@ -1,0 +1,315 @@
+"""The index in PostgreSQL, for many machines.
+
+The same contract as SQLite's, kept by the same means: one writer at a time in a namespace (whoever holds the lock on
+its row), waiting savers of a process share a transaction (`groupcommit`), readers see the newest state and wait for
+nobody (I6, `postgres_reads`). Saves are committed by a function of the server, a whole batch in one round trip
+(`postgres_batch`); what that leaves alone, and all other changes, is done statement by statement (`postgres_writes`).
+The schema is in `sql/postgres`.
+
+An answer may be lost between a server that commits and us. A save is then simply committed again: its ID is its own,
+and "that ID exists, with this digest" means that it arrived the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import psycopg
+
+from kedge.errors import OutcomeUnknown, StorageError
+from kedge.index.group_commit import REFUSALS, GroupCommit, Waiting, one_by_one
+from kedge.index.rows import Row, late_manifests
+from kedge.index.sqlite.connections import survive_forks
+from kedge.model import Checkpoint, CheckpointStatus, Lease
+from kedge.ports import CheckpointIds, Checkpoints, Chunk, Digests, NewCheckpoint, Outcomes, References, Seen
+
+from .batch import Save, commit_together
+from .reads import PostgresReads
+from .server import Connection, Server, typed
+from .writes import PostgresWrites
+
+T = TypeVar("T")
+
+_GATHER_S = 0.001  # for savers who will be back; a commit takes a few of these
+_LOST_ANSWERS = 3  # in a row, until a save gives up
+
+
+class _Operation(Generic[T]):
+    """What one caller wants done in a transaction."""
+
+    def __init__(self, index: PostgresIndex, work: Callable[[PostgresWrites], T] | Save) -> None:
+        self._index = index
+        self.work = work
+
+    def __call__(self) -> T:
+        writes = self._index.writes
+        assert writes is not None
+        if isinstance(self.work, Save):
+            return cast(T, writes.commit(self.work.records, self.work.actor))
+        return self.work(writes)
+
+
+class PostgresIndex(PostgresReads):
+    """`ports.Index` in a PostgreSQL database whose schema is there (`Server.migrate`)."""
+
+    row_bytes = 8192  # a longer one is a few pages; a row each for shorter ones costs more than they share
+
+    def __init__(self, server: Server, *, namespace: str = "default") -> None:
+        super().__init__(server, namespace)
+        self.writes: PostgresWrites | None = None  # of the transaction that is open
+        self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
+        survive_forks(self)
+
+    def before_fork(self) -> None:
+        return None  # connections of the parent are left alone in the child
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child:
+            self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
+            self.writes = None
+
+    def close(self) -> None:
+        self._server.close()
+
+    # Transactions
+
+    def _write(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
+        self._server.check_open()
+        return self._group.run(_Operation(self, operation))
+
+    def _write_again(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
+        """For what may be done twice: also when the answer to a commit was lost."""
+        for _ in range(_LOST_ANSWERS):
+            try:
+                return self._write(operation)
+            except OutcomeUnknown:
+                continue
+        return self._write(operation)
+
+    def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
+        """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
+        try:
+            self._server.backoff.run(lambda: self._run_transaction(batch))
+        except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
+            for waiting in batch:
+                waiting.error = typed(failure, self._server.name)
+        except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
+            for waiting in batch:
+                waiting.error = StorageError(f"{self._server.name}: the commit was interrupted", hint="save again")
+            raise
+        finally:
+            self.writes = None
+
+    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
+        """May be run again as long as no commit was sent: Unavailable. Afterwards callers get OutcomeUnknown."""
+        with self._server.lend() as db:
+            if self._commit_saves(db, batch):
+                return
+            if not self._run_together(db, batch):
+                self._run_apart(db, batch)
+            try:
+                db.execute("COMMIT")
+            except psycopg.OperationalError as error:
+                self._lose(db, batch, error)
+
+    def _lose(self, db: Connection, batch: Sequence[Waiting[Any]], error: Exception) -> None:
+        lost = OutcomeUnknown(f"{self._server.name}: {error}", hint="look whether it was done, then do it again")
+        for waiting in batch:
+            waiting.error = waiting.error or lost
+        db.close()
+        self._server.distrust()
+
+    def _commit_saves(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
+        """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done."""
+        work = [waiting.operation.work for waiting in batch if isinstance(waiting.operation, _Operation)]
+        saves = [save for save in work if isinstance(save, Save)]
+        if len(saves) < len(batch):
+            return False
+        for waiting in batch:
+            waiting.error = None
+        try:
+            saved = commit_together(db, saves, self._ns, self.namespace)
+        except Exception as error:  # noqa: BLE001 - the other ways meet it again, and tell whose it is
+            if not db.closed:
+                db.execute("ROLLBACK")
+                return False
+            self._lose(db, batch, error)
+            return True
+        for waiting, checkpoints in zip(batch, saved or (), strict=saved is not None):
+            waiting.result = checkpoints
+        return saved is not None
+
+    def _begin(self, db: Connection, *, is_careful: bool) -> PostgresWrites:
+        db.execute("BEGIN")
+        self.writes = PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful)
+        return self.writes
+
+    def _run_together(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
+        """The usual way: operations refuse before they change anything. False if one failed half-way."""
+        try:
+            with db.pipeline():  # what nobody waits for goes out together
+                writes = self._begin(db, is_careful=False)
+                for waiting in batch:
+                    waiting.error = None
+                    try:
+                        waiting.result = waiting.operation()
+                    except REFUSALS as refusal:
+                        waiting.error = refusal
+                writes.finish()
+        except Exception:
+            if db.closed:
+                raise
+            db.execute("ROLLBACK")  # the culprit is met again, alone, in _run_apart
+            return False
+        return True
+
+    def _run_apart(self, db: Connection, batch: Sequence[Waiting[Any]]) -> None:
+        """Each in a savepoint, so that what one of them did half-way is undone and the others do not suffer."""
+        writes = self._begin(db, is_careful=True)
+        for waiting in batch:
+            waiting.error = None
+            head = writes.savepoint()
+            try:
+                waiting.result = waiting.operation()
+            except psycopg.OperationalError:
+                raise
+            except Exception as error:  # noqa: BLE001 - handed to its caller
+                waiting.error = typed(error, self._server.name)
+                writes.undo(head)
+        writes.finish()
+
+    # Checkpoints
+
+    def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
+        return self._write_again(Save(records, actor))
+
+    def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
+        self._server.check_open()
+        wanted = [Save((record,), actor) for record, actor in saves]
+        outcomes: list[Checkpoints | BaseException] = self._group.run_each([_Operation(self, save) for save in wanted])
+        answers: Outcomes = []
+        for (record, actor), outcome in zip(saves, outcomes, strict=True):
+            if isinstance(outcome, OutcomeUnknown):
+                answers += one_by_one(self, [(record, actor)])
+            else:
+                answers.append(outcome if isinstance(outcome, BaseException) else outcome[0])
+        return answers
+
+    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
+        return self._write(lambda writes: writes.delete(checkpoint_ids, even_pinned, actor))
+
+    def update(
+        self,
+        checkpoint_id: str,
+        *,
+        actor: str,
+        is_pinned: bool | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        status: CheckpointStatus | None = None,
+    ) -> Checkpoint:
+        return self._write_again(lambda writes: writes.update(checkpoint_id, is_pinned, tags, status, actor))
+
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
+        return self._write_again(lambda writes: writes.mark(seen, status, actor)) if seen else []
+
+    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
+        self._write_again(lambda writes: writes.set_retention(job, policy_json, actor))
+
+    # Leases, events
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        return self._write(lambda writes: writes.acquire_lease(job, holder, ttl_s))
+
+    def renew_lease(self, lease: Lease) -> None:
+        self._write_again(lambda writes: writes.renew_lease(lease))
+
+    def release_lease(self, lease: Lease) -> None:
+        self._write_again(lambda writes: writes.release_lease(lease))
+
+    def append_event(self, action: str, *, actor: str, job: str | None = None, detail: str = "{}") -> None:
+        self._write(lambda writes: writes.event(action, actor, job, None, detail))
+
+    # Chunks and packs
+
+    def sweep(self, references: References, *, lease_token: int | None = None) -> tuple[int, int]:
+        """Marks go to a temporary table. Writers go on while it fills; the end of the transaction locks them out."""
+        return self._server.run(lambda db: self._sweep(db, references, lease_token))
+
+    def _sweep(self, db: Connection, references: References, lease_token: int | None) -> tuple[int, int]:
+        with db.transaction():
+            # For this transaction alone, which is all that pgbouncer grants.
+            db.execute("CREATE TEMP TABLE mark (digest bytea PRIMARY KEY) ON COMMIT DROP")
+
+            def mark(digests: Iterable[bytes]) -> None:
+                some = [*digests]
+                db.execute("INSERT INTO pg_temp.mark SELECT unnest(%s::bytea[]) ON CONFLICT DO NOTHING", (some,))
+
+            def fetch(sql: str, *parameters: object) -> Sequence[Row]:
+                return db.execute(sql, parameters, binary=True).fetchall()
+
+            seen = fetch("SELECT last_event FROM kedge.namespace WHERE no = %s", self._ns)[0][0]
+            for _, checkpoint, manifest in self._walk(fetch):
+                mark(references(checkpoint.id, manifest))
+            # From here on nobody commits in this namespace: a save has come before, and its references are found
+            # through its event, or it comes after, and hears that chunks are gone (I3).
+            PostgresWrites(db, self._ns, self.namespace, is_careful=True).check_holder(lease_token)
+            for checkpoint_id, manifest in fetch(late_manifests("kedge.", "%s"), self._ns, seen):
+                mark(references(checkpoint_id, manifest))
+            ((count, size),) = fetch(
+                "WITH gone AS (DELETE FROM kedge.chunk WHERE ns_no = %s AND NOT EXISTS "
+                "(SELECT 1 FROM pg_temp.mark WHERE mark.digest = chunk.digest) RETURNING stored_bytes) "
+                "SELECT count(*), coalesce(sum(stored_bytes), 0)::bigint FROM gone",
+                self._ns,
+            )
+        return count, size
+
+    def condemn(self, pack: str) -> bool:
+        return self._server.run(lambda db: self._condemn(db, pack))
+
+    def _condemn(self, db: Connection, pack: str) -> bool:
+        with db.transaction():
+            # The row's lock keeps out whoever is about to name the pack; who has named it has committed.
+            db.execute(
+                "INSERT INTO kedge.pack (name) VALUES (%s) ON CONFLICT (name) DO UPDATE SET name = excluded.name",
+                (pack,),
+            )
+            changed = db.execute(
+                "UPDATE kedge.pack SET is_condemned = true WHERE name = %s "
+                "AND NOT EXISTS (SELECT 1 FROM kedge.chunk WHERE pack_no = no)",
+                (pack,),
+            )
+            return changed.rowcount == 1
+
+    def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
+        return self._write_again(lambda writes: writes.mark_damaged(chunks, is_damaged)) if chunks else []
+
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
+        return self._write_again(lambda writes: writes.relocate(chunks, from_pack))
+
+    # Keys
+
+    def set_keyring(
+        self, keyring: str, key_id: str, *, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
+        try:
+            is_done = self._write(lambda writes: writes.set_keyring(keyring, key_id, replacing, actor, lease_token))
+        except OutcomeUnknown:
+            is_done = self.keyring() == keyring
+        self.is_encrypted = self.is_encrypted or is_done
+        return is_done
+
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
+        return self._write_again(lambda writes: writes.reseal(record, replacing, actor))
+
+    def refuse_older(self) -> None:
+        """Nothing here knows what another database had."""
+
+    def accept(self) -> None:
+        """See refuse_older."""
+
+    def make_room(self) -> bool:
+        return False  # the disk is the server's
+
+    def scrub(self) -> None:
+        """The database's own vacuum does that, in its time."""

@@ -1,0 +1,274 @@
+"""A PostgreSQL server that holds a store: connections, migrations, and its errors as ours.
+
+Safe behind pgbouncer in transaction mode: nothing is prepared, no session is relied on, every table is named with its
+schema. A server that is away for a moment (a restart, a failover) is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+from psycopg.adapt import Dumper
+from psycopg.pq import Format, TransactionStatus
+
+from kedge.blobs.backoff import Backoff
+from kedge.errors import (
+    Corrupted,
+    NoSpace,
+    NotFound,
+    ReadOnly,
+    StorageError,
+    Unavailable,
+    UnsupportedFormat,
+    Validation,
+)
+from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION
+
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+T = TypeVar("T")
+
+CHANNEL = "kedge"  # NOTIFY: "<namespace>:<number of the newest event>"
+MAX_CONNECTIONS = 16  # of one process
+
+_MIGRATING = 0x6B656467  # advisory lock, for one transaction: "kedg"
+_MIGRATION = re.compile(r"(\d{3})\.sql")
+
+
+class Server:
+    """Connections to one database, lent for one statement or one transaction each. Thread-safe; survives fork."""
+
+    def __init__(self, url: str, *, backoff: Backoff | None = None) -> None:
+        self.name = _without_secrets(url)
+        self.backoff = backoff or Backoff()
+        self._url = url
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._idle: list[Connection] = []
+        self._inherited: list[Connection] = []  # of the parent process: kept, unused, so that nothing closes them
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        """A connection in autocommit mode. When one breaks, the idle ones are not trusted any more either."""
+        self.check_open()
+        self._leave_parent()
+        with self._places, self.translated():
+            connection = self._idle.pop() if self._idle else _connect(self._url)
+            try:
+                yield connection
+            except BaseException as error:
+                connection.close()  # with whatever was under way on it
+                if isinstance(error, psycopg.OperationalError):
+                    self.distrust()
+                raise
+            if self._is_closed or connection.info.transaction_status != TransactionStatus.IDLE:
+                connection.close()
+            else:
+                self._idle.append(connection)
+
+    def run(self, action: Callable[[Connection], T]) -> T:
+        """What may be done twice without harm, tried again while the server is away."""
+
+        def attempt() -> T:
+            with self.lend() as connection:
+                return action(connection)
+
+        return self.backoff.run(attempt)
+
+    def all(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        return self.run(lambda db: db.execute(sql, parameters, binary=True).fetchall())
+
+    def one(self, sql: str, *parameters: object) -> tuple[Any, ...] | None:
+        rows = self.all(sql, *parameters)
+        return rows[0] if rows else None
+
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[float], None]]:
+        """A function that waits until somebody notifies of events, or for so many seconds.
+
+        On a connection of its own, which is listened to as long as the block runs.
+        """
+        self.check_open()
+        with self.translated(), _connect(self._url) as connection:
+            connection.execute(f"LISTEN {CHANNEL}")
+
+            def listen(timeout_s: float) -> None:
+                with self.translated():
+                    for _ in connection.notifies(timeout=timeout_s, stop_after=1):
+                        return
+
+            yield listen
+
+    def migrate(self, *, create: bool = True) -> tuple[int, int]:
+        """Take the steps of the schema that were not taken yet, in one transaction; refuse a newer format (I8).
+
+        Answers which format it had, 0 for none, and which it has. A step within a format only adds what an older
+        Kedge can do without, so that machines need not be upgraded at the same time.
+        """
+        try:
+            return self._migrate(_migrations(), create=create)
+        except ReadOnly as error:
+            raise ReadOnly(error.message, hint="run kedge migrate as the owner of the tables, once") from error
+
+    def _migrate(self, steps: list[tuple[int, str]], *, create: bool) -> tuple[int, int]:
+        with self.translated(), _connect(self._url) as db, db.transaction():
+            form, step = _version(db)
+            if form == 0 and not create:
+                raise NotFound(f"there is no store in {self.name}", hint="check --store or $KEDGE_STORE")
+            if form > ENCRYPTED_FORMAT_VERSION:
+                raise UnsupportedFormat(
+                    f"the store in {self.name} has format {form}, this Kedge knows up to {ENCRYPTED_FORMAT_VERSION}",
+                    hint="upgrade Kedge: install it from a newer clone (pip install .)",
+                )
+            if step >= steps[-1][0]:
+                return form, form
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
+            form, step = _version(db)  # another process may have been faster
+            if form == 0:
+                db.execute("CREATE SCHEMA kedge")
+            for number, text in steps:
+                if number > step:
+                    db.execute(text.encode())
+            if form == 0:
+                db.execute("INSERT INTO kedge.meta VALUES ('store_id', %s)", (os.urandom(16).hex(),))
+                db.execute("INSERT INTO kedge.meta VALUES ('format', %s)", (str(FORMAT_VERSION),))
+            db.execute(
+                "INSERT INTO kedge.meta VALUES ('schema', %s) "
+                "ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value::int, excluded.value::int)::text",
+                (str(steps[-1][0]),),
+            )
+            return form, form or FORMAT_VERSION
+
+    def is_encrypted(self) -> bool:
+        """Whether the store has a keyring in some namespace: its format says so."""
+        row = self.one("SELECT value FROM kedge.meta WHERE key = 'format'")
+        return row is not None and row[0] == str(ENCRYPTED_FORMAT_VERSION)
+
+    def close(self) -> None:
+        self._leave_parent()
+        self._is_closed = True
+        self.distrust()
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"{self.name} is closed", hint="open the store again")
+
+    def _leave_parent(self) -> None:
+        """After a fork, in the child: connections of the parent stay the parent's, and so do its locks."""
+        if self._pid != os.getpid():
+            self._inherited += self._idle
+            self._idle = []
+            self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+            self._pid = os.getpid()
+
+    def distrust(self) -> None:
+        """After one connection broke: the server may have gone away from the idle ones too."""
+        while self._idle:
+            self._idle.pop().close()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """The server's errors leave as ours; no raw one escapes an adapter."""
+        try:
+            yield
+        except (psycopg.Error, UnicodeEncodeError) as error:
+            raise typed(error, self.name) from error
+
+
+def typed(error: BaseException, name: str) -> BaseException:
+    """The CheckpointError for an error of psycopg; any other error as it is."""
+    text = f"{name}: {str(error).strip().partition(chr(10))[0]}"
+    if isinstance(error, UnicodeEncodeError | psycopg.DataError):
+        return Validation(f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers")
+    if isinstance(error, psycopg.errors.DiskFull):
+        return NoSpace(text, hint="free some space on the database server, then run it again")
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction | psycopg.errors.InsufficientPrivilege):
+        return ReadOnly(text, hint="check the rights of the database user, and that the server is not a standby")
+    if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
+        return Corrupted(text, hint="see the log of the database server; restore it from a backup")
+    if isinstance(error, psycopg.errors.InvalidPassword | psycopg.errors.InvalidAuthorizationSpecification):
+        return StorageError(text, hint="check the user and the password of the database")
+    if isinstance(error, psycopg.errors.InvalidCatalogName):
+        return StorageError(text, hint="create the database first: createdb NAME")
+    if isinstance(error, psycopg.OperationalError):
+        return Unavailable(text, hint="check that the database can be reached, then run it again")
+    if isinstance(error, psycopg.Error):
+        return StorageError(text, hint="see the log of the database server")
+    return error
+
+
+class Array:
+    """A parameter: an array in the server's own binary form. psycopg's way takes ten times as long."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, kind: str, values: Collection[Any]) -> None:
+        oid, form = _ELEMENTS[kind]
+        header = struct.pack(">iiIii", 1, 0, oid, len(values), 1) if values else struct.pack(">iiI", 0, 0, oid)
+        if form is not None:
+            size = form.size - 4  # each is preceded by its length
+            parts = [_NULL if value is None else form.pack(size, value) for value in values]
+        else:
+            if kind == "text":
+                values = [None if value is None else value.encode() for value in values]
+            parts = [_NULL if value is None else len(value).to_bytes(4, "big") + value for value in values]
+        self.data = header + b"".join(parts)
+
+
+_NULL = b"\xff\xff\xff\xff"
+_ELEMENTS = {
+    "bigint": (20, struct.Struct(">iq")),
+    "integer": (23, struct.Struct(">ii")),
+    "smallint": (21, struct.Struct(">ih")),
+    "boolean": (16, struct.Struct(">i?")),
+    "text": (25, None),
+    "bytea": (17, None),
+}
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY  # and of no type: the server knows which it expects
+
+    def dump(self, obj: Array) -> bytes:
+        return obj.data
+
+
+psycopg.adapters.register_dumper(Array, _ArrayDumper)
+
+
+def _connect(url: str) -> Connection:
+    # A server that vanished without a word is noticed after half a minute, not after the kernel's quarter of an hour.
+    return psycopg.connect(
+        url, autocommit=True, prepare_threshold=None, connect_timeout=10, keepalives_idle=30, tcp_user_timeout=30_000
+    )
+
+
+def _version(db: Connection) -> tuple[int, int]:
+    """Format of the store, and the newest step of the schema that was taken; 0 if there is none."""
+    # The catalog as this statement sees it. to_regclass would ask a cache that may not have heard of who was faster.
+    is_there = db.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'kedge' AND tablename = 'meta'").fetchone()
+    if is_there is None:
+        return 0, 0
+    said: dict[str, str] = dict(
+        db.execute("SELECT key, value FROM kedge.meta WHERE key IN ('format', 'schema')").fetchall()
+    )
+    return int(said.get("format", 0)), int(said.get("schema", 1))
+
+
+def _migrations() -> list[tuple[int, str]]:
+    """(number, SQL) of every step of the schema, in order."""
+    folder = files("kedge.index.postgres").joinpath("sql")
+    found = [(m[1], f) for f in folder.iterdir() if (m := _MIGRATION.fullmatch(f.name))]
+    return sorted((int(version), file.read_text()) for version, file in found)
+
+
+def _without_secrets(url: str) -> str:
+    return re.sub(r"//[^@/]*@", "//", url).partition("?")[0]

@@ -1,0 +1,1 @@
+"""The index in SQLite: the default, in a directory."""

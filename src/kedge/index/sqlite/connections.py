@@ -1,0 +1,165 @@
+"""Connections for reading, and what happens to all connections when the process forks.
+
+SQLite keeps one table of locks per process. A forked child inherits that table, but not the locks themselves: a
+connection it opens to the same file believes that it holds what the parent held, takes no lock of its own, and waits
+for ever for a lock that only exists in its memory. So nothing of an index may be open at the moment of the fork:
+everybody finishes what they do, all connections are closed, and both sides open new ones when they need them.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from kedge.blobs.shelter import forking
+
+from .database import TRANSLATED, typed
+
+MAX_IDLE = 8
+FORK_WAIT_S = 10.0  # for what is under way; then the child does without the index
+
+
+class Pool:
+    """Connections that are lent, one user each."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._idle: list[sqlite3.Connection] = []
+        self._lent = 0
+        self.is_paused = False
+        self._is_closed = False
+        self._changed = threading.Condition(threading.Lock())
+
+    def take(self) -> sqlite3.Connection:
+        with self._changed:
+            while self.is_paused:
+                self._changed.wait()
+            self._lent += 1
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return self._connect()
+        except BaseException:
+            self._returned(None)
+            raise
+
+    def give(self, connection: sqlite3.Connection) -> None:
+        if surplus := self._returned(connection):
+            surplus.close()
+
+    def _returned(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
+        """Count one less as lent; answers the connection if it isn't kept."""
+        with self._changed:
+            self._lent -= 1
+            if connection is not None and not self._is_closed and len(self._idle) < MAX_IDLE:
+                self._idle.append(connection)
+                connection = None
+            if self.is_paused or self._is_closed:
+                self._changed.notify_all()
+        return connection
+
+    def pause(self, wait_s: float) -> bool:
+        """Lend nothing any more, and close all once they are back; False if they are not within `wait_s`."""
+        with self._changed:
+            self.is_paused = True
+            if not self._changed.wait_for(lambda: self._lent == 0, wait_s):
+                return False
+            self._close_idle()
+        return True
+
+    def resume(self) -> None:
+        with self._changed:
+            self.is_paused = False
+            self._changed.notify_all()
+
+    def close(self, wait_s: float) -> bool:
+        """Whether all are back within `wait_s`; those that are not are closed when they come back."""
+        with self._changed:
+            self._is_closed = True
+            self._close_idle()
+            return self._changed.wait_for(lambda: self._lent == 0, wait_s)
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Reading:
+    """`with Reading(…) as connection`: one that is lent, or the only one; SQLite's errors leave the block as ours.
+
+    A class, because reading is what small calls spend their time on, and contextlib costs as much as the query.
+    """
+
+    __slots__ = ("_connection", "_lock", "_name", "_pool")
+
+    def __init__(
+        self, name: str, pool: Pool | None, connection: sqlite3.Connection, lock: AbstractContextManager[object]
+    ) -> None:
+        self._name = name
+        self._pool = pool
+        self._connection = connection
+        self._lock = lock
+
+    def __enter__(self) -> sqlite3.Connection:
+        if self._pool is None:
+            self._lock.__enter__()
+            return self._connection
+        try:
+            self._connection = self._pool.take()
+        except TRANSLATED as error:
+            raise typed(error, self._name) from error
+        return self._connection
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._pool is None:
+            self._lock.__exit__(None, None, None)
+        else:
+            self._pool.give(self._connection)
+        if isinstance(error, TRANSLATED):
+            raise typed(error, self._name) from error
+
+
+def leave_open(connection: sqlite3.Connection) -> None:
+    """Let the end of the process close it: SQLite would remove the log, and nobody has said "closed"."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+class Forkable(Protocol):
+    def before_fork(self) -> None: ...
+
+    def after_fork(self, *, is_child: bool) -> None: ...
+
+
+_open: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_paused: list[Forkable] = []
+
+
+def survive_forks(index: Forkable) -> None:
+    _open.add(index)
+
+
+def open_indexes() -> list[Forkable]:
+    return list(_open)
+
+
+def _before() -> None:
+    forking(True)
+    _paused[:] = _open
+    for index in _paused:
+        index.before_fork()
+
+
+def _after(is_child: bool) -> None:
+    while _paused:
+        _paused.pop().after_fork(is_child=is_child)
+    forking(False)
+
+
+os.register_at_fork(before=_before, after_in_parent=lambda: _after(False), after_in_child=lambda: _after(True))

@@ -1,0 +1,460 @@
+"""A SQLite file that is open: its connections, what a fork does to them, and transactions that callers share.
+
+What is done inside transactions is in `writes`. Readers have connections of their own, kept in a small pool, and never
+wait for writers (I6). With path None the database is in memory and one connection, under one lock, serves everybody.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from kedge.blobs.group_files import share
+from kedge.blobs.reserve import Reserve
+from kedge.ending import close_at_end
+from kedge.errors import Corrupted, NoSpace, StorageError, storage_error
+from kedge.index.group_commit import REFUSALS, GroupCommit, Waiting
+
+from .closed_mark import Closing, IndexState, has_event, newest_event
+from .connections import FORK_WAIT_S, Pool, Reading, leave_open, open_indexes, survive_forks
+from .database import (
+    connect,
+    is_encrypted,
+    migrate,
+    overwrite_deleted,
+    refuse_full_small_blocks,
+    run_alone,
+    translated,
+    typed,
+)
+from .read_only import ReadOnlyFile, read_only_error
+from .writes import Writes
+
+T = TypeVar("T")
+
+_NO_NAMESPACE = -1
+_MAKE_ROOM = "free some space (kedge cleanup, kedge gc), then run it again"
+
+
+class SqliteFile:
+    """One namespace of a file. The caller makes sure that creating the file is exclusive and durable."""
+
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        namespace: str = "default",
+        busy_timeout_s: float = 30.0,
+        create: bool = True,
+        store_id: str | None = None,  # given when an index is made anew for a store that has an ID
+        reserve: Reserve | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.namespace = namespace
+        self._is_closed = True  # until it is open
+        self._path = path
+        self._reserve = reserve
+        self._file = ReadOnlyFile(path) if read_only and path is not None else None
+        self._state = None if path is None or self._file is not None else IndexState(path)
+        self._name = path or "the index in memory"
+        self._busy_timeout_s = busy_timeout_s
+        self._is_connected = True  # until a fork
+        self._was_full = False  # the disk, when last written to
+        with translated(self._name):
+            self._open(create, store_id)
+        self._is_closed = False
+        survive_forks(self)
+
+    def _open(self, create: bool, store_id: str | None) -> None:
+        self._make_locks()
+        _refuse_after_fork(self._path)
+        if self._file is not None:
+            with self._file.reading() as db:
+                self._connection = db
+                migrate(db, self._name, None)
+                self._learn()
+                self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
+        elif self._state is None or self._path is None:
+            self._start(create, store_id)
+        else:
+            refuse_full_small_blocks(self._path)
+            with self._state.alone():
+                self._state.enter()
+                try:
+                    self._start(create, store_id)
+                except BaseException:
+                    self._state.leave()
+                    raise
+
+    def _start(self, create: bool, store_id: str | None) -> None:
+        self._connection = db = connect(self._path, self._busy_timeout_s, create=create)
+        try:
+            self._share()
+            migrate(db, self._name, store_id)
+            self._share()
+            if self._path is not None:
+                db.execute("PRAGMA busy_timeout=0")
+                self._move_log_on()
+                db.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
+                self._identity = _identity(self._path)
+            self._learn()
+            if self.is_encrypted:
+                overwrite_deleted(db)
+        except BaseException:
+            self._close_connection()
+            raise
+        self._writes = Writes(db, self._ns, self.namespace, self._busy_timeout_s)
+
+    def _share(self) -> None:
+        """Where a group shares the store: SQLite gives its other files the mode of the database, but not the group."""
+        if self._path is not None:
+            try:
+                for suffix in ("", "-wal", "-shm"):
+                    share(self._path + suffix)
+            except OSError as error:
+                raise storage_error("share", self._path, error) from error
+
+    def _learn(self) -> None:
+        """The ID of the store, the number of our namespace, whether rows are sealed."""
+        found = self._connection.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
+        if found is None:
+            raise Corrupted(f"{self._name} has lost the ID of its store", hint="run kedge check --repair")
+        self.store_id: str = found[0]
+        self._ns = self._namespace_no()
+        self.is_encrypted = is_encrypted(self._connection)
+
+    def _move_log_on(self) -> bool:
+        """Move what the WAL holds into the database proper; answers whether all of it went.
+
+        A crashed process may have left a commit in the WAL whose sync failed. Its pages look written but may not be
+        on disk, and a later sync of the same file would not cover them (I9): move them on, durably, before anything
+        is appended behind them. Others at work make this a no-op; then they are not crashed.
+        """
+        try:
+            return bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL:
+                raise
+            # A store on a full disk must open, or nothing in it could be deleted; its log is read where it is.
+            return False
+
+    def _namespace_no(self) -> int:
+        look_up = "SELECT no FROM namespace WHERE name = ?"
+        found = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        if found is None and self._file is not None:
+            return _NO_NAMESPACE
+        if found is None:  # only then: opening a store that is full writes nothing
+            self._say_open()
+            self._connection.execute("INSERT OR IGNORE INTO namespace (name) VALUES (?)", (self.namespace,))
+            found = self._connection.execute(look_up, (self.namespace,)).fetchone()
+        return int(found[0])
+
+    def _make_locks(self) -> None:
+        self._memory_lock = threading.RLock()
+        self._writing = threading.Lock()  # held while a transaction of ours is open
+        self._joining = threading.Lock()
+        self._pool = Pool(self._connect_again)
+        self._numbers: dict[str, int] = {}  # of jobs that were asked for
+        self._group = GroupCommit(self._run_batch)
+
+    def before_fork(self) -> None:
+        """Finish what is under way and close all connections (see `connections`)."""
+        if self._path is None:
+            self._memory_lock.acquire()  # the child gets a copy of its own
+            return
+        self._is_writing_stopped = self._writing.acquire(timeout=FORK_WAIT_S)
+        self._is_stopped = self._pool.pause(FORK_WAIT_S) and self._is_writing_stopped
+        if self._is_stopped:
+            self._close_connection()
+            self._is_connected = False
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if is_child:
+            if self._path is not None and not self._is_stopped:
+                _forked_while_open.add(self._identity)
+            if self._state is not None:
+                self._state.forget()
+            self._make_locks()  # those of the parent may be held by threads that do not exist here
+        elif self._path is None:
+            self._memory_lock.release()
+        else:
+            self._pool.resume()
+            if self._is_writing_stopped:
+                self._writing.release()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with translated(self._name):
+            is_unused = self._pool.close(FORK_WAIT_S)
+            with self._writing:
+                if is_unused:
+                    self._close_connection()
+                else:
+                    leave_open(self._connection)  # else the reader's is the last one, and SQLite removes the log
+
+    def __del__(self) -> None:
+        """What nobody closed is closed all the same: SQLite would remove its log, and nobody had said "closed"."""
+        if not getattr(self, "_is_closed", True):
+            self.close()
+
+    def _close_connection(self) -> None:
+        """Close what is left of our connections; as the last user of the file, say that its log has been moved on."""
+        state = self._state
+        if self._file is not None:
+            self._file.close()
+        if state is None or self._path is None or _is_gone(self._path):
+            self._connection.close()
+            return
+        try:
+            with state.alone():
+                try:
+                    if state.is_entered and state.is_last():
+                        self._say_closed(state)
+                    self._connection.close()
+                finally:
+                    state.leave()
+        except BaseException:
+            leave_open(self._connection)
+            raise
+
+    def _say_closed(self, state: IndexState) -> None:
+        if not (said := state.read()).is_open:
+            return
+        if not self._is_connected:
+            assert self._path is not None
+            self._connection = connect(self._path, self._busy_timeout_s, create=False)
+        closing = self._newest(said)
+        self._connection.execute("PRAGMA busy_timeout=0")
+        if self._move_log_on():
+            state.close(closing)
+
+    def _newest(self, said: Closing) -> Closing:
+        """What to say at closing: the newest event, unless this index is older than the one the store had."""
+        if not has_event(self._connection, said.event, said.chain):
+            return said
+        number, chain = newest_event(self._connection)
+        return Closing(event=number, chain=chain)
+
+    def _say_open(self) -> None:
+        """Before anything is written; but for the first time this costs nothing (I6)."""
+        if self._state is not None and not self._state.is_marked:
+            with self._joining:
+                self._join()
+                self._state.mark_open()
+
+    def _join(self) -> None:
+        """Be counted among those who have the file open, after a fork anew."""
+        if self._state is not None and not self._state.is_entered:
+            with self._state.alone():
+                self._state.enter()
+
+    # Transactions
+
+    def _write(self, operation: Callable[[], T], *, is_urgent: bool = False) -> T:
+        """What frees space or notes damage is urgent and may use the reserve; the rest waits until that is whole."""
+        if is_urgent:
+            self._check_writable()
+        else:
+            self._check_room()
+        try:
+            return self._run(operation)
+        except NoSpace:
+            if not is_urgent or self._reserve is None or not self._reserve.release():
+                raise
+        return self._run(operation)
+
+    def _check_room(self) -> None:
+        """Before a save: what is left of the reserve is not for it."""
+        self._check_writable()
+        if self._reserve is not None and not self._reserve.is_whole and not self._reserve.refill():
+            raise NoSpace(f"{self._name}: the disk is full", hint=_MAKE_ROOM)
+
+    def make_room(self) -> bool:
+        """Give back the space of the log and of the reserve, for gc on a full disk; whether there was any."""
+        if self._path is None:
+            return False
+        with self._writing:
+            is_shorter = self._shrink_log()
+        return (self._reserve is not None and self._reserve.release()) or is_shorter
+
+    def _run(self, operation: Callable[[], T]) -> T:
+        if self._path is None:
+            with self._memory_lock:
+                return self._group.run(operation)
+        return self._group.run(operation)
+
+    def _run_batch(self, batch: Sequence[Waiting[Any]]) -> None:
+        """All operations in one transaction; each gets its result, its refusal, or the failure of all."""
+        with self._writing:
+            if self._was_full:
+                self._shrink_log()
+            self._run_transaction(batch)
+            full = [waiting for waiting in batch if isinstance(waiting.error, NoSpace)]
+            if full and self._shrink_log():
+                self._run_transaction(full)  # once more, in the space that the log has given back
+
+    def _shrink_log(self) -> bool:
+        """On a full disk: give back what the log takes. Tried before each write until it works: whatever somebody
+        frees would otherwise go into a longer log."""
+        try:
+            self._was_full = not (self._is_connected and self._move_log_on())
+        except sqlite3.Error:
+            self._was_full = True  # a write will tell what is wrong
+        return not self._was_full
+
+    def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
+        for waiting in batch:
+            waiting.error = None
+        try:
+            self._check_open()
+            if not self._is_connected:
+                self._connection = self._connect_again()
+                self._is_connected = True
+                self._writes.use(self._connection)
+            self._say_open()
+            if not self._run_together(batch):
+                self._run_apart(batch)
+            self._connection.execute("COMMIT")
+            self._check_identity()
+        except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
+            self._roll_back()
+            for waiting in batch:
+                waiting.error = typed(failure, self._name)
+        except BaseException:  # Ctrl-C belongs to the thread that got it; the others hear what it means for them
+            self._roll_back()
+            for waiting in batch:
+                waiting.error = StorageError(f"{self._name}: the commit was interrupted", hint="save again")
+            raise
+
+    def _run_together(self, batch: Sequence[Waiting[Any]]) -> bool:
+        """The usual way: operations refuse before they change anything. False if one failed half-way."""
+        self._writes.begin()
+        for waiting in batch:
+            try:
+                waiting.result = waiting.operation()
+            except REFUSALS as refusal:
+                waiting.error = refusal
+            except Exception:  # noqa: BLE001 - met again, alone, in _run_apart
+                self._roll_back()
+                return False
+        return True
+
+    def _run_apart(self, batch: Sequence[Waiting[Any]]) -> None:
+        """Each in a savepoint, so that what one of them did half-way is undone and the others do not suffer."""
+        self._writes.begin()
+        for waiting in batch:
+            waiting.error = None
+            self._connection.execute("SAVEPOINT one")
+            try:
+                waiting.result = waiting.operation()
+            except Exception as error:
+                if not self._connection.in_transaction:
+                    raise  # a full disk or an I/O error ended the transaction, and the others with it
+                waiting.error = typed(error, self._name)
+                self._writes.undo("one")
+            self._connection.execute("RELEASE one")
+
+    def _roll_back(self) -> None:
+        self._writes.forget()  # also when SQLite has rolled back by itself, as it does on a full disk
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # SQLite has rolled back by itself; the first error is the one to report
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError(f"{self._name} is closed", hint="open the store again")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._file is not None:
+            raise read_only_error(self._name)
+
+    def _check_identity(self) -> None:
+        if self._path is not None and _identity(self._path) != self._identity:
+            raise StorageError(
+                f"the store at {self._path} was moved, replaced or removed while it was open",
+                hint="nothing was saved at that place; close this store and open the right one",
+            )
+
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection for a `with` block. SQLite's errors leave it as ours."""
+        self._check_open()
+        if self._file is not None:
+            return self._file.reading()
+        return Reading(self._name, None if self._path is None else self._pool, self._connection, self._memory_lock)
+
+    def _connect_again(self) -> sqlite3.Connection:
+        """Another connection to the file that was opened, which must still be the one at its path."""
+        assert self._path is not None
+        _refuse_after_fork(self._path)
+        self._check_identity()
+        with self._joining:
+            self._join()
+        connection = connect(self._path, self._busy_timeout_s, create=False)
+        if self.is_encrypted:
+            overwrite_deleted(connection)
+        self._share()
+        return connection
+
+    def _one(self, sql: str, *parameters: object) -> Any:
+        with self._reading() as db:
+            return db.execute(sql, parameters).fetchone()
+
+    def _all(self, sql: str, *parameters: object) -> Sequence[Any]:
+        with self._reading() as db:
+            return db.execute(sql, parameters).fetchall()
+
+    def scrub(self) -> None:
+        """`secure_delete` leaves pieces of rows in pages whose cells were moved: every page is written anew."""
+        if self._path is None:
+            return
+        self._check_writable()
+        with self._writing, translated(self._name):
+            self._say_open()
+            run_alone(self._connection, "VACUUM", self._busy_timeout_s)
+            self._move_log_on()
+
+
+@close_at_end
+def _close_all() -> None:
+    """At the end of the program, before the interpreter takes connections apart."""
+    for index in open_indexes():
+        if isinstance(index, SqliteFile):
+            index.close()
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+_forked_while_open: set[tuple[int, int] | None] = set()  # files this process, a child, can lock no more
+
+
+def _refuse_after_fork(path: str | None) -> None:
+    if path is not None and _forked_while_open and _identity(path) in _forked_while_open:
+        raise StorageError(
+            f"{path} was in use when this process was forked, and cannot be used in it",
+            hint="fork before long work on the store begins, or start processes with spawn",
+        )

@@ -1,0 +1,170 @@
+"""What can still be read of a damaged index.sqlite. Works on a copy; the damaged file is not touched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kedge.index.rows import CHUNK, SEQ_BITS, Row, chunk_of
+from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus
+from kedge.ports import Chunk, NewCheckpoint
+
+_KEY = "job_no, key"
+_FIELDS = (
+    "row, id, step, level, parent, created_us, status, size_bytes, stored_bytes, digest, codec, schema_version, "
+    "tags, is_pinned, metadata, has_chunks, manifest"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SalvagedJob:
+    """What a job has beside its checkpoints; the sequence and the token must not begin anew (I4, I5)."""
+
+    name: str
+    last_seq: int
+    retention: str | None
+    token: int
+
+
+@dataclass(slots=True)
+class Salvaged:
+    """Rows of one index, by namespace."""
+
+    checkpoints: dict[str, list[NewCheckpoint]] = field(default_factory=dict)
+    chunks: dict[str, list[Chunk]] = field(default_factory=dict)
+    jobs: dict[str, list[SalvagedJob]] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)  # IDs whose deletion is in the event log
+    meta: dict[str, str] = field(default_factory=dict)  # what the store says of itself, keyrings among it
+    is_complete: bool = True  # every row could be read
+
+
+def salvage(path: Path) -> Salvaged:
+    """Everything that can be read of the index at `path`."""
+    found = Salvaged()
+    with _copy(path) as db:
+        if db is None:
+            found.is_complete = False
+            return found
+        namespaces = {row[0]: row[1] for row in _rows(db, found, "namespace", "no, name", "no")}
+        found.meta = dict(_rows(db, found, "meta", "key, value", "key"))
+        tokens = {row[0]: row[1] for row in _rows(db, found, "lease", "job_no, token", "job_no")}
+        keys = {row[2]: row[3:] for row in _rows(db, found, "idempotency", f"{_KEY}, row, key, request_digest", _KEY)}
+        jobs: dict[int, tuple[str, str]] = {}
+        for row in _rows(db, found, "job", "no, ns_no, name, last_seq, retention", "no"):
+            namespace = namespaces.get(row[1], "default")
+            jobs[row[0]] = namespace, row[2]
+            job = SalvagedJob(row[2], row[3], row[4], tokens.get(row[0], 0))
+            found.jobs.setdefault(namespace, []).append(job)
+        for row in _rows(db, found, "event", "id, action, checkpoint", "id"):
+            if row[1] == "delete":
+                found.deleted.add(row[2])
+        for row in _rows(db, found, "checkpoint", _FIELDS, "row"):
+            number = row[0] >> SEQ_BITS
+            namespace, name = jobs.get(number, ("default", f"recovered-{number}"))
+            try:
+                record = _record(row, name, keys.get(row[0]))
+            except (ValueError, TypeError):
+                found.is_complete = False
+                continue
+            found.checkpoints.setdefault(namespace, []).append(record)
+        for row in _rows(db, found, "chunk", f"ns_no, digest, {CHUNK}", "ns_no, digest"):
+            try:
+                found.chunks.setdefault(namespaces.get(row[0], "default"), []).append(chunk_of(row[2:]))
+            except (ValueError, TypeError):
+                found.is_complete = False
+    return found
+
+
+def _record(row: Row, job: str, key: Row | None) -> NewCheckpoint:
+    return NewCheckpoint(
+        id=CheckpointId(row[1]),
+        job=job,
+        step=row[2],
+        level=CheckpointLevel(row[3]),
+        created_us=row[5],
+        size_bytes=row[7],
+        stored_bytes=row[8],
+        digest=row[9],
+        codec=row[10],
+        schema_version=row[11],
+        manifest=row[16],
+        parent=row[4],
+        tags=json.loads(row[12]) if row[12] else {},
+        is_pinned=bool(row[13]),
+        metadata_json=row[14] or "{}",
+        has_chunks=bool(row[15]),
+        seq=row[0] & (1 << SEQ_BITS) - 1,
+        status=CheckpointStatus(row[6]),
+        idempotency_key=key[0] if key else None,
+        request_digest=key[1] if key else b"",
+    )
+
+
+def put_jobs(path: Path, namespace: str, jobs: Sequence[SalvagedJob]) -> None:
+    """Give the jobs of a new index back what they have beside their checkpoints. Every lease has ended."""
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("BEGIN IMMEDIATE")
+        ns_no = db.execute("SELECT no FROM namespace WHERE name = ?", (namespace,)).fetchone()[0]
+        for job in jobs:
+            db.execute("INSERT OR IGNORE INTO job VALUES (NULL, ?, ?, 0, 0, 0, 0, 0, 0, NULL)", (ns_no, job.name))
+            db.execute(
+                "UPDATE job SET last_seq = max(last_seq, ?), retention = ? WHERE ns_no = ? AND name = ?",
+                (job.last_seq, job.retention, ns_no, job.name),
+            )
+            if job.token:
+                db.execute(
+                    "INSERT INTO lease SELECT no, ?, '', '', 0, 0 FROM job WHERE ns_no = ? AND name = ?",
+                    (job.token, ns_no, job.name),
+                )
+        db.execute("COMMIT")
+    finally:
+        db.close()
+
+
+@contextmanager
+def _copy(path: Path) -> Iterator[sqlite3.Connection | None]:
+    """A connection to a copy of the database and its WAL; None when SQLite cannot make anything of it."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="salvage-") as folder:
+        for suffix in ("", "-wal"):
+            if (part := path.with_name(path.name + suffix)).exists():
+                shutil.copyfile(part, Path(folder) / ("index" + suffix))
+        db = sqlite3.connect(Path(folder) / "index", isolation_level=None)
+        try:
+            db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.DatabaseError:
+            db.close()
+            yield None
+            return
+        try:
+            yield db
+        finally:
+            db.close()
+
+
+def _rows(db: sqlite3.Connection, found: Salvaged, table: str, columns: str, key: str) -> Iterator[Row]:
+    """Rows of a table from both ends: a damaged page in the middle costs the rows in it, not those behind it."""
+    width = key.count(",") + 1
+    forward: Row | None = None  # key of the last row read from the front
+    try:
+        for row in db.execute(f"SELECT {columns} FROM {table} ORDER BY {key}"):
+            forward = row[:width]
+            yield row
+        return
+    except (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError):
+        found.is_complete = False
+    descending = ", ".join(f"{name} DESC" for name in key.split(","))
+    try:
+        for row in db.execute(f"SELECT {columns} FROM {table} ORDER BY {descending}"):
+            if forward is not None and row[:width] <= forward:
+                return
+            yield row
+    except (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError):
+        return

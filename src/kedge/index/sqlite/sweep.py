@@ -1,0 +1,125 @@
+"""gc's part of the index, and the index's check of itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from kedge.index.rows import SEQ_BITS, late_manifests
+from kedge.model import Checkpoint
+from kedge.ports import EventChain, References
+
+from .database import begin_alone
+from .transactions import chain_of
+
+_AT_ONCE = 200  # chunk rows deleted in one transaction
+
+Manifests = Callable[[], Iterator[tuple[int, Checkpoint, bytes]]]
+
+
+def sweep(
+    db: sqlite3.Connection,
+    ns_no: int,
+    manifests: Manifests,
+    references: References,
+    should_stop: Callable[[], bool],
+    check: Callable[[sqlite3.Connection], None],
+) -> tuple[int, int] | None:
+    """Delete the chunk rows that no manifest names (I3); None if it was told to stop before.
+
+    `check` raises, in a transaction that is about to delete, if that is not to be.
+
+    Marks go to temporary tables, in a file of SQLite's own, so that memory stays bounded. Writers go on meanwhile;
+    what they commit is found through their events, inside each transaction that deletes. Those are small: writers
+    wait little, and a log of bounded length is enough, also on a disk that is nearly full.
+    """
+    db.execute("CREATE TEMP TABLE mark (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+    try:
+        seen = db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
+        for _, checkpoint, manifest in manifests():
+            if should_stop():
+                return None
+            _mark(db, references(checkpoint.id, manifest))
+        db.execute(
+            "CREATE TEMP TABLE unnamed AS SELECT digest FROM chunk WHERE ns_no = ? AND digest NOT IN temp.mark",
+            (ns_no,),
+        )
+        last = count = size = 0
+        while True:
+            with _transaction(db):
+                check(db)
+                seen = _mark_late(db, ns_no, seen, references)
+                rows = db.execute(
+                    "SELECT rowid, digest FROM temp.unnamed WHERE rowid > ? ORDER BY rowid LIMIT ?", (last, _AT_ONCE)
+                ).fetchall()
+                if not rows:
+                    db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
+                    return count, size
+                last = rows[-1][0]
+                for _, digest in rows:
+                    gone = db.execute(
+                        "DELETE FROM chunk WHERE ns_no = ? AND digest = ? AND digest NOT IN temp.mark "
+                        "RETURNING stored_bytes",
+                        (ns_no, digest),
+                    ).fetchall()
+                    count, size = count + len(gone), size + sum(stored for (stored,) in gone)
+    finally:
+        db.execute("DROP TABLE IF EXISTS temp.mark")
+        db.execute("DROP TABLE IF EXISTS temp.unnamed")
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    begin_alone(db)
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # a full disk has ended it already
+            db.execute("ROLLBACK")
+        raise
+
+
+def _mark_late(db: sqlite3.Connection, ns_no: int, seen: int, references: References) -> int:
+    """Mark what was committed since event `seen`; answers the newest event."""
+    for checkpoint_id, manifest in db.execute(late_manifests(), (ns_no, seen)).fetchall():
+        _mark(db, references(checkpoint_id, manifest))
+    return int(db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0])
+
+
+def _mark(db: sqlite3.Connection, digests: Iterable[bytes]) -> None:
+    db.executemany("INSERT OR IGNORE INTO temp.mark VALUES (?)", ((digest,) for digest in digests))
+
+
+def integrity_problems(db: sqlite3.Connection) -> list[str]:
+    """What SQLite finds wrong with the file, jobs whose counters are off, breaks in the chain of events."""
+    problems = [f"SQLite: {text}" for (text,) in db.execute("PRAGMA integrity_check(20)") if text != "ok"]
+    if problems:
+        return problems
+    # The rows of each job, looked up where they lie: joined with all rows counted, it would be jobs times jobs.
+    last = (1 << SEQ_BITS) - 1
+    wrong = db.execute(
+        "SELECT name FROM job WHERE (checkpoints, size_bytes, stored_bytes, 1) IS NOT (SELECT count(*), "
+        "coalesce(sum(c.size_bytes), 0), coalesce(sum(c.stored_bytes), 0), "
+        f"coalesce(max(c.row & {last}), 0) <= job.last_seq FROM checkpoint c "
+        f"WHERE c.row BETWEEN job.no << {SEQ_BITS} AND (job.no << {SEQ_BITS}) + {last})"
+    )
+    problems += [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
+    if (broken_at := audit(db).broken_at) is not None:
+        problems.append(f"the event log was altered at entry {broken_at}")
+    return problems
+
+
+def audit(db: sqlite3.Connection, until: int | None = None) -> EventChain:
+    """The chain of events, which runs through all namespaces, read from its beginning."""
+    chain, expected = bytes(32), 1
+    for number, *entry, stored in db.execute(
+        "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM event WHERE id <= ? ORDER BY id",
+        (2**63 - 1 if until is None else until,),
+    ):
+        following = chain_of(chain, number, *entry)
+        if number != expected or following != stored:
+            return EventChain(expected - 1, chain.hex(), expected)
+        chain, expected = following, expected + 1
+    return EventChain(expected - 1, chain.hex())

@@ -1,0 +1,222 @@
+"""Old checkpoints in databases: artemis in SQLite, geo (d) in PostgreSQL. LangGraph's are in `langgraph`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from kedge.errors import NotFound, Unavailable, Validation, install_hint
+
+from . import artemis, geo_core
+from .common import (
+    Document,
+    Finding,
+    Found,
+    Options,
+    Unreadable,
+    Verdict,
+    clean,
+    mapping,
+    microseconds,
+    name_of,
+    parse_json,
+)
+from .folder import Entry, is_plain_name, list_folder
+from .pickles import Pickles
+
+GEO_DB = "geo-db"
+LANGGRAPH_SQLITE, LANGGRAPH_POSTGRES = "langgraph-sqlite", "langgraph-postgres"
+
+
+@contextmanager
+def open_sqlite(path: str) -> Iterator[sqlite3.Connection]:
+    """A SQLite file for reading only. Where it has a log of changes, a copy is read: opening it would write to it."""
+    with tempfile.TemporaryDirectory(prefix="kedge-import-") as folder:
+        is_live = os.path.exists(path + "-wal") and os.path.getsize(path + "-wal") > 0
+        place = os.path.join(folder, "copy.db") if is_live else path
+        if is_live:
+            shutil.copyfile(path, place)
+            shutil.copyfile(path + "-wal", place + "-wal")
+        quoted = place.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+        mode = "mode=rw" if is_live else "mode=ro&immutable=1"
+        try:
+            with closing(sqlite3.connect(f"file:{quoted}?{mode}", uri=True)) as db:
+                db.row_factory = sqlite3.Row
+                db.execute("PRAGMA trusted_schema=OFF")
+                yield db
+        except sqlite3.DatabaseError as error:
+            raise Unreadable(f"SQLite: {clean(error)}") from error
+
+
+def tables_of(db: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def read_sqlite(entry: Entry, options: Options) -> Found:
+    """What a SQLite file holds, if it is known."""
+    with open_sqlite(entry.path) as db:
+        tables = tables_of(db)
+        if "pipeline_states" in tables and options.form in ("auto", artemis.FORM):
+            yield from _artemis(db, tables, entry.shown, options)
+        elif {"checkpoints", "writes"} <= tables and options.form in ("auto", LANGGRAPH_SQLITE):
+            from .langgraph import read_threads
+
+            yield from read_threads(db, entry.shown, options)
+        elif options.form == "auto":
+            yield Finding(Verdict.SKIPPED, entry.shown, "a SQLite database, but none of a known format")
+
+
+def _artemis(db: sqlite3.Connection, tables: set[str], shown: str, options: Options) -> Found:
+    has_stages = "stage_checkpoints" in tables
+    for row in db.execute("SELECT * FROM pipeline_states ORDER BY card_id"):
+        state = _document(row)
+        where = clean(f"{shown}: {state.get('card_id')}")
+        if artemis.kind_of(state) is None:
+            state.setdefault("stage_results", {})
+        if has_stages:
+            found = db.execute("SELECT * FROM stage_checkpoints WHERE card_id = ?", (row["card_id"],))
+            stages = [_document(stage) for stage in found]
+            if artemis.kind_of(stages) is not None:
+                yield from (d for d in artemis.drafts(stages, "", where, options) if not _is_status(d))
+        yield from artemis.drafts(state, "", where, options)
+
+
+def _is_status(found: object) -> bool:
+    return getattr(found, "tags", {}).get("kind") == "run"
+
+
+def _document(row: sqlite3.Row) -> Document:
+    """A row with its JSON columns parsed; a column that holds the whole document is opened into it."""
+    found: Document = {}
+    for name in row.keys():  # noqa: SIM118 - a Row is no mapping
+        value = row[name]
+        if isinstance(value, str) and value[:1] in ("{", "["):
+            try:
+                value = parse_json(value.encode("utf-8", "surrogatepass"))
+            except Unreadable:
+                pass  # text that only begins like JSON
+        if isinstance(value, dict) and "card_id" in value:
+            found = value | found
+        else:
+            found[name] = value
+    return found
+
+
+# The table of geo
+
+
+@contextmanager
+def open_postgres(url: str) -> Iterator[Any]:
+    """A read-only, consistent view of a database."""
+    try:
+        import psycopg
+    except ModuleNotFoundError as error:
+        raise NotFound("this needs psycopg", hint=install_hint("postgres")) from error
+    try:
+        with psycopg.connect(url, row_factory=psycopg.rows.dict_row) as db:
+            db.read_only = True
+            db.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            yield db
+    except psycopg.OperationalError as error:
+        raise Unavailable(
+            f"the database does not answer: {clean(error)}", hint="check the URL and the server"
+        ) from error
+    except psycopg.Error as error:
+        raise Validation(f"the database refuses: {clean(error)}", hint="are its tables those of the format?") from error
+
+
+def postgres_tables(db: Any) -> set[str]:
+    query = (
+        "SELECT table_name FROM information_schema.tables "
+        "WHERE table_schema = ANY(current_schemas(false)) AND table_type = 'BASE TABLE'"
+    )
+    return {row["table_name"] for row in db.execute(query)}
+
+
+def read_geo_db(db: Any, options: Options) -> Found:
+    """The rows of pipeline_checkpoints, parents first; their payload is below `options.files`."""
+    query = (
+        "SELECT checkpoint_id, level, parent_id, processor_name, data_summary, file_path, compression_type, status, "
+        "validation_checksum, created_at FROM pipeline_checkpoints ORDER BY created_at, checkpoint_id"
+    )
+    rows = list(db.execute(query))
+    with Pickles(options.allow) as pickles:
+        for row, parent in _parents_first(rows):
+            where = clean(f"pipeline_checkpoints: {row['checkpoint_id']}")
+            if row["parent_id"] and parent is None:
+                why = (
+                    f"its parent {clean(row['parent_id'], 100)} is one of its own descendants, or gone; it has none now"
+                )
+                yield Finding(Verdict.LOSSY, where, why)
+            yield from _geo_row(row, parent, where, options, pickles)
+
+
+def _geo_row(row: Mapping[str, Any], parent: str | None, where: str, options: Options, pickles: Pickles) -> Found:
+    about: Document = {
+        "checkpoint_id": row["checkpoint_id"],
+        "level": row["level"],
+        "status": row["status"],
+        "data_files": [],
+        "metadata": mapping(row["data_summary"]),
+        "validation_checksum": row["validation_checksum"],
+        "timestamp": row["created_at"].timestamp(),
+    }
+    folder = _inside(options.files, row["file_path"])
+    if folder is None:
+        yield Finding(
+            Verdict.SKIPPED,
+            where,
+            f"its file_path {clean(row['file_path'], 100)} is not below {options.files} (--files)",
+        )
+        return
+    inside = list_folder(folder, os.path.relpath(folder, options.files))
+    for found in geo_core.checkpoint(
+        str(row["checkpoint_id"]), about, inside, options, pickles,
+        job=row["processor_name"], parent=None if parent is None else name_of(parent),
+        created_us=microseconds(row["created_at"]),
+    ):  # fmt: skip
+        if isinstance(found, Finding):
+            yield found
+        else:
+            found.form = GEO_DB
+            found.source = where
+            yield found
+
+
+def _inside(root: str, path: str) -> str | None:
+    """The folder that a row names, found below `root` by the end of its path; None when it is nowhere there.
+
+    No part of it may be a link or lead upwards: a row must not make us read what it likes.
+    """
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not all(map(is_plain_name, parts)):
+        return None
+    for start in range(len(parts)):
+        place = os.path.join(root, *parts[start:])
+        real = os.path.realpath(place)
+        if os.path.isdir(place) and real == os.path.join(os.path.realpath(root), *parts[start:]):
+            return real
+    return None
+
+
+def _parents_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """Rows with their parents, a parent before its children; of a circle the first row loses its parent."""
+    by_id = {row["checkpoint_id"]: row for row in rows}
+    given: set[str] = set()
+    for row in rows:
+        line: list[Mapping[str, Any]] = []
+        current: Mapping[str, Any] | None = row
+        passed: set[str] = set()
+        while current is not None and (own_id := current["checkpoint_id"]) not in given and own_id not in passed:
+            line.append(current)
+            passed.add(own_id)
+            current = by_id.get(current["parent_id"])
+        for found in reversed(line):
+            given.add(found["checkpoint_id"])
+            parent = found["parent_id"]
+            yield found, parent if parent in given and parent != found["checkpoint_id"] else None

@@ -1,0 +1,231 @@
+"""geo (a) and (e): a folder for each checkpoint, with a pickle for each key of its state, and a registry of them.
+
+The registry decides about status. Nothing it says becomes a path: a checkpoint's files are those in the folder of its
+ID, and the old checksum is made of just these. Checkpoints of processors, form (e), become those of a
+CheckpointableProcess, which goes on from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kedge.model import CheckpointLevel, CheckpointStatus
+
+from .common import (
+    SALVAGED,
+    Document,
+    Draft,
+    Finding,
+    Found,
+    Options,
+    Unreadable,
+    Verdict,
+    clean,
+    digest,
+    legacy,
+    mapping,
+    microseconds,
+    name_of,
+    parse_json,
+    small_json,
+    step_of,
+)
+from .folder import Listing, is_plain_name, list_folder, read_file
+from .pickles import MAX_PICKLE_BYTES, Pickles
+
+CORE, MEMORY = "geo-core", "geo-memory"
+REGISTRY, METADATA = "registry.json", "metadata.json"
+UNREADABLE = "unreadable"  # why nothing else is known of a checkpoint
+
+LEVELS = {
+    "pipeline": CheckpointLevel.PIPELINE,
+    "phase": CheckpointLevel.STAGE,
+    "stage": CheckpointLevel.STAGE,
+    "step": CheckpointLevel.STEP,
+    "substep": CheckpointLevel.SUBSTEP,
+}
+_SUFFIX = re.compile(r"\.(?:pkl|pickle)(?:\.gz)?$")
+_ID_TAIL = re.compile(r"_\d{6,}$")
+
+
+def is_pickle_name(name: str) -> bool:
+    return _SUFFIX.search(name) is not None
+
+
+def is_metadata(document: object) -> bool:
+    return isinstance(document, dict) and {"checkpoint_id", "level", "data_files"} <= document.keys()
+
+
+def is_registry(document: object) -> bool:
+    return isinstance(document, dict) and bool(document) and all(map(is_metadata, document.values()))
+
+
+def owned_folders(listing: Listing, registry: Mapping[str, Document]) -> dict[str, Document]:
+    """The folders of checkpoints in a folder, each with what is known of it; the registry's word comes first."""
+    known: dict[str, Document] = {}
+    for name in listing.folders:
+        if name in registry:
+            known[name] = registry[name]
+            continue
+        if not os.path.lexists(os.path.join(listing.path, name, METADATA)):
+            continue
+        inside = list_folder(os.path.join(listing.path, name), os.path.join(listing.shown, name))
+        if METADATA in inside.files:
+            try:
+                document = parse_json(read_file(inside.files[METADATA]))
+            except Unreadable as problem:
+                known[name] = {"checkpoint_id": name, UNREADABLE: f"{METADATA}: {problem.reason}"}
+                continue
+            if is_metadata(document):
+                known[name] = document
+    return known
+
+
+def read_registry(listing: Listing) -> tuple[dict[str, Document], Finding | None]:
+    """The registry of a folder; an unreadable one costs what only it knew, the status of checkpoints."""
+    if REGISTRY not in listing.files:
+        return {}, None
+    entry = listing.files[REGISTRY]
+    try:
+        document = parse_json(read_file(entry))
+    except Unreadable as problem:
+        salvaged = problem.salvaged if isinstance(problem.salvaged, dict) else {}
+        left = {name: about for name, about in salvaged.items() if is_metadata(about)}
+        why = f"{problem.reason}; checkpoints are found by their folders instead"
+        return left, Finding(Verdict.CORRUPTED, entry.shown, why, tuple(map(clean, left)))
+    return (document if is_registry(document) else {}), None
+
+
+def drafts(
+    listing: Listing,
+    registry: Mapping[str, Document],
+    folders: Mapping[str, Document],
+    options: Options,
+    pickles: Pickles,
+) -> Found:
+    for name in registry:
+        if not is_plain_name(name):
+            yield Finding(Verdict.SKIPPED, clean(f"{REGISTRY}: {name}"), "its ID is a path; nothing outside is read")
+        elif name not in listing.folders:
+            yield Finding(Verdict.CORRUPTED, clean(f"{REGISTRY}: {name}"), "its folder is gone; nothing is left of it")
+    for name, about in sorted(folders.items(), key=lambda pair: microseconds(pair[1].get("timestamp")) or 0):
+        inside = list_folder(os.path.join(listing.path, name), os.path.join(listing.shown, name))
+        yield from inside.findings
+        yield from checkpoint(name, about, inside, options, pickles)
+
+
+def checkpoint(name: str, about: Document, inside: Listing, options: Options, pickles: Pickles, **extra: Any) -> Found:
+    """One checkpoint: its files, verified by the old rule. `extra`: fields that a database knows better."""
+    shown = clean(inside.shown or name)
+    status = about.get("status")
+    if status == "deleted":
+        yield Finding(Verdict.SKIPPED, shown, "it was deleted")
+        return
+    problems = list(_file_problems(about, inside))
+    problems += [clean(about[UNREADABLE])] if UNREADABLE in about else []
+    problems += ["the old system had marked it as corrupted"] if status == "corrupted" else []
+    state: dict[str, Any] = {}
+    checksum = hashlib.sha256()
+    for entry in sorted(inside.files.values(), key=lambda e: e.path):
+        if entry.name == METADATA:
+            continue
+        try:
+            data = read_file(entry, MAX_PICKLE_BYTES)
+        except Unreadable as problem:
+            problems.append(f"{entry.name}: {problem.reason}")
+            continue
+        checksum.update(os.fsencode(entry.name) + data)
+        if is_pickle_name(entry.name):
+            try:
+                state[_SUFFIX.sub("", entry.name)] = pickles.read(data)
+            except Unreadable as problem:
+                problems.append(f"{entry.name}: {problem.reason}")
+    problems += [
+        f"its {kind} does not fit its files"
+        for kind in ("checksum", "validation_checksum")
+        if about.get(kind) and about[kind] != checksum.hexdigest()
+    ]
+    if not state:
+        yield Finding(Verdict.CORRUPTED, shown, "; ".join(problems) or "it has no data", ())
+        return
+    made = _draft(name, about, state, shown, options, checksum.hexdigest(), extra)
+    if about.get("metadata") and small_json(about["metadata"]) is None:
+        yield Finding(Verdict.LOSSY, shown, "its metadata is too large to be kept", ("metadata",))
+    if problems:
+        made.job += SALVAGED
+        made.id, made.parent = None, None
+        why = f"{'; '.join(map(clean, problems))}; what is left is in job {made.job}"
+        yield Finding(Verdict.CORRUPTED, shown, why, tuple(map(clean, state)))
+    yield made
+
+
+def _file_problems(about: Document, inside: Listing) -> Iterator[str]:
+    files = about.get("data_files")
+    for path in files if isinstance(files, list) else ():
+        folder, _, base = str(path).rpartition("/")
+        if folder.rpartition("/")[2] not in ("", about.get("checkpoint_id")) or ".." in folder.split("/"):
+            yield f"{clean(path, 100)} is outside its folder and was not read"
+        elif base not in inside.files:
+            yield f"{clean(base, 100)} is missing"
+
+
+def _draft(
+    name: str, about: Document, state: Document, shown: str, options: Options, content: str, extra: Mapping[str, Any]
+) -> Draft:
+    old_id = str(about.get("checkpoint_id") or name)
+    details = mapping(about.get("metadata"))
+    processor = details.get("processor")
+    is_process = processor is not None and "processor_state" in state
+    experiment = about.get("parent_id") or _experiment(old_id, details)
+    owner = processor if is_process else extra.get("job") or experiment
+    draft = Draft(
+        MEMORY if is_process else CORE,
+        shown,
+        name_of(owner, most=118, prefix=options.job_prefix),
+        step_of(details.get("phase") or processor or _ID_TAIL.sub("", old_id)),
+        _process_state(state) if is_process else state,
+        key=digest(f"{old_id}\0{content}\0{about.get('timestamp')}"),
+        id=name_of(old_id),
+        created_us=extra.get("created_us") or microseconds(about.get("timestamp")),
+        level=LEVELS.get(str(about.get("level")), CheckpointLevel.STEP),
+        parent=extra.get("parent"),
+        tags={"failed": "error"} if old_id.startswith("error_") else {},
+        metadata={
+            "legacy": legacy(
+                MEMORY if is_process else CORE, id=old_id, level=about.get("level"), experiment=about.get("parent_id"),
+                status=about.get("status"), checksum=about.get("checksum"),
+            ) | {"metadata": small_json(details)}
+        },
+        status=CheckpointStatus.ARCHIVED if about.get("status") == "archived" else CheckpointStatus.CREATED,
+    )  # fmt: skip
+    if is_process:
+        done = _items_done(state)
+        draft.metadata |= {"kind": "process", "class": clean(processor), "items_done": done, "items_total": None}
+    return draft
+
+
+def _process_state(state: Document) -> Document:
+    return {"state": state, "progress": {"items_done": _items_done(state), "items_total": None}}
+
+
+def _items_done(state: Document) -> int:
+    """What was really done: the counter of the old processors was often behind."""
+    lists = [state.get(name) for name in ("processed_items", "failed_items")]
+    if any(isinstance(items, list | tuple | set) for items in lists):
+        return sum(len(items) for items in lists if isinstance(items, list | tuple | set))
+    counted = mapping(state.get("processor_state")).get("items_processed")
+    return counted if isinstance(counted, int) else 0
+
+
+def _experiment(old_id: str, details: Document) -> str:
+    """The experiment in an ID: <experiment>_<phase>_<epoch>, shutdown_<experiment>_<epoch>, error_<name>_<epoch>."""
+    left = _ID_TAIL.sub("", old_id)
+    for word in ("shutdown_", "error_"):
+        if left.startswith(word):
+            return left.removeprefix(word) or left
+    phase = details.get("phase")
+    return left.removesuffix(f"_{phase}") if isinstance(phase, str) else left.rpartition("_")[0] or left

@@ -1,0 +1,179 @@
+"""jobs: a JSON file for each checkpoint, one for each workflow execution, and one for each job of an older form."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from kedge.model import CheckpointLevel
+from kedge.process.workflow import ApprovalStatus, ExecutionState, StepState
+
+from .common import (
+    SALVAGED,
+    Document,
+    Draft,
+    Finding,
+    Found,
+    Options,
+    Verdict,
+    clean,
+    digest_of_document,
+    legacy,
+    microseconds,
+    name_of,
+    step_of,
+)
+
+FORM = "jobs"
+EXECUTION_PREFIX = "exec_"
+
+
+def kind_of(document: object) -> str | None:
+    if not isinstance(document, dict):
+        return None
+    keys = document.keys()
+    if {"execution_id", "workflow_name"} <= keys:
+        return "execution"
+    if {"checkpoint_id", "job_id", "step_name"} <= keys:
+        return "checkpoint"
+    if "job_id" in keys and "checkpoint_id" not in keys and isinstance(document.get("state"), dict):
+        return "job"
+    return None
+
+
+def time_of(document: Document) -> int:
+    """The time of a checkpoint; where that is unreadable, the seconds in its ID, which is parsed from the right."""
+    found = microseconds(document.get("timestamp") or document.get("started_at"))
+    if found is None:
+        parts = str(document.get("checkpoint_id") or document.get("execution_id", "")).rsplit("_", 2)
+        digits = [part for part in parts[1:] if part.isdecimal() and part.isascii()]
+        found = microseconds(int(digits[0][:18])) if digits else None
+    return found or 0
+
+
+def drafts(document: Document, source: str, options: Options, *, is_cut: bool = False) -> Found:
+    kind = kind_of(document)
+    if kind == "execution":
+        yield from _execution(document, source, options, is_cut)
+        return
+    job = name_of(document["job_id"], most=118, prefix=options.job_prefix)
+    step = document.get("step_name") if kind == "checkpoint" else _of(document["state"], "current_step")
+    if "state" not in document:
+        yield Finding(Verdict.CORRUPTED, source, "the file is cut off before its state; nothing of it can be used")
+        return
+    if is_cut:
+        names = sorted(document["state"]) if isinstance(document["state"], dict) else []
+        where = f"what is left of its state is in job {job}{SALVAGED}"
+        yield Finding(Verdict.CORRUPTED, source, f"the file is cut off; {where}", tuple(map(clean, names)))
+    yield Draft(
+        FORM,
+        source,
+        job + SALVAGED if is_cut else job,
+        step_of(step, "checkpoint"),
+        document["state"],
+        key=digest_of_document(document),
+        id=None if is_cut or kind == "job" else name_of(document["checkpoint_id"]),
+        created_us=time_of(document) or None,
+        level=CheckpointLevel.STEP if kind == "checkpoint" else CheckpointLevel.PIPELINE,
+        metadata={
+            "legacy": legacy(
+                FORM, kind=kind, id=document.get("checkpoint_id"), job=document["job_id"],
+                step=document.get("step_name"), time=document.get("timestamp"),
+                version=document.get("workflow_version"),
+            )
+        },
+        schema_version=clean(document.get("workflow_version"), 64) or "1.0",
+    )  # fmt: skip
+
+
+def _execution(document: Document, source: str, options: Options, is_cut: bool) -> Found:
+    """An execution that `kedge.workflow` goes on with, approvals included."""
+    old_id = str(document["execution_id"])
+    job = name_of(old_id.removeprefix(EXECUTION_PREFIX), prefix=EXECUTION_PREFIX + options.job_prefix)
+    state = _text_in(document.get("state"), ExecutionState, "running")
+    entries = document.get("checkpoints")
+    steps = [
+        _step(entry, place, job, state) for place, entry in enumerate(entries if isinstance(entries, list) else ())
+    ]
+    if is_cut:
+        what = [f"checkpoints[{n}] {clean(s['checkpoint_name'])}" for n, s in enumerate(steps)]
+        lost = "the file is cut off; what is left is kept, later checkpoints and global_data are lost"
+        yield Finding(Verdict.CORRUPTED, source, lost, tuple(what))
+    named = [s["checkpoint_id"] for s in steps if s["checkpoint_name"] == document.get("current_checkpoint")]
+    execution: Document = {
+        "execution_id": job,
+        "correlation_id": document.get("correlation_id", ""),
+        "workflow_name": document["workflow_name"],
+        "state": state,
+        "started_at": document.get("started_at"),
+        "completed_at": document.get("completed_at"),
+        "current_checkpoint": named[-1] if named else None,
+        "checkpoints": steps,
+        "global_data": document.get("global_data") or {},
+    }
+    yield Draft(
+        FORM,
+        source,
+        job,
+        "import",
+        execution,
+        key=digest_of_document(document),
+        created_us=time_of(document) or None,
+        level=CheckpointLevel.PIPELINE,
+        metadata={
+            "kind": "execution",
+            "state": state,
+            "workflow": clean(document["workflow_name"]),
+            "actor": "import",
+            "expires": False,
+            "legacy": legacy(FORM, kind="execution", id=old_id, salvaged=is_cut or None),
+        },
+    )
+
+
+def _step(entry: Any, place: int, job: str, execution_state: str) -> Document:
+    """A checkpoint of an execution with all that approvals need; each gets an ID of its own, as names may repeat."""
+    fields: Document = entry if isinstance(entry, dict) else {}
+    approval = fields.get("approval_status")
+    known = approval if approval in list(ApprovalStatus) else None
+    if "state" in fields:
+        state = _text_in(fields["state"], StepState, "active")
+    else:  # cut off right there: a paused execution waited for somebody, and must not go on without
+        state = "paused" if execution_state == "paused" else "active"
+        known = "pending" if state == "paused" else None
+    is_required = bool(fields.get("approval_required")) or known is not None
+    if is_required and known is None:
+        known = "pending" if state in ("paused", "pending") else "approved"
+    if known == "pending" and state in ("active", "pending"):
+        state = "paused"
+    return {
+        "checkpoint_id": hashlib.sha256(f"{job}/{place}".encode("utf-8", "surrogatepass")).hexdigest()[:32],
+        "checkpoint_name": fields.get("checkpoint_name", f"checkpoint {place}"),
+        "agent_id": fields.get("agent_id"),
+        "correlation_id": fields.get("correlation_id"),
+        "state": state,
+        "started_at": fields.get("started_at"),
+        "completed_at": fields.get("completed_at"),
+        "input_data": fields.get("input_data"),
+        "output_data": fields.get("output_data"),
+        "error_details": fields.get("error_details"),
+        "approval_required": is_required,
+        "approval_status": known,
+        "approval_actor": "import" if known in ("approved", "denied") else None,
+        "approval_comment": "",
+        "approval_at": None,
+        "approval_expires_at": None,
+        "on_denied": "fail",
+        "metadata": fields.get("metadata"),
+    }
+
+
+def _text_in(value: object, kind: type[ExecutionState | StepState], default: str) -> str:
+    """Old files have "paused", and some "CheckpointState.PAUSED"."""
+    word = str(value).rpartition(".")[2].lower()
+    return word if word in list(kind) else default
+
+
+def _of(state: Document, name: str) -> object:
+    value = state.get(name)
+    return value if isinstance(value, str) else f"step {value}" if isinstance(value, int) else None

@@ -1,0 +1,161 @@
+"""Old pickles, read without trust: in a child (`unpickling_child`) that can neither run, reach nor write anything.
+
+Nothing a pickle names is imported. Names on a short list are builtin types, dates, collections and numpy arrays; the
+two classes the old tile processors pickled, and those given with --allow, become plain dictionaries that name
+their class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import IO, Any, Self
+
+import ormsgpack
+
+from kedge import codec
+from kedge.errors import CheckpointError, Unavailable, Validation
+
+from .common import Refused, Unreadable, clean
+from .pickle_child import FAILED, HEAD, OK, REFUSED
+
+MAX_PICKLE_BYTES = 256 << 20
+MAX_ANSWER_BYTES = 1 << 30
+WALL_S = 120.0
+
+
+def parse_allowed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names as `--allow` takes them: module.Class. They are never imported, only no longer refused."""
+    for name in names:
+        module, _, cls = name.rpartition(".")
+        if not module or not cls.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+            raise Validation(f"--allow {clean(name)}: not the name of a class", hint="write it as module.Class")
+    return names
+
+
+# Isolated from the environment, the current directory and the user's own packages; where ours are is told, last.
+_START = "import sys; sys.path += sys.argv[1:]; from kedge.importers.unpickling_child import serve; serve()"
+
+
+def _library_paths() -> list[str]:
+    here = os.getcwd()
+    return [path for path in sys.path if os.path.isabs(path) and path != here]
+
+
+class Pickles:
+    """The child, started when the first pickle comes, and again after one that was too much for it."""
+
+    def __init__(self, allow: tuple[str, ...] = (), *, wall_s: float = WALL_S) -> None:
+        self._allow = parse_allowed(allow)
+        self._wall_s = wall_s
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def read(self, data: bytes) -> Any:
+        """The value of a pickle, gzipped or not; Unreadable says why there is none."""
+        if not data:
+            raise Unreadable("empty")
+        child = self._started()
+        try:
+            self._send(child, data)
+            status, answer = self._receive(child)
+        except (OSError, EOFError, TimeoutError) as error:
+            too_long = isinstance(error, TimeoutError)
+            self.close()
+            raise Unreadable(
+                f"reading it took more than {self._wall_s:g} s"
+                if too_long
+                else "reading it took too much memory or time"
+            ) from None
+        if status == REFUSED:
+            names = [clean(name, 200) for name in json.loads(answer)]
+            how = " ".join(f"--allow {name}" for name in names)
+            raise Refused(
+                f"it names {', '.join(names)}, which is not among the harmless types; if these are plain records: {how}"
+            )
+        if status == FAILED:
+            raise Unreadable(clean(answer.decode("utf-8", "replace")))
+        tree, buffers = ormsgpack.unpackb(answer)
+        try:
+            return codec.decode(tree, lambda number: memoryview(buffers[number]))
+        except CheckpointError as error:
+            raise Unreadable(clean(error.message)) from error
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self.close()
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START, *_library_paths()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                cwd="/",
+            )
+            self._send(self._child, json.dumps(self._allow).encode())
+            status, answer = self._receive(self._child)
+        except (OSError, EOFError, TimeoutError) as error:
+            self.close()
+            raise Unavailable(
+                "the process that reads pickles could not start", hint="is there enough memory? see kedge doctor"
+            ) from error
+        if status != OK:
+            raise Unavailable(f"pickles cannot be read safely here: {clean(answer.decode())}", hint="use Linux")
+        return self._child
+
+    def _send(self, child: subprocess.Popen[bytes], data: bytes) -> None:
+        pipe = _pipe(child.stdin)
+        pipe.write(HEAD.pack(0, len(data)))
+        pipe.write(data)
+        pipe.flush()
+
+    def _receive(self, child: subprocess.Popen[bytes]) -> tuple[int, bytes]:
+        until = time.monotonic() + self._wall_s
+        status, size = HEAD.unpack(self._bytes(child, HEAD.size, until))
+        if size > MAX_ANSWER_BYTES:
+            raise EOFError
+        return status, self._bytes(child, size, until)
+
+    def _bytes(self, child: subprocess.Popen[bytes], size: int, until: float) -> bytes:
+        handle = _pipe(child.stdout).fileno()
+        data = bytearray()
+        while len(data) < size:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not select.select([handle], [], [], left_s)[0]:
+                raise TimeoutError
+            part = os.read(handle, min(1 << 20, size - len(data)))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def close(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        for pipe in (child.stdin, child.stdout):
+            try:
+                _pipe(pipe).close()
+            except OSError:
+                pass  # what it had not read yet
+        child.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe

@@ -1,0 +1,241 @@
+"""unified (geo): `from kedge.compat.unified import UnifiedCheckpointManager, CheckpointableProcess, …`.
+
+Corrected: integrity comes from the store, order from sequence numbers, nothing is swallowed, the caller's data is not
+changed, and what cannot be kept is named by its path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+from kedge import codec
+from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
+from kedge.process.resumable import CheckpointableProcess, ResumableProcess, checkpoint_on_interval
+from kedge.store.request import parse_request
+
+from . import store_in
+from .importers.common import clean, name_of, step_of
+from .unified_models import (
+    CheckpointData,
+    CheckpointFilter,
+    CheckpointMetadata,
+    CheckpointPolicy,
+    CheckpointStatus,
+    CheckpointValidator,
+    StorageBackend,
+    StorageConfig,
+    generate_checkpoint_id,
+    parse_checkpoint_id,
+)
+
+CheckpointNotFoundError = NotFound
+CheckpointCorruptedError = Corrupted
+CheckpointValidationError = Validation
+StorageBackendError = StorageError
+DefaultCheckpointValidator = CheckpointValidator
+
+__all__ = [
+    "CheckpointCorruptedError", "CheckpointData", "CheckpointError", "CheckpointFilter", "CheckpointLevel",
+    "CheckpointMetadata", "CheckpointNotFoundError", "CheckpointPolicy", "CheckpointRegistry", "CheckpointStatus",
+    "CheckpointStorage", "CheckpointValidationError", "CheckpointValidator", "CheckpointableProcess", "Corrupted",
+    "DefaultCheckpointValidator", "NotFound", "ResumableProcess", "StorageBackend", "StorageBackendError",
+    "StorageBackendFactory", "StorageConfig", "UnifiedCheckpointManager", "Validation", "checkpoint_on_interval",
+    "generate_checkpoint_id", "get_checkpoint_manager", "parse_checkpoint_id",
+]  # fmt: skip
+
+
+class CheckpointStorage:
+    """CheckpointData in a store. `config` says where: a directory, a database URL, or memory."""
+
+    def __init__(self, config: StorageConfig | CheckpointManager | None = None) -> None:
+        if isinstance(config, CheckpointManager):
+            self.store = config
+            return
+        chosen = config or StorageConfig()
+        if problems := chosen.validate():
+            raise Validation("; ".join(problems), hint="correct the StorageConfig")
+        self.store = CheckpointManager(_place(chosen))
+
+    def save(self, checkpoint: CheckpointData) -> str:
+        """Durable when this returns; where it is. The parent, if any, must exist."""
+        about = checkpoint.metadata
+        request = parse_request(
+            name_of(about.process_name),
+            step_of(about.description or about.process_name),
+            level=checkpoint.level,
+            parent=checkpoint.parent_id or about.parent_checkpoint_id,
+            metadata={
+                "kind": "unified",
+                "process_name": clean(about.process_name),
+                "process_version": about.process_version,
+                "tags": list(about.tags),
+                "description": clean(about.description),
+            },
+        )
+        created_us = to_us(checkpoint.created_at)
+        named = replace(request, checkpoint_id=CheckpointId(name_of(checkpoint.checkpoint_id)), created_us=created_us)
+        self.store._commit(named, codec.encode(checkpoint.data))
+        return f"{self.store.place}#{named.checkpoint_id}"
+
+    def load(self, checkpoint_id: str) -> CheckpointData:
+        """With its data, verified; NotFound, or Corrupted."""
+        found = self.store.get(checkpoint_id)
+        return self._data(found, self.store.load(found.id))
+
+    def exists(self, checkpoint_id: str) -> bool:
+        return self.store.exists(checkpoint_id)
+
+    def delete(self, checkpoint_id: str) -> bool:
+        if not self.store.exists(checkpoint_id):
+            return False
+        return self.store.delete(self.store.get(checkpoint_id).job, checkpoint_id)
+
+    def list(self, filter: CheckpointFilter | None = None) -> Any:
+        """CheckpointData without data, oldest first within each process; with a limit, the newest ones."""
+        wanted = filter or CheckpointFilter()
+        jobs = [name_of(wanted.process_name)] if wanted.process_name else [job.name for job in self.store.jobs()]
+        every = [
+            c for job in jobs for c in self.store.walk(job, level=wanted.level) if c.metadata.get("kind") == "unified"
+        ]
+        found = [made for c in every if wanted.matches(made := self._data(c, None))]
+        return found if wanted.limit is None else found[-wanted.limit :]
+
+    def cleanup(self, max_age_days: float = 7, max_count: int | None = None) -> int:
+        """Delete what is older, or beyond `max_count` of a process; never its newest, nor a parent of one kept."""
+        limit = datetime.now(UTC) - timedelta(days=max_age_days)
+        removed = 0
+        for job in self.store.jobs():
+            own = [c for c in self.store.walk(job.name) if c.metadata.get("kind") == "unified"]
+            beyond = set() if max_count is None else {c.id for c in own[: max(0, len(own) - max(1, max_count))]}
+            doomed = [c for c in own[:-1] if c.id in beyond or c.created_at < limit]
+            needed = {c.parent for c in own if c not in doomed}
+            for checkpoint in reversed(doomed):
+                if checkpoint.id in needed or checkpoint.is_pinned:
+                    needed.add(checkpoint.parent)
+                else:
+                    removed += self.store.delete(job.name, checkpoint.id)
+        return removed
+
+    def get_stats(self) -> dict[str, Any]:
+        return {"backend": self.store.place, **self.store.stats()}
+
+    def _data(self, found: Checkpoint, state: Any) -> CheckpointData:
+        about = found.metadata
+        children = [str(c.id) for c in self.store.walk(found.job) if c.parent == found.id] if state is not None else []
+        metadata = CheckpointMetadata(
+            process_name=str(about.get("process_name", found.job)),
+            process_version=str(about.get("process_version", "1.0.0")),
+            tags=list(about.get("tags") or ()),  # type: ignore[call-overload]
+            description=str(about.get("description", "")),
+            size_bytes=found.size_bytes,
+            checksum=found.digest,
+            parent_checkpoint_id=found.parent,
+            child_checkpoint_ids=children,
+        )
+        status = CheckpointStatus(str(found.status))
+        at = found.created_at
+        return CheckpointData(found.id, found.level, status, state, metadata, at, at, None, found.parent)
+
+
+def _place(config: StorageConfig) -> str:
+    if config.backend is StorageBackend.MEMORY:
+        return "memory:"
+    if config.backend is StorageBackend.DATABASE:
+        return str(config.database_url)
+    return store_in(config.base_path or "checkpoints")
+
+
+class StorageBackendFactory:
+    """One storage for each place."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, CheckpointStorage] = {}
+
+    def create(self, config: StorageConfig) -> CheckpointStorage:
+        place = _place(config)
+        if place not in self._open:
+            self._open[place] = CheckpointStorage(config)
+        return self._open[place]
+
+
+class UnifiedCheckpointManager:
+    """save, load, load_latest, resume_from, list, delete by process name."""
+
+    def __init__(self, config: StorageConfig | CheckpointManager | CheckpointStorage | None = None) -> None:
+        self.storage = config if isinstance(config, CheckpointStorage) else CheckpointStorage(config)
+
+    def save(
+        self,
+        process_name: str,
+        data: Any,
+        level: CheckpointLevel | str = CheckpointLevel.STEP,
+        *,
+        parent_id: str | None = None,
+        tags: Any = (),
+        description: str = "",
+        process_version: str = "1.0.0",
+    ) -> str:
+        chosen = CheckpointLevel(level)
+        made = CheckpointData(
+            generate_checkpoint_id(level=chosen),
+            chosen,
+            CheckpointStatus.CREATED,
+            data,
+            CheckpointMetadata(process_name, process_version, list(tags), description),
+            parent_id=parent_id,
+        )
+        self.storage.save(made)
+        return made.checkpoint_id
+
+    def load(self, checkpoint_id: str) -> CheckpointData:
+        return self.storage.load(checkpoint_id)
+
+    def load_latest(self, process_name: str, level: CheckpointLevel | str | None = None) -> CheckpointData | None:
+        found = self.storage.store.load_latest(name_of(process_name), level=level)
+        return None if found is None else self.storage._data(*found)
+
+    def resume_from(self, checkpoint_id: str) -> Any:
+        """The data of a checkpoint, which becomes the newest of its process again."""
+        return self.storage.store.resume_from(checkpoint_id)[1]
+
+    def list(self, filter: CheckpointFilter | None = None, **wanted: Any) -> Any:
+        return self.storage.list(filter or CheckpointFilter(**wanted))
+
+    def delete(self, checkpoint_id: str) -> bool:
+        return self.storage.delete(checkpoint_id)
+
+
+class CheckpointRegistry:
+    """Who is whose parent, and cleaning up. The store is the registry: there is nothing to keep in step with it."""
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+
+    def parent_of(self, checkpoint_id: str) -> str | None:
+        return self._storage.store.get(checkpoint_id).parent
+
+    def children_of(self, checkpoint_id: str) -> Any:
+        found = self._storage.store.get(checkpoint_id)
+        return [c.id for c in self._storage.store.walk(found.job) if c.parent == found.id]
+
+    def cleanup(self, max_age_days: float = 7, max_count: int | None = None) -> int:
+        return self._storage.cleanup(max_age_days, max_count)
+
+
+@cache
+def _manager_of(place: str) -> UnifiedCheckpointManager:
+    return UnifiedCheckpointManager(CheckpointManager(place))
+
+
+def get_checkpoint_manager(config: StorageConfig | Mapping[str, Any] | None = None) -> UnifiedCheckpointManager:
+    """The one manager of a place in this process; without a config, of $KEDGE_STORE or ./checkpoints."""
+    if config is None:
+        return _manager_of(os.environ.get("KEDGE_STORE") or store_in("checkpoints"))
+    return _manager_of(_place(config if isinstance(config, StorageConfig) else StorageConfig(**config)))

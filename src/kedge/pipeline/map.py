@@ -1,0 +1,408 @@
+"""`run.map`: one function over many items, each of them run once, ever.
+
+The run's own thread takes items from the iterable as they are needed, passes over those that are done, and hands the
+others to workers in chunks of about 100 ms of work, a few at a time: its memory does not grow with the number of items,
+except by 16 bytes for each, and by the results where they are asked for. The workers make results durable themselves
+(`pipeline.worker`). A worker that dies takes at most its chunk with it: what was durable stays, the rest is run again,
+one by one, so that only the item that kills its worker fails.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from kedge.errors import CheckpointError, Validation
+from kedge.manager import CheckpointManager
+from kedge.urls import reachable
+
+from .attempt import check_picklable
+from .digests import DIGEST_BYTES, DigestSet
+from .executors import RemoteExecutor, WorkerLost, Workers, workers_for
+from .keys import digest_of, map_key, show
+from .progress import Tally
+from .retry import Retry, parse_retries, parse_timeout
+from .signals import Paused
+from .worker import (
+    PAGE,
+    Item,
+    ItemError,
+    Outcome,
+    Spec,
+    item_error,
+    load_batch,
+    local_runs,
+    read_keys,
+    save_items,
+    split,
+)
+
+if TYPE_CHECKING:
+    from .run import Run
+
+CHUNK_S = 0.1
+MAX_CHUNK = 2000
+
+
+class ItemFailed(CheckpointError):
+    """An item of a map failed with an exception that could not be brought here; its traceback is in the message."""
+
+    code = "item_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class MapOptions:
+    """How a map is carried out, parsed."""
+
+    workers: int
+    executor: str | Executor
+    is_ordered: bool
+    tolerated: float  # failures that do not end the map
+    is_share: bool  # …as a part of all items
+    retry: Retry
+    timeout_s: float | None
+    collect: bool
+
+
+def parse_map_options(
+    workers: int | None,
+    executor: str | Executor,
+    order: str,
+    on_error: str | float,
+    retries: int | Retry,
+    timeout_s: float | None,
+    collect: bool,
+) -> MapOptions:
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024):
+        raise Validation(f"workers={workers!r} makes no sense", hint="use a whole number from 1 to 1024")
+    if not isinstance(executor, Executor) and executor not in ("thread", "process"):
+        raise Validation(f"executor={executor!r}", hint='use "thread", "process", or a concurrent.futures.Executor')
+    if order not in ("input", "completed"):
+        raise Validation(f"order={order!r}", hint='use "input" or "completed"')
+    tolerated, is_share = _parse_on_error(on_error)
+    parallelism = executor.parallelism if isinstance(executor, RemoteExecutor) else os.cpu_count
+    return MapOptions(
+        workers or parallelism() or 1,
+        executor,
+        order == "input",
+        tolerated,
+        is_share,
+        parse_retries(retries),
+        parse_timeout(timeout_s),
+        collect,
+    )
+
+
+def _parse_on_error(on_error: str | float) -> tuple[float, bool]:
+    if on_error == "stop":
+        return 0, False
+    if on_error == "collect":
+        return float("inf"), False
+    if isinstance(on_error, int) and not isinstance(on_error, bool) and on_error >= 0:
+        return on_error, False
+    if isinstance(on_error, float) and 0 <= on_error <= 1:
+        return on_error, True
+    raise Validation(
+        f"on_error={on_error!r}",
+        hint='use "stop", "collect", a number of failures to tolerate, or a part of the items, such as 0.01',
+    )
+
+
+class Results:
+    """The results of a map, read from the store as they are asked for: in the order in which they were saved."""
+
+    def __init__(self, store: CheckpointManager, job: str, tag: str, wanted: DigestSet) -> None:
+        self._store = store
+        self._job = job
+        self._tag = tag
+        self._wanted = wanted
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def __iter__(self) -> Iterator[Any]:
+        for digests, state in read_batches(self._store, self._job, self._tag):
+            for digest, result in zip(digests, state["results"], strict=True):
+                if digest in self._wanted:
+                    yield result
+
+
+class Map:
+    """One map under way."""
+
+    def __init__(
+        self,
+        run: Run,
+        path: tuple[str, ...],
+        version: str,
+        function: Callable[[Any], Any],
+        key: Callable[[Any], object] | None,
+        options: MapOptions,
+    ) -> None:
+        self._run = run
+        self._key = key
+        self._options = options
+        is_process = options.executor == "process"
+        self._spec = Spec(
+            token=run.token,
+            store=reachable(run.store.url),
+            namespace=run.store.namespace,
+            key=run.store.key_source,
+            lease=run.lease,
+            path=path,
+            tag=map_key(path, version),
+            session=run.session,
+            function=function,
+            retry=options.retry,
+            timeout_s=None if is_process else options.timeout_s,
+            stops_at_failure=options.tolerated == 0,
+            wants_results=options.collect and not isinstance(options.executor, RemoteExecutor),
+        )
+        self._done = DigestSet()  # durable, in this session or before
+        self._kept: dict[bytes, Any] = {}  # results of earlier sessions, when they are asked for
+        self._read_to = 0
+        self._seen = DigestSet()
+        self._repeats: Counter[bytes] = Counter()
+        self._results: dict[int, Any] = {}
+        self._in_order_of_completion: list[Any] = []
+        self._taken = 0
+        self._reused = 0
+        self._executed = 0
+        self._failures = 0
+        self._last_failure: ItemError | None = None
+        self._tally = Tally(None)
+        self._chunk = 1
+        self._again: deque[Item] = deque()  # items of chunks whose worker died
+        self._attempts: Counter[int] = Counter()
+        self._pending: dict[Future[Outcome], list[Item]] = {}
+        self._unread: dict[bytes, int] = {}  # done elsewhere: results that are in the store only
+
+    def run(self, items: Iterable[Any]) -> Any:
+        self._catch_up(with_results=self._options.collect)
+        if self._options.executor == "process":
+            check_picklable(self._spec, f"map {show(self._spec.path)}", "its items are worked on in other processes")
+        local_runs[self._spec.token] = self._run
+        self._tally.total = len(items) if isinstance(items, Sized) else None
+        workers = workers_for(
+            self._options.executor, self._options.workers, self._options.timeout_s, self._spec, self._run.isolation
+        )
+        try:
+            self._drive(iter(items), workers)
+        except BaseException as error:
+            try:
+                if isinstance(error, Paused):
+                    workers.finish(self._pending)  # a second signal, or the end of the grace period, comes up in here
+            finally:
+                workers.stop()
+            raise
+        workers.close()
+        self._read_results()
+        self._show(is_over=True)
+        if self._executed:
+            self._run.account.ran(show(self._spec.path), self._executed)
+        elif self._reused:
+            self._run.account.reused(show(self._spec.path))
+        if self._failures > self._allowed():
+            self._raise_failure()
+        return self._answer()
+
+    # Work
+
+    def _drive(self, items: Iterator[Any], workers: Workers) -> None:
+        """Keep the workers busy until nothing is left, or too much has failed."""
+        pending = self._pending
+        source = self._new_items(items)
+        is_open = True
+        while is_open or pending or self._again:
+            is_open = is_open and self._failures <= self._allowed()
+            while len(pending) < 2 * self._options.workers and (self._again or is_open):
+                if self._failures > self._allowed():
+                    self._again.clear()
+                    break
+                self._run.pause_point()
+                if self._again:
+                    chunk = [self._again.popleft()]
+                elif not (chunk := self._next_chunk(source)):
+                    is_open = False
+                    break
+                pending[workers.submit(self._spec, chunk, self._read_to)] = chunk
+            if not pending:
+                continue
+            finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            if not finished:
+                self._run.pause_point()
+            for future in finished:
+                self._finish(future, pending.pop(future), workers)
+            self._show()
+
+    def _show(self, *, is_over: bool = False) -> None:
+        tally = self._tally
+        tally.done, tally.reused, tally.failed = self._executed, self._reused, self._failures
+        tally.money = self._run.account.money(self._spec.path)
+        self._run.watcher.items(self._spec.path, tally, is_over=is_over)
+
+    def _next_chunk(self, source: Iterator[Item]) -> list[Item]:
+        size = 1 if self._options.executor == "process" and self._options.timeout_s is not None else self._chunk
+        chunk = []
+        for item in source:
+            chunk.append(item)
+            if len(chunk) >= size:
+                break
+        return chunk
+
+    def _new_items(self, items: Iterator[Any]) -> Iterator[Item]:
+        """The items that are not done yet; those that are go straight to the results."""
+        done, collects = self._done, self._options.collect
+        for value in items:
+            number, self._taken = self._taken, self._taken + 1
+            digest, label = self._identify(value)
+            if digest in done:
+                self._reused += 1
+                if collects:
+                    self._place(number, self._kept[digest])
+                continue
+            yield Item(digest, label or digest.hex(), number, value)
+
+    def _identify(self, value: Any) -> tuple[bytes, str]:
+        """What an item is known by: its key, or its content and how often it came before. "" is no name of its own."""
+        if self._key is not None:
+            key = self._key(value)
+            digest = digest_of(key, lambda: f"{self._newest_item()}, its key")[:DIGEST_BYTES]
+            if not self._seen.add(digest):
+                raise Validation(
+                    f"{self._newest_item()} has the key {key!r} of an earlier one", hint="keys must tell items apart"
+                )
+            return digest, key if isinstance(key, str) and len(key) <= 100 else ""
+        digest = digest_of(value, self._newest_item)[:DIGEST_BYTES]
+        if not self._seen.add(digest):
+            self._repeats[digest] += 1
+            digest = blake3(digest + self._repeats[digest].to_bytes(8, "big")).digest(DIGEST_BYTES)
+            self._seen.add(digest)
+        return digest, ""
+
+    def _newest_item(self) -> str:
+        return f"map {show(self._spec.path)}, item {self._taken - 1}"
+
+    def _finish(self, future: Future[Outcome], chunk: list[Item], workers: Workers) -> None:
+        try:
+            outcome = workers.outcome(future, chunk)
+        except WorkerLost as lost:
+            self._after_loss(lost.error, chunk)
+            return
+        self._executed += len(outcome.done)
+        if self._options.collect and not self._spec.wants_results:
+            numbers = set(outcome.done)
+            self._unread.update((item.digest, item.number) for item in chunk if item.number in numbers)
+        elif self._options.collect:
+            for number, result in zip(outcome.done, outcome.results, strict=True):
+                self._place(number, result)
+        for number, failure in outcome.failed.items():
+            self._count_failure(number, failure)
+        if outcome.done and outcome.seconds > 0:
+            fitting = CHUNK_S * len(outcome.done) / outcome.seconds
+            self._chunk = max(1, min(MAX_CHUNK, round(fitting), 4 * self._chunk))
+
+    def _after_loss(self, error: CheckpointError, chunk: list[Item]) -> None:
+        """A worker died or was stopped: what it had made durable counts, the rest of its chunk is run one by one."""
+        self._kept.clear()
+        self._catch_up(with_results=self._options.collect)
+        rest = [item for item in chunk if item.digest not in self._done]
+        for item in chunk:
+            if item.digest in self._done:
+                self._executed += 1
+                if self._options.collect:
+                    self._place(item.number, self._kept[item.digest])
+        if len(chunk) > 1:
+            self._again.extend(rest)
+            return
+        for item in rest:
+            self._attempts[item.number] += 1
+            if self._options.retry.allows(error, self._attempts[item.number]):
+                self._again.append(item)
+                continue
+            failure = item_error(item.label, error, self._attempts[item.number])
+            save_items(self._run.store, self._spec, [], [], [(item, failure)])
+            self._count_failure(item.number, failure)
+
+    def _catch_up(self, *, with_results: bool) -> None:
+        """Learn what is durable, from the records since the last look."""
+        store, add = self._run.store, self._done.add
+        for record, digests in read_keys(store, self._spec, self._read_to):
+            self._read_to = record.seq
+            for digest in digests:
+                add(digest)
+            if with_results:
+                state = load_batch(store, self._spec, record)
+                self._kept.update(zip(digests, state["results"], strict=True))
+
+    def _read_results(self) -> None:
+        if self._unread:
+            self._catch_up(with_results=True)
+            for digest, number in self._unread.items():
+                self._place(number, self._kept.pop(digest))
+
+    # Answers
+
+    def _place(self, number: int, result: Any) -> None:
+        if self._options.is_ordered:
+            self._results[number] = result
+        else:
+            self._in_order_of_completion.append(result)
+
+    def _count_failure(self, number: int, failure: ItemError) -> None:
+        self._failures += 1
+        self._last_failure = failure
+        if self._options.collect:
+            self._place(number, failure)
+
+    def _allowed(self) -> float:
+        return self._options.tolerated * max(self._taken, 100) if self._options.is_share else self._options.tolerated
+
+    def _raise_failure(self) -> None:
+        failure = self._last_failure
+        assert failure is not None  # nosec B101 # something failed
+        where = f"item {failure.key} of map {show(self._spec.path)} of run {self._run.key}"
+        more = "" if self._failures == 1 else f"; {self._failures} items failed"
+        if failure.exception is not None:
+            failure.exception.add_note(f"It failed in {where}{more}.")
+            raise failure.exception
+        raise ItemFailed(f"{where} failed: {failure.error}{more}\n{failure.traceback}")
+
+    def _answer(self) -> Any:
+        if not self._options.collect:
+            return Results(self._run.store, self._spec.lease.job, self._spec.tag, self._seen)
+        if not self._options.is_ordered:
+            return self._in_order_of_completion
+        return [self._results.pop(number) for number in range(self._taken)]
+
+
+def read_batches(store: CheckpointManager, job: str, tag: str) -> Iterator[tuple[Sequence[bytes], Any]]:
+    """The batches of a map, oldest first, a page at a time."""
+    after = 0
+    while page := store.list(job, tags={"map": tag}, after=after, limit=PAGE):
+        after = page[-1].seq
+        for record in page:
+            state: Any = store.load(record.id)
+            yield split(state["keys"]), state
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def check_function(function: Callable[..., Any], what: str) -> None:
+    if inspect.iscoroutinefunction(function):
+        raise Validation(
+            f"{what}: {name_of(function)} is a coroutine function",
+            hint="await asyncio.gather over run.step, or map an ordinary function",
+        )

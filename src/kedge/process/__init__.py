@@ -1,0 +1,1 @@
+"""Objects that save themselves, and workflows with people in them."""

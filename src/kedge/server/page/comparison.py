@@ -1,0 +1,141 @@
+"""Differences of two checkpoints: short values beside each other, long texts in two columns.
+
+Instead of the second one, the newest of a job can be taken: then the page follows that job as it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from kedge.diff import Change, ChangeKind, TextDelta
+from kedge.diff.values import weigh
+from kedge.errors import NotFound, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint
+from kedge.terminal.text import size
+from kedge.terminal.tree import describe
+
+from .templates import PageRoute, Reader, answer
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_SIGNS = {ChangeKind.ADDED: "+", ChangeKind.REMOVED: "−"}
+_LONG = 400
+_SUGGESTED = 200  # jobs whose newest can be chosen from a list; any other is typed
+
+
+@router.get("/compare")
+async def compare(
+    request: Request,
+    access: Reader,
+    id: Annotated[Sequence[str], Query(min_length=1, max_length=100)],
+    live: Annotated[str, Query(max_length=128)] = "",
+    keep: str = "",
+) -> Response:
+    """Two checkpoints, the older first unless `keep` is given; or one and the newest of a job (`live`)."""
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        chosen = [store.get(each) for each in id[:2]]
+        if len(id) > 2 or (live and len(id) > 1):
+            raise Validation("two checkpoints can be compared", hint="choose two in the history of a job")
+        followed = live or (chosen[0].job if len(chosen) == 1 else "")
+        old, new = (chosen[0], _newest(store, followed)) if followed else chosen
+        if not keep and not followed and old.job == new.job and old.seq > new.seq:
+            old, new = new, old
+        diff = store.diff(old.id, new.id)
+        return {
+            "old": old,
+            "new": new,
+            "diff": diff,
+            "changes": shown_changes(diff.changes),
+            "live": followed,
+            "jobs": [job.name for job in store.jobs(limit=_SUGGESTED)],
+        }
+
+    return await answer(request, access, "compare.html", facts)
+
+
+def _newest(store: CheckpointManager, job: str) -> Checkpoint:
+    found = store.list(job, limit=1)
+    if not found:
+        raise NotFound(f"job {job} has no checkpoint to compare with", hint="the list of jobs shows all")
+    return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    look: str = ""  # minus, plus, hunk
+
+
+@dataclass(frozen=True, slots=True)
+class ShownChange:
+    path: str
+    kind: str
+    sign: str
+    old: str
+    new: str
+    note: str
+    sizes: str
+    lines: Sequence[tuple[Cell, Cell]]
+
+
+def shown_changes(changes: Iterable[Change]) -> list[ShownChange]:
+    return [_shown(change) for change in changes]
+
+
+def _shown(change: Change) -> ShownChange:
+    has_old, has_new = change.kind is not ChangeKind.ADDED, change.kind is not ChangeKind.REMOVED
+    weights = [weigh(each) for each, is_there in ((change.old, has_old), (change.new, has_new)) if is_there]
+    is_text = isinstance(change.detail, TextDelta)
+    return ShownChange(
+        change.path,
+        str(change.kind),
+        _SIGNS.get(change.kind, "~"),
+        _brief(change.old) if has_old else "",
+        _brief(change.new) if has_new else "",
+        "" if is_text else str(change.detail),
+        " → ".join(dict.fromkeys(map(size, weights))) if any(weights) else "",
+        side_by_side(change.detail) if isinstance(change.detail, TextDelta) else (),
+    )
+
+
+def _brief(value: object) -> str:
+    text = describe(value)[0]
+    return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
+
+
+def side_by_side(delta: TextDelta) -> list[tuple[Cell, Cell]]:
+    """A unified diff in two columns: removed and added lines that belong together share a row."""
+    rows: list[tuple[Cell, Cell]] = []
+    minus: list[str] = []
+    plus: list[str] = []
+
+    def flush() -> None:
+        for n in range(max(len(minus), len(plus))):
+            left = Cell(minus[n], "minus") if n < len(minus) else Cell("")
+            right = Cell(plus[n], "plus") if n < len(plus) else Cell("")
+            rows.append((left, right))
+        minus.clear()
+        plus.clear()
+
+    for line in delta.lines:
+        mark, text = line[:1], line[1:]
+        if mark == "-":
+            minus.append(text)
+        elif mark == "+":
+            plus.append(text)
+        else:
+            flush()
+            cell = Cell(line, "hunk") if mark == "@" else Cell(text)
+            rows.append((cell, cell))
+    flush()
+    if delta.lines_left_out:
+        more = Cell(f"… {delta.lines_left_out:,} more lines", "hunk")
+        rows.append((more, more))
+    return rows

@@ -1,0 +1,159 @@
+"""Retention: the policy of a job, or one for all jobs now; what it would delete is shown before it is told to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from kedge.care.retention import Plan, RetentionPolicy
+from kedge.errors import Validation
+from kedge.manager import CheckpointManager
+from kedge.model import CheckpointLevel
+
+from .templates import PageRoute, Reader, Writer, answer, find_job, see
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+COUNTS = ("keep_last", "hourly", "daily", "weekly", "monthly")
+LEVELS = ("keep_last_per_level", "min_per_level")
+RULES = (*COUNTS, "keep_within", "keep_tags", *LEVELS)
+_MOST_PLANNED = 200_000  # checkpoints; more are for the command line, which shows progress
+_MOST_JOBS = 1000
+_LONGEST = 400
+
+Part = Annotated[Literal["", "plan"], Query()]
+
+
+@router.get("/jobs/{job}/retention")
+async def retention(request: Request, access: Reader, job: str, part: Part = "") -> Response:
+    """A job's policy, or the one that is being tried, with what it would delete now."""
+    tried = _given(request.query_params)
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        found = find_job(store, job)
+        rules = tried or rules_of(found.retention)
+        return {
+            "job": job,
+            "rules": rules,
+            "stored": policy_in_words(found.retention),
+            "by_job": [],
+            **_planned(store, rules, job),
+        }
+
+    return await answer(request, access, "plan.html" if part else "retention.html", facts)
+
+
+@router.post("/jobs/{job}/retention")
+async def change_retention(request: Request, access: Writer, job: str) -> Response:
+    form = {name: str(value) for name, value in (await request.form()).items()}
+    do = form.get("do", "")
+    if do == "forget":
+        text = "The job has no policy of its own any more."
+        await access.ask(lambda store: store.set_retention(job, None))
+    elif do == "store":
+        policy = policy_of(_given(form))
+        await access.ask(lambda store: store.set_retention(job, policy))
+        text = "The policy is kept with the job, and applied after its saves."
+    elif do == "apply":
+        policy = policy_of(_given(form))
+        done = await access.ask(lambda store: store.apply(policy, job=job, dry_run=False))
+        text = f"{len(done.delete):,} checkpoints deleted. gc gives back their space."
+    else:
+        raise Validation("that is not something to do with a policy", hint="go back and choose again")
+    return see(request, f"/jobs/{quote(job, safe='')}" + ("" if do == "apply" else "/retention"), text)
+
+
+@router.get("/retention")
+async def retention_of_all(request: Request, access: Reader, part: Part = "") -> Response:
+    """One policy tried on all jobs, and the jobs that have one of their own."""
+    rules = _given(request.query_params)
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        owners = [(job.name, policy_in_words(job.retention)) for job in store.jobs(limit=_MOST_JOBS) if job.retention]
+        return {"job": None, "rules": rules, "stored": "", "owners": owners, **_planned(store, rules, None)}
+
+    return await answer(request, access, "plan.html" if part else "retention.html", facts)
+
+
+@router.post("/retention")
+async def clean_all(request: Request, access: Writer) -> Response:
+    form = {name: str(value) for name, value in (await request.form()).items()}
+    policy = policy_of(_given(form))
+    done = await access.ask(lambda store: store.apply(policy, dry_run=False))
+    return see(request, "/retention", f"{len(done.delete):,} checkpoints deleted. gc gives back their space.")
+
+
+def _planned(store: CheckpointManager, rules: Mapping[str, str], job: str | None) -> dict[str, Any]:
+    """What the rules would delete, or what is wrong with them."""
+    nothing: dict[str, Any] = {"plan": None, "problem": "", "by_job": []}
+    if not rules:
+        return nothing
+    if job is None and store.stats()["checkpoints"] > _MOST_PLANNED:
+        return {**nothing, "problem": "There is too much to look through here: kedge cleanup --all-jobs does it."}
+    try:
+        plan = store.apply(policy_of(rules), job=job)
+    except Validation as error:
+        return {**nothing, "problem": f"{error.message}. {error.hint.capitalize()}."}
+    return {**nothing, "plan": plan, "by_job": _by_job(plan) if job is None else []}
+
+
+def _by_job(plan: Plan) -> list[tuple[str, int, int]]:
+    """(job, how many go, how many stay), of those that lose something, most first."""
+    going = Counter(c.job for c in plan.delete)
+    staying = Counter(kept.checkpoint.job for kept in plan.keep)
+    return [(name, count, staying[name]) for name, count in going.most_common()]
+
+
+def _given(fields: Mapping[str, str]) -> dict[str, str]:
+    """The rules somebody has filled in."""
+    return {name: text for name in RULES if (text := str(fields.get(name, "")).strip())}
+
+
+def policy_of(rules: Mapping[str, str]) -> RetentionPolicy:
+    """The policy that texts of a form mean; Validation where they mean none."""
+    wanted: dict[str, Any] = {}
+    for name, text in rules.items():
+        if len(text) > _LONGEST:
+            raise Validation(f"{name} is too long", hint="use fewer of them")
+        if name in COUNTS:
+            wanted[name] = _count(name, text)
+        elif name == "keep_tags":
+            wanted[name] = text.replace(",", " ").split()
+        elif name in LEVELS:
+            pairs = (pair.partition("=") for pair in text.replace(",", " ").split())
+            wanted[name] = {level: _count(name, number) for level, _, number in pairs}
+        else:
+            wanted[name] = text
+    return RetentionPolicy(**wanted)
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        shown = name.replace("_", " ")
+        levels = ", ".join(CheckpointLevel)
+        hint = f"write it like step=10, stage=3; levels are {levels}" if name in LEVELS else "use a whole number"
+        raise Validation(f"“{text[:40]}” is no number for {shown}", hint=hint)
+    return int(text)
+
+
+def rules_of(policy: str | None) -> dict[str, str]:
+    """A stored policy as texts of the form."""
+    rules: dict[str, object] = json.loads(policy) if policy else {}
+    return {name: _text(rule) for name, rule in rules.items()}
+
+
+def _text(rule: object) -> str:
+    if isinstance(rule, dict):
+        return ", ".join(f"{level}={count}" for level, count in rule.items())
+    return ", ".join(map(str, rule)) if isinstance(rule, list) else str(rule)
+
+
+def policy_in_words(policy: str | None) -> str:
+    """The rules of a policy, such as "keep last 5, daily 3"."""
+    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in rules_of(policy).items())

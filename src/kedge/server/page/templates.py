@@ -1,0 +1,194 @@
+"""Templates, who may see them, and errors as pages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+import kedge
+from kedge.errors import CheckpointError, NotFound, StorageError, Unauthorized, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Job, parse_name
+from kedge.server.auth import COOKIE, Access, Needs, identify, service_of
+from kedge.server.logs import request_id
+from kedge.server.problems import without_paths
+from kedge.server.tokens import Scope
+from kedge.terminal.text import age, count_of, exactly, size
+
+from .approvals import pending_count
+from .graph import draw
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+STATIC = Path(__file__).with_name("static")
+NAMESPACE = "kedge_namespace"  # a cookie: which of several namespaces the page shows
+NOTICE = "kedge_notice"  # a cookie: what was just done, shown once
+
+_SCRIPT = "vendor/htmx.min.js"
+_NAVIGATION = (
+    ("/", "Jobs"),
+    ("/runs", "Runs"),
+    ("/approvals", "Approvals"),
+    ("/models", "Models"),
+    ("/storage", "Storage"),
+    ("/activity", "Activity"),
+)
+
+
+class Sees(Needs):
+    """The rule of a page: as of a route, but the namespace comes from a cookie of ours."""
+
+    async def __call__(self, request: Request) -> Access:  # type: ignore[override]
+        caller = await identify(request)
+        service = service_of(request)
+        chosen = (request.cookies.get(NAMESPACE), service.namespace, *caller.namespaces)
+        return self.admit(caller, next(each for each in chosen if each in caller.namespaces), service)
+
+
+Reader = Annotated[Access, Depends(Sees(Scope.READ))]
+Writer = Annotated[Access, Depends(Sees(Scope.WRITE))]
+Administrator = Annotated[Access, Depends(Sees(Scope.ADMIN))]
+
+
+class PageRoute(APIRoute):
+    """A route for people: what goes wrong is shown, and who is not known is asked to sign in."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handle = super().get_route_handler()
+
+        async def shown(request: Request) -> Response:
+            try:
+                response: Response = await handle(request)
+            except Unauthorized as error:
+                if request.cookies.get(COOKIE) or request.method != "GET" or "hx-request" in request.headers:
+                    return page(request, None, "login.html", {"problem": error.message, "next": ""}, status=401)
+                return see(request, f"/login?next={quote(request.url.path)}")
+            except CheckpointError as error:
+                return error_page(request, error)
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"][1:])
+                return error_page(request, Validation(f"{where}: {first['msg']}", hint="go back and choose again"))
+            return response
+
+        return shown
+
+
+async def answer(
+    request: Request, access: Access, name: str, facts: Callable[[CheckpointManager], dict[str, Any]]
+) -> Response:
+    """A page from what the store says; both are made on a worker thread."""
+
+    def make() -> Response:
+        store = access.store
+        seen = store.events(limit=1, newest=True) if "hx-request" not in request.headers else []
+        known = facts(store)  # after that: what happens meanwhile is told to the page once more, never too seldom
+        return page(request, access, name, {"seen": seen[-1].id if seen else 0, **known})
+
+    return await access.service.in_thread(make)
+
+
+def page(request: Request, access: Access | None, name: str, facts: dict[str, Any], *, status: int = 200) -> Response:
+    root = request.scope.get("root_path", "")
+    is_whole = "hx-request" not in request.headers
+    shared: dict[str, Any] = {
+        "root": root,
+        "script": _SCRIPT if _mark(_SCRIPT) else None,
+        "static": lambda path: f"{root}/static/{path}?{_mark(path)}",
+        "here": _section(request.scope["path"].removeprefix(root)),
+        "here_url": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "navigation": _NAVIGATION,
+        "version": kedge.__version__,
+        "signed_in": access is not None,
+        "has_login": COOKIE in request.cookies,
+        "namespace": access.namespace if access else "",
+        "namespaces": access.caller.namespaces if access else (),
+        "may_write": access is not None and access.caller.scope.includes(Scope.WRITE),
+        "may_admin": access is not None and access.caller.scope.includes(Scope.ADMIN),
+        "has_runner": access is not None and access.service.runner is not None,
+        "pending": pending_count(access) if access is not None and is_whole else 0,
+        "notice": _notice(request) if is_whole else "",
+        "seen": 0,  # the newest event that the page shows
+    }
+    text = _templates().get_template(name).render({**shared, **facts})
+    response = HTMLResponse(text, status)
+    if is_whole and NOTICE in request.cookies:
+        response.delete_cookie(NOTICE, path=root or "/", httponly=True, samesite="strict")
+    return response
+
+
+def error_page(request: Request, error: CheckpointError) -> Response:
+    is_storage = isinstance(error, StorageError)
+    facts = {
+        "title": {404: "Not found", 403: "Not allowed", 409: "That cannot be done now", 422: "That is not valid"}.get(
+            error.http_status, "Something is wrong"
+        ),
+        "message": without_paths(error.message) if is_storage else error.message,
+        "hint": without_paths(error.hint) if is_storage else error.hint,
+        "request_id": request_id.get(),
+    }
+    # Inside of a page that is shown, only what is wrong; htmx says "partial" where it asked for a piece of one.
+    name = "problem.html" if request.headers.get("hx-request-type") == "partial" else "error.html"
+    return page(request, None, name, {**facts, "signed_in": error.http_status != 403}, status=error.http_status)
+
+
+def see(request: Request, address: str, notice: str = "") -> Response:
+    """Go there next; the notice is shown on top, once."""
+    root = request.scope.get("root_path", "")
+    response = RedirectResponse(root + address, 303)
+    if notice:
+        response.set_cookie(NOTICE, quote(notice[:400]), max_age=30, path=root or "/", httponly=True, samesite="strict")
+    return response
+
+
+def _section(path: str) -> str:
+    """The entry of the menu that a page belongs to."""
+    first = "/" + path.strip("/").partition("/")[0]
+    return "/" if first in ("/jobs", "/checkpoints", "/compare") else first
+
+
+def _notice(request: Request) -> str:
+    from urllib.parse import unquote
+
+    return unquote(request.cookies.get(NOTICE, ""))[:400]
+
+
+@cache
+def _templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # a service that nobody looks at starts without it
+
+    made = Environment(
+        loader=PackageLoader("kedge.server.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    made.globals.update(age=age, exactly=exactly, size=size, count_of=count_of, draw=draw)
+    made.filters["urlencode"] = lambda text: quote(str(text), safe="")
+    return made
+
+
+@cache
+def _mark(path: str) -> str:
+    """What makes the address of a file new when the file is: browsers may keep it for good. "" if it is missing."""
+    file = STATIC / path
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
+
+
+def pretty(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def find_job(store: CheckpointManager, name: str) -> Job:
+    found = store.jobs(parse_name("job", name), 1)
+    if not found or found[0].name != name:
+        raise NotFound(f"there is no job {name}", hint="it may have been misspelt; the list of jobs shows all")
+    return found[0]

@@ -1,0 +1,81 @@
+"""What this process knows of chunks that are stored already, so that a save need not ask for them again.
+
+All of it is a guess that saves a question: that the chunks exist is checked by the index when it commits (I3).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from kedge.errors import Corrupted, NotFound
+from kedge.ports import Blobs, Chunk, ChunksGone, Index
+
+_MOST_CHUNKS = 65536
+_MOST_PACKS = 4096
+_TRUSTED_S = 60.0  # a pack that is not a file here, once it was seen whole: looking costs a round trip each time
+
+
+class KnownChunks:
+    """Chunks of parted trees that were committed here, each with the pack it was in; "" is the index itself."""
+
+    def __init__(self, index: Index, blobs: Blobs) -> None:
+        self._index = index
+        self._blobs = blobs
+        self._lock = threading.Lock()
+        self._packs_of: OrderedDict[bytes, str | None] = OrderedDict()
+        self._seen_whole: OrderedDict[str, float] = OrderedDict()  # packs elsewhere, and when (monotonic)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._packs_of
+
+    def remember(self, names: Iterable[bytes], new: Sequence[Chunk]) -> None:
+        """These were named by a save that has committed, and `new` ones among them were written by it."""
+        placed = {chunk.digest: chunk.pack for chunk in new}
+        self._saw({pack for pack in placed.values() if pack})
+        with self._lock:
+            for name in names:
+                self._packs_of[name] = placed.get(name, self._packs_of.get(name))
+                self._packs_of.move_to_end(name)
+            while len(self._packs_of) > _MOST_CHUNKS:
+                self._packs_of.popitem(last=False)
+
+    def check_packs(self, reused: Sequence[bytes]) -> None:
+        """A save must not rest on a pack that somebody removed or cut: its chunks are written again (ChunksGone).
+
+        Looks at the end of each pack only; a chunk damaged inside is found by reading it, that is by verify.
+        """
+        now_s = time.monotonic()
+        doubtful = [name for name in reused if not self._is_trusted(self._packs_of.get(name), now_s)]
+        by_pack: dict[str, list[Chunk]] = {}
+        for chunk in self._index.locate(doubtful).values() if doubtful else ():
+            if chunk.pack and not self._is_trusted(chunk.pack, now_s):
+                by_pack.setdefault(chunk.pack, []).append(chunk)
+            if chunk.digest in self._packs_of:
+                self._packs_of[chunk.digest] = chunk.pack
+        for pack, chunks in by_pack.items():
+            last = max(chunk.offset + chunk.stored_bytes for chunk in chunks) - 1
+            try:
+                self._blobs.read_into(pack, last, memoryview(bytearray(1)))
+            except (NotFound, Corrupted):
+                self._index.mark_damaged(chunks, True)
+                raise ChunksGone([chunk.digest for chunk in chunks]) from None
+        self._saw(by_pack)  # only what was looked at: trust is not renewed by being relied on
+
+    def _is_trusted(self, pack: str | None, now_s: float) -> bool:
+        return pack == "" or (pack is not None and now_s - self._seen_whole.get(pack, -_TRUSTED_S) < _TRUSTED_S)
+
+    def _saw(self, packs: Iterable[str]) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            for pack in packs:
+                if self._blobs.file_of(pack) is None:
+                    self._seen_whole[pack] = now_s
+                    self._seen_whole.move_to_end(pack)
+            while len(self._seen_whole) > _MOST_PACKS:
+                self._seen_whole.popitem(last=False)

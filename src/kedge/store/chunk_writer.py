@@ -1,0 +1,380 @@
+"""From streams of bytes to chunks in a store: cut, compare, digest, compress, seal, place.
+
+For each chunk (the order is measured, docs/benchmarks.md): BLAKE3 → equal to the chunk at the same place of an earlier
+checkpoint? then that one is reused → SHA-256 → known to the index? then that one is reused → zstd where a sample
+shrinks → a pack, or the index row itself when all that is new is small.
+
+What is written is what was digested (I2): a piece that others can change is copied first, to memory the disk can take
+it from, and all that follows is about the copy. Only the comparison with an earlier checkpoint may look at the
+original, because nothing is written when they are equal.
+
+In an encrypted namespace (I10) a chunk is an envelope, sealed after it was compressed, and the index knows it by a name
+that only the key gives. Manifests, which are encrypted themselves, go on naming chunks by their content, so that they
+are the same in every store and under every key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeAlias
+
+import zstandard
+from blake3 import blake3
+
+from kedge.blobs.shelter import give_up_if_abandoned
+from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, ZERO, Deferred, Entry
+from kedge.ports import Blobs, BlobWriter, Buffer, Chunk, Encoding
+
+if TYPE_CHECKING:
+    from kedge.crypto import DataKey
+
+BLOCK_BYTES = 4096  # of packs: a chunk that begins on one can be mapped, and read around the page cache
+BUNDLE_BYTES = 1 << 20  # small chunks are written together
+_TRY_BYTES = 256  # less does not shrink by itself
+_DOUBT_BYTES = 16 * 1024  # from here on a sample costs much less than trying
+_BEGIN_OF_ZEROS = bytes(64)  # asked first: pieces cut by content have all sizes, and hashing zeros for each costs
+_PENDING = Entry(0, ZERO, ZERO)
+_Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
+_Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
+
+_local = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """What a stream is compared with, and whether its pieces lie in memory that others may change."""
+
+    entries: Sequence[Entry]
+    is_shared: bool
+
+
+@lru_cache(maxsize=16)
+def _zeros_fast(size: int) -> bytes:
+    return blake3(bytes(size)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What writing the streams of one save came to."""
+
+    new: list[Chunk]
+    reused: list[bytes]
+    stored_bytes: int
+
+
+class ChunkWriter:
+    """The chunks of one save. Add streams, then finish; abort on any failure."""
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        locate: Callable[[Sequence[bytes]], dict[bytes, Chunk]],
+        pool: Callable[[], Executor],
+        *,
+        previous: Sequence[Sequence[Entry]] = (),
+        distrusted: frozenset[bytes] = frozenset(),
+        size_hint: int = 0,
+        key: DataKey | None = None,
+        inline_bytes: int = INLINE_BYTES,
+    ) -> None:
+        self._blobs = blobs
+        self._inline_bytes = inline_bytes
+        self.key = key
+        self._locate = locate
+        self._pool = pool
+        self._previous = previous
+        self._distrusted = distrusted  # chunks the index said are gone: write them even if it seems to know them
+        self._size_hint = size_hint
+        self._lock = threading.Lock()
+        self._claimed: set[bytes] = set()
+        self._reused: set[bytes] = set()
+        self._placed: list[Chunk] = []
+        self._waiting: list[tuple[bytes, int, Encoding, bytes]] = []  # small chunks: digest, size, encoding, stored
+        self._waiting_bytes = 0
+        self._writer: BlobWriter | None = None
+        self._in_flight: list[Future[None]] = []
+        self._streams = 0
+        self._is_changing = False  # a guess: as the piece before
+
+    def add(
+        self,
+        pieces: Iterable[Buffer | Deferred],
+        *,
+        size_bytes: int,
+        at_once: int = WORKERS,
+        is_shared: bool = False,
+    ) -> list[Entry]:
+        """Write one stream, by at most so many workers; its entries are complete after `finish`.
+
+        `is_shared` pieces lie in memory that others may change meanwhile.
+        """
+        earlier = _Earlier(self._previous[self._streams] if self._streams < len(self._previous) else (), is_shared)
+        self._streams += 1
+        entries: list[Entry] = []
+        task: _Task = []
+        task_bytes = 0
+        for piece in pieces:
+            if isinstance(piece, Deferred):
+                if piece.known is not None and self._reuse(piece.known):
+                    entries.append(piece.known)
+                    continue
+                task_bytes += 4 * piece.size_bytes  # its memory comes on top, so a worker takes fewer at once
+            else:
+                piece = memoryview(piece)
+                task_bytes += len(piece)
+            task.append((len(entries), piece))
+            entries.append(_PENDING)
+            if size_bytes <= CHUNK_BYTES:
+                self._work(entries, task, earlier)
+            elif task_bytes >= TASK_BYTES:
+                self._submit(entries, task, earlier, at_once)
+            else:
+                continue
+            task, task_bytes = [], 0
+        if task:
+            self._submit(entries, task, earlier, at_once)
+        return entries
+
+    def _reuse(self, old: Entry) -> bool:
+        """Whether a chunk of an earlier checkpoint may stand for a piece; the commit checks that it exists."""
+        if old.is_zero:
+            return True
+        name = self.name(old.digest)
+        if name in self._distrusted:
+            return False
+        self._reused.add(name)
+        return True
+
+    def name(self, digest: bytes) -> bytes:
+        """What the index calls the chunk with this content."""
+        return digest if self.key is None else self.key.chunk_id(digest)
+
+    def _submit(self, entries: list[Entry], task: _Task, earlier: _Earlier, at_once: int) -> None:
+        give_up_if_abandoned()
+        while len(self._in_flight) > at_once:  # bounds what sources with pieces of their own keep in memory
+            self._in_flight.pop(0).result()
+        self._in_flight.append(self._pool().submit(self._work, entries, task, earlier))
+
+    def _work(self, entries: list[Entry], task: _Task, earlier: _Earlier) -> None:
+        fresh: dict[bytes, memoryview] = {}
+        copied_bytes = 0
+        for slot, piece in task:
+            if isinstance(piece, Deferred):
+                piece = memoryview(piece.read())
+            size = len(piece)
+            old = earlier.entries[slot] if slot < len(earlier.entries) else _PENDING
+            if earlier.is_shared:
+                if not self._is_changing and self._is_same(old, size, blake3(piece).digest()):
+                    entries[slot] = old
+                    continue
+                piece = _copy(piece, copied_bytes)
+                copied_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+            fast = blake3(piece).digest()
+            is_same = self._is_same(old, size, fast)
+            self._is_changing = not is_same
+            if is_same:
+                entries[slot] = old
+                continue
+            if size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and fast == _zeros_fast(size):
+                entries[slot] = Entry(size, ZERO, fast)
+                continue
+            digest = hashlib.sha256(piece).digest()
+            entries[slot] = Entry(size, digest, fast)
+            fresh[self.name(digest)] = piece
+        self._store_fresh(fresh)
+
+    def _is_same(self, old: Entry, size: int, fast: bytes) -> bool:
+        return old.fast == fast and old.size_bytes == size and self._reuse(old)
+
+    def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
+        """Write chunks that belong to no stream and whose digests are known: one look-up for all."""
+        self._store_fresh({self.name(digest): memoryview(piece) for digest, piece in pieces.items()})
+
+    def reuse(self, digest: bytes) -> bool:
+        """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
+        return self._reuse(Entry(0, digest, ZERO))
+
+    def _store_fresh(self, fresh: dict[bytes, memoryview]) -> None:
+        """Place those that the index does not have and nobody else in this save has placed."""
+        if not fresh:
+            return
+        known = self._locate(list(fresh))
+        with self._lock:
+            for digest, chunk in known.items():
+                if digest not in self._distrusted and not chunk.is_damaged:
+                    self._reused.add(digest)
+                    del fresh[digest]
+            for digest in self._claimed & fresh.keys():
+                del fresh[digest]
+            self._claimed |= fresh.keys()
+        if not fresh:
+            return
+        shrinks = _shrinks(max(fresh.values(), key=len))
+        is_shrinking = True
+        together: list[_Stored] = []
+        for digest, piece in fresh.items():
+            try_zstd = shrinks and len(piece) >= _TRY_BYTES
+            if not is_shrinking and len(piece) >= _DOUBT_BYTES:  # as the one before: samples tell, for less
+                try_zstd = try_zstd and _samples_shrink(piece, len(piece) // 16)
+            is_shrinking = self._place(digest, piece, together, try_zstd=try_zstd)
+        if together:
+            self._write_together(together)
+
+    def _place(self, digest: bytes, piece: memoryview, together: list[_Stored], *, try_zstd: bool) -> bool:
+        """Write a chunk, or let it wait: `together` holds those of this worker that are stored as they are.
+
+        Answers whether it shrank.
+        """
+        encoding, stored = Encoding.RAW, piece
+        is_smaller = False
+        if try_zstd:
+            squeezed = _compressor().compress(piece)
+            if len(squeezed) < 0.9 * len(piece):
+                encoding, stored, is_smaller = Encoding.ZSTD, memoryview(squeezed), True
+        if self.key is not None:
+            encoding = Encoding.SEALED_ZSTD if encoding is Encoding.ZSTD else Encoding.SEALED
+            stored = _seal(self.key, digest, stored)
+        if len(stored) < INLINE_BYTES:
+            self._put_by(digest, len(piece), encoding, stored)
+        elif len(stored) >= BUNDLE_BYTES // 4 or encoding is not Encoding.RAW:  # the others take memory of their own
+            self._write_together([(digest, len(piece), encoding, stored)])
+        else:
+            together.append((digest, len(piece), encoding, stored))
+            if sum(len(one) for *_, one in together) >= BUNDLE_BYTES // 2:
+                self._write_together(together)
+                together.clear()
+        return is_smaller
+
+    def _put_by(self, digest: bytes, size: int, encoding: Encoding, stored: memoryview) -> None:
+        """A small chunk waits for others, of any worker, to be written with."""
+        with self._lock:
+            self._waiting.append((digest, size, encoding, bytes(stored)))
+            self._waiting_bytes += len(stored)
+            if self._waiting_bytes < BUNDLE_BYTES:
+                return
+            bundle, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        self._write_bundle(bundle)
+
+    def _write_together(self, chunks: Sequence[_Stored]) -> None:
+        """Chunks that follow each other, each beginning on a block: written at once, and one day read at once."""
+        ends = list(accumulate(-(-len(stored) // BLOCK_BYTES) * BLOCK_BYTES for *_, stored in chunks))
+        if len(chunks) == 1:
+            pack, offset = self._open_writer().append(chunks[0][3])
+        else:
+            joined = _joining_memory()[: ends[-1]]
+            for (*_, stored), start, end in zip(chunks, [0, *ends], ends, strict=False):
+                joined[start : start + len(stored)] = stored
+                joined[start + len(stored) : end] = bytes(end - start - len(stored))
+            pack, offset = self._open_writer().append(joined)
+        for (digest, size, encoding, stored), start in zip(chunks, [0, *ends], strict=False):
+            self._placed.append(Chunk(digest, size, len(stored), encoding, pack, offset + start))
+
+    def _write_bundle(self, bundle: list[tuple[bytes, int, Encoding, bytes]]) -> None:
+        pack, offset = self._open_writer().append(b"".join(stored for *_, stored in bundle))
+        for digest, size, encoding, stored in bundle:
+            self._placed.append(Chunk(digest, size, len(stored), encoding, pack, offset))
+            offset += len(stored)
+
+    def _open_writer(self) -> BlobWriter:
+        with self._lock:
+            if self._writer is None:
+                self._writer = self._blobs.writer(self._size_hint)
+            return self._writer
+
+    def drain(self) -> None:
+        """Wait for every stream added so far; their entries are complete afterwards."""
+        pending, self._in_flight = self._in_flight, []
+        for future in pending:
+            future.result()
+
+    def finish(self, describe: Callable[[list[Chunk]], bytes]) -> Written:
+        """Make all of it durable (I1). `describe(chunks)` is written behind them, so that packs explain themselves.
+
+        What is small enough needs no pack: its bytes go to the index with the commit.
+        """
+        self.drain()
+        if self._writer is None and self._waiting_bytes <= self._inline_bytes:
+            self._placed += [Chunk(d, n, len(s), e, data=s) for d, n, e, s in self._waiting]
+        else:
+            if self._waiting:
+                self._write_bundle(self._waiting)
+            writer = self._open_writer()
+            writer.append(describe(self._placed))
+            writer.commit()
+        self._placed.sort(key=lambda chunk: chunk.digest)
+        new = self._placed
+        return Written(new, sorted(self._reused - self._claimed), sum(c.stored_bytes for c in new))
+
+    def abort(self) -> None:
+        for future in self._in_flight:
+            future.cancel()
+        for future in self._in_flight:
+            if not future.cancelled():
+                future.exception()
+        if self._writer is not None:
+            self._writer.abort()
+
+    def release(self) -> None:
+        """The index has named the chunks, or never will: gc may judge their packs (I3)."""
+        if self._writer is not None:
+            self._writer.release()
+
+
+def _seal(key: DataKey, name: bytes, plain: memoryview) -> memoryview:
+    """An envelope in a buffer of this thread, good until the next one: fresh memory costs as much as encrypting."""
+    size = len(plain) + key.overhead_bytes
+    buffer: bytearray | None = getattr(_local, "envelope", None)
+    if buffer is None or len(buffer) < size:
+        buffer = _local.envelope = bytearray(max(size, CHUNK_BYTES + key.overhead_bytes))
+    sealed = memoryview(buffer)[:size]
+    key.seal_into("chunk", name, plain, sealed)
+    return sealed
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    found: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
+    if found is None:
+        found = _local.compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
+    return found
+
+
+def _joining_memory() -> memoryview:
+    """Memory of this thread for what is written at once, page-aligned, so that the disk may take it from there."""
+    found: memoryview | None = getattr(_local, "joining", None)
+    if found is None:
+        region = mmap.mmap(-1, BUNDLE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        found = _local.joining = memoryview(region)
+    return found
+
+
+def _copy(piece: memoryview, offset: int) -> memoryview:
+    """A copy at `offset` of this thread's memory, page-aligned and good until its next task: nobody else changes it."""
+    memory: memoryview | None = getattr(_local, "copies", None)
+    if memory is None or len(memory) < offset + len(piece):
+        size = len(piece) if offset == 0 and len(piece) <= CHUNK_BYTES // 2 else TASK_BYTES + CHUNK_BYTES
+        region = mmap.mmap(-1, max(size, offset + len(piece)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = _local.copies = memoryview(region)  # a smaller one lives on in the pieces that were copied there
+    copy = memory[offset : offset + len(piece)]
+    copy[:] = piece
+    return copy
+
+
+def _shrinks(piece: memoryview) -> bool:
+    """Whether three samples of 16 KiB shrink by more than a tenth; small pieces are simply tried."""
+    size = len(piece)
+    if size <= INLINE_BYTES:
+        return size >= _TRY_BYTES
+    return _samples_shrink(piece, 16384)
+
+
+def _samples_shrink(piece: memoryview, each_bytes: int) -> bool:
+    size = len(piece)
+    sample = b"".join(piece[at : at + each_bytes] for at in (size // 6, size // 2, size - size // 6))
+    return len(_compressor().compress(sample)) < 0.85 * len(sample)  # random float32 gives 0.9 and costs as much

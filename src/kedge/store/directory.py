@@ -1,0 +1,296 @@
+"""The embedded store: one directory with SQLite for the index and packs for the bytes.
+
+<store>/kedge-store     what this is: format, store ID, name of the index; written last, so that a store is whole
+<store>/lock               held while the store is made or rebuilt
+<store>/index.sqlite       the source of truth
+<store>/index.sqlite-state whether it was closed (`index.state`)
+<store>/packs/             chunk bytes
+<store>/reserve/           space to open it and to delete from it when the disk is full
+<store>/keyrings           of an encrypted store: a copy of the keyrings in the index, for repairing it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kedge.blobs.direct import sync_directory
+from kedge.blobs.group_files import is_writable, make_folder, open_lock, share, share_folder
+from kedge.blobs.packs import PackBlobs
+from kedge.blobs.reserve import NAME as RESERVE
+from kedge.blobs.reserve import Reserve
+from kedge.errors import CheckpointError, Corrupted, NoSpace, NotAStore, NotFound, UnsupportedFormat, storage_error
+from kedge.index.sqlite.closed_mark import SUFFIX as STATE
+from kedge.index.sqlite.index import SqliteIndex
+from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Index
+
+MARKER = "kedge-store"
+INDEX = "index.sqlite"
+PACKS = "packs"
+KEYRINGS = "keyrings"
+
+_NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "ncpfs",
+    "afs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "sshfs",
+    "s3fs",
+)
+_MARKER = re.compile(rb"Kedge store\nformat: (\d{1,9})\nid: ([0-9a-f]{32})\nindex: (index(?:-\d{1,9})?\.sqlite)\n")
+_FORMAT = re.compile(rb"Kedge store\nformat: (\d{1,9})\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a store says of itself. Replacing it is how a repaired index takes the place of a damaged one."""
+
+    store_id: str
+    index: str = INDEX
+    format: int = FORMAT_VERSION
+
+
+def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[SqliteIndex, PackBlobs]:
+    """The index and blobs of the store in `path`, which is made if it does not exist or is empty.
+
+    Where nothing can be written the store is opened for reading.
+    """
+    path = absolute(path)
+    with naming("open the store", path):
+        if not (path / MARKER).is_file():
+            if not create:
+                raise NotFound(f"there is no store at {path}", hint="check --store or $KEDGE_STORE")
+            refuse_foreign(path)
+            make_folder(path)
+            refuse_network(path)
+            with locked(path):
+                if not (path / MARKER).is_file():
+                    _create(path)
+        else:
+            refuse_network(path)
+        marker = read_marker(path)
+        index_path = path / marker.index
+        if not index_path.is_file():
+            raise Corrupted(f"{index_path} is missing", hint="put it back, or run kedge check --repair")
+        index = _open_index(index_path, namespace)
+    if index.store_id != marker.store_id:
+        index.close()
+        raise Corrupted(
+            f"{index_path} belongs to another store than {path / MARKER} says",
+            hint="two stores were mixed: put the right index.sqlite back, or run kedge check --repair",
+        )
+    return index, packs_of(index, path / PACKS)
+
+
+def packs_of(index: Index, folder: Path) -> PackBlobs:
+    """The packs that an index names. Their folder is made only while it names none: one that is away is not empty."""
+    return PackBlobs(str(folder), create=not folder.is_dir() and not index.packs())
+
+
+def _open_index(path: Path, namespace: str) -> SqliteIndex:
+    """On a full disk with what was kept for that."""
+    if not is_writable(path.parent) or not os.access(path, os.W_OK):
+        return SqliteIndex(str(path), namespace=namespace, create=False, read_only=True)
+    reserve = Reserve(path.parent)
+    try:
+        index = SqliteIndex(str(path), namespace=namespace, create=False, reserve=reserve)
+    except NoSpace:
+        if not reserve.release():
+            raise
+        index = SqliteIndex(str(path), namespace=namespace, create=False, reserve=reserve)
+    try:
+        reserve.refill()
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def open_packs(path: Path) -> PackBlobs:
+    """The bytes of a store whose index is elsewhere, on this machine: packs in `path`, which is made if it is new."""
+    with naming("use for the bytes of a store", path):
+        if (path / MARKER).exists():
+            raise NotAStore(f"{path} is a store of its own", hint="give an empty or new directory for the bytes")
+        if path.exists() and not path.is_dir():
+            raise NotAStore(f"{path} is not a directory", hint="give a directory for the bytes, or a new one")
+        if not (path / PACKS).is_dir():
+            make_folder(path / PACKS)
+            sync_directory(path)
+            _sync_names(path)
+        refuse_network(path)
+    return PackBlobs(str(path / PACKS))
+
+
+def absolute(path: Path) -> Path:
+    """`path` from the root on; `~` is the home of a user."""
+    try:
+        return path.expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # no such user, or the working directory is gone
+        raise NotAStore(f"{path} names no directory here: {error}", hint="give an absolute path") from error
+
+
+@contextmanager
+def naming(action: str, path: Path) -> Iterator[None]:
+    """Errors of the operating system leave as ours."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise storage_error(action, str(path), error) from error
+
+
+def read_marker(path: Path) -> Marker:
+    """What the store in `path` says of itself; a newer format is refused (I8)."""
+    text = (path / MARKER).read_bytes()[:1024]
+    version = _FORMAT.match(text)
+    if version is not None and int(version[1]) > ENCRYPTED_FORMAT_VERSION:
+        raise UnsupportedFormat(
+            f"the store at {path} has format {int(version[1])}, this Kedge knows up to {ENCRYPTED_FORMAT_VERSION}",
+            hint="upgrade Kedge: install it from a newer clone (pip install .)",
+        )
+    found = _MARKER.fullmatch(text)
+    if found is None:
+        raise Corrupted(f"{path / MARKER} is damaged", hint="run kedge check --repair")
+    return Marker(found[2].decode(), found[3].decode(), int(found[1]))
+
+
+def write_marker(path: Path, marker: Marker) -> None:
+    """Say that `path` is a whole store."""
+    lines = ("Kedge store", f"format: {marker.format}", f"id: {marker.store_id}", f"index: {marker.index}")
+    _write(path / MARKER, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Atomic: the name appears with its content, durably, or not at all (I1)."""
+    draft = path.with_name(path.name + ".new")
+    with open(draft, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    share(draft)
+    os.replace(draft, path)
+    sync_directory(path.parent)
+
+
+def read_keyrings(path: Path) -> dict[str, str]:
+    """The copies of keyrings by namespace; {} where there are none, or nothing that can be read."""
+    try:
+        found = json.loads((path / KEYRINGS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+
+
+def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
+    """Keep a copy of a keyring, and say in the marker that the store is encrypted, if that is not so yet.
+
+    The index is the truth; both follow it at the next opening when a crash comes between.
+    """
+    with naming("mark as encrypted the store", path):
+        if read_marker(path).format != ENCRYPTED_FORMAT_VERSION:
+            with locked(path):
+                write_marker(path, replace(read_marker(path), format=ENCRYPTED_FORMAT_VERSION))
+    keep_copy(path, namespace, keyring)
+
+
+def keep_copy(path: Path, namespace: str, keyring: str) -> None:
+    """Keep a copy of a keyring in the folder `path`, if it is not there yet."""
+    with naming("keep a copy of the keyring in", path):
+        if read_keyrings(path).get(namespace) == keyring:
+            return
+        with locked(path):
+            copies = {**read_keyrings(path), namespace: keyring}
+            _write(path / KEYRINGS, json.dumps(copies, indent=1).encode())
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from making or rebuilding this store meanwhile. The kernel drops it with the process."""
+    with naming("lock", path):
+        handle = open_lock(path / "lock")
+    try:
+        with naming("lock", path):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _create(path: Path) -> None:
+    share_folder(path)
+    make_folder(path / PACKS)
+    Reserve(path).refill()
+    index = SqliteIndex(str(path / INDEX), namespace="default")
+    store_id = index.store_id
+    index.close()
+    sync_directory(path)
+    _sync_names(path)
+    write_marker(path, Marker(store_id))
+
+
+def _sync_names(path: Path) -> None:
+    """Make the names that lead to `path` durable, up to its mount point: any may be new, by us or by who died here."""
+    device = os.stat(path).st_dev
+    for parent in path.parents:
+        if os.stat(parent).st_dev != device:
+            return
+        try:
+            sync_directory(parent)
+        except PermissionError:
+            return  # nobody who may not read it has made it
+
+
+def refuse_foreign(path: Path) -> None:
+    """A directory with other things in it is left alone. What an interrupted creation left behind is ours."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
+    ours = {MARKER + ".new", "lock", PACKS, KEYRINGS, KEYRINGS + ".new"}
+    ours |= {RESERVE, *(INDEX + suffix for suffix in ("", "-wal", "-shm", "-journal", STATE))}
+    names = set(os.listdir(path))
+    if MARKER in names:
+        return  # whole, if only since another process made it a moment ago
+    foreign = sorted(names - ours)
+    if foreign:
+        raise NotAStore(
+            f"{path} is not a Kedge store and holds other files ({foreign[0]}, …)",
+            hint="give an empty or new directory",
+        )
+
+
+def refuse_network(path: Path) -> None:
+    """Locks of files mean nothing where another machine cannot see them."""
+    kind = _file_system(path)
+    if kind.removeprefix("fuse.").startswith(_NETWORK_FILE_SYSTEMS):
+        raise NotAStore(
+            f"{path} is on a network file system ({kind}), where locks cannot be trusted",
+            hint="use a local disk, or a store for many machines (postgresql://…)",
+        )
+
+
+def _file_system(path: Path) -> str:
+    """The file system type `path` is on; "" where the system does not tell."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == wanted:
+            return after.split()[0]
+    return ""

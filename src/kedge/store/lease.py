@@ -1,0 +1,115 @@
+"""Holding a lease: renewed in the background while the work goes on, given back at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kedge.blobs.shelter import give_up_if_abandoned, run
+from kedge.errors import LeaseLost, StorageError, Validation
+from kedge.model import Lease
+from kedge.ports import Index
+
+
+def default_holder() -> str:
+    """This process, so that others can recognise it: host, number, when it started, and where such numbers count."""
+    return f"{socket.gethostname()}:{os.getpid()}:{started(os.getpid())}:{_machine_digest()}"
+
+
+def is_holder_gone(holder: str) -> bool:
+    """Whether the process that took a lease surely does not exist any more; False when that cannot be known here."""
+    parts = holder.rsplit(":", 3)
+    if len(parts) != 4 or not parts[1].isdecimal() or parts[3] != _machine_digest() or parts[2] == "None":
+        return False
+    return str(started(int(parts[1]))) != parts[2]
+
+
+def machine() -> dict[str, object]:
+    """Where a process has its number: the host, this life of it, and the table its processes are numbered in."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        processes = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        boot, processes = "", 0
+    return {"host": socket.gethostname(), "boot": boot, "processes": processes}
+
+
+def _machine_digest() -> str:
+    return hashlib.sha256(repr(sorted(machine().items())).encode()).hexdigest()[:12]
+
+
+def started(pid: int) -> str | None:
+    """When a process started, in the kernel's count; None when there is no such process, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+class _Holding:
+    """A lease, and the thread that renews it. It ends when somebody says so, or when nobody has it any more."""
+
+    def __init__(self, index: Index, job: str, holder: str, ttl_s: float) -> None:
+        self.lease = index.acquire_lease(job, holder, ttl_s)
+        self._index = index
+        self._stop = threading.Event()
+        me = weakref.ref(self)  # an interrupt may drop the holder anywhere: then the lease is given back too
+        self._thread = threading.Thread(
+            target=_renew,
+            args=(me, index, self.lease, self._stop, ttl_s / 3),
+            name=f"kedge-lease-{job}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._index.release_lease(self.lease)
+
+
+def _renew(holding: weakref.ref[_Holding], index: Index, lease: Lease, stop: threading.Event, every_s: float) -> None:
+    while not stop.wait(every_s):
+        try:
+            if holding() is None:
+                index.release_lease(lease)
+                return
+            index.renew_lease(lease)
+        except LeaseLost:
+            return
+        except StorageError:
+            continue  # busy or unreachable just now; the index refuses our writes if it lasts too long
+
+
+@contextmanager
+def hold(index: Index, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
+    """The right to write `job` for as long as the block runs; LeaseHeld when somebody else has it (I5).
+
+    A thread renews it every third of `ttl_s`. If that fails, for example because the process was suspended for
+    longer than the lease, the next write with it is refused by the index: the thread need not say anything.
+    """
+    if not isinstance(ttl_s, int | float) or not 0.1 <= ttl_s <= 86_400:
+        raise Validation(f"a lease of {ttl_s!r} s makes no sense", hint="use 0.1 to 86400 seconds")
+    holding = run(_begin, index, job, holder, ttl_s)
+    try:
+        yield holding.lease
+    finally:
+        run(holding.end)
+
+
+def _begin(index: Index, job: str, holder: str | None, ttl_s: float) -> _Holding:
+    holding = _Holding(index, job, holder or default_holder(), ttl_s)
+    try:
+        give_up_if_abandoned()
+    except BaseException:
+        holding.end()
+        raise
+    return holding

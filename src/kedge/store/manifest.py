@@ -1,0 +1,147 @@
+"""The manifest: the encoded state tree plus references to chunks (docs/format.md, "Manifest").
+
+    buffer    one out-of-band piece of the state, known to the tree by its ordinal
+    stream    bytes cut into chunks: a large buffer has its own, small buffers share one, a large tree has one
+    entry     one chunk of a stream: length, SHA-256, BLAKE3; a SHA-256 of zeros marks a run of zero bytes
+
+The first byte says the form:
+    1  the tree                      4  [length, table]: the real manifest lies in chunks itself
+    2  the tree, zstd-compressed
+    3  [tree or nil, tree stream, buffers, stream tables] as MessagePack
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import ormsgpack
+import zstandard
+
+from kedge.chunks import ZERO, Entry
+from kedge.errors import Corrupted
+
+MAX_TREE_BYTES = 1 << 30  # what a tree may claim to expand to on load
+COMPRESS_OVER_BYTES = 4096
+SPILL_OVER_BYTES = 256 * 1024  # a larger manifest moves into chunks, so that index rows stay small
+
+_ENTRY = struct.Struct("<I32s32s")
+_SPAN = struct.Struct("<IQQ?")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a buffer lies: `size_bytes` from `offset` of a stream. A lazy one stays in the store until asked for."""
+
+    stream: int
+    offset: int
+    size_bytes: int
+    is_lazy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    tree: bytes | None  # None: in stream `tree_stream`
+    tree_stream: int = -1
+    buffers: list[Span] = field(default_factory=list)
+    streams: list[list[Entry]] = field(default_factory=list)
+
+    def digests(self) -> Iterator[bytes]:
+        """The chunks this manifest names, zero runs left out."""
+        for stream in self.streams:
+            for entry in stream:
+                if entry.digest != ZERO:
+                    yield entry.digest
+
+
+def pack_manifest(manifest: Manifest) -> bytes:
+    """The bytes of a manifest (forms 1 to 3)."""
+    tree = manifest.tree
+    if not manifest.streams and tree is not None:
+        if len(tree) > COMPRESS_OVER_BYTES:
+            squeezed = zstandard.ZstdCompressor(level=1).compress(tree)
+            if len(squeezed) < 0.9 * len(tree):
+                return b"\x02" + squeezed
+        return b"\x01" + tree
+    spans = b"".join(_SPAN.pack(s.stream, s.offset, s.size_bytes, s.is_lazy) for s in manifest.buffers)
+    tables = [pack_table(stream) for stream in manifest.streams]
+    return b"\x03" + ormsgpack.packb([tree, manifest.tree_stream, spans, tables])
+
+
+def pack_root(size_bytes: int, table: list[Entry]) -> bytes:
+    """Form 4: a manifest that was itself cut into chunks."""
+    return b"\x04" + ormsgpack.packb([size_bytes, pack_table(table)])
+
+
+def pack_table(entries: list[Entry]) -> bytes:
+    return b"".join(_ENTRY.pack(e.size_bytes, e.digest, e.fast) for e in entries)
+
+
+def unpack_table(table: bytes) -> list[Entry]:
+    return [Entry(*fields) for fields in _ENTRY.iter_unpack(table)]
+
+
+def root_of(data: bytes) -> tuple[int, list[Entry]] | None:
+    """(length, entries) of a form 4 manifest; None for the others."""
+    if data[:1] != b"\x04":
+        return None
+    with _corrupted_as("root"):
+        size_bytes, table = ormsgpack.unpackb(data[1:])
+        entries = unpack_table(table)
+        if not isinstance(size_bytes, int) or size_bytes != sum(e.size_bytes for e in entries):
+            raise ValueError("lengths do not add up")
+        return size_bytes, entries
+
+
+def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes]) -> Manifest:
+    """The manifest of `data`; `read_spilled` fetches the chunks of form 4. Nonsense is Corrupted."""
+    root = root_of(data)
+    if root is not None:
+        data = read_spilled(*root)
+    form = data[:1]
+    if form == b"\x01":
+        return Manifest(data[1:])
+    if form == b"\x02":
+        return Manifest(decompress(data[1:], MAX_TREE_BYTES))
+    if form != b"\x03":
+        raise Corrupted(f"unknown manifest form {form!r}", hint="run kedge check")
+    with _corrupted_as("table"):
+        tree, tree_stream, spans, tables = ormsgpack.unpackb(data[1:])
+        streams = [unpack_table(table) for table in tables]
+        sizes = [sum(e.size_bytes for e in stream) for stream in streams]
+        buffers = [Span(*fields) for fields in _SPAN.iter_unpack(spans)]
+        if any(s.offset + s.size_bytes > sizes[s.stream] for s in buffers):
+            raise ValueError("a buffer lies outside its stream")
+        if not (tree is None and 0 <= tree_stream < len(streams)) and not isinstance(tree, bytes):
+            raise ValueError("no tree")
+        return Manifest(tree, tree_stream, buffers, streams)
+
+
+def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
+    """zstd-decompress `data`, which must declare its size and keep to `limit`; otherwise Corrupted.
+
+    The declared size is checked first because the library's own `max_output_size` is ignored when one is present.
+    """
+    try:
+        declared = zstandard.frame_content_size(data)
+        if not 0 <= declared <= limit:
+            raise Corrupted(f"compressed data claims {declared:,} bytes, at most {limit:,} fit", hint="run kedge check")
+        plain = zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as error:
+        if "not enough memory" in str(error):  # which says nothing about the bytes
+            raise MemoryError(str(error)) from error
+        raise Corrupted(f"compressed data is damaged: {error}", hint="run kedge check") from error
+    if len(plain) != declared:
+        raise Corrupted("compressed data is shorter than it claims", hint="run kedge check")
+    return plain
+
+
+@contextmanager
+def _corrupted_as(part: str) -> Iterator[None]:
+    """Any error while taking a manifest apart means that its bytes are not a manifest."""
+    try:
+        yield
+    except (ValueError, TypeError, IndexError, struct.error) as error:
+        raise Corrupted(f"the manifest's {part} is damaged: {error}", hint="run kedge check") from error

@@ -1,0 +1,73 @@
+"""`files:dir`: a store whose checkpoints are JSON files that people can read."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from kedge import codec
+from kedge.chunks import Entry
+from kedge.codec.json_view import to_json_view
+from kedge.errors import Corrupted, NotAStore, NotFound
+from kedge.index.files.index import FilesIndex, make_folder
+from kedge.index.files.shown_files import INSIDE
+from kedge.ports import ENVELOPE
+
+from .directory import absolute, naming, packs_of, refuse_network
+from .local import Store
+from .manifest import parse_manifest
+
+_PAGE = 1000  # events
+
+
+def open_files(path: Path, *, namespace: str, create: bool) -> Store:
+    """The store of readable files in `path`, which is made if it does not exist or is empty."""
+    path = absolute(path)
+    with naming("open the store", path):
+        if not is_files(path):
+            if (path / INSIDE / "packs").is_dir():  # which come after the journal
+                raise Corrupted(
+                    f"{path / INSIDE / 'journal'} is missing", hint="put it back, or make a new one: kedge rebuild"
+                )
+            if not create:
+                raise NotFound(f"there is no store of files at {path}", hint="check --store or $KEDGE_STORE")
+            refuse_others(path)
+            make_folder(path)
+        refuse_network(path)
+        index = FilesIndex(path, namespace=namespace, view=view)
+        return Store(index, packs_of(index, path / INSIDE / "packs"))
+
+
+def is_files(path: Path) -> bool:
+    return (path / INSIDE / "journal").is_file()
+
+
+def refuse_others(path: Path) -> None:
+    """A directory with other things in it is left alone."""
+    if path.exists() and not path.is_dir():
+        raise NotAStore(f"{path} is not a directory", hint="give the directory of a store, or a new one")
+    foreign = [found.name for found in path.iterdir() if found.name != INSIDE] if path.exists() else []
+    if foreign:
+        raise NotAStore(
+            f"{path} is no store of files and holds others ({min(foreign)}, …)",
+            hint="give an empty or new directory",
+        )
+
+
+def view(manifest: bytes) -> dict[str, object]:
+    """What a readable file shows of a state: itself where it is JSON, else an outline; large ones name their chunks.
+
+    Of a sealed one, its envelope: whoever has the key and this file has the state.
+    """
+    if manifest[:1] == bytes([ENVELOPE]):
+        return {"sealed": base64.b64encode(manifest).decode()}
+    if manifest[:1] not in (b"\x01", b"\x02"):
+        return {"state_in": "chunks"}
+    tree = parse_manifest(manifest, _nothing_spilled).tree
+    assert tree is not None  # nosec B101 # of these two forms
+    shown = to_json_view(codec.outline(tree))
+    return {"state": shown}
+
+
+def _nothing_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
+    raise NotFound("a small state has no chunks")

@@ -1,0 +1,251 @@
+"""Index records of saves, and the copy of them in packs, from which a lost index is rebuilt (docs/format.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+import ormsgpack
+
+from kedge import codec
+from kedge.errors import Corrupted
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, new_checkpoint_id, to_us
+from kedge.ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint
+
+from .request import Request
+
+Wrap: TypeAlias = Callable[[bytes], bytes]
+
+RECORD_MAGIC = b"KDREC1\n\0"
+MAX_RECORD_BYTES = 64 << 20
+_HEAD = struct.Struct("<8sI32s")  # magic, payload length, SHA-256 of the payload
+
+
+def new_record(
+    request: Request,
+    checkpoint_id: CheckpointId,
+    created_us: int,
+    size_bytes: int,
+    packed: bytes,
+    *,
+    content: bytes,
+) -> NewCheckpoint:
+    """The index record of a save whose chunks are still to be added.
+
+    `content` is what an idempotency key stands for: bytes that no other version of a compressor makes differently.
+    """
+    digest = hashlib.sha256(packed).digest()
+    key = request.idempotency_key
+    asked = f"{request.level}\0{request.step}\0".encode()
+    return NewCheckpoint(
+        id=checkpoint_id,
+        job=request.job,
+        step=request.step,
+        level=request.level,
+        created_us=created_us,
+        size_bytes=size_bytes,
+        stored_bytes=len(packed),
+        digest=digest,
+        codec=codec.CODEC,
+        schema_version=request.schema_version,
+        manifest=packed,
+        parent=request.parent,
+        tags=request.tags or {},
+        is_pinned=request.is_pinned,
+        metadata_json=request.metadata_json,
+        lease_token=request.lease.token if request.lease else None,
+        idempotency_key=key,
+        request_digest=hashlib.sha256(asked + content).digest() if key else b"",
+    )
+
+
+def copy_record(
+    source: Checkpoint,
+    packed: bytes,
+    job: str,
+    *,
+    references: Iterable[bytes],
+    new_id: Callable[[str, int], CheckpointId] = new_checkpoint_id,
+) -> NewCheckpoint:
+    """The record of a checkpoint with the same state under `job`; it shares all chunks with `source`."""
+    same, shared = record_of(source, packed), sorted(set(references))
+    return replace(
+        same,
+        id=new_id(same.step, same.created_us),
+        job=job,
+        has_chunks=bool(shared),
+        reused_chunks=shared,
+        request_digest=same.digest,
+    )
+
+
+def record_of(source: Checkpoint, packed: bytes) -> NewCheckpoint:
+    """The record of a checkpoint that exists, but for its number, its status, its idempotency key and its chunks."""
+    return NewCheckpoint(
+        id=source.id,
+        job=source.job,
+        step=source.step,
+        level=source.level,
+        created_us=to_us(source.created_at),
+        size_bytes=source.size_bytes,
+        stored_bytes=len(packed),
+        digest=hashlib.sha256(packed).digest(),
+        codec=source.codec,
+        schema_version=source.schema_version,
+        manifest=packed,
+        parent=source.parent,
+        tags=source.tags,
+        is_pinned=source.is_pinned,
+        metadata_json=json.dumps(dict(source.metadata)),
+    )
+
+
+def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk], wrap: Wrap | None = None) -> bytes:
+    """What a pack says of the save that wrote it, so that an index can be rebuilt from packs (docs/format.md).
+
+    Where the namespace is encrypted, `wrap` seals it (`crypto.Vault.wrap_record`).
+    """
+    payload = ormsgpack.packb(
+        {
+            "namespace": namespace,
+            "id": record.id,
+            "job": record.job,
+            "step": record.step,
+            "level": str(record.level),
+            "created_us": record.created_us,
+            "size_bytes": record.size_bytes,
+            "digest": record.digest,
+            "codec": record.codec,
+            "schema_version": record.schema_version,
+            "manifest": record.manifest,
+            "parent": record.parent,
+            "tags": dict(record.tags),
+            "pinned": record.is_pinned,
+            "metadata": record.metadata_json,
+            "key": record.idempotency_key,
+            "seq": record.seq,  # of a copy, which keeps its number; others get theirs from the index, later
+            "request_digest": record.request_digest,
+            "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
+        }
+    )
+    if wrap is not None:
+        payload = wrap(payload)
+    return _HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload
+
+
+def nobody() -> NewCheckpoint:
+    """For a record of chunks alone, in a pack that gc has filled."""
+    return NewCheckpoint(CheckpointId(""), "", "", CheckpointLevel.STEP, 0, 0, 0, b"", "", "", b"")
+
+
+def read_records(
+    blobs: Blobs, pack: str, unwrap: Wrap | None = None
+) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
+    """(namespace, record, chunks) of every whole record in a pack. The ID is "" where there are only chunks.
+
+    With `unwrap`, of those that it opens; without, of those that are plain.
+    """
+    for offset in blobs.scan(pack, RECORD_MAGIC):
+        try:
+            head = memoryview(bytearray(_HEAD.size))
+            blobs.read_into(pack, offset, head)
+            size = _HEAD.size + int(_HEAD.unpack_from(head)[1])
+            if size > MAX_RECORD_BYTES:
+                continue
+            data = memoryview(bytearray(size))
+            blobs.read_into(pack, offset, data)
+            found = _unpack_record(data, unwrap)
+        except (Corrupted, ValueError, KeyError, TypeError):
+            continue  # bytes that look like a record and are none, or a damaged one
+        if found is not None:
+            yield found
+
+
+class Keys(Protocol):
+    """What opens sealed records: `crypto.FoundKeys`, which learns keys from the records themselves, or `NoKeys`."""
+
+    locked: Counter[str]  # records that did not open, by the ID of the master key they want
+
+    @property
+    def count(self) -> int:
+        """How many data keys are known."""
+        ...
+
+    def unwrap_record(self, wrapped: bytes, /) -> bytes: ...
+
+
+class NoKeys:
+    """For a plain store: what is sealed is only counted."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self.locked: Counter[str] = Counter()
+
+    def unwrap_record(self, payload: bytes, /) -> bytes:
+        fields = ormsgpack.unpackb(payload)
+        if isinstance(fields, list) and len(fields) == 4:
+            self.locked[str(json.loads(fields[2])["master"])] += 1
+            raise Corrupted("the record is encrypted, and no key was given")
+        return payload
+
+
+def read_packs(
+    blobs: Blobs, packs: Iterable[str], keys: Keys, progress: Callable[[int, int], None] | None = None
+) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
+    """The records of all these packs; some twice: a pack whose keys turn up in a later one is read again then.
+
+    `keys.locked` says at the end what stayed closed. `progress(done, total)` counts packs.
+    """
+    waiting, known = list(packs), -1
+    while waiting and keys.count != known:
+        todo, waiting, known = waiting, [], keys.count
+        keys.locked.clear()
+        for done, pack in enumerate(todo, 1):
+            before = keys.locked.total()
+            yield from read_records(blobs, pack, keys.unwrap_record)
+            if keys.locked.total() > before:
+                waiting.append(pack)
+            if progress:
+                progress(done, len(todo))
+
+
+def _unpack_record(data: Buffer, unwrap: Wrap | None) -> tuple[str, NewCheckpoint, list[Chunk]] | None:
+    """(namespace, record, chunks) of bytes that begin with a record; None when they do not verify."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, size, digest = _HEAD.unpack_from(data)
+    payload = bytes(memoryview(data)[_HEAD.size : _HEAD.size + size])
+    if magic != RECORD_MAGIC or len(payload) != size or hashlib.sha256(payload).digest() != digest:
+        return None
+    if unwrap is not None:
+        payload = unwrap(payload)
+    fields = ormsgpack.unpackb(payload)
+    chunks = [Chunk(d, n, s, Encoding(e), pack, offset) for d, n, s, e, pack, offset in fields["chunks"]]
+    record = NewCheckpoint(
+        id=CheckpointId(fields["id"]),
+        job=fields["job"],
+        step=fields["step"],
+        level=CheckpointLevel(fields["level"]),
+        created_us=fields["created_us"],
+        size_bytes=fields["size_bytes"],
+        stored_bytes=len(fields["manifest"]) + sum(c.stored_bytes for c in chunks),
+        digest=fields["digest"],
+        codec=fields["codec"],
+        schema_version=fields["schema_version"],
+        manifest=fields["manifest"],
+        parent=fields["parent"],
+        tags=fields["tags"],
+        is_pinned=fields["pinned"],
+        metadata_json=fields["metadata"],
+        has_chunks=True,
+        idempotency_key=fields["key"],
+        request_digest=fields["request_digest"],
+        seq=fields.get("seq"),
+    )
+    return fields["namespace"], record, chunks

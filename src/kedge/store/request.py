@@ -1,0 +1,98 @@
+"""What a save is asked to record: parsed once, before anything is touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kedge.errors import Validation
+from kedge.model import (
+    CheckpointId,
+    CheckpointLevel,
+    Lease,
+    is_utf8,
+    parse_choice,
+    parse_name,
+    parse_step,
+    parse_tags,
+)
+
+MAX_METADATA_BYTES = 64 * 1024
+
+_to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a save was asked to record, names parsed already."""
+
+    job: str
+    step: str
+    level: CheckpointLevel = CheckpointLevel.STEP
+    parent: CheckpointId | None = None
+    tags: dict[str, str] | None = None
+    metadata_json: str = "{}"
+    is_pinned: bool = False
+    schema_version: str = "1.0"
+    lease: Lease | None = None
+    idempotency_key: str | None = None
+    checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
+    created_us: int | None = None
+
+
+def parse_request(
+    job_id: str,
+    step_name: str,
+    level: CheckpointLevel | str = CheckpointLevel.STEP,
+    parent: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    metadata: Mapping[str, object] | None = None,
+    pin: bool = False,
+    lease: Lease | None = None,
+    idempotency_key: str | None = None,
+    schema_version: str = "1.0",
+) -> Request:
+    """What the user asked for, every part parsed; raises before anything is touched."""
+    if lease is not None and not isinstance(lease, Lease):
+        raise Validation(f"lease={lease!r}", hint="give what `with manager.lease(job) as lease` gives")
+    if lease is not None and lease.job != job_id:
+        raise Validation(f"the lease is for job {lease.job}, not {job_id}", hint="take a lease of the job you write")
+    if idempotency_key is not None and not _is_short_text(idempotency_key, 256):
+        raise Validation("an idempotency key has 1 to 256 characters", hint="use a short stable string, such as a UUID")
+    if not _is_short_text(schema_version, 64):
+        raise Validation("a schema version has 1 to 64 characters", hint='use something like "2.1"')
+    if not isinstance(pin, bool):
+        raise Validation(f"pin={pin!r}", hint="use True or False")
+    return Request(
+        job=parse_name("job", job_id),
+        step=parse_step(step_name),
+        level=parse_choice(CheckpointLevel, level),
+        parent=None if parent is None else CheckpointId(parse_name("checkpoint ID", parent)),
+        tags=parse_tags(tags),
+        metadata_json="{}" if not metadata else _metadata_json(metadata),
+        is_pinned=pin,
+        schema_version=schema_version,
+        lease=lease,
+        idempotency_key=idempotency_key,
+    )
+
+
+def _is_short_text(value: object, most: int) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= most and is_utf8(value)
+
+
+def _metadata_json(metadata: Mapping[str, object]) -> str:
+    try:
+        text = _to_json(dict(metadata))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Validation(f"metadata is not plain JSON: {error}", hint="put it into the state instead") from error
+    if not all(isinstance(key, str) for key in metadata):
+        raise Validation("metadata has a key that is not text", hint="use text keys")
+    if size > MAX_METADATA_BYTES:
+        raise Validation(
+            f"metadata takes {size:,} bytes, at most {MAX_METADATA_BYTES:,} fit",
+            hint="put it into the state instead",
+        )
+    return text

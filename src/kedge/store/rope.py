@@ -1,0 +1,249 @@
+"""Trees that repeat most of an earlier one, kept in parts, so that only what is new is stored.
+
+A growing list (a conversation) would otherwise be written whole at every save. A parted tree is bytes, and runs of
+pieces between them. Each piece becomes a chunk. Digests of neighbours are gathered into chunks above them, digests of
+those into chunks above again; such a group ends where a digest says so, whatever stands before it. Groups that have
+not ended yet stay in the manifest. A run with one more piece thus adds that piece, sometimes a group, and the
+manifest names a few digests for each level.
+
+    form 5     MessagePack [part…]; a part is bytes of the tree, or [height, digest]
+    height 0   the chunk is bytes of the tree
+    height n   the chunk is digests, 32 bytes each, of chunks of height n - 1
+
+Whoever has a chunk of digests has all below it: a commit brings what is missing and checks what it reuses, and gc
+deletes whatever is not named in one transaction. So a save checks only the topmost chunks it reuses (I3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import ormsgpack
+
+from kedge.errors import Corrupted
+
+from .chunk_writer import ChunkWriter
+
+DIGEST_BYTES = 32
+MAX_HEIGHT = 16
+_LEAST, _MOST = 3, 8  # digests in a group
+_FEW = 64  # pieces, which are looked through faster than a table of all is made
+_ENDS = 0x01  # one digest in two ends its group, once that is long enough: measured to store least
+
+T = TypeVar("T")
+
+Read = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain bytes by digest
+
+
+class Piece:
+    """Bytes that several trees have in common, named by their SHA-256."""
+
+    __slots__ = ("data", "digest")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.digest = hashlib.sha256(data).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Digests of one height, where groups of them end, and the digest of each group."""
+
+    digests: list[bytes]
+    ends: list[int]
+    nodes: list[bytes]
+    new: slice  # the digests that an earlier level did not have at their place
+
+
+class Run:
+    """Pieces in a row. Saved again, it is not grouped again; of a run like an earlier one, only what differs is."""
+
+    def __init__(self, pieces: Sequence[Piece], earlier: Run | None = None) -> None:
+        self.pieces = pieces
+        self._levels: list[_Level] = []
+        self._nodes: dict[bytes, bytes] = {}  # the chunks above the pieces
+        known: list[_Level] = []
+        if earlier is not None and len(earlier._nodes) < len(pieces):  # else most of them are of runs before it
+            known = earlier._levels
+            self._nodes.update(earlier._nodes)
+        digests = [piece.digest for piece in pieces]
+        while digests:
+            level = _group(digests, known[len(self._levels)] if len(self._levels) < len(known) else None, self._nodes)
+            self._levels.append(level)
+            digests = level.nodes
+        self._new = pieces[self._levels[0].new] if self._levels else pieces
+        self.size_bytes = sum([len(piece.data) for piece in self._new])
+        if known and earlier is not None:
+            first, last = self._levels[0].new.start, self._levels[0].new.stop - len(pieces) + len(earlier.pieces)
+            gone = sum([len(piece.data) for piece in earlier.pieces[first:last]])
+            self.size_bytes += earlier.size_bytes - gone
+
+    @property
+    def tops(self) -> list[tuple[int, bytes]]:
+        """Height and digest of what the manifest names, in the order of the pieces."""
+        found: list[tuple[int, bytes]] = []
+        for height, level in enumerate(self._levels):
+            found[:0] = [(height, digest) for digest in level.digests[level.ends[-1] if level.ends else 0 :]]
+        return found
+
+    def data_of(self, digest: bytes, height: int) -> bytes:
+        if height:
+            return self._nodes[digest]
+        if len(self._new) <= _FEW:
+            for piece in self._new:
+                if piece.digest == digest:
+                    return piece.data
+        return self._data[digest]
+
+    @cached_property
+    def _data(self) -> dict[bytes, bytes]:
+        return {piece.digest: piece.data for piece in self.pieces}
+
+
+@dataclass(frozen=True)
+class PartedTree:
+    """A tree as it is saved: bytes, and runs of pieces."""
+
+    parts: Sequence[bytes | Run]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(part) if isinstance(part, bytes) else part.size_bytes for part in self.parts)
+
+
+def write_parts(tree: PartedTree, writer: ChunkWriter, known: Callable[[bytes], bool]) -> tuple[bytes, list[bytes]]:
+    """The manifest of a tree, whose new chunks go to `writer`, and the digests a later save may take as known.
+
+    `known` says which digests an earlier save of this process has committed. That is a guess: the commit checks it.
+    """
+    packed: list[object] = []
+    fresh: dict[bytes, bytes] = {}
+    named: list[bytes] = []
+    for part in tree.parts:
+        if isinstance(part, bytes):
+            packed.append(part)
+            continue
+        waiting = part.tops
+        packed += waiting
+        while waiting:
+            height, digest = waiting.pop()
+            if digest in fresh:
+                continue
+            named.append(digest)
+            if known(digest) and writer.reuse(digest):
+                continue
+            data = fresh[digest] = part.data_of(digest, height)
+            if height:
+                waiting += [(height - 1, below) for below in _digests(data)]
+    writer.add_named(fresh)
+    return b"\x05" + ormsgpack.packb(packed), named
+
+
+def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, bytes]) -> _Level:
+    """Gather digests into groups, whose chunks are entered; groups before and after what differs are taken over."""
+    ends: list[int] = []
+    nodes: list[bytes] = []
+    start, same, settled, shift = 0, 0, len(digests), 0
+    known: dict[int, int] = {}
+    if earlier is not None:
+        shift = len(digests) - len(earlier.digests)
+        same = common_length(digests, earlier.digests)
+        kept = bisect_right(earlier.ends, same)
+        ends, nodes = earlier.ends[:kept], earlier.nodes[:kept]
+        start = ends[-1] if ends else 0
+        behind = common_length(digests[same:][::-1], earlier.digests[same:][::-1])
+        settled = len(digests) - behind
+        known = {end + shift: number for number, end in enumerate(earlier.ends[kept:], kept)}
+    first = start
+    for position in range(start, len(digests)):
+        length = position + 1 - first
+        if length >= _LEAST and (digests[position][0] & _ENDS or length == _MOST):
+            joined = b"".join(digests[first : position + 1])
+            node = hashlib.sha256(joined).digest()
+            chunks[node] = joined
+            first = position + 1
+            ends.append(first)
+            nodes.append(node)
+            if first >= settled and (number := known.get(first)) is not None and earlier is not None:
+                ends += [end + shift for end in earlier.ends[number + 1 :]]
+                nodes += earlier.nodes[number + 1 :]
+                break
+    return _Level(digests, ends, nodes, slice(same, settled))
+
+
+def common_length(a: Sequence[T], b: Sequence[T]) -> int:
+    """How many items two sequences have in common at their beginning; by halves, because they may be long."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def parts_of(packed: bytes) -> list[bytes | tuple[int, bytes]] | None:
+    """The parts of a form 5 manifest; None for the others. Nonsense is Corrupted."""
+    if packed[:1] != b"\x05":
+        return None
+    try:
+        parts: list[bytes | tuple[int, bytes]] = []
+        for part in ormsgpack.unpackb(packed[1:]):
+            if not isinstance(part, bytes):
+                height, digest = part
+                if not 0 <= height <= MAX_HEIGHT or len(digest) != DIGEST_BYTES:
+                    raise ValueError("no height and digest")
+                part = (height, digest)
+            parts.append(part)
+    except (ValueError, TypeError) as error:
+        raise Corrupted(f"the manifest's parts are damaged: {error}", hint="run kedge check") from error
+    return parts
+
+
+def read_parts(parts: Sequence[bytes | tuple[int, bytes]], read: Read) -> bytes:
+    """The tree, each level of each run read at once."""
+    found: list[bytes] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            found.append(part)
+            continue
+        height, digest = part
+        level = [digest]
+        for _ in range(height):
+            nodes = read(list(dict.fromkeys(level)))
+            level = [below for digest in level for below in _digests(nodes[digest])]
+        pieces = read(list(dict.fromkeys(level)))
+        found += [pieces[digest] for digest in level]
+    return b"".join(found)
+
+
+def references(parts: Iterable[bytes | tuple[int, bytes]], read: Read) -> Iterator[bytes]:
+    """Every chunk these parts need, each once."""
+    seen: set[bytes] = set()
+    for part in parts:
+        if isinstance(part, bytes):
+            continue
+        height, digest = part
+        level = [digest]
+        while True:
+            level = [digest for digest in dict.fromkeys(level) if digest not in seen]
+            seen.update(level)
+            yield from level
+            if height == 0 or not level:
+                break
+            nodes = read(level)
+            level = [below for digest in level for below in _digests(nodes[digest])]
+            height -= 1
+
+
+def _digests(node: bytes) -> Iterator[bytes]:
+    if not node or len(node) % DIGEST_BYTES:
+        raise Corrupted("a chunk of digests has an impossible length", hint="run kedge check")
+    for start in range(0, len(node), DIGEST_BYTES):
+        yield node[start : start + DIGEST_BYTES]

@@ -1,0 +1,130 @@
+"""How the buffers of a state lie in streams of chunks."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from kedge import codec
+from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Deferred, DeviceMemory, Entry, Target, cut, cut_by_content
+from kedge.ports import Buffer
+
+from .chunk_writer import ChunkWriter
+from .manifest import Manifest, Span
+
+SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
+_SOURCE_WORKERS = 4  # for files, which each of them reads into memory of its own
+TREE_CHUNK_BYTES = 16 * 1024  # large trees are cut by content, so that a small change stores little
+
+_local = threading.local()
+
+
+def size_of(buffer: codec.Source) -> int:
+    return len(buffer) if isinstance(buffer, memoryview) else buffer.size_bytes
+
+
+def add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
+    """Large buffers first, so that their streams keep their place from save to save; then small ones; then the tree."""
+    spans: list[Span | None] = [None] * len(encoded.buffers)
+    streams: list[list[Entry]] = []
+    small: list[tuple[int, memoryview]] = []
+    for n, buffer in enumerate(encoded.buffers):
+        size = size_of(buffer)
+        if isinstance(buffer, memoryview):
+            if size < SMALL_BUFFER_BYTES:
+                small.append((n, buffer))
+                continue
+            pieces: Iterable[Buffer | Deferred] = cut(buffer)
+        else:
+            pieces = buffer.pieces()
+        is_memory = isinstance(buffer, memoryview | DeviceMemory)
+        spans[n] = Span(len(streams), 0, size, is_lazy=not is_memory)
+        at_once = WORKERS if is_memory else _SOURCE_WORKERS
+        streams.append(writer.add(pieces, size_bytes=size, at_once=at_once, is_shared=_is_shared(buffer, encoded)))
+    if small:
+        offset = 0
+        for n, view in small:
+            spans[n] = Span(len(streams), offset, len(view))
+            offset += len(view)
+        streams.append(writer.add(_bundles([view for _, view in small]), size_bytes=offset))
+    tree: bytes | None = encoded.tree
+    tree_stream = -1
+    if len(encoded.tree) > INLINE_BYTES:
+        tree, tree_stream = None, len(streams)
+        streams.append(writer.add(cut_by_content(encoded.tree, TREE_CHUNK_BYTES), size_bytes=len(encoded.tree)))
+    return Manifest(tree, tree_stream, [span for span in spans if span is not None], streams)
+
+
+def _is_shared(buffer: codec.Source, encoded: codec.Encoded) -> bool:
+    """Whether somebody else may change these bytes while they are saved: neither what is immutable, nor a copy.
+
+    Sources that are not memory read their pieces into memory of their own.
+    """
+    return isinstance(buffer, memoryview) and not encoded.is_private and not isinstance(buffer.obj, bytes)
+
+
+def _bundles(views: list[memoryview]) -> Iterable[bytes]:
+    """Small buffers joined to pieces of up to a chunk."""
+    waiting: list[memoryview] = []
+    size = 0
+    for view in views:
+        if waiting and size + len(view) > CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        waiting.append(view)
+        size += len(view)
+    yield b"".join(waiting)
+
+
+def place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memoryview]]:
+    """Each entry with its part of `data`, which holds them one behind the other."""
+    placed, offset = [], 0
+    for entry in entries:
+        placed.append((entry, data[offset : offset + entry.size_bytes]))
+        offset += entry.size_bytes
+    return placed
+
+
+def part_of(target: Target, start: int, stop: int) -> Target:
+    return target[start:stop] if isinstance(target, memoryview) else target.part(start, stop)
+
+
+class SharedChunk:
+    """A chunk that several buffers lie in: read into memory of the thread that reads it, then copied to each of them.
+
+    They get nothing before it is verified (I2), and it is not held any longer: a state of ten thousand arrays takes
+    hardly more memory to load than the arrays do.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._parts: list[tuple[int, Target]] = []
+
+    def add(self, offset: int, part: Target) -> None:
+        """Fill `part` with what is at `offset` of the chunk."""
+        self._parts.append((offset, part))
+
+    def staging(self) -> memoryview:
+        memory: bytearray | None = getattr(_local, "memory", None)
+        if memory is None or len(memory) < self._size_bytes:
+            memory = bytearray(self._size_bytes)
+            if self._size_bytes <= CHUNK_BYTES:
+                _local.memory = memory
+        return memoryview(memory)[: self._size_bytes]
+
+    def take(self, data: memoryview) -> None:
+        for offset, part in self._parts:
+            if isinstance(part, memoryview):
+                part[:] = data[offset : offset + len(part)]
+            else:
+                part.take(data[offset : offset + part.size_bytes])
+
+
+def entries_at(entries: list[Entry], starts: list[int], span: Span) -> Iterable[tuple[Entry, int]]:
+    """The entries of a stream that a span touches, with their offsets."""
+    stop = span.offset + span.size_bytes
+    for i in range(bisect_right(starts, span.offset) - 1, len(entries)):
+        if starts[i] >= stop:
+            return
+        yield entries[i], starts[i]

@@ -1,0 +1,344 @@
+"""From a URL to a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from .chunks import INLINE_BYTES
+from .errors import NotAStore, NotFound, Validation, install_hint
+from .ports import FORMAT_VERSION
+from .store.local import Store
+
+if TYPE_CHECKING:
+    from .crypto import FoundKeys, MasterKey
+    from .index.postgres.server import Server
+    from .ports import Blobs, Index
+
+_FORMS = (
+    'use a directory, "file:directory", "files:directory", "memory:" or "postgresql://…[?blobs=s3://bucket/prefix]"'
+)
+_IN_DATABASE_BYTES = 1 << 20
+_OBJECT_STORES = {  # and what they want to know
+    "s3": "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; AWS_ENDPOINT_URL for other servers",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or another credential",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What a store is to be opened with: the master key, and whether names are to be hidden (None: as it is)."""
+
+    master: MasterKey
+    encrypt_names: bool | None = None
+
+
+def find_lock(key: bytes | str | None, encrypt_names: bool | None) -> Lock | None:
+    """From what the user gave, or the environment; None for a plain store, which pays nothing for encryption.
+
+    The key "none" asks for a plain one, whatever the environment says.
+    """
+    if encrypt_names is not None and not isinstance(encrypt_names, bool):
+        raise Validation(f"encrypt_names={encrypt_names!r}", hint="use True or False")
+    if isinstance(key, str) and key == "none":
+        return None
+    if key is None and not os.environ.get("KEDGE_KEY") and not os.environ.get("KEDGE_KEY_FILE"):
+        if encrypt_names:
+            raise Validation("encrypt_names needs a key", hint="give key=, or make one: kedge key new")
+        return None
+    from .crypto import find_master
+
+    master = find_master(key)
+    return None if master is None else Lock(master, encrypt_names)
+
+
+def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = None, actor: str = "") -> Store:
+    """The store behind a URL: behind its keys with a `lock`, plain without. Neither is taken for the other (I10).
+
+    What an adapter or encryption needs is imported only when it is used.
+    """
+    if (kept := _kept_at(url)) is not None:
+        from .care.kept_memory import KeptMemory
+
+        return KeptMemory(open_store(kept, namespace, create=create, lock=lock, actor=actor))
+    store = _open_plain(url, namespace, create=create)
+    try:
+        if lock is not None:
+            store = unlock(store, lock, actor)
+            keep_keyring(url, store)
+        elif store.index.is_encrypted:
+            raise Validation(
+                "this store is encrypted, and no key was given",
+                hint="give it: key=, --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
+            )
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def unlock(store: Store, lock: Lock, actor: str) -> Store:
+    """The same store behind its keys. A namespace that has none yet, in a store without plain data, gets them."""
+    from .crypto import Vault, key_id_of, new_keyring, seal_keyring
+    from .index.encrypted import EncryptedIndex
+
+    index = store.index
+    where = index.store_id, index.namespace
+    if index.keyring() is None:
+        fresh = new_keyring(*where, hides_names=bool(lock.encrypt_names))
+        who = fresh.name_key.token("actor", actor) if fresh.hides_names else actor
+        text = seal_keyring(fresh, lock.master, index.store_id)
+        index.set_keyring(text, key_id_of(text), replacing=None, actor=who)  # or another process was faster
+    vault = Vault(lock.master, *where, index.keyring)
+    if lock.encrypt_names is not None and lock.encrypt_names != vault.hides_names:
+        is_so = "hidden" if vault.hides_names else "readable"
+        raise Validation(
+            f"names in namespace {index.namespace} are {is_so}, which is decided when it is made",
+            hint="leave encrypt_names away, or use another namespace",
+        )
+    return Store(EncryptedIndex(index, vault), store.blobs, vault, inline_bytes=store.inline_bytes)
+
+
+def find_keys(store: Store, lock: Lock) -> FoundKeys:
+    """To rebuild an index: the keys it has, unless nothing was saved under them, as in one that was just made."""
+    from .crypto import FoundKeys
+
+    keys = FoundKeys(lock.master)
+    if store.index.jobs(limit=1) and (text := store.index.keyring()) is not None:
+        keys.add(store.index.store_id, store.index.namespace, text)
+    return keys
+
+
+def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | None, *, actor: str) -> Store:
+    """A namespace of a store that is rebuilt, under the keys that were found in packs if it has no others in use."""
+    if lock is None or keys is None:
+        return open_store(url, namespace, create=False)
+    from .crypto import key_id_of
+
+    with closing(_open_plain(url, namespace, create=False)) as plain:
+        present, found = plain.index.keyring(), keys.keyring_for(plain.index.store_id, namespace)
+        if found is not None and not plain.index.jobs(limit=1):
+            plain.index.set_keyring(found, key_id_of(found), replacing=present, actor=keys.shown_as(namespace, actor))
+    return open_store(url, namespace, create=False, lock=lock, actor=actor)
+
+
+def keep_keyring(url: str, store: Store) -> None:
+    """Where a store is a directory: a copy of the keyring beside the index, without which a lost index is lost data."""
+    index, path = store.at_rest().index, directory_of(url)
+    if path is None:
+        return
+    from .index.files.shown_files import INSIDE
+    from .store.directory import keep_copy, keep_keyring
+
+    copied = None
+    # Until nobody has changed it while it was copied: a copy that comes late would hide the current key (I10).
+    while (keyring := index.keyring()) is not None and keyring != copied:
+        if url.startswith("files:"):
+            keep_copy(path / INSIDE, index.namespace, keyring)
+        else:
+            keep_keyring(path, index.namespace, keyring)
+        copied = keyring
+
+
+def reachable(url: str) -> str:
+    """The URL of a store that was opened here, as another process understands it, wherever that stands."""
+    scheme, colon, path = url.partition(":")
+    if "://" in url or url == "memory:":
+        return url
+    from .store.directory import absolute
+
+    if colon and scheme in ("file", "files", "memory"):
+        return f"{scheme}:{absolute(Path(path))}"
+    return str(absolute(Path(url)))
+
+
+def directory_of(url: str) -> Path | None:
+    """The directory that a store is in, or is kept in; None where it is behind a server or in memory only."""
+    if url == "memory:" or "://" in url:
+        return None
+    from .store.directory import absolute
+
+    scheme, colon, path = url.partition(":")
+    return absolute(Path(path if colon and scheme in ("file", "files", "memory") else url))
+
+
+def _kept_at(url: str) -> str | None:
+    """The URL of the directory that a store in memory is kept in."""
+    path = url.removeprefix("memory:")
+    return f"file:{path}" if path and path != url else None
+
+
+def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
+    scheme, colon, rest = url.partition(":")
+    if "?blobs=" in url and not is_postgresql(url):
+        raise Validation(
+            f"{url!r}: only an index in PostgreSQL keeps its bytes elsewhere", hint="use postgresql://…?blobs=…"
+        )
+    if url == "memory:":
+        from .blobs.memory import MemoryBlobs
+        from .index.sqlite.index import SqliteIndex
+
+        return Store(SqliteIndex(None, namespace=namespace), MemoryBlobs())
+    if is_postgresql(url):
+        return _open_postgresql(url, namespace, create=create)
+    if scheme in ("s3", "gs", "az") and rest.startswith("//"):
+        raise Validation(
+            f"{scheme}: alone keeps no index", hint=f"add a database: postgresql://…?blobs={scheme}:{rest}"
+        )
+    if scheme == "files" and rest and "\0" not in rest:
+        from .store.readable_files import open_files
+
+        return open_files(Path(rest), namespace=namespace, create=create)
+    if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
+        raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
+    path = rest if colon and scheme == "file" else url
+    if not path or "\0" in path:
+        raise Validation(f"{url!r} names no directory", hint=_FORMS)
+    from .store.directory import open_embedded
+
+    return Store(*open_embedded(Path(path), namespace=namespace, create=create))
+
+
+def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
+    """The index in PostgreSQL; the bytes there too, or where `blobs=` says."""
+    server = open_server(url)
+    from .index.postgres.index import PostgresIndex
+
+    where = blobs_of(url)
+    blobs = _open_blobs(server, where)
+    server.migrate(create=create)
+    index = PostgresIndex(server, namespace=namespace)
+    try:
+        if where is not None and where.startswith("file:"):
+            refuse_missing_packs(where, index, blobs)
+        elif where is not None:
+            blobs = _own(blobs, index)
+    except BaseException:
+        index.close()
+        raise
+    # Where the bytes are rows too, rows of the index are as good, and need no sync of their own.
+    return Store(index, blobs, inline_bytes=_IN_DATABASE_BYTES if where is None else INLINE_BYTES)
+
+
+def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:
+    """The same path is another directory on another machine: what a save put there would be lost to all others."""
+    if next(iter(blobs.packs()), None) is None and (used := index.packs()):
+        blobs.close()
+        raise NotAStore(
+            f"blobs={where} holds none of the {len(used):,} packs of this store",
+            hint="open it on the machine that has them, or put them back; for many machines use blobs=s3://bucket/prefix",
+        )
+
+
+def _own(blobs: Blobs, index: Index) -> Blobs:
+    """The packs of an object store, which must be those of this index and of no other."""
+    from .blobs.objects import ObjectBlobs
+    from .blobs.retries import RetryingBlobs
+
+    assert isinstance(blobs, ObjectBlobs)  # nosec B101 # of every URL but file:
+    blobs.claim(index.store_id, lambda: bool(index.packs()))
+    return RetryingBlobs(blobs)
+
+
+def take_over(url: str) -> None:
+    """Before an index is rebuilt from an object store: the packs there are those of the database given from now on."""
+    where = blobs_of(url) if is_postgresql(url) else None
+    if where is None or where.startswith("file:"):
+        return
+    server = open_server(url)
+    from .index.postgres.index import PostgresIndex
+
+    blobs = _open_blobs(server, where)
+    server.migrate()
+    with closing(PostgresIndex(server, namespace="default")) as index:
+        from .blobs.backoff import Backoff
+        from .blobs.objects import ObjectBlobs
+        from .blobs.owner import take_over
+
+        assert isinstance(blobs, ObjectBlobs)  # nosec B101 # of every URL but file:
+        Backoff().run(lambda: take_over(blobs, index.store_id))
+
+
+def blobs_of(url: str) -> str | None:
+    """Where the bytes of a store in PostgreSQL are, if not there too."""
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)).get("blobs")
+
+
+def blobs_directory(where: str) -> Path:
+    """The directory of `blobs=file:/…`. Absolute: whoever opens the store elsewhere means the same one."""
+    path = Path(where.removeprefix("file:"))
+    if not path.is_absolute() or "\0" in where:
+        raise Validation(f"blobs={where} is no absolute path", hint="use blobs=file:/path/to/a/directory")
+    return path
+
+
+def migrate(url: str) -> tuple[int, int]:
+    """Make or upgrade the store behind a URL; answers its format before (0: there was none) and now."""
+    if is_postgresql(url):
+        server = open_server(url)
+        try:
+            return server.migrate()
+        finally:
+            server.close()
+    is_new = False
+    try:
+        open_store(url, "default", create=False).close()
+    except NotFound:
+        is_new = True
+        open_store(url, "default", create=True).close()
+    return 0 if is_new else FORMAT_VERSION, FORMAT_VERSION
+
+
+def is_postgresql(url: str) -> bool:
+    return url.startswith(("postgresql://", "postgres://"))
+
+
+def open_server(url: str) -> Server:
+    """The database of a store; nothing is asked of it yet."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options.pop("blobs", None)
+    with needing("psycopg", extra="postgres"):
+        from .index.postgres.server import Server
+    return Server(urlunsplit(parts._replace(query=urlencode(options))))
+
+
+def _open_blobs(server: Server, url: str | None) -> Blobs:
+    if url is None:
+        from .blobs.postgres import PostgresBlobs
+
+        return PostgresBlobs(server)
+    if url.startswith("file:"):
+        from .store.directory import open_packs
+
+        return open_packs(blobs_directory(url))
+    parts = urlsplit(url)
+    if parts.scheme not in _OBJECT_STORES or not parts.netloc or parts.query:
+        raise Validation(
+            f"blobs={url} is no place for the bytes of a store",
+            hint="use s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:/directory",
+        )
+    with needing("obstore", extra="object"):
+        from .blobs.objects import connect
+
+    try:
+        return connect(url)
+    except Validation as error:
+        raise Validation(error.message, hint=_OBJECT_STORES[parts.scheme]) from error
+
+
+@contextmanager
+def needing(module: str, *, extra: str) -> Iterator[None]:
+    """Imports that an extra brings."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise Validation(f"this store needs {module}", hint=install_hint(extra)) from error

@@ -1,0 +1,572 @@
+"""PostgreSQL: its own protocols beside the suites: fences, lost answers, migrations, pgbouncer, old readers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ormsgpack
+import pytest
+
+import kedge
+from kedge.errors import LeaseHeld, LeaseLost
+from kedge.ports import ChunksGone, KeysChanged
+from kedge.testing.index_suite import chunk, record, save, with_chunks
+from tests.parts import require
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from kedge.index.postgres.index import PostgresIndex
+    from tests.servers.postgres import Cluster
+
+pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]
+
+
+@pytest.fixture
+def url(postgres: Cluster) -> str:
+    return postgres.empty_database()
+
+
+@pytest.fixture
+def index(url: str) -> Iterator[PostgresIndex]:
+    index = open_index(url)
+    yield index
+    assert index.integrity_problems() == []
+    index.close()
+
+
+def open_index(url: str, namespace: str = "default") -> PostgresIndex:
+    from kedge.index.postgres.index import PostgresIndex
+    from kedge.index.postgres.server import Server
+
+    server = Server(url)
+    server.migrate()
+    return PostgresIndex(server, namespace=namespace)
+
+
+def sql(url: str, text: str, *parameters: object) -> list[tuple[Any, ...]]:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as db:
+        done = db.execute(text, parameters)  # type: ignore[call-overload]
+        return done.fetchall() if done.description else []
+
+
+# fences
+
+
+def test_a_condemned_pack_is_never_named_again(index: PostgresIndex, url: str) -> None:
+    """A writer on another machine wrote this pack, slept through the grace period, and wakes up (I3)."""
+    late = chunk("late", pack="p1")
+    assert index.condemn("p1")
+    with pytest.raises(ChunksGone) as refusal:
+        save(index, with_chunks(late))
+    assert list(refusal.value.digests) == [late.digest]
+    tenant = open_index(url, "tenant")
+    with pytest.raises(ChunksGone):
+        save(tenant, with_chunks(late))
+    tenant.close()
+    save(index, with_chunks(replace(late, pack="p2")))
+    assert not index.condemn("p2")
+    with pytest.raises(ChunksGone):
+        index.relocate([replace(late, pack="p1")], from_pack="p2")
+    assert index.locate([late.digest])[late.digest].pack == "p2"
+
+
+def test_condemning_and_naming_at_the_same_time_never_both_succeed(index: PostgresIndex, url: str) -> None:
+    other = open_index(url, "tenant")
+    for n in range(40):
+        one = chunk(str(n), pack=f"p{n}")
+        answers: list[bool] = []
+        thread = threading.Thread(target=lambda p=one.pack, a=answers: a.append(index.condemn(p)))
+        thread.start()
+        try:
+            save(other, with_chunks(one))
+            is_named = True
+        except ChunksGone:
+            is_named = False
+        thread.join()
+        assert answers == [not is_named]
+    other.close()
+
+
+# what is taken to be still so, and is not
+
+
+def test_chunks_that_went_without_an_event_are_missed(index: PostgresIndex, url: str) -> None:
+    """gc on another machine leaves no event: the end of the log says that nothing happened (I3)."""
+    kept = chunk("kept")
+    save(index, with_chunks(kept))
+    save(index, record(has_chunks=True, reused_chunks=[kept.digest]))
+    other = open_index(url)
+    assert other.sweep(lambda checkpoint, manifest: [])[0] == 1
+    with pytest.raises(ChunksGone):
+        save(index, record(has_chunks=True, reused_chunks=[kept.digest]))
+    save(index, with_chunks(kept))
+    other.mark_damaged([kept], True)
+    with pytest.raises(ChunksGone):
+        save(index, record(has_chunks=True, reused_chunks=[kept.digest]))
+    other.close()
+
+
+def test_two_writers_of_a_namespace_number_in_one_order(index: PostgresIndex, url: str) -> None:
+    other = open_index(url)
+    numbers = [save(one)[0].seq for one in (index, other, index, index, other, other, other, index)]
+    assert numbers == list(range(1, 9))
+    together: list[int] = []
+    threads = [
+        threading.Thread(target=lambda one=one: [together.append(save(one)[0].seq) for _ in range(10)])
+        for one in (index, other, index, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(together) == list(range(9, 49))
+    assert [found.seq for found in index.list("job")] == list(range(1, 49))
+    other.close()
+
+
+def test_a_lease_that_another_machine_took_is_respected(index: PostgresIndex, url: str) -> None:
+    other = open_index(url)
+    save(index)
+    save(index)
+    lease = other.acquire_lease("job", "other", 60)
+    with pytest.raises(LeaseHeld):
+        save(index)
+    assert [save(other, record(lease_token=lease.token))[0].seq for _ in range(3)] == [3, 4, 5]
+    mine = replace(lease, token=lease.token + 1)
+    with pytest.raises(LeaseLost):
+        save(other, record(lease_token=mine.token))
+    sql(url, "UPDATE kedge.lease SET is_live = false")  # as if it had no event
+    with pytest.raises(LeaseLost):
+        save(other, record(lease_token=lease.token))
+    assert save(index)[0].seq == 6
+    other.close()
+
+
+def test_one_bad_save_of_several_that_commit_together_fails_alone(index: PostgresIndex) -> None:
+    save(index)
+    begin = threading.Barrier(6)
+    failures: list[str] = []
+
+    def work(n: int) -> None:
+        begin.wait()
+        for m in range(10):
+            bad = {1: {"step": "a\0b"}, 2: {"parent": "nobody"}}.get(n, {})
+            try:
+                save(index, record(idempotency_key=f'{n} {m} \\ "{{}}', **bad))
+            except (kedge.NotFound, kedge.errors.Validation) as error:
+                failures.append(type(error).__name__)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(set(failures)) == ["NotFound", "Validation"]
+    assert len(failures) == 20
+    assert len(index.list("job")) == 41
+    assert len(index.find("job", [f'{n} 9 \\ "{{}}' for n in range(6)])) == 4
+
+
+# the function that commits, check by check
+
+
+def refused_lease(index: PostgresIndex) -> None:
+    save(index, record(lease_token=index.acquire_lease("job", "me", 60).token + 1))
+
+
+def held_lease(index: PostgresIndex) -> None:
+    index.acquire_lease("job", "somebody", 60)
+    save(index)
+
+
+def lost_chunk(index: PostgresIndex) -> None:
+    save(index, record(has_chunks=True, reused_chunks=[chunk("nowhere").digest]))
+
+
+def damaged_chunk(index: PostgresIndex) -> None:
+    bad = chunk("bad")
+    save(index, with_chunks(bad))
+    index.mark_damaged([bad], True)
+    save(index, record(has_chunks=True, reused_chunks=[bad.digest]))
+
+
+def condemned_pack(index: PostgresIndex) -> None:
+    index.condemn("p1")
+    save(index, with_chunks(chunk("late", pack="p1")))
+
+
+def unknown_parent(index: PostgresIndex) -> None:
+    save(index, record(parent="nobody"))
+
+
+def old_key(index: PostgresIndex) -> None:
+    save(index, record(key_id="old"))
+
+
+SAFEGUARDS: dict[Any, tuple[str, str]] = {
+    refused_lease: ("coalesce(l.is_live AND l.token = new.token, false)", "true"),
+    held_lease: ("l.is_live IS NOT TRUE", "true"),
+    lost_chunk: ("< cardinality(reused)", "< 0"),
+    damaged_chunk: ("c.encoding < 128", "true"),
+    condemned_pack: ("NOT bool_or(named.is_condemned)", "true"),
+    unknown_parent: ("< (SELECT count(DISTINCT p) FROM unnest(parents) p)", "< 0"),
+    old_key: ("key_id IS DISTINCT FROM", "NULL IS DISTINCT FROM NULL AND key_id IS DISTINCT FROM"),
+}
+
+
+@pytest.mark.parametrize("attempt", SAFEGUARDS, ids=lambda attempt: attempt.__name__)
+def test_each_check_is_what_refuses(index: PostgresIndex, url: str, attempt: Any) -> None:
+    """With the check the save is refused; without it, and with nothing else changed, it is not."""
+    save(index)
+    with pytest.raises((LeaseHeld, LeaseLost, ChunksGone, KeysChanged, kedge.NotFound)):
+        attempt(index)
+    sql(url, "UPDATE kedge.lease SET is_live = false")
+    ((text,),) = sql(url, "SELECT pg_get_functiondef('kedge.save_1'::regproc)")
+    check, nothing = SAFEGUARDS[attempt]
+    assert check in text
+    sql(url, text.replace(check, nothing))
+    index.delete([found.id for found in index.list("job")], actor="me")
+    attempt(index)
+
+
+def test_most_saves_take_one_round_trip(index: PostgresIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psycopg
+
+    asked: list[object] = []
+    execute = psycopg.Connection.execute
+
+    def counted(db: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(query)
+        return execute(db, query, *arguments, **options)
+
+    known = chunk("known")
+    first = save(index, with_chunks(known))[0]
+    index.release_lease(index.acquire_lease("job", "me", 60))
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    save(index)
+    save(index, record(parent=first.id, tags={"k": "v"}, idempotency_key="key"), record())
+    save(index, with_chunks(chunk("new"), chunk("packed", pack="p"), reused=[known]))
+    assert len(asked) == 3
+    assert [found.seq for found in index.list("job", tags={"k": "v"})] == [3]
+    assert [found.seq for found, _ in index.find("job", ["key"]).values()] == [3]
+    assert index.locate([chunk("packed").digest])[chunk("packed").digest].pack == "p"
+
+
+def test_the_chain_goes_on_through_numbers_of_every_length(index: PostgresIndex, url: str) -> None:
+    from kedge.index.sqlite.transactions import chain_of
+
+    for number in (1, 126, 127, 128, 254, 255, 256, 65534, 65535, 65536, 2**32 - 1, 2**32, 2**40):
+        ((packed,),) = sql(url, "SELECT kedge.packed(%s)", number)
+        assert packed == ormsgpack.packb(number)
+    save(index)
+    sql(url, "UPDATE kedge.namespace SET last_event = 70000")
+    save(index)
+    before, after = sql(url, "SELECT * FROM kedge.event ORDER BY id")
+    ns, number, at_us, actor, action, job, checkpoint, detail, chain = after
+    assert (number, chain) == (70001, chain_of(before[8], number, at_us, ns, actor, action, job, checkpoint, detail))
+    sql(url, "UPDATE kedge.namespace SET last_event = 1, chain = %s", before[8])
+    sql(url, "DELETE FROM kedge.event WHERE id > 1")
+
+
+# lost answers
+
+
+def test_a_save_whose_answer_was_lost_is_found_not_doubled(index: PostgresIndex) -> None:
+    new = with_chunks(chunk("a"), tags={"k": "v"})
+    first = save(index, new)
+    assert save(index, new) == first
+    assert len(index.list("job")) == 1
+    assert [e.action for e in index.events()] == ["save"]
+
+
+@pytest.mark.faults
+def test_crashes_of_the_server_lose_and_double_nothing(postgres: Cluster, url: str) -> None:
+    """Everybody's connections break at once, in the middle of statements and commits, again and again."""
+    stop = threading.Event()
+    saved: dict[str, list[str]] = {}
+
+    with kedge.open(url) as store:
+
+        def work(job: str) -> None:
+            ids = saved.setdefault(job, [])
+            while not stop.is_set():
+                ids.append(
+                    store.save(job, "step", {"n": len(ids), "big": os.urandom(70_000) if len(ids) % 9 == 0 else b""})
+                )
+
+        threads = [threading.Thread(target=work, args=(f"job-{n}",)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+
+        def wait_for_saves() -> None:
+            """Until everybody is at work again."""
+            before = {job: len(ids) for job, ids in saved.items()}
+            jobs = [f"job-{n}" for n in range(3)]
+            wait_for(
+                lambda: (
+                    all(len(saved.get(job, ())) >= before.get(job, 0) + 3 for job in jobs)
+                    or any(not thread.is_alive() for thread in threads)
+                ),
+                "nobody saves any more",
+            )
+
+        for _ in range(4):
+            wait_for_saves()
+            postgres.crash()
+        wait_for_saves()
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for job, ids in saved.items():
+            assert [c.id for c in store.list(job)] == ids  # nothing lost, nothing twice, in order
+            assert len(ids) > 4
+            assert store.restore(job)["n"] == len(ids) - 1  # type: ignore[index]
+        assert store.verify().is_ok
+
+
+# migrations
+
+
+def test_a_newer_store_is_refused(url: str) -> None:
+    from kedge.index.postgres.server import Server
+
+    Server(url).migrate()
+    sql(url, "UPDATE kedge.meta SET value = '99' WHERE key = 'format'")
+    with pytest.raises(kedge.UnsupportedFormat, match="99"):
+        Server(url).migrate()
+
+
+def test_a_store_of_an_earlier_kedge_gets_the_steps_it_lacks(url: str) -> None:
+    """As format 1 was made at first: without functions, and without a word about steps. What it holds stays."""
+    with kedge.open(url) as store:
+        first = store.save("job", "step", {"n": 1})
+    sql(url, "DROP FUNCTION kedge.save_1")
+    sql(url, "DROP FUNCTION kedge.packed")
+    sql(url, "DELETE FROM kedge.meta WHERE key = 'schema'")
+    with kedge.open(url) as store:
+        assert store.load(first) == {"n": 1}
+        store.save("job", "step", {"n": 2})
+        assert [found.seq for found in store.list("job")] == [1, 2]
+    assert sql(url, "SELECT key, value FROM kedge.meta WHERE key IN ('format', 'schema') ORDER BY key") == [
+        ("format", "1"), ("schema", "2"),
+    ]  # fmt: skip
+
+
+def test_who_may_not_create_is_told_who_must_migrate(url: str) -> None:
+    with kedge.open(url) as store:
+        store.save("job", "step", {"n": 1})
+    sql(url, "DROP FUNCTION kedge.save_1")
+    sql(url, "DROP FUNCTION kedge.packed")
+    sql(url, "DELETE FROM kedge.meta WHERE key = 'schema'")
+    sql(url, "CREATE ROLE ordinary LOGIN")
+    try:
+        sql(url, "GRANT USAGE ON SCHEMA kedge TO ordinary")
+        sql(url, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA kedge TO ordinary")
+        ordinary = url.replace("postgres@", "ordinary@")
+        with pytest.raises(kedge.errors.ReadOnly) as refused:
+            kedge.open(ordinary)
+        assert "kedge migrate" in str(refused.value)
+        kedge.open(url).close()
+        with kedge.open(ordinary) as store:
+            store.save("job", "step", {"n": 2})
+            assert store.restore("job") == {"n": 2}
+    finally:
+        sql(url, "DROP OWNED BY ordinary")
+        sql(url, "DROP ROLE ordinary")
+
+
+def test_many_may_make_the_store_at_once(url: str) -> None:
+    from kedge.index.postgres.server import Server
+
+    errors: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            Server(url).migrate()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sql(url, "SELECT count(*) FROM kedge.meta WHERE key = 'store_id'") == [(1,)]
+
+
+def test_nothing_is_made_unless_asked_for(url: str) -> None:
+    with pytest.raises(kedge.NotFound):
+        kedge.open(url, create=False)
+    assert sql(url, "SELECT to_regclass('kedge.meta') IS NULL") == [(True,)]
+
+
+# errors
+
+
+def test_what_is_wrong_with_the_address_is_said_without_the_password(postgres: Cluster) -> None:
+    with pytest.raises(kedge.StorageError, match="nowhere") as caught:
+        kedge.open(f"postgresql://postgres:secret@/nowhere?host={postgres.folder}")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(kedge.Validation, match="no place"):
+        kedge.open(f"postgresql://x@/x?host={postgres.folder}&blobs=ftp://y")
+    with pytest.raises(kedge.Validation, match="index"):
+        kedge.open("s3://bucket/prefix")
+
+
+def test_the_command_line_serves_it_and_keeps_the_password(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    from kedge.cli.app import cli
+
+    with_password = url.replace("postgres@", "postgres:secret@")
+    with kedge.open(with_password) as store:
+        store.save("job", "step", {"a": 1})
+        assert "secret" not in repr(store)
+    answers = {}
+    for command in ("list job", "stats", "check", "gc", "doctor"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command.split(), "--store", with_password])
+        answers[command] = ended.value.code
+    shown = capfd.readouterr()
+    assert answers == {
+        "list job": 0,
+        "stats": 0,
+        "check": 0,
+        "gc": 0,
+        "doctor": 7,
+    }  # the server of the tests does not sync
+    assert "secret" not in shown.out + shown.err
+
+
+# old readers and listeners
+
+
+def test_old_queries_find_their_view(url: str) -> None:
+    with kedge.open(url) as store:
+        store.save("proc", "load", {"a": 1}, level="stage", metadata={"rows": 5, "nul": "\0"})
+        store.save("proc", "merge", {"a": 2}, metadata={"rows": 7})
+    rows = sql(
+        url,
+        "SELECT checkpoint_id, level, processor_name, data_summary->>'rows', file_size_bytes > 0, status, "
+        "length(validation_checksum), created_at <= now() FROM pipeline_checkpoints ORDER BY created_at",
+    )
+    assert [row[1:] for row in rows] == [
+        ("phase", "proc", None, True, "created", 64, True),
+        ("step", "proc", "7", True, "created", 64, True),
+    ]
+    columns = sql(
+        url,
+        "SELECT column_name FROM information_schema.columns WHERE table_name = 'pipeline_checkpoints' "
+        "ORDER BY ordinal_position",
+    )
+    assert [name for (name,) in columns] == [
+        "id", "checkpoint_id", "level", "parent_id", "processor_name", "data_summary", "file_path", "file_size_bytes",
+        "compression_type", "status", "validation_checksum", "validation_result", "error_message", "created_at",
+        "updated_at",
+    ]  # fmt: skip
+
+
+def test_commits_are_announced(url: str, index: PostgresIndex) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("LISTEN kedge")
+        save(index, record(), record())
+        (heard,) = db.notifies(timeout=10, stop_after=1)
+    assert heard.payload == "default:2"
+
+
+# pgbouncer
+
+
+@pytest.fixture
+def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    require("pgbouncer")
+    program = str(shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin"))
+    folder = postgres.folder / "bouncer"
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    conf = folder / "pgbouncer.ini"
+    conf.write_text(
+        f"[databases]\npostgres = host={postgres.folder} dbname=postgres user=postgres\n[pgbouncer]\n"
+        f"pool_mode = transaction\ndefault_pool_size = 2\nlisten_addr =\nunix_socket_dir = {folder}\n"
+        f"listen_port = {port}\nauth_type = any\nlogfile = {folder}/log\n"
+        "ignore_startup_parameters = extra_float_digits\n"
+    )
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres")
+    user = "postgres" if os.geteuid() == 0 else None
+    process = subprocess.Popen([program, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=user)
+    try:
+        wait_for(Path(folder, f".s.PGSQL.{port}").exists, "pgbouncer does not start")
+        yield f"postgresql://postgres@/postgres?host={folder}&port={port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_pgbouncer_may_share_connections(bouncer: str) -> None:
+    """Eight threads on two connections: nothing may rely on which one it gets next."""
+    with kedge.open(bouncer) as store:
+
+        def work(job: str) -> None:
+            for n in range(10):
+                store.save(job, "step", {"n": n, "big": os.urandom(70_000)})
+
+        threads = [threading.Thread(target=work, args=(f"job-{n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        store.cleanup("job-0", keep_last=2)
+        store.gc()
+        assert [len(store.list(f"job-{n}")) for n in range(8)] == [2] + [10] * 7
+        assert store.verify().is_ok
+
+
+# a whole store
+
+
+def test_gc_on_one_machine_beside_savers_on_others(url: str) -> None:
+    """Index and bytes in PostgreSQL, savers that reuse what gc is about to remove."""
+    stop = threading.Event()
+    shared = [os.urandom(100_000) for _ in range(4)]
+    failures: list[BaseException] = []
+
+    def work(store: kedge.CheckpointManager, job: str) -> None:
+        try:
+            n = 0
+            while not stop.is_set():
+                n += 1
+                store.save(job, "step", {"n": n, "a": shared[n % 4], "b": shared[(n + 1) % 4]})
+                store.cleanup(job, keep_last=1)
+        except BaseException as error:
+            failures.append(error)
+
+    stores = [kedge.open(url) for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(s, f"job-{n}")) for n, s in enumerate(stores[:2])]
+    for thread in threads:
+        thread.start()
+    for _ in range(8):
+        stores[2].gc()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert stores[2].verify().is_ok
+    for n in range(2):
+        assert stores[2].restore(f"job-{n}")["a"] in shared  # type: ignore[index]
+    for each in stores:
+        each.close()

@@ -1,0 +1,102 @@
+"""What a process takes for known saves questions, and never what must be noticed."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import kedge
+from kedge.blobs.memory import MemoryBlobs
+from kedge.ports import ChunksGone, Index
+from kedge.store import chunk_cache
+from kedge.store.chunk_cache import KnownChunks
+
+
+class Looked(MemoryBlobs):
+    """Packs that are not files here; counts who looks at them."""
+
+    looks = 0
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        self.looks += 1
+        super().read_into(pack, offset, target)
+
+
+@pytest.fixture
+def stored() -> tuple[Index, Looked, list[bytes], str]:
+    """An index, its blobs, and the chunks of one save, which are in one pack."""
+    manager = kedge.open("memory:")
+    store = manager._store
+    blobs = store.blobs = Looked()
+    manager.save("job", "step", {"a": os.urandom(200_000)})
+    found = store.index.latest("job")
+    assert found is not None
+    digests = list(store.contents(found[1]))
+    (pack,) = {chunk.pack for chunk in store.index.locate(digests).values()}
+    return store.index, blobs, digests, pack
+
+
+def test_a_pack_elsewhere_is_looked_at_once_in_a_while(
+    stored: tuple[Index, Looked, list[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, blobs, digests, pack = stored
+    chunks = KnownChunks(index, blobs)
+    blobs.looks = 0
+    for _ in range(3):
+        chunks.check_packs(digests)
+    assert blobs.looks == 1
+    assert blobs.remove(pack, lambda: True)
+    later = time.monotonic() + chunk_cache._TRUSTED_S + 1
+    monkeypatch.setattr(chunk_cache, "time", SimpleNamespace(monotonic=lambda: later))
+    with pytest.raises(ChunksGone) as gone:
+        chunks.check_packs(digests)
+    assert set(gone.value.digests) == set(digests)
+    assert all(chunk.is_damaged for chunk in index.locate(digests).values())  # the next save writes them again
+
+
+def test_trust_is_not_renewed_by_being_relied_on(
+    stored: tuple[Index, Looked, list[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever saves every few seconds would never look again."""
+    index, blobs, digests, pack = stored
+    chunks = KnownChunks(index, blobs)
+    now = time.monotonic()
+    monkeypatch.setattr(chunk_cache, "time", SimpleNamespace(monotonic=lambda: now))
+    chunks.check_packs(digests)
+    assert blobs.remove(pack, lambda: True)
+    now += chunk_cache._TRUSTED_S - 1
+    chunks.check_packs(digests)
+    now += 2
+    with pytest.raises(ChunksGone):
+        chunks.check_packs(digests)
+
+
+def test_what_this_process_wrote_is_not_asked_for(stored: tuple[Index, Looked, list[bytes], str]) -> None:
+    index, blobs, digests, _ = stored
+    chunks = KnownChunks(index, blobs)
+    chunks.remember(digests, list(index.locate(digests).values()))
+    blobs.looks = 0
+    chunks.check_packs(digests)
+    assert blobs.looks == 0
+    assert all(digest in chunks for digest in digests)
+
+
+def test_a_pack_that_is_a_file_here_is_always_looked_at(tmp_path: object) -> None:
+    """Looking costs nothing there, and whoever tidies up a directory does it in a moment."""
+    with kedge.open(f"file:{tmp_path}/store") as manager:
+        state = {"a": os.urandom(200_000)}
+        manager.save("job", "one", state)
+        chunks = manager._store._known
+        found = manager._store.index.latest("job")
+        assert found is not None
+        digests = list(manager._store.contents(found[1]))
+        chunks.check_packs(digests)
+        (pack,) = {chunk.pack for chunk in manager._store.index.locate(digests).values()}
+        path = manager._store.blobs.file_of(pack)
+        assert path is not None
+        os.unlink(path)
+        with pytest.raises(ChunksGone):
+            chunks.check_packs(digests)
