@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import kedge
-from kedge.store.record import copy_record
+from kedge.store.record import record_of
 
 from .harness import Bench, Row, log, milliseconds, timed
 
@@ -47,9 +47,9 @@ def _state() -> dict[str, bytes]:
 def _filled(bench: Bench, name: str, count: int) -> kedge.CheckpointManager:
     """A store where one job has half of all checkpoints and many jobs share the rest; written in large transactions."""
     store = kedge.open(bench.fresh(name) / "store")
-    index = store._store.index
+    index = store.store.index
     first = store.save("job", "step", _state())
-    template = copy_record(*index.read(first), "job", references=())
+    template = replace(record_of(*index.read(first)), job="job")
     others = min(OTHER_JOBS, count // 100)
     for start in range(1, count, BATCH):
         records = [

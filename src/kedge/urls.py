@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from .chunks import INLINE_BYTES
 from .errors import NotAStore, NotFound, Validation, install_hint
 from .ports import FORMAT_VERSION
-from .store.local import Store
+from .store.local import LocalStore
 
 if TYPE_CHECKING:
     from .crypto import FoundKeys, MasterKey
@@ -58,7 +58,7 @@ def find_lock(key: bytes | str | None, encrypt_names: bool | None) -> Lock | Non
     return None if master is None else Lock(master, encrypt_names)
 
 
-def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = None, actor: str = "") -> Store:
+def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = None, actor: str = "") -> LocalStore:
     """The store behind a URL: behind its keys with a `lock`, plain without. Neither is taken for the other (I10).
 
     What an adapter or encryption needs is imported only when it is used.
@@ -83,7 +83,7 @@ def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = No
     return store
 
 
-def unlock(store: Store, lock: Lock, actor: str) -> Store:
+def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
     """The same store behind its keys. A namespace that has none yet, in a store without plain data, gets them."""
     from .crypto import Vault, key_id_of, new_keyring, seal_keyring
     from .index.encrypted import EncryptedIndex
@@ -102,10 +102,10 @@ def unlock(store: Store, lock: Lock, actor: str) -> Store:
             f"names in namespace {index.namespace} are {is_so}, which is decided when it is made",
             hint="leave encrypt_names away, or use another namespace",
         )
-    return Store(EncryptedIndex(index, vault), store.blobs, vault, inline_bytes=store.inline_bytes)
+    return LocalStore(EncryptedIndex(index, vault), store.blobs, vault, inline_bytes=store.inline_bytes)
 
 
-def find_keys(store: Store, lock: Lock) -> FoundKeys:
+def find_keys(store: LocalStore, lock: Lock) -> FoundKeys:
     """To rebuild an index: the keys it has, unless nothing was saved under them, as in one that was just made."""
     from .crypto import FoundKeys
 
@@ -115,7 +115,7 @@ def find_keys(store: Store, lock: Lock) -> FoundKeys:
     return keys
 
 
-def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | None, *, actor: str) -> Store:
+def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | None, *, actor: str) -> LocalStore:
     """A namespace of a store that is rebuilt, under the keys that were found in packs if it has no others in use."""
     if lock is None or keys is None:
         return open_store(url, namespace, create=False)
@@ -128,7 +128,7 @@ def open_found(url: str, namespace: str, lock: Lock | None, keys: FoundKeys | No
     return open_store(url, namespace, create=False, lock=lock, actor=actor)
 
 
-def keep_keyring(url: str, store: Store) -> None:
+def keep_keyring(url: str, store: LocalStore) -> None:
     """Where a store is a directory: a copy of the keyring beside the index, without which a lost index is lost data."""
     index, path = store.at_rest().index, directory_of(url)
     if path is None:
@@ -174,7 +174,7 @@ def _kept_at(url: str) -> str | None:
     return f"file:{path}" if path and path != url else None
 
 
-def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
+def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
     scheme, colon, rest = url.partition(":")
     if "?blobs=" in url and not is_postgresql(url):
         raise Validation(
@@ -184,7 +184,7 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
         from .blobs.memory import MemoryBlobs
         from .index.sqlite.index import SqliteIndex
 
-        return Store(SqliteIndex(None, namespace=namespace), MemoryBlobs())
+        return LocalStore(SqliteIndex(None, namespace=namespace), MemoryBlobs())
     if is_postgresql(url):
         return _open_postgresql(url, namespace, create=create)
     if scheme in ("s3", "gs", "az") and rest.startswith("//"):
@@ -202,10 +202,10 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> Store:
         raise Validation(f"{url!r} names no directory", hint=_FORMS)
     from .store.directory import open_embedded
 
-    return Store(*open_embedded(Path(path), namespace=namespace, create=create))
+    return LocalStore(*open_embedded(Path(path), namespace=namespace, create=create))
 
 
-def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
+def _open_postgresql(url: str, namespace: str, *, create: bool) -> LocalStore:
     """The index in PostgreSQL; the bytes there too, or where `blobs=` says."""
     server = open_server(url)
     from .index.postgres.index import PostgresIndex
@@ -223,7 +223,7 @@ def _open_postgresql(url: str, namespace: str, *, create: bool) -> Store:
         index.close()
         raise
     # Where the bytes are rows too, rows of the index are as good, and need no sync of their own.
-    return Store(index, blobs, inline_bytes=_IN_DATABASE_BYTES if where is None else INLINE_BYTES)
+    return LocalStore(index, blobs, inline_bytes=_IN_DATABASE_BYTES if where is None else INLINE_BYTES)
 
 
 def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:

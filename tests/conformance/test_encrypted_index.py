@@ -10,7 +10,7 @@ import pytest
 from kedge.index.files.index import FilesIndex, make_folder
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.ports import Index
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 from kedge.store.readable_files import view
 from kedge.testing.index_suite import IndexSuite
 from kedge.urls import Lock, unlock
@@ -27,7 +27,7 @@ MASTER = parse_master(bytes(range(32)))
 
 
 def sealed(index: Index, *, hides_names: bool) -> Index:
-    return unlock(Store(index, MemoryBlobs()), Lock(MASTER, hides_names), "tester").index
+    return unlock(LocalStore(index, MemoryBlobs()), Lock(MASTER, hides_names), "tester").index
 
 
 class TestEncryptedSqlite(IndexSuite):

@@ -15,7 +15,7 @@ import numpy as np
 
 import kedge
 from kedge.process.workflow import Workflows
-from kedge.store.record import copy_record
+from kedge.store.record import record_of
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 RTL = "מחיר סופי \u202e gnp.exe"
@@ -48,8 +48,8 @@ def fill(place: Path, *, pace_s: float = 0.0) -> dict[str, str]:
 def fill_job(store: kedge.CheckpointManager, job: str, count: int) -> None:
     """A long history, in one transaction."""
     first = store.save(job, "step 1", {"n": 1})
-    index = store._store.index
-    template = copy_record(*index.read(first), job, references=())
+    index = store.store.index
+    template = replace(record_of(*index.read(first)), job=job)
     records = [
         replace(template, id=f"step_{1_700_000_000 + n}_{n:08x}", created_us=template.created_us + n)
         for n in range(1, count)
@@ -59,10 +59,10 @@ def fill_job(store: kedge.CheckpointManager, job: str, count: int) -> None:
 
 def fill_days(store: kedge.CheckpointManager, jobs: dict[str, int], days: int = 28) -> None:
     """Histories that grew over days: name → bytes a day, more towards the end."""
-    index = store._store.index
+    index = store.store.index
     for job, bytes_a_day in jobs.items():
         first = store.save(job, "day", {"n": 0})
-        template = copy_record(*index.read(first), job, references=())
+        template = replace(record_of(*index.read(first)), job=job)
         records = []
         for n in range(days):
             size = int(bytes_a_day * (0.4 + n / days) * (1 + 0.5 * math.sin(n * 1.7)))

@@ -50,7 +50,7 @@ def is_whole(store: Manager, checkpoint: str, kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["arrays", "packed", "tree", "inline"])
 def test_chunks_removed_before_the_commit_that_reuses_them(user: Manager, other: Manager, kind: str) -> None:
     first = user.save("old", "step", make(kind, 1))
-    with gate_before(user._store.index, "commit") as gate:
+    with gate_before(user.store.index, "commit") as gate:
         saving = Background(user.save, "new", "step", make(kind, 1))
         gate.wait_until_reached()
         assert other.delete("old", first)
@@ -63,7 +63,7 @@ def test_chunks_removed_before_the_commit_that_reuses_them(user: Manager, other:
 
 def test_chunks_removed_right_after_they_were_found(user: Manager, other: Manager) -> None:
     first = user.save("old", "step", make("packed", 1))
-    with gate_after(user._store.index, "locate") as gate:
+    with gate_after(user.store.index, "locate") as gate:
         saving = Background(user.save, "new", "step", make("packed", 1))
         gate.wait_until_reached()
         other.delete("old", first)
@@ -86,7 +86,7 @@ def test_chunks_reused_while_gc_is_marking(user: Manager, other: Manager) -> Non
     user.save("stays", "step", make("packed", 2))
     first = user.save("old", "step", make("arrays", 1))
     other.delete("old", first)
-    with gate_before(other._store, "references") as gate:
+    with gate_before(other.store, "references") as gate:
         collecting = Background(other.gc)
         gate.wait_until_reached()
         saved = user.save("new", "step", make("arrays", 1))  # reuses what gc is about to find unnamed
@@ -96,7 +96,7 @@ def test_chunks_reused_while_gc_is_marking(user: Manager, other: Manager) -> Non
 
 
 def test_a_pack_whose_save_is_not_committed_yet(user: Manager, other: Manager) -> None:
-    with gate_before(user._store.index, "commit") as gate:
+    with gate_before(user.store.index, "commit") as gate:
         saving = Background(user.save, "job", "step", make("arrays", 1))
         gate.wait_until_reached()
         assert other.gc().packs_removed == 0
@@ -109,7 +109,7 @@ def test_a_pack_whose_save_is_not_committed_yet(user: Manager, other: Manager) -
 
 def test_a_pack_named_since_gc_looked(user: Manager, other: Manager) -> None:
     """The list of used packs is old when gc comes to remove: it asks again about each."""
-    with gate_before(user._store.index, "commit") as committing, gate_before(other._store.blobs, "remove") as removing:
+    with gate_before(user.store.index, "commit") as committing, gate_before(other.store.blobs, "remove") as removing:
         saving = Background(user.save, "job", "step", make("arrays", 1))
         committing.wait_until_reached()
         collecting = Background(other.gc)
@@ -124,7 +124,7 @@ def test_a_pack_named_since_gc_looked(user: Manager, other: Manager) -> None:
 def save_when_told(report: Report, connection: Connection, place: str) -> None:
     """A process that waits between its pack's sync and its commit."""
     store = kedge.open(place)
-    with gate_before(store._store.index, "commit") as gate:
+    with gate_before(store.store.index, "commit") as gate:
         saving = Background(store.save, "job", "step", make("arrays", 1))
         gate.wait_until_reached()
         report("waiting")
@@ -161,7 +161,7 @@ def sparse_pack(user: Manager) -> tuple[str, str]:
 
 def test_a_reader_of_a_pack_that_is_rewritten(user: Manager, other: Manager, place: str) -> None:
     large, small = sparse_pack(user)
-    with kedge.open(place) as reader, gate_before(reader._store.blobs, "read_into") as gate:
+    with kedge.open(place) as reader, gate_before(reader.store.blobs, "read_into") as gate:
         loading = Background(reader.load, small)
         gate.wait_until_reached()
         other.delete("job", large)
@@ -175,7 +175,7 @@ def test_a_reader_of_a_pack_that_is_rewritten(user: Manager, other: Manager, pla
 def test_a_checkpoint_deleted_while_its_pack_is_rewritten(user: Manager, other: Manager) -> None:
     large, small = sparse_pack(user)
     user.delete("job", large)
-    with gate_before(other._store.index, "relocate") as gate:
+    with gate_before(other.store.index, "relocate") as gate:
         collecting = Background(other.gc)
         gate.wait_until_reached()
         user.delete("job", small)
@@ -190,7 +190,7 @@ def test_a_checkpoint_deleted_while_its_pack_is_rewritten(user: Manager, other: 
 def test_a_chunk_reused_while_its_pack_is_rewritten(user: Manager, other: Manager) -> None:
     large, _ = sparse_pack(user)
     user.delete("job", large)
-    with gate_before(other._store.index, "relocate") as gate:
+    with gate_before(other.store.index, "relocate") as gate:
         collecting = Background(other.gc)
         gate.wait_until_reached()
         saved = user.save("new", "step", make("packed", 2))
@@ -202,7 +202,7 @@ def test_a_chunk_reused_while_its_pack_is_rewritten(user: Manager, other: Manage
 def test_two_collectors_rewrite_the_same_pack(user: Manager, other: Manager) -> None:
     large, small = sparse_pack(user)
     user.delete("job", large)
-    with gate_before(other._store.index, "relocate") as gate:
+    with gate_before(other.store.index, "relocate") as gate:
         collecting = Background(other.gc)
         gate.wait_until_reached()
         user.gc()
@@ -219,7 +219,7 @@ def test_a_collector_whose_pack_another_one_removed_reports_no_damage(
 ) -> None:
     large, small = sparse_pack(user)
     user.delete("job", large)
-    with gate_after(other._store.index, point) as gate:
+    with gate_after(other.store.index, point) as gate:
         collecting = Background(other.gc)
         gate.wait_until_reached()
         assert user.gc().packs_rewritten == 1
@@ -231,7 +231,7 @@ def test_a_collector_whose_pack_another_one_removed_reports_no_damage(
 def test_a_collector_that_reads_a_pack_while_another_one_removes_it(user: Manager, other: Manager) -> None:
     large, small = sparse_pack(user)
     user.delete("job", large)
-    with gate_before(other._store.blobs, "read_into") as gate:
+    with gate_before(other.store.blobs, "read_into") as gate:
         collecting = Background(other.gc)
         gate.wait_until_reached()
         assert user.gc().packs_rewritten == 1
@@ -243,8 +243,8 @@ def test_a_collector_that_reads_a_pack_while_another_one_removes_it(user: Manage
 def test_a_pack_that_is_damaged_is_still_reported(user: Manager, place: str) -> None:
     large, small = sparse_pack(user)
     user.delete("job", large)
-    (row,) = user._store.index.locate(user._store.chunks(user._store.index.read(small)[1])).values()
-    path = Path(str(user._store.blobs.file_of(row.pack)))
+    (row,) = user.store.index.locate(user.store.chunks(user.store.index.read(small)[1])).values()
+    path = Path(str(user.store.blobs.file_of(row.pack)))
     with open(path, "r+b") as file:
         file.seek(row.offset)
         file.write(bytes(row.stored_bytes))
@@ -275,7 +275,7 @@ def test_two_collectors_again_and_again(user: Manager, other: Manager) -> None:
 def test_a_checkpoint_deleted_while_it_is_loaded(user: Manager, other: Manager, place: str) -> None:
     """Its bytes are gone: that is NotFound. "Corrupted" would send people looking for a broken disk."""
     saved = user.save("job", "step", make("packed", 1))
-    with kedge.open(place) as reader, gate_before(reader._store.blobs, "read_into") as gate:
+    with kedge.open(place) as reader, gate_before(reader.store.blobs, "read_into") as gate:
         loading = Background(reader.load, saved)
         gate.wait_until_reached()
         other.delete("job", saved)
@@ -287,7 +287,7 @@ def test_a_checkpoint_deleted_while_it_is_loaded(user: Manager, other: Manager, 
 
 def test_a_source_deleted_while_it_is_copied(user: Manager, other: Manager) -> None:
     saved = user.save("job", "step", make("packed", 1))
-    with gate_before(user._store.index, "commit") as gate:
+    with gate_before(user.store.index, "commit") as gate:
         copying = Background(user.resume_from, saved, "branch")
         gate.wait_until_reached()
         other.delete("job", saved)

@@ -60,11 +60,11 @@ class Stores:
     @property
     def inner(self) -> Any:
         """The index of `user`, below the seals."""
-        return self.user._store.index.inner  # type: ignore[attr-defined]
+        return self.user.store.index.inner  # type: ignore[attr-defined]
 
     @property
     def keyring(self) -> str | None:
-        return self.other._store.index.keyring()
+        return self.other.store.index.keyring()
 
     def assert_whole(self) -> None:
         """What was saved is there, now, after gc, and for somebody who opens the store anew."""
@@ -77,7 +77,7 @@ class Stores:
 
     def end_lease(self) -> None:
         """As when a holder was suspended for longer than its lease, and somebody else took over."""
-        index = self.other._store.index
+        index = self.other.store.index
         with pytest.raises(LeaseHeld) as held:
             index.acquire_lease(KEYS, "heir", 30)
         index.release_lease(Lease(KEYS, held.value.token, held.value.holder, 30))
@@ -141,7 +141,7 @@ def end_late(stores: Stores, point: str) -> Background:
         stores.end_lease()
         stores.other.rekey(rewrite=True)
         stores.other.rekey(rewrite=True)
-        index = stores.other._store.index.inner  # type: ignore[attr-defined]
+        index = stores.other.store.index.inner  # type: ignore[attr-defined]
         with gate_before(index, "reseal") as begun:
             third = Background(stores.other.rekey, rewrite=True)
             begun.wait_until_reached()
@@ -181,7 +181,7 @@ def test_a_change_whose_process_died_does_not_lock_out_the_next(stores: Stores) 
     from kedge.store.lease import default_holder
 
     host, _, started, machine = default_holder().rsplit(":", 3)
-    stores.other._store.index.acquire_lease(KEYS, f"{host}:{2**22 + 1}:{started}:{machine}", 3600)
+    stores.other.store.index.acquire_lease(KEYS, f"{host}:{2**22 + 1}:{started}:{machine}", 3600)
     assert stores.other.rekey(rewrite=True).unreadable == ()
     stores.assert_whole()
 
@@ -191,7 +191,7 @@ def test_a_change_whose_process_died_does_not_lock_out_the_next(stores: Stores) 
 
 @on(SHARED)
 def test_gc_that_marked_before_a_rewrite_deletes_after_it(stores: Stores) -> None:
-    with gate_before(stores.other._store, "references") as gate:
+    with gate_before(stores.other.store, "references") as gate:
         collecting = Background(stores.other.gc)
         gate.wait_until_reached()
         stores.user.rekey(rewrite=True)
@@ -214,9 +214,9 @@ def test_without_the_rule_for_late_events_it_would_delete_all(stores: Stores, mo
 @on(SHARED)
 def test_gc_that_has_marked_all_before_a_rewrite(stores: Stores) -> None:
     """All manifests are read; the rewrite comes before the first chunk row is deleted."""
-    last = sum(1 for _ in stores.other._store.index.manifests())
+    last = sum(1 for _ in stores.other.store.index.manifests())
     gate, seen = Gate(), []
-    real = stores.other._store.references
+    real = stores.other.store.references
 
     def references(packed: bytes) -> Any:
         seen.append(packed)
@@ -224,7 +224,7 @@ def test_gc_that_has_marked_all_before_a_rewrite(stores: Stores) -> None:
         if len(seen) == last:
             gate.stop_here()
 
-    with mock.patch.object(stores.other._store, "references", references):
+    with mock.patch.object(stores.other.store, "references", references):
         collecting = Background(stores.other.gc)
         gate.wait_until_reached()
         stores.user.rekey(rewrite=True)
@@ -248,7 +248,7 @@ def test_gc_that_compacts_beside_a_rewrite(stores: Stores, point: str) -> None:
     """Where packs are files, and rewritten, and where each save has its own. Small ones of PostgreSQL have none."""
     large = stores.user.save("j", "large", random.Random(8).randbytes(3_000_000))
     stores.user.delete("j", large)
-    with gate_before(stores.other._store.index, point) as gate:
+    with gate_before(stores.other.store.index, point) as gate:
         collecting = Background(stores.other.gc)
         gate.wait_until_reached()
         stores.user.rekey(rewrite=True)
@@ -276,7 +276,7 @@ def test_gc_beside_a_rewrite(stores: Stores, point: str) -> None:
 @on(ALL)
 def test_a_save_under_the_old_key_is_done_again(stores: Stores) -> None:
     value = {"n": random.Random(9).randbytes(90_000)}
-    with gate_before(stores.other._store.index, "commit") as gate:
+    with gate_before(stores.other.store.index, "commit") as gate:
         saving = Background(stores.other.save, "j", "s", value)
         gate.wait_until_reached()
         stores.user.rekey(rewrite=True)
@@ -302,7 +302,7 @@ def test_saves_and_copies_beside_a_rewrite(stores: Stores, point: str) -> None:
 
 @on(SHARED)
 def test_a_save_while_a_rewrite_marks_what_is_named(stores: Stores) -> None:
-    with gate_before(stores.user._store, "contents") as gate:
+    with gate_before(stores.user.store, "contents") as gate:
         stop = gate.stop_here
         gate.stop_here = lambda: None  # type: ignore[method-assign] # until it sweeps
         real = stores.inner.sweep
@@ -357,7 +357,7 @@ def test_a_checkpoint_deleted_while_its_chunks_are_sealed_anew(stores: Stores) -
 
 def forget_old_keys(reader: Manager) -> None:
     """As when another thread has met the new key."""
-    vault = reader._store.vault
+    vault = reader.store.vault
     assert vault is not None
     vault.refresh()
 
@@ -379,7 +379,7 @@ def test_a_row_that_was_read_before_a_rewrite_is_read_again(stores: Stores, read
     stores.states[stores.user.save("k", "s", {"keyed": 1}, idempotency_key="key")] = {"keyed": 1}
     reader, wanted = stores.reader(), list(stores.states)[1]
     expected = call(reader, wanted)
-    with gate_after(reader._store.index.inner, method) as gate:  # type: ignore[attr-defined]
+    with gate_after(reader.store.index.inner, method) as gate:  # type: ignore[attr-defined]
         reading = Background(call, reader, wanted)
         gate.wait_until_reached()
         stores.user.rekey(rewrite=True)
@@ -395,7 +395,7 @@ def test_chunks_that_were_found_before_a_rewrite_are_found_again(
     stores: Stores, number: int, is_collected: bool
 ) -> None:
     reader, wanted = stores.reader(), list(stores.states)[number]
-    with gate_after(reader._store.index.inner, "locate") as gate:  # type: ignore[attr-defined]
+    with gate_after(reader.store.index.inner, "locate") as gate:  # type: ignore[attr-defined]
         reading = Background(reader.load, wanted)
         gate.wait_until_reached()
         stores.user.rekey(rewrite=True)
@@ -409,7 +409,7 @@ def test_chunks_that_were_found_before_a_rewrite_are_found_again(
 @across("method", ["locate", "manifests", "chunks_of", "packs"], SHARED)
 def test_verify_beside_a_rewrite_reports_no_damage(stores: Stores, method: str) -> None:
     reader = stores.reader()
-    index = reader._store.index.inner  # type: ignore[attr-defined]
+    index = reader.store.index.inner  # type: ignore[attr-defined]
     real = index.manifests
     with (
         mock.patch.object(index, "manifests", lambda *a, **o: iter(list(real(*a, **o)))),

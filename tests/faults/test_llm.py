@@ -12,7 +12,7 @@ import kedge
 from kedge import CheckpointManager
 from kedge.llm.bills import Bill
 from kedge.llm.cache import FLIGHTS, Cache
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 from tests.servers.models import ModelServer
 from tests.torture.pipelines import Killed, MortalIndex, Violation, World
 
@@ -46,10 +46,10 @@ def session(
     keeper: CheckpointManager, key: str, world: World, dies_at: int = 0, dies_before: bool = False
 ) -> tuple[Any, int]:
     """The result of one session, None when it was killed, and how many durable writes there were."""
-    index = keeper._store.index
+    index = keeper.store.index
     mortal = MortalIndex(index, world, dies_at, dies_before)  # type: ignore[arg-type]
     manager = CheckpointManager("memory:")
-    manager._store = Store(mortal, keeper._store.blobs)  # type: ignore[arg-type]
+    manager.store = LocalStore(mortal, keeper.store.blobs)  # type: ignore[arg-type]
     try:
         with kedge.run(key, store=manager, signals=False) as run:
             result = pipeline(run, mortal)

@@ -108,7 +108,7 @@ def test_a_copy_of_a_store_in_use_without_its_log(tmp_path: Path) -> None:
 def test_killed_while_closing(tmp_path: Path) -> None:
     """At each step of closing: what it says is true before SQLite removes the log."""
     program = (
-        "import os, sys, kedge\nfrom kedge.index import state\n"
+        "import os, sys, kedge\nfrom kedge.index.sqlite import closed_mark as state\n"
         "store = kedge.open(sys.argv[1])\nstore.save('job', 'step', 1)\n"
         "def kill(*_):\n    os.kill(os.getpid(), 9)\n"
     )

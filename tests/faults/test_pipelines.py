@@ -29,7 +29,7 @@ def test_killed_for_real(tmp_path: Path, seed: int) -> None:
 KILLED = """
 import os, signal, sys, kedge
 with kedge.open(sys.argv[1]) as store:
-    store._store.index.commit = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    store.store.index.commit = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     with kedge.run("r", store=store):
         pass
 """

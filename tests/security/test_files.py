@@ -178,7 +178,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_chunk_that_claims_gigabytes_takes_no_memory(cm: Manager, tmp_path: Path) -> None:
     huge = Entry(2**32 - 1, b"\1" * 32, b"\1" * 32)
-    stream = StoredStream([huge], 2**32 - 1, cm._store.reader, "a checkpoint")
+    stream = StoredStream([huge], 2**32 - 1, cm.store.reader, "a checkpoint")
     hostile = loaded(hostile_table((FILE, 0, b"a"), size=column(U64, 0, 2**32 - 1)), stream)
     with pytest.raises(kedge.Corrupted, match="claims"):
         hostile.read("a")
@@ -427,7 +427,7 @@ def test_noise_in_the_state_is_a_typed_error(cm: Manager, tmp_path: Path, data: 
     encoded = codec.encode(kedge.Tree(root))
     packed = encoded.tree if data is None else mutated(data, encoded.tree)
     manifest_streams: dict[int, StoredStream] = {
-        n: StoredStream([], 0, cm._store.reader, "x") for n in range(len(encoded.buffers))
+        n: StoredStream([], 0, cm.store.reader, "x") for n in range(len(encoded.buffers))
     }
     for look in (lambda: codec.decode(packed, manifest_streams.__getitem__), lambda: codec.outline(packed)):
         try:

@@ -17,13 +17,18 @@ import pytest
 from click.testing import CliRunner
 
 import kedge
+from kedge.care import Care
+from kedge.care.local import LocalCare
 from kedge.cli.app import cli
 from kedge.client import AsyncClient, Client
 from kedge.client.calls import Endpoint, Endpoints
-from kedge.client.remote import RemoteManager
+from kedge.client.care import HttpCare
+from kedge.client.store import HttpStore
 from kedge.model import Lease
 from kedge.process.workflow import Workflows
 from kedge.server import create_app
+from kedge.store import Store
+from kedge.store.local import LocalStore
 from tests.server.conftest import listening
 
 
@@ -40,7 +45,7 @@ def remote(url: str) -> Iterator[kedge.CheckpointManager]:
 
 
 def test_any_state_comes_back_as_it_was(remote: kedge.CheckpointManager, store: kedge.CheckpointManager) -> None:
-    assert isinstance(remote, RemoteManager)
+    assert isinstance(remote.store, HttpStore)
     state = {
         "tuple": (1, {2, 3}, frozenset({4})),
         "big": np.arange(300_000, dtype="f8").reshape(3, -1),
@@ -135,26 +140,22 @@ def test_a_service_believes_nobody_that_a_checkpoint_is_damaged(
     """What a client got may be spoilt on its way: the service reads for itself."""
     saved = remote.save("j", "s", {"blob": random.Random(1).randbytes(300_000)})
     assert remote.condemn(saved).status == "created"
-    read = store._store.blobs.read_into
+    read = store.store.blobs.read_into
 
     def spoil(pack: str, offset: int, target: memoryview) -> None:
         read(pack, offset, target)
         target[0] ^= 1
 
-    monkeypatch.setattr(store._store.blobs, "read_into", spoil)
+    monkeypatch.setattr(store.store.blobs, "read_into", spoil)
     assert remote.condemn(saved).status == "corrupted"
 
 
-def test_every_public_method_is_thought_of() -> None:
-    """A new method of the manager works through RemoteStore, is overridden, or stands here."""
-    through_store = {
-        "save", "save_encoded", "save_each", "save_async", "list", "walk", "get", "exists", "jobs", "load",
-        "load_latest", "load_by_key", "read_ahead", "get_by_key", "restore", "outline", "delete", "pin", "tag",
-        "set_status", "copy_to", "follow_to", "cleanup", "lease", "take_lease", "renew_lease", "break_lease", "events",
-        "audit", "watch", "on_close", "acting_as", "close",
-    }  # fmt: skip
-    public = {name for name, _ in inspect.getmembers(kedge.CheckpointManager, inspect.isfunction) if name[0] != "_"}
-    assert public - through_store == public & vars(RemoteManager).keys()
+def test_every_method_of_both_doors_is_there() -> None:
+    """What a manager asks of a store, and of its care, a service answers too or refuses in words."""
+    for protocol, implementations in ((Store, (LocalStore, HttpStore)), (Care, (LocalCare, HttpCare))):
+        names = {name for name in vars(protocol) if not name.startswith("_")}
+        for implementation in implementations:
+            assert names <= set(dir(implementation)), implementation
 
 
 def test_pipelines_and_workflows_over_http(url: str, store: kedge.CheckpointManager) -> None:

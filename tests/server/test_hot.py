@@ -163,13 +163,13 @@ def test_many_savers_share_commits_and_not_their_mistakes(
     tmp_path: Path, short: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    real = kedge.CheckpointManager.save_each
+    real = kedge.CheckpointManager.save_many
 
-    def save_each(self: Any, saves: Any) -> Any:
+    def save_many(self: Any, saves: Any) -> Any:
         sizes.append(len(saves))
         return real(self, saves)
 
-    monkeypatch.setattr(kedge.CheckpointManager, "save_each", save_each)
+    monkeypatch.setattr(kedge.CheckpointManager, "save_many", save_many)
     with listening(create_app(tmp_path / "store")) as url, ThreadPoolExecutor(12) as threads:
         httpx.get(f"{url}{V1}/jobs")
 
@@ -209,7 +209,7 @@ def test_a_defect_is_answered_counted_and_found_by_its_id(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("/a/path")
 
-    for name in ("get", "save_each", "save_encoded"):
+    for name in ("get", "save_many", "save_encoded"):
         monkeypatch.setattr(kedge.CheckpointManager, name, fail)
     for query in ({}, LONG):
         looked = client.get(f"{V1}/checkpoints/x", params=query)

@@ -44,7 +44,7 @@ def copy(report: Report, connection: Any, source: str, target: str, deaths: tupl
 
 
 def _die_at(store: kedge.CheckpointManager, moment: str, count: int) -> None:
-    real = store._store.index.commit
+    real = store.store.index.commit
     calls = [0]
 
     def commit(*args: Any, **options: Any) -> Any:
@@ -56,7 +56,7 @@ def _die_at(store: kedge.CheckpointManager, moment: str, count: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    store._store.index.commit = commit  # type: ignore[method-assign]
+    store.store.index.commit = commit  # type: ignore[method-assign]
 
 
 def follow(report: Report, connection: Any, source: str, target: str, deaths: tuple[str, int] = ("", 0)) -> None:
@@ -65,13 +65,13 @@ def follow(report: Report, connection: Any, source: str, target: str, deaths: tu
     with kedge.open(source) as here, kedge.open(target) as there, mock.patch(_NOTE_EVERY, 0.0):
         if deaths[0]:
             _die_at(there, *deaths)
-        wait = here._store.index.wait_for_event
+        wait = here.store.index.wait_for_event
 
         def until_done(after: int, timeout_s: float) -> bool:
             stop.set()
             return wait(after, 0)
 
-        here._store.index.wait_for_event = until_done  # type: ignore[method-assign]
+        here.store.index.wait_for_event = until_done  # type: ignore[method-assign]
         report("ready")
         here.follow_to(there, stop=stop)
     report("copied")

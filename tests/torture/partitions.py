@@ -158,7 +158,7 @@ def torture(minutes: float, folder: Path) -> dict[str, float]:
 def serve(url: str) -> None:
     """What a host does."""
     with kedge.open(url) as store:
-        index = store._store.index
+        index = store.store.index
         print(json.dumps("ready"), flush=True)
         for line in sys.stdin:
             what, job, *rest = json.loads(line)

@@ -28,7 +28,7 @@ from kedge import CheckpointManager, Retry
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.pipeline.history import find_run
 from kedge.pipeline.keys import digest_of
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 
 AT_ONCE = Retry(times=6, delay_s=0)
 
@@ -232,7 +232,7 @@ def case_in_process(seed: object) -> int:
     nodes = draw_nodes(draw)
     world = World(names_of_items(nodes))
     with kedge.open("memory:") as keeper:
-        index, blobs = keeper._store.index, keeper._store.blobs
+        index, blobs = keeper.store.index, keeper.store.blobs
         kills, to_kill, sessions = 0, draw.randint(1, 6), 0
         while True:
             sessions += 1
@@ -241,7 +241,7 @@ def case_in_process(seed: object) -> int:
             dies_at = draw.randint(1, 10) if kills < to_kill else None
             mortal = MortalIndex(index, world, dies_at, draw.random() < 0.5)  # type: ignore[arg-type]
             manager = CheckpointManager("memory:")
-            manager._store = Store(mortal, blobs)  # type: ignore[arg-type]
+            manager.store = LocalStore(mortal, blobs)  # type: ignore[arg-type]
             try:
                 with kedge.run("r", store=manager, signals=False) as run:
                     result = perform(run, nodes, "in", mortal.note)
@@ -282,7 +282,7 @@ def session(folder: str, seed: str, dies_at: int) -> None:
     """In a child: one session that kills its own process at a durable write."""
     nodes = draw_nodes(random.Random(f"real {seed}"))
     with kedge.open(f"{folder}/store") as store:
-        index = store._store.index
+        index = store.store.index
         commit, writes = index.commit, 0
 
         def deadly(records: Any, *, actor: str) -> Any:

@@ -46,10 +46,10 @@ def _die_at(store: kedge.CheckpointManager, count: int, is_behind: int) -> None:
 
         return write
 
-    index: Any = store._store.index.inner  # type: ignore[attr-defined]
+    index: Any = store.store.index.inner  # type: ignore[attr-defined]
     for name in _WRITES:
         setattr(index, name, deadly(getattr(index, name)))
-    blobs: Any = store._store.blobs
+    blobs: Any = store.store.blobs
     begin = blobs.writer
 
     def writer(size_hint: int) -> Any:

@@ -33,7 +33,7 @@ def through_faults(
         os.environ["AWS_ENDPOINT_URL"] = address
         try:
             with kedge.open(url) as store:
-                blobs: Any = store._store.blobs
+                blobs: Any = store.store.blobs
                 blobs.backoff = Backoff(attempts=60, first_s=0.002, most_s=0.05)
                 while done < runs and time.monotonic() < end:
                     done += 1

@@ -20,7 +20,7 @@ from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
 from kedge.ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 from kedge.store.chunk_writer import ChunkWriter
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 from kedge.store.record import record_of
 
 Progress = Callable[[int, int], None]
@@ -56,8 +56,8 @@ class Copying:
 
     def __init__(
         self,
-        source: Store,
-        target: Store,
+        source: LocalStore,
+        target: LocalStore,
         *,
         job: str | None = None,
         since_us: int | None = None,

@@ -18,7 +18,7 @@ from functools import partial
 from kedge.errors import Corrupted, NoSpace, NotFound
 from kedge.ports import UNREADABLE, Chunk, ChunksGone
 from kedge.store.chunk_reader import read_verified
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 from kedge.store.record import nobody, read_records
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
@@ -38,7 +38,7 @@ class GcReport:
     damaged: tuple[str, ...] = ()  # packs left alone because a chunk in them does not verify
 
 
-def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
+def collect(store: LocalStore, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
     """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
     store.index.refuse_older()
     bytes_before = sum(size for _, size in store.blobs.packs())
@@ -56,7 +56,7 @@ def collect(store: Store, *, actor: str, progress: Callable[[int, int], None] | 
     return report
 
 
-def foresee(store: Store, *, progress: Callable[[int, int], None] | None = None) -> GcReport:
+def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = None) -> GcReport:
     """What `collect` would do now, in the same numbers; nothing is changed.
 
     As far as can be told before: a pack that somebody is writing is kept by `collect`, and what compaction writes
@@ -89,7 +89,7 @@ def foresee(store: Store, *, progress: Callable[[int, int], None] | None = None)
     )
 
 
-def _remove_unused(store: Store, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:
+def _remove_unused(store: LocalStore, progress: Callable[[int, int], None] | None) -> tuple[int, int, int]:
     """Delete the packs that nothing names; answers how many went, how many stayed, and the bytes of those."""
     used = {use.pack for use in store.index.packs()}
     removed = kept = bytes_kept = 0
@@ -105,11 +105,11 @@ def _remove_unused(store: Store, progress: Callable[[int, int], None] | None) ->
     return removed, kept, bytes_kept
 
 
-def _is_garbage(store: Store, pack: str) -> bool:
+def _is_garbage(store: LocalStore, pack: str) -> bool:
     return store.index.condemn(pack)
 
 
-def _compact(store: Store) -> tuple[int, list[str]]:
+def _compact(store: LocalStore) -> tuple[int, list[str]]:
     sizes = dict(store.blobs.packs())
     rewritten, damaged = 0, []
     for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # what needs least space frees some
@@ -127,7 +127,7 @@ def _compact(store: Store) -> tuple[int, list[str]]:
     return rewritten, damaged
 
 
-def _rewrite_confirmed(store: Store, pack: str) -> bool:
+def _rewrite_confirmed(store: LocalStore, pack: str) -> bool:
     """Whether a pack was rewritten; Corrupted and NotFound only if a second look agrees (I2).
 
     Since its chunks were listed another gc may have moved them and removed the pack, or a change of keys replaced them.
@@ -146,7 +146,7 @@ def _rewrite_confirmed(store: Store, pack: str) -> bool:
     return False
 
 
-def _rewrite_in_room(store: Store, pack: str, live: Sequence[Chunk]) -> None:
+def _rewrite_in_room(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
     """On a full disk with what was kept for that; then the old pack goes at once, to make room for the next."""
     try:
         _rewrite(store, pack, live)
@@ -157,7 +157,7 @@ def _rewrite_in_room(store: Store, pack: str, live: Sequence[Chunk]) -> None:
         store.blobs.remove(pack, partial(_is_garbage, store, pack))
 
 
-def _rewrite(store: Store, pack: str, live: Sequence[Chunk]) -> None:
+def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
     """Move the live chunks of a pack to a new one. The old pack's file goes when no row names it any more."""
     writer = store.blobs.writer(sum(c.stored_bytes for c in live))
     moved: list[Chunk] = []

@@ -6,20 +6,20 @@ from kedge.blobs.memory import MemoryBlobs
 from kedge.errors import NoSpace
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.model import CheckpointId, Event
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 
 from .copy import Copying
 
 _PAGE = 1000  # events
 
 
-class KeptMemory(Store):
+class KeptMemory(LocalStore):
     """A store in memory that begins with what is in another one, and goes there when it is closed.
 
     What is kept may be encrypted; memory is not, whatever it is part of.
     """
 
-    def __init__(self, kept: Store) -> None:
+    def __init__(self, kept: LocalStore) -> None:
         super().__init__(SqliteIndex(None, namespace=kept.index.namespace), MemoryBlobs())
         self._kept = kept
         self._is_kept = False
@@ -32,7 +32,7 @@ class KeptMemory(Store):
             kept.close()
             raise
 
-    def at_rest(self) -> Store:
+    def at_rest(self) -> LocalStore:
         return self._kept
 
     def new_id(self, step: str, created_us: int) -> CheckpointId:

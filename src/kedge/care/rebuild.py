@@ -17,7 +17,7 @@ from kedge.errors import Conflict, Validation
 from kedge.model import CheckpointStatus, to_us
 from kedge.ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from kedge.store.chunk_reader import ChunkReader
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
 
 from .repair import chunks_of, in_order, open_rows
@@ -49,7 +49,7 @@ class _Found:
 
 def rebuild(
     blobs: Blobs,
-    open_store: Callable[[str], AbstractContextManager[Store]],
+    open_store: Callable[[str], AbstractContextManager[LocalStore]],
     *,
     actor: str,
     keys: FoundKeys | None = None,
@@ -97,7 +97,7 @@ def _wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
     )
 
 
-def _add(store: Store, found: _Found, actor: str) -> tuple[int, list[str]]:
+def _add(store: LocalStore, found: _Found, actor: str) -> tuple[int, list[str]]:
     deleted = _deleted(store.index)
     missing = {i: r for i, r in found.records.items() if i not in deleted and not store.knows(i)}
 

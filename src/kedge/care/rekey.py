@@ -29,7 +29,7 @@ from kedge.index.encrypted import EncryptedIndex
 from kedge.model import Checkpoint, Lease, to_us
 from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint
 from kedge.store import lease as leases
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 
 _MAX_ATTEMPTS = 8
 _LEASE_S = 30.0
@@ -47,7 +47,7 @@ class RekeyReport:
 
 
 @contextmanager
-def changing(store: Store) -> Iterator[Lease]:
+def changing(store: LocalStore) -> Iterator[Lease]:
     """The right to change the keys of a namespace, for as long as the block runs; LeaseHeld while another has it.
 
     A change whose process is gone, as far as that can be known here, holds up nobody.
@@ -64,7 +64,7 @@ def changing(store: Store) -> Iterator[Lease]:
         yield lease
 
 
-def change_master(store: Store, old: MasterKey, new: MasterKey, lease: Lease, *, actor: str) -> RekeyReport:
+def change_master(store: LocalStore, old: MasterKey, new: MasterKey, lease: Lease, *, actor: str) -> RekeyReport:
     """Seal the keyring under another master key. Processes that have the store open go on with what they have."""
     index = _sealed_index(store)
     present = _present(index)
@@ -75,7 +75,7 @@ def change_master(store: Store, old: MasterKey, new: MasterKey, lease: Lease, *,
 
 
 def rewrite(
-    store: Store,
+    store: LocalStore,
     master: MasterKey,
     lease: Lease,
     *,
@@ -101,7 +101,7 @@ def rewrite(
 
 
 def _rewrite_all(
-    store: Store, index: EncryptedIndex, lease: Lease, actor: str, progress: Callable[[int, int], None] | None
+    store: LocalStore, index: EncryptedIndex, lease: Lease, actor: str, progress: Callable[[int, int], None] | None
 ) -> tuple[int, list[str]]:
     """How many checkpoints were written anew, and the IDs of those that could not be."""
     total = index.totals()["checkpoints"]
@@ -120,14 +120,16 @@ def _rewrite_all(
     return done, unreadable
 
 
-def _has_current_chunks(store: Store, packed: bytes) -> bool:
+def _has_current_chunks(store: LocalStore, packed: bytes) -> bool:
     """Looked at for each checkpoint: a copy, or a rebuilt index, may name chunks of an old key under a new one."""
     assert store.key is not None
     current = {store.key.chunk_id(digest) for digest in store.contents(packed)}
     return current == set(store.chunks(packed))
 
 
-def _rewrite_one(store: Store, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str) -> bool:
+def _rewrite_one(
+    store: LocalStore, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str
+) -> bool:
     """False if a chunk of it cannot be read. A checkpoint that was deleted meanwhile needs nothing."""
     record = replace(_record(checkpoint, packed), lease_token=lease.token)
     for _ in range(_MAX_ATTEMPTS):
@@ -184,7 +186,7 @@ def _replace_keyring(
     return text
 
 
-def _sealed_index(store: Store) -> EncryptedIndex:
+def _sealed_index(store: LocalStore) -> EncryptedIndex:
     if not isinstance(store.index, EncryptedIndex):
         raise Validation("this store is not encrypted", hint="make a new one with a key, and save there what you need")
     return store.index

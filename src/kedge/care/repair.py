@@ -29,7 +29,7 @@ from kedge.model import CheckpointStatus, parse_name
 from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Chunk, NewCheckpoint
 from kedge.store.chunk_reader import ChunkReader
 from kedge.store.directory import INDEX, PACKS, Marker, absolute, locked, read_keyrings, read_marker, write_marker
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _rebuild(
         told = _read_packs(blobs, places, keys)
         for namespace in {"default", *found.checkpoints, *told, *found.jobs, *(keys.namespaces if keys else ())}:
             index = SqliteIndex(str(new), namespace=namespace, store_id=store_id)
-            store = Store(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
+            store = LocalStore(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
             records, lost = open_rows(store, found.checkpoints.get(namespace, []))
             for checkpoint_id, record in told.get(namespace, {}).items():
                 if checkpoint_id not in found.deleted and checkpoint_id not in records:  # the index knows better
@@ -126,21 +126,21 @@ def _rebuild(
     return count, from_packs, tuple(corrupted)
 
 
-def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: str) -> Store:
+def behind_keys(index: SqliteIndex, blobs: PackBlobs, keys: FoundKeys, actor: str) -> LocalStore:
     """The index behind the keys of its namespace, which are put in first."""
     from kedge.crypto import Vault, key_id_of
     from kedge.index.encrypted import EncryptedIndex
 
     text = keys.keyring_for(index.store_id, index.namespace)
     if text is None:
-        return Store(index, blobs)  # nothing was ever saved there
+        return LocalStore(index, blobs)  # nothing was ever saved there
     who = keys.shown_as(index.namespace, actor)
     index.set_keyring(text, key_id_of(text), replacing=index.keyring(), actor=who)
     vault = Vault(keys.master, index.store_id, index.namespace, index.keyring)
-    return Store(EncryptedIndex(index, vault), blobs, vault)
+    return LocalStore(EncryptedIndex(index, vault), blobs, vault)
 
 
-def open_rows(store: Store, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
+def open_rows(store: LocalStore, rows: Sequence[NewCheckpoint]) -> tuple[dict[str, NewCheckpoint], list[str]]:
     """Records of the old index by ID, and the IDs of those that do not decrypt, which are gone."""
     if store.vault is None:
         return {row.id: row for row in rows}, []
@@ -231,7 +231,7 @@ def _read_packs(
     return told
 
 
-def _fill(store: Store, records: dict[str, NewCheckpoint], places: dict[bytes, Chunk], actor: str) -> list[str]:
+def _fill(store: LocalStore, records: dict[str, NewCheckpoint], places: dict[bytes, Chunk], actor: str) -> list[str]:
     """Commit the records with the chunks they name; those that miss some are kept, marked as corrupted."""
 
     def locate(digests: Sequence[bytes]) -> dict[bytes, Chunk]:
@@ -283,7 +283,7 @@ def _parents_first(records: Sequence[NewCheckpoint]) -> list[NewCheckpoint]:
 
 
 def chunks_of(
-    store: Store, record: NewCheckpoint, locate: Callable[[list[bytes]], dict[bytes, Chunk]]
+    store: LocalStore, record: NewCheckpoint, locate: Callable[[list[bytes]], dict[bytes, Chunk]]
 ) -> tuple[list[Chunk], CheckpointStatus]:
     """The chunks a record names, as far as they are there, and what that makes of it."""
     if hashlib.sha256(record.manifest).digest() != record.digest:

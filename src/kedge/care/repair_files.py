@@ -33,7 +33,7 @@ from kedge.index.files.shown_files import DEFAULT, INSIDE
 from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_us
 from kedge.ports import NewCheckpoint
 from kedge.store.directory import read_keyrings
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 from kedge.store.manifest import Manifest, pack_manifest
 from kedge.store.readable_files import view
 
@@ -165,9 +165,9 @@ def _find_keys(inside: Path, new: Path, told: Told, master: MasterKey | None) ->
 
 def _opening(inside: Path, new: Path, keys: FoundKeys | None, actor: str) -> Callable[[str], Any]:
     @contextmanager
-    def opened(namespace: str) -> Iterator[Store]:
+    def opened(namespace: str) -> Iterator[LocalStore]:
         index, blobs = FilesIndex(new, namespace=namespace, view=view), PackBlobs(str(inside / "packs"))
-        store = Store(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
+        store = LocalStore(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
         try:
             yield store
         finally:

@@ -20,7 +20,7 @@ from kedge.errors import Conflict, Corrupted, NotFound, ReadOnly, StorageError, 
 from kedge.model import Checkpoint, CheckpointStatus
 from kedge.ports import UNREADABLE, Chunk, Seen
 from kedge.store.chunk_reader import read_verified
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 
 Progress = Callable[[int, int], None]
 Row = tuple[int | None, Checkpoint, bytes]  # its number, where the index was walked; the manifest
@@ -55,7 +55,9 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(store: Store, *, job: str | None, deep: bool, actor: str, progress: Progress | None = None) -> VerifyReport:
+def verify(
+    store: LocalStore, *, job: str | None, deep: bool, actor: str, progress: Progress | None = None
+) -> VerifyReport:
     """Check one job, or everything. Checkpoints found damaged are marked so, and verified ones as valid.
 
     Quick: manifests match their digests, every chunk they name is in the index, and its pack is long enough.
@@ -77,7 +79,7 @@ def verify(store: Store, *, job: str | None, deep: bool, actor: str, progress: P
     return VerifyReport(count, check.chunks, check.bytes_read, tuple(problems), tuple(check.corrupted), unused)
 
 
-def condemn(store: Store, checkpoint_id: str, *, actor: str) -> Checkpoint:
+def condemn(store: LocalStore, checkpoint_id: str, *, actor: str) -> Checkpoint:
     """Read all of a checkpoint; if it is damaged, mark it, and its damaged chunks: no later save rests on them."""
     check = _Check(store, deep=True, actor=actor, is_vouching=False)
     try:
@@ -94,7 +96,7 @@ def condemn(store: Store, checkpoint_id: str, *, actor: str) -> Checkpoint:
 class _Check:
     """One check: what it has found, and what it is about to say."""
 
-    def __init__(self, store: Store, *, deep: bool, actor: str, is_vouching: bool = True) -> None:
+    def __init__(self, store: LocalStore, *, deep: bool, actor: str, is_vouching: bool = True) -> None:
         self.problems: list[Problem] = []
         self.corrupted: list[str] = []
         self.chunks = self.bytes_read = 0
@@ -301,7 +303,7 @@ def _place(chunk: Chunk) -> tuple[object, ...]:
     return chunk.pack, chunk.offset, chunk.stored_bytes, chunk.encoding, chunk.data
 
 
-def _prove(store: Store, chunk: Chunk) -> str:
+def _prove(store: LocalStore, chunk: Chunk) -> str:
     """What is wrong with a chunk; "" if nothing. Read twice before it is called wrong: it may be spoilt on its way."""
     where = f"pack {chunk.pack}" if chunk.pack else f"chunk {chunk.digest.hex()[:16]}… in the index"
     with _looking_at(where):
@@ -327,7 +329,7 @@ def _looking_at(subject: str) -> Iterator[None]:
         raise could_not_look(subject, error) from error
 
 
-def _rows(store: Store, job: str | None) -> Iterable[Row]:
+def _rows(store: LocalStore, job: str | None) -> Iterable[Row]:
     if job is None or store.vault is not None:  # rows that do not open are told by `manifests` alone
         for row in store.index.manifests(with_chunks=False):
             if job is None or row[1].job == job:
@@ -343,7 +345,7 @@ def _rows(store: Store, job: str | None) -> Iterable[Row]:
         after = page[-1].seq
 
 
-def _digests_of(store: Store, job: str) -> set[bytes]:
+def _digests_of(store: LocalStore, job: str) -> set[bytes]:
     digests: set[bytes] = set()
     for _, checkpoint, packed in _rows(store, job):
         if packed == UNREADABLE:
@@ -356,7 +358,7 @@ def _digests_of(store: Store, job: str) -> set[bytes]:
     return digests
 
 
-def stats(store: Store, job: str | None = None) -> Mapping[str, int]:
+def stats(store: LocalStore, job: str | None = None) -> Mapping[str, int]:
     """Numbers of a job, or of the store: what was saved, what it takes, what gc could give back at most."""
     if job is not None:
         found = store.index.job(job)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from kedge.errors import Validation
 from kedge.model import Checkpoint
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 
 from .changes import ArrayDelta, Change, ChangeKind, Diff, TextDelta
 from .comparison import Comparison
@@ -25,7 +25,7 @@ MAX_CHANGES = 1000
 
 
 def diff(
-    store: Store, a: tuple[Checkpoint, bytes], b: tuple[Checkpoint, bytes], *, max_changes: int = MAX_CHANGES
+    store: LocalStore, a: tuple[Checkpoint, bytes], b: tuple[Checkpoint, bytes], *, max_changes: int = MAX_CHANGES
 ) -> Diff:
     """What changed from checkpoint `a` to checkpoint `b`, each given with its manifest."""
     return _compare(StoredState(store, *a), StoredState(store, *b), max_changes, (a[0].id, b[0].id))

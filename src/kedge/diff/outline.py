@@ -21,11 +21,11 @@ from kedge.codec.json_view import BufferFields, written
 from kedge.codec.kinds import Tag
 from kedge.errors import NotFound, Validation
 from kedge.files import File, FilesSummary, Tree
+from kedge.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from kedge.manager import CheckpointManager
     from kedge.model import Checkpoint
-    from kedge.store.manifest import Manifest
+    from kedge.store import Store, Stored
 
 
 SEQUENCES = (list, tuple, set, frozenset, deque)
@@ -56,14 +56,14 @@ class StoredState:
     checkpoint: Checkpoint
     outline: object
     tree_bytes: int  # of the tree as it is encoded
-    _manager: CheckpointManager
-    _manifest: Manifest
+    _store: Store
+    _stored: Stored
 
     def bytes_of(self, summary: BufferSummary) -> bytes | memoryview:
         """The bytes of an array or byte string, verified (I2)."""
         if not summary.ordinals:
             return summary.data
-        found = self._manager._store.read_buffers(self.checkpoint, self._manifest, summary.ordinals)
+        found = self._store.buffers(self._stored, summary.ordinals)
         views = [view for n in summary.ordinals if isinstance(view := found[n], memoryview)]
         return views[0] if len(views) == 1 else b"".join(views)
 
@@ -71,26 +71,24 @@ class StoredState:
         """At most the first `limit_bytes` of an array or byte string; the rest is not read."""
         if not summary.ordinals or summary.size_bytes <= limit_bytes:
             return self.bytes_of(summary)[:limit_bytes]
-        store = self._manager._store
-        state = diff.states.StoredState(store, *store.index.read(self.checkpoint.id))
-        return state.contents(summary)[-1].read(0, limit_bytes)
+        if not isinstance(self._store, LocalStore):
+            return self.bytes_of(summary)[:limit_bytes]
+        return diff.states.StoredState(self._store, *self._stored).contents(summary)[-1].read(0, limit_bytes)
 
     def files_at(self, path: str) -> Tree | File:
         """The tree or file at a path, its content still in the store."""
-        loaded = self._manager.load(self.checkpoint.id, only=escape(path) if path else None)
+        loaded = self._store.load(self._stored, only=[escape(path)] if path else None)
         found = inside(loaded, path)
         assert isinstance(found, Tree | File)  # the outline said so  # nosec B101
         return found
 
 
-def open_state(manager: CheckpointManager, checkpoint_id: str) -> StoredState:
+def open_state(store: Store, checkpoint_id: str) -> StoredState:
     """The state of a checkpoint without its arrays; Corrupted where it is not what was saved."""
-    store = manager._store
-    checkpoint, packed = store.index.read(checkpoint_id)
-    manifest = store.open(checkpoint, packed)
-    tree = store.tree(checkpoint, manifest)
+    stored = store.read(checkpoint_id)
+    tree = store.tree(stored)
     outline = load(tree, None, make=_Outliner)
-    return StoredState(checkpoint, outline, len(tree), manager, manifest)
+    return StoredState(stored[0], outline, len(tree), store, stored)
 
 
 def children(value: object) -> Iterator[tuple[str, object]]:

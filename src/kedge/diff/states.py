@@ -13,7 +13,7 @@ from kedge.chunks import Entry, allocate
 from kedge.codec import BufferSummary
 from kedge.errors import Corrupted, Validation
 from kedge.model import Checkpoint
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 
 READ_BYTES = 4 << 20  # of each side at once: several chunks, read in parallel
 
@@ -88,13 +88,13 @@ class HeldState:
 class StoredState:
     """A checkpoint. Keeps the few chunks read last, because small arrays share them."""
 
-    def __init__(self, store: Store, checkpoint: Checkpoint, packed: bytes) -> None:
+    def __init__(self, store: LocalStore, checkpoint: Checkpoint, packed: bytes) -> None:
         self._store = store
         self._id = checkpoint.id
         self._manifest = store.open(checkpoint, packed)
         self._starts: dict[int, list[int]] = {}
         self._recent: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
-        self.outline = codec.outline(store.tree(checkpoint, self._manifest))
+        self.outline = codec.outline(store.tree_of(checkpoint, self._manifest))
 
     def contents(self, summary: BufferSummary) -> list[Content]:
         if max(summary.ordinals, default=0) >= max(len(self._manifest.buffers), 1):

@@ -41,7 +41,7 @@ _AS_DIRECTORY = "export it to a directory: kedge export ID DIR"
 
 def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -> int:
     """Write the tensors and arrays of a checkpoint, each verified, one in memory at a time; answers their number."""
-    state = open_state(manager, checkpoint_id)
+    state = open_state(manager.store, checkpoint_id)
     found: dict[str, tuple[str, tuple[int, ...], Any]] = {}
     places: dict[int, str] = {}
     for name, summary in _tensors(state.outline, ""):

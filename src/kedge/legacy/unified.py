@@ -81,7 +81,7 @@ class CheckpointStorage:
         )
         created_us = to_us(checkpoint.created_at)
         named = replace(request, checkpoint_id=CheckpointId(name_of(checkpoint.checkpoint_id)), created_us=created_us)
-        self.store._commit(named, codec.encode(checkpoint.data))
+        self.store.commit(named, codec.encode(checkpoint.data))
         return f"{self.store.place}#{named.checkpoint_id}"
 
     def load(self, checkpoint_id: str) -> CheckpointData:

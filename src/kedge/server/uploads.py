@@ -115,7 +115,7 @@ def save_each(saves: Sequence[PlainSave]) -> list[Checkpoint | BaseException]:
             outcomes[n] = error
     for namespace, those in ready.items():
         try:
-            done = saves[0].access.service.manager(namespace).save_each([whole for _, whole in those])
+            done = saves[0].access.service.manager(namespace).save_many([whole for _, whole in those])
             outcomes.update(zip((n for n, _ in those), done, strict=True))
         except Exception as error:  # noqa: BLE001 - of this namespace alone
             outcomes.update((n, error) for n, _ in those)

@@ -9,11 +9,11 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from kedge.blobs.shelter import give_up_if_abandoned, run
 from kedge.errors import LeaseLost, StorageError, Validation
 from kedge.model import Lease
-from kedge.ports import Index
 
 
 def default_holder() -> str:
@@ -54,17 +54,27 @@ def started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+class Leases(Protocol):
+    """What gives leases: a store, or its index."""
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease: ...
+
+    def renew_lease(self, lease: Lease) -> None: ...
+
+    def release_lease(self, lease: Lease) -> None: ...
+
+
 class _Holding:
     """A lease, and the thread that renews it. It ends when somebody says so, or when nobody has it any more."""
 
-    def __init__(self, index: Index, job: str, holder: str, ttl_s: float) -> None:
-        self.lease = index.acquire_lease(job, holder, ttl_s)
-        self._index = index
+    def __init__(self, leases: Leases, job: str, holder: str, ttl_s: float) -> None:
+        self.lease = leases.acquire_lease(job, holder, ttl_s)
+        self._leases = leases
         self._stop = threading.Event()
         me = weakref.ref(self)  # an interrupt may drop the holder anywhere: then the lease is given back too
         self._thread = threading.Thread(
             target=_renew,
-            args=(me, index, self.lease, self._stop, ttl_s / 3),
+            args=(me, leases, self.lease, self._stop, ttl_s / 3),
             name=f"kedge-lease-{job}",
             daemon=True,
         )
@@ -73,16 +83,16 @@ class _Holding:
     def end(self) -> None:
         self._stop.set()
         self._thread.join()
-        self._index.release_lease(self.lease)
+        self._leases.release_lease(self.lease)
 
 
-def _renew(holding: weakref.ref[_Holding], index: Index, lease: Lease, stop: threading.Event, every_s: float) -> None:
+def _renew(holding: weakref.ref[_Holding], leases: Leases, lease: Lease, stop: threading.Event, every_s: float) -> None:
     while not stop.wait(every_s):
         try:
             if holding() is None:
-                index.release_lease(lease)
+                leases.release_lease(lease)
                 return
-            index.renew_lease(lease)
+            leases.renew_lease(lease)
         except LeaseLost:
             return
         except StorageError:
@@ -90,7 +100,7 @@ def _renew(holding: weakref.ref[_Holding], index: Index, lease: Lease, stop: thr
 
 
 @contextmanager
-def hold(index: Index, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
+def hold(leases: Leases, job: str, *, ttl_s: float, holder: str | None = None) -> Iterator[Lease]:
     """The right to write `job` for as long as the block runs; LeaseHeld when somebody else has it (I5).
 
     A thread renews it every third of `ttl_s`. If that fails, for example because the process was suspended for
@@ -98,15 +108,15 @@ def hold(index: Index, job: str, *, ttl_s: float, holder: str | None = None) -> 
     """
     if not isinstance(ttl_s, int | float) or not 0.1 <= ttl_s <= 86_400:
         raise Validation(f"a lease of {ttl_s!r} s makes no sense", hint="use 0.1 to 86400 seconds")
-    holding = run(_begin, index, job, holder, ttl_s)
+    holding = run(_begin, leases, job, holder, ttl_s)
     try:
         yield holding.lease
     finally:
         run(holding.end)
 
 
-def _begin(index: Index, job: str, holder: str | None, ttl_s: float) -> _Holding:
-    holding = _Holding(index, job, holder or default_holder(), ttl_s)
+def _begin(leases: Leases, job: str, holder: str | None, ttl_s: float) -> _Holding:
+    holding = _Holding(leases, job, holder or default_holder(), ttl_s)
     try:
         give_up_if_abandoned()
     except BaseException:

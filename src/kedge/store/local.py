@@ -36,14 +36,39 @@ from kedge.chunks import (
     cut_by_content,
 )
 from kedge.errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
-from kedge.model import Checkpoint, CheckpointId, new_checkpoint_id, to_datetime
-from kedge.ports import Blobs, Chunk, ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint, Outcomes
+from kedge.model import (
+    Checkpoint,
+    CheckpointId,
+    CheckpointLevel,
+    CheckpointStatus,
+    Job,
+    Lease,
+    new_checkpoint_id,
+    to_datetime,
+)
+from kedge.ports import (
+    Blobs,
+    CheckpointIds,
+    Checkpoints,
+    Chunk,
+    ChunksGone,
+    Digests,
+    EventChain,
+    Events,
+    IdTaken,
+    Index,
+    Jobs,
+    KeysChanged,
+    NewCheckpoint,
+    Outcomes,
+)
 
+from . import Save, Store, Stored, not_over_http
 from .chunk_cache import KnownChunks
 from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, parse_manifest, root_of
-from .record import new_record, pack_record
+from .record import branch_record, new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
 from .streams import (
@@ -60,6 +85,8 @@ from .streams import (
 if TYPE_CHECKING:
     from kedge.crypto import DataKey, Vault
 
+_Streams = list[list[Entry]]
+
 _MAX_ATTEMPTS = 8
 _RECENT_JOBS = 8
 _RECENT_ENTRIES = 65536
@@ -69,7 +96,7 @@ _CARRIED_CHUNKS = 64
 _RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
 
-class Store:
+class LocalStore:
     """An index, blobs, and the order in which they are written. Thread-safe; survives fork.
 
     With a vault, the index is one that seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
@@ -83,7 +110,7 @@ class Store:
         self.blobs = guarded(blobs)
         self.vault = vault
         self.inline_bytes = inline_bytes
-        self._recent: OrderedDict[str, list[list[Entry]]] = OrderedDict()
+        self._recent: OrderedDict[str, _Streams] = OrderedDict()
         self._known = KnownChunks(index, blobs)
         self._groups: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
@@ -95,7 +122,7 @@ class Store:
         """Threads for large states, which begin when first needed."""
         return self._workers
 
-    def at_rest(self) -> Store:
+    def at_rest(self) -> LocalStore:
         """The store that outlives the process, whose keys count: another one where this is memory that is kept."""
         return self
 
@@ -112,6 +139,81 @@ class Store:
         self.blobs.close()
         self.index.close()
 
+    # What the index decides alone. One line each, so that `Store` is the only door.
+
+    @property
+    def row_bytes(self) -> int:
+        return self.index.row_bytes
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        return self.index.get(checkpoint_id)
+
+    def read(self, checkpoint_id: str) -> Stored:
+        return self.index.read(checkpoint_id)
+
+    def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
+        return self.index.latest(job, level)
+
+    def find(self, job: str, keys: Sequence[str]) -> dict[str, Stored]:
+        return self.index.find(job, keys)
+
+    def find_next(self, job: str, after: int, limit: int) -> dict[str, Stored]:
+        return self.index.find_next(job, after, limit)
+
+    def list(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Checkpoints:
+        return self.index.list(job, level=level, tags=tags, metadata=metadata, limit=limit, before=before, after=after)
+
+    def job(self, name: str) -> Job | None:
+        return self.index.job(name)
+
+    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
+        return self.index.jobs(prefix, limit, after)
+
+    def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
+        return self.index.delete(checkpoint_ids, even_pinned=even_pinned, actor=actor)
+
+    def update(
+        self,
+        checkpoint_id: str,
+        *,
+        actor: str,
+        is_pinned: bool | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        status: CheckpointStatus | None = None,
+    ) -> Checkpoint:
+        return self.index.update(checkpoint_id, actor=actor, is_pinned=is_pinned, tags=tags, status=status)
+
+    def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
+        self.index.set_retention(job, policy_json, actor=actor)
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        return self.index.acquire_lease(job, holder, ttl_s)
+
+    def renew_lease(self, lease: Lease) -> None:
+        self.index.renew_lease(lease)
+
+    def release_lease(self, lease: Lease) -> None:
+        self.index.release_lease(lease)
+
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
+        return self.index.events(after, limit, newest=newest, before=before)
+
+    def wait_for_event(self, after: int, timeout_s: float) -> bool:
+        return self.index.wait_for_event(after, timeout_s)
+
+    def audit(self, until: int | None = None) -> EventChain:
+        return self.index.audit(until)
+
     # Saving
 
     def save(self, request: Request, encoded: codec.Encoded | PartedTree, *, actor: str) -> Checkpoint:
@@ -123,11 +225,11 @@ class Store:
         created_us = time.time_ns() // 1000 if request.created_us is None else request.created_us
         return request.checkpoint_id or self.new_id(request.step, created_us), created_us
 
-    def save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> Outcomes:
+    def save_many(self, saves: Sequence[Save]) -> Outcomes:
         """`save` of each, by its actor: its checkpoint, or what it raises. Small ones share one commit (I1)."""
-        return self.turns.run(self._save_each, saves)
+        return self.turns.run(self._save_many, saves)
 
-    def _save_each(self, saves: Sequence[tuple[Request, codec.Encoded, str]]) -> Outcomes:
+    def _save_many(self, saves: Sequence[Save]) -> Outcomes:
         records: dict[int, NewCheckpoint] = {}
         for n, (request, encoded, _) in enumerate(saves):
             if _is_small(encoded):
@@ -138,7 +240,7 @@ class Store:
 
     def _settle(
         self,
-        save: tuple[Request, codec.Encoded, str],
+        save: Save,
         record: NewCheckpoint | None,
         outcome: Checkpoint | BaseException | None,
     ) -> Checkpoint | BaseException:
@@ -175,9 +277,7 @@ class Store:
                 distrusted = frozenset()
             except IdTaken:
                 if request.checkpoint_id:
-                    raise Conflict(
-                        f"checkpoint {checkpoint_id} exists already", hint="choose another ID, or none"
-                    ) from None
+                    raise _id_exists(checkpoint_id) from None
                 if has_failed and (saved := self._same(checkpoint_id, request.job, created_us)) is not None:
                     return saved
                 checkpoint_id = self.new_id(request.step, created_us)
@@ -317,11 +417,12 @@ class Store:
             packed = pack_root(len(packed), table)
         return manifest, packed
 
-    def commit_shared(self, record: NewCheckpoint, *, actor: str) -> Checkpoint:
-        """Commit a record whose chunks all exist already: a branch or a copy."""
-        return self.turns.run(self._commit_shared, record, actor)
+    def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
+        """Save the state of `source` again as `request` says; nothing is copied, both share their chunks."""
+        return self.turns.run(self._branch, source, request, actor)
 
-    def _commit_shared(self, record: NewCheckpoint, actor: str) -> Checkpoint:
+    def _branch(self, source: Stored, request: Request, actor: str) -> Checkpoint:
+        record = branch_record(*source, request, self.chunks(source[1]), *self._identity(request))
         for _ in range(_MAX_ATTEMPTS):
             try:
                 with self.under_current_key(record) as current:
@@ -329,6 +430,8 @@ class Store:
             except KeysChanged:
                 self.refresh_keys()
             except IdTaken:
+                if request.checkpoint_id:
+                    raise _id_exists(record.id) from None
                 record = replace(record, id=self.new_id(record.step, record.created_us))
             except ChunksGone as gone:
                 raise NotFound(
@@ -388,12 +491,12 @@ class Store:
             try:
                 checkpoint, packed = self.index.read(checkpoint.id)
                 manifest = self.open(checkpoint, packed)
-                outline = codec.outline(self.tree(checkpoint, manifest))
+                outline = codec.outline(self.tree_of(checkpoint, manifest))
             except (Corrupted, NotFound):
                 continue  # damaged or deleted: costs the comparison, not the save
             yield outline, partial(self._stream, checkpoint, manifest)
 
-    def _remember(self, job: str, streams: list[list[Entry]]) -> None:
+    def _remember(self, job: str, streams: _Streams) -> None:
         if sum(map(len, streams)) > _RECENT_ENTRIES:
             return
         with self._lock:
@@ -429,7 +532,8 @@ class Store:
         """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
         return self.vault is not None or hashlib.sha256(packed).hexdigest() == checkpoint.digest
 
-    def tree(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
+    def tree_of(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
+        """The encoded tree of an open manifest."""
         if manifest.tree is not None:
             return manifest.tree
         entries = manifest.streams[manifest.tree_stream]
@@ -437,10 +541,19 @@ class Store:
         self.reader.read(place(entries, data), of=checkpoint.id)
         return bytes(data)
 
+    def tree(self, stored: Stored) -> bytes:
+        return self.tree_of(stored[0], self.open(*stored))
+
+    def buffer_sizes(self, stored: Stored) -> Sequence[int | None]:
+        return [None if span.is_lazy else span.size_bytes for span in self.open(*stored).buffers]
+
+    def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> dict[int, Target | StoredStream]:
+        manifest = self.open(*stored)
+        return self.read_buffers(stored[0], manifest, range(len(manifest.buffers)) if ordinals is None else ordinals)
+
     def load(
         self,
-        checkpoint: Checkpoint,
-        packed: bytes,
+        stored: Stored,
         *,
         only: Sequence[str] | None = None,
         into: object = None,
@@ -448,8 +561,9 @@ class Store:
         device: str | None = None,
     ) -> object:
         """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
+        checkpoint, packed = stored
         manifest = self.open(checkpoint, packed)
-        tree = self.tree(checkpoint, manifest)
+        tree = self.tree_of(checkpoint, manifest)
         recent: dict[tuple[int, int], memoryview] = {}
         if mapped:
             return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)
@@ -574,7 +688,7 @@ class Store:
             return self.contents(packed)
         return (name for digest in self.contents(packed) for name in self.vault.chunk_ids(digest))
 
-    def chunks(self, packed: bytes) -> list[bytes]:
+    def chunks(self, packed: bytes) -> Digests:
         """The chunks a manifest names, as the index calls them now (for copies and verify)."""
         if self.vault is None:
             return list(self.contents(packed))
@@ -595,6 +709,17 @@ class Store:
 
 def _new_workers() -> Workers:
     return Workers(WORKERS, "kedge", keep=WORKERS)
+
+
+def local_store(store: Store, what: str) -> LocalStore:
+    """`store` for what needs the index and the packs themselves; `what` names it in the refusal."""
+    if not isinstance(store, LocalStore):
+        raise not_over_http(what)
+    return store
+
+
+def _id_exists(checkpoint_id: str) -> Conflict:
+    return Conflict(f"checkpoint {checkpoint_id} exists already", hint="choose another ID, or none")
 
 
 def _is_small(encoded: codec.Encoded) -> bool:

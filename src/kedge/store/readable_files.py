@@ -14,13 +14,13 @@ from kedge.index.files.shown_files import INSIDE
 from kedge.ports import ENVELOPE
 
 from .directory import absolute, naming, packs_of, refuse_network
-from .local import Store
+from .local import LocalStore
 from .manifest import parse_manifest
 
 _PAGE = 1000  # events
 
 
-def open_files(path: Path, *, namespace: str, create: bool) -> Store:
+def open_files(path: Path, *, namespace: str, create: bool) -> LocalStore:
     """The store of readable files in `path`, which is made if it does not exist or is empty."""
     path = absolute(path)
     with naming("open the store", path):
@@ -35,7 +35,7 @@ def open_files(path: Path, *, namespace: str, create: bool) -> Store:
             make_folder(path)
         refuse_network(path)
         index = FilesIndex(path, namespace=namespace, view=view)
-        return Store(index, packs_of(index, path / INSIDE / "packs"))
+        return LocalStore(index, packs_of(index, path / INSIDE / "packs"))
 
 
 def is_files(path: Path) -> bool:

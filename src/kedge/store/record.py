@@ -14,7 +14,7 @@ import ormsgpack
 
 from kedge import codec
 from kedge.errors import Corrupted
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, new_checkpoint_id, to_us
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
 from kedge.ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint
 
 from .request import Request
@@ -64,23 +64,23 @@ def new_record(
     )
 
 
-def copy_record(
+def branch_record(
     source: Checkpoint,
     packed: bytes,
-    job: str,
-    *,
-    references: Iterable[bytes],
-    new_id: Callable[[str, int], CheckpointId] = new_checkpoint_id,
+    request: Request,
+    chunks: Iterable[bytes],
+    checkpoint_id: CheckpointId,
+    created_us: int,
 ) -> NewCheckpoint:
-    """The record of a checkpoint with the same state under `job`; it shares all chunks with `source`."""
-    same, shared = record_of(source, packed), sorted(set(references))
+    """The record of a checkpoint with the state of `source`, as `request` says; it shares all chunks with `source`."""
+    shared = sorted(set(chunks))
+    record = new_record(request, checkpoint_id, created_us, source.size_bytes, packed, content=b"")
     return replace(
-        same,
-        id=new_id(same.step, same.created_us),
-        job=job,
+        record,
+        codec=source.codec,
         has_chunks=bool(shared),
         reused_chunks=shared,
-        request_digest=same.digest,
+        request_digest=record.digest,
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kedge.errors import Validation
 from kedge.model import (
+    Checkpoint,
     CheckpointId,
     CheckpointLevel,
     Lease,
@@ -16,6 +18,7 @@ from kedge.model import (
     parse_name,
     parse_step,
     parse_tags,
+    to_us,
 )
 
 MAX_METADATA_BYTES = 64 * 1024
@@ -39,6 +42,22 @@ class Request:
     idempotency_key: str | None = None
     checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
     created_us: int | None = None
+
+
+def request_of(checkpoint: Checkpoint, **changes: Any) -> Request:
+    """What would save this checkpoint once more, with a new ID, but for what `changes` says."""
+    request = Request(
+        job=checkpoint.job,
+        step=checkpoint.step,
+        level=checkpoint.level,
+        parent=checkpoint.parent,
+        tags=dict(checkpoint.tags),
+        metadata_json=_to_json(dict(checkpoint.metadata)),
+        is_pinned=checkpoint.is_pinned,
+        schema_version=checkpoint.schema_version,
+        created_us=to_us(checkpoint.created_at),
+    )
+    return replace(request, **changes)
 
 
 def parse_request(

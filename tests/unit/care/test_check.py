@@ -83,7 +83,7 @@ def parted(manager: CheckpointManager) -> str:
     lines = Run(
         [Piece(b"\xda" + size.to_bytes(2, "big") + draw.randbytes(size // 2).hex().encode()) for _ in range(40)]
     )
-    saved = manager._store.save(Request(job="job", step="parted"), PartedTree([head, lines]), actor="t")
+    saved = manager.store.save(Request(job="job", step="parted"), PartedTree([head, lines]), actor="t")
     return saved.id
 
 
@@ -102,7 +102,7 @@ def test_an_outage_condemns_nothing(
         raise outage
 
     with monkeypatch.context() as patched:
-        patched.setattr(checking._store.blobs, "read_into", fail)
+        patched.setattr(checking.store.blobs, "read_into", fail)
         with pytest.raises(StorageError, match=r"could not look at pack [0-9a-f]{32}"):
             checking.verify()
         with pytest.raises(StorageError, match="could not look at"):
@@ -127,7 +127,7 @@ def test_an_outage_while_names_are_read_condemns_nothing(
             raise Unavailable("the server cannot be reached")
 
         with monkeypatch.context() as patched:
-            patched.setattr(manager._store.reader, "read_named", fail)
+            patched.setattr(manager.store.reader, "read_named", fail)
             with pytest.raises(Unavailable, match=f"could not look at checkpoint {saved}"):
                 manager.verify(deep=deep)
         assert statuses(manager) == {"created"}
@@ -157,7 +157,7 @@ def test_a_folder_of_packs_that_is_away_is_no_damage(
 def test_what_was_spoilt_on_its_way_is_read_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kedge.open(place) as manager:
         manager.save("job", "step", STATE)
-        read, calls = manager._store.blobs.read_into, []
+        read, calls = manager.store.blobs.read_into, []
 
         def spoil(pack: str, offset: int, target: memoryview) -> None:
             read(pack, offset, target)
@@ -165,7 +165,7 @@ def test_what_was_spoilt_on_its_way_is_read_again(place: Path, monkeypatch: pyte
                 target[7] ^= 1
             calls.append(pack)
 
-        monkeypatch.setattr(manager._store.blobs, "read_into", spoil)
+        monkeypatch.setattr(manager.store.blobs, "read_into", spoil)
         assert manager.verify().is_ok
 
 
@@ -201,8 +201,8 @@ def test_content_that_is_deleted_and_saved_again_is_sound(
         working.delete("job", old)
         working.gc()
 
-    before(monkeypatch, checking._store.blobs, "read_into", collect)
-    before(monkeypatch, checking._store.index, "manifests", lambda: working.save("job", "again", STATE))
+    before(monkeypatch, checking.store.blobs, "read_into", collect)
+    before(monkeypatch, checking.store.index, "manifests", lambda: working.save("job", "again", STATE))
     assert checking.verify().is_ok
     assert "corrupted" not in statuses(working)
 
@@ -225,8 +225,8 @@ def test_a_check_that_compares_less_marks_what_was_healed(
         working.save("job", "step", STATE)
         for pack in (place / "packs").iterdir():
             pack.unlink()
-        working._store.blobs.seal()
-        before(monkeypatch, checking._store.index, "mark", lambda: working.save("job", "again", STATE))
+        working.store.blobs.seal()
+        before(monkeypatch, checking.store.index, "mark", lambda: working.save("job", "again", STATE))
         monkeypatch.setattr(*mutant)
         checking.verify()
         assert "corrupted" in statuses(working)
@@ -242,8 +242,8 @@ def test_what_a_save_heals_while_it_is_checked_is_not_marked(
     old = working.save("job", "step", STATE)
     for pack in (place / "packs").iterdir():
         pack.unlink()
-    working._store.blobs.seal()  # it adds nothing to a file that is gone
-    before(monkeypatch, checking._store.index, method, lambda: working.save("job", "again", STATE))
+    working.store.blobs.seal()  # it adds nothing to a file that is gone
+    before(monkeypatch, checking.store.index, method, lambda: working.save("job", "again", STATE))
     checking.verify(deep=deep)
     assert "corrupted" not in statuses(working)
     assert working.load(old) == STATE
@@ -258,7 +258,7 @@ def test_real_damage_is_marked_beside_a_save(place: Path, monkeypatch: pytest.Mo
         data = bytearray(pack.read_bytes())
         data[4096 + 100] ^= 1
         pack.write_bytes(data)
-        before(monkeypatch, checking._store.index, "mark", lambda: working.save("other", "step", {"n": 1}))
+        before(monkeypatch, checking.store.index, "mark", lambda: working.save("other", "step", {"n": 1}))
         report = checking.verify()
         assert report.corrupted == (old,)
         assert working.get(old).status == "corrupted"
@@ -274,7 +274,7 @@ def test_a_change_of_keys_beside_a_check_marks_nothing(
         working.save("job", "small", {"n": 1})
         working.save("job", "inline chunks", {"b": b"crown-jewels" * 700})
         parted(working)
-        owner = checking._store.blobs if where == "read_into" else checking._store.index
+        owner = checking.store.blobs if where == "read_into" else checking.store.index
 
         at_once = threading.Lock()  # a check reads with several threads, and keys change one at a time
 
@@ -324,13 +324,13 @@ def test_what_was_saved_during_a_check_is_called_valid_only_when_it_was_read(
 
         def save_and_damage() -> None:
             working.save("late", "step", STATE)
-            working._store.blobs.close()
+            working.store.blobs.close()
             for pack in (place / "packs").iterdir():
                 data = bytearray(pack.read_bytes())
                 data[4096 + 100] ^= 1
                 pack.write_bytes(data)
 
-        before(monkeypatch, checking._store.index, "manifests", save_and_damage)
+        before(monkeypatch, checking.store.index, "manifests", save_and_damage)
         checking.verify()
         assert statuses(checking) == {"corrupted"}
 
@@ -355,7 +355,7 @@ def test_damage_inside_the_index_is_not_reused(place: Path) -> None:
 
 def test_the_first_save_of_a_job_is_never_taken_for_damage(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kedge.open(place) as reading, kedge.open(place) as working:
-        latest = reading._store.index.latest
+        latest = reading.store.index.latest
         saves: list[str] = []
 
         def late(*args: Any) -> Any:
@@ -364,7 +364,7 @@ def test_the_first_save_of_a_job_is_never_taken_for_damage(place: Path, monkeypa
                 saves.append(working.save("job", "first", {"n": 1}))
             return found
 
-        monkeypatch.setattr(reading._store.index, "latest", late)
+        monkeypatch.setattr(reading.store.index, "latest", late)
         found = reading.load_latest("job")
         assert found is not None
         assert found[0].id == saves[0]
@@ -374,7 +374,7 @@ def test_a_save_after_only_damage_is_found(place: Path, monkeypatch: pytest.Monk
     """A sound one, and a damaged one behind it, come between the two looks."""
     with kedge.open(place) as reading, kedge.open(place) as working:
         working.set_status(working.save("job", "damaged", 0), "corrupted")
-        latest = reading._store.index.latest
+        latest = reading.store.index.latest
         saves: list[str] = []
 
         def late(*args: Any) -> Any:
@@ -384,7 +384,7 @@ def test_a_save_after_only_damage_is_found(place: Path, monkeypatch: pytest.Monk
                 working.set_status(working.save("job", "damaged too", 0), "corrupted")
             return found
 
-        monkeypatch.setattr(reading._store.index, "latest", late)
+        monkeypatch.setattr(reading.store.index, "latest", late)
         with pytest.warns(UserWarning, match="passed over"):
             found = reading.load_latest("job")
         assert found is not None
@@ -438,19 +438,19 @@ def test_many_packs_that_are_cut_are_listed_once(place: Path, monkeypatch: pytes
     with kedge.open(place) as manager:
         for n in range(5):
             manager.save("job", f"step {n}", {"blob": os.urandom(100_000)})
-            manager._store.blobs.seal()
+            manager.store.blobs.seal()
         packs = list((place / "packs").iterdir())
         assert len(packs) == 5
-        manager._store.blobs.close()
+        manager.store.blobs.close()
         for pack in packs:
             os.truncate(pack, 8192)
-        lists, calls = manager._store.blobs.packs, []
+        lists, calls = manager.store.blobs.packs, []
 
         def counted() -> Any:
             calls.append(1)
             return lists()
 
-        monkeypatch.setattr(manager._store.blobs, "packs", counted)
+        monkeypatch.setattr(manager.store.blobs, "packs", counted)
         report = manager.verify(deep=False)
         assert len(report.corrupted) == 5
         assert len(calls) <= 2
@@ -463,7 +463,7 @@ def test_errors_say_what_and_what_next(place: Path, monkeypatch: pytest.MonkeyPa
         def fail(*_: object) -> None:
             raise Unavailable("cannot read packs/1: timed out", hint="check the network")
 
-        monkeypatch.setattr(manager._store.blobs, "read_into", fail)
+        monkeypatch.setattr(manager.store.blobs, "read_into", fail)
         with pytest.raises(CheckpointError) as failure:
             manager.verify()
         assert not isinstance(failure.value, Corrupted)

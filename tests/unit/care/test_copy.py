@@ -149,13 +149,13 @@ def test_nothing_is_merged(source: CheckpointManager, target: CheckpointManager)
 def test_the_same_id_with_another_content_is_a_conflict(source: CheckpointManager, target: CheckpointManager) -> None:
     from dataclasses import replace
 
-    from kedge.store.record import copy_record
+    from kedge.store.record import record_of
 
     taken = source.save("a", "step", {"n": 1})
-    checkpoint, _ = source._store.index.read(taken)
+    checkpoint, _ = source.store.index.read(taken)
     other = target.save("elsewhere", "step", {"n": 2})
-    record = copy_record(*target._store.index.read(other), "a", references=())
-    target._store.index.commit([replace(record, id=checkpoint.id)], actor="t")
+    record = replace(record_of(*target.store.index.read(other)), job="a")
+    target.store.index.commit([replace(record, id=checkpoint.id)], actor="t")
     with pytest.raises(Conflict, match=taken):
         source.copy_to(target)
     assert target.load(taken) == {"n": 2}
@@ -187,7 +187,7 @@ def test_a_chunk_that_gc_of_the_target_takes_away_is_moved_again(
     source.save("a", "one", {"w": noise(3, 2)})
     doomed = target.save("other", "same bytes", {"w": noise(3, 2)})
     target.delete("other", doomed)
-    commit = target._store.index.commit
+    commit = target.store.index.commit
     calls: list[int] = []
 
     def late(*args: Any, **options: Any) -> Any:
@@ -196,7 +196,7 @@ def test_a_chunk_that_gc_of_the_target_takes_away_is_moved_again(
             target.gc()
         return commit(*args, **options)
 
-    monkeypatch.setattr(target._store.index, "commit", late)
+    monkeypatch.setattr(target.store.index, "commit", late)
     assert source.copy_to(target).copied == 1
     assert len(calls) == 2
     assert target.verify().is_ok
@@ -235,13 +235,13 @@ def test_following(source: CheckpointManager, target: CheckpointManager) -> None
 def follow_once(source: CheckpointManager, target: CheckpointManager, **options: Any) -> CopyReport:
     """A follower that is stopped as soon as it has caught up."""
     stop, reports = threading.Event(), []
-    seen = source._store.index.wait_for_event
+    seen = source.store.index.wait_for_event
 
     def wait(after: int, timeout_s: float) -> bool:
         stop.set()
         return seen(after, 0)
 
-    with mock.patch.object(source._store.index, "wait_for_event", wait):
+    with mock.patch.object(source.store.index, "wait_for_event", wait):
         source.follow_to(target, stop=stop, changed=reports.append, **options)
     return functools.reduce(CopyReport.plus, reports)
 
@@ -250,13 +250,13 @@ def follow_once(source: CheckpointManager, target: CheckpointManager, **options:
 def comparing(source: CheckpointManager) -> Iterator[list[str]]:
     """The jobs whose histories are compared: nothing else reads a history as a whole."""
     compared: list[str] = []
-    real = source._store.index.list
+    real = source.store.index.list
 
     def listed(job: str, **options: Any) -> Any:
         compared.append(job)
         return real(job, **options)
 
-    with mock.patch.object(source._store.index, "list", listed):
+    with mock.patch.object(source.store.index, "list", listed):
         yield compared
 
 
@@ -326,7 +326,7 @@ def test_another_log_is_compared_as_a_whole(
         follow_once(store, target)
     with kedge.open(tmp_path / "backup") as store:
         other = [store.save("e", "since", n) for n in range(3)]
-        assert store._store.index.store_id == source._store.index.store_id
+        assert store.store.index.store_id == source.store.index.store_id
         assert follow_once(store, target).copied == 3
         assert all(target.exists(i) for i in (gone, *other))
         assert follow_once(store, target) == CopyReport()

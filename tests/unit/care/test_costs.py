@@ -57,7 +57,7 @@ def long_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with kedge.open(path) as manager:
         for start in range(0, HISTORY, 10_000):
             stop = min(start + 10_000, HISTORY)
-            manager._store.index.commit([record(n) for n in range(start, stop)], actor="test")
+            manager.store.index.commit([record(n) for n in range(start, stop)], actor="test")
     return path
 
 

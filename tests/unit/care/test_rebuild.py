@@ -126,8 +126,8 @@ def test_a_lost_database(postgres: Cluster, s3: str, run: Run) -> None:
     bucket = "&blobs=s3://kedge/rebuild"
     with kedge.open(lose_the_database(postgres, bucket, {}, run, added=2)) as manager:
         third = manager.save("a", "three", {"w": noise(1, 3), "x": noise(3)})
-        pack = next(name for name, size in manager._store.blobs.packs() if size > 2 << 20)
-        assert manager._store.blobs.remove(pack, lambda: True)
+        pack = next(name for name, size in manager.store.blobs.packs() if size > 2 << 20)
+        assert manager.store.blobs.remove(pack, lambda: True)
     empty = postgres.empty_database() + bucket
     with pytest.raises(kedge.StorageError, match="another store"):  # its gc would remove them all
         kedge.open(empty)
@@ -148,7 +148,7 @@ def lose_the_database(postgres: Cluster, blobs: str, how: dict[str, Any], run: R
     with kedge.open(postgres.empty_database() + blobs, **how) as manager:
         ids = fill(manager)
         manager.gc()
-        store_id = manager._store.index.store_id
+        store_id = manager.store.index.store_id
     url = postgres.empty_database() + blobs
     for wrong in (["--key", "kdk1_" + "B" * 42 + "E"], []) if how else ():
         assert "under key" in run("rebuild", "--store", url, *wrong, code=3).stderr
@@ -157,7 +157,7 @@ def lose_the_database(postgres: Cluster, blobs: str, how: dict[str, Any], run: R
     assert (done["added"], done["corrupted"], done["locked"]) == (added, [], {})
     assert answer(run("rebuild", "--store", url, "--json", *key))["added"] == 0
     with kedge.open(url, key=how.get("key")) as manager:
-        assert manager._store.index.store_id != store_id
+        assert manager.store.index.store_id != store_id
         assert (manager.encryption or {}).get("encrypts_names", False) == ("encrypt_names" in how)
         check(manager, ids)
         assert "small" not in {c.step for c in manager.list("a")}  # it was in the index only

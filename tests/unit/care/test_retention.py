@@ -63,7 +63,7 @@ def fill(index: Index, rows: Sequence[Row]) -> list[Checkpoint]:
 @pytest.fixture
 def index() -> Iterator[Index]:
     with kedge.open("memory:") as manager:
-        yield manager._store.index
+        yield manager.store.index
 
 
 def kept(index: Index, job: str | None = "job", **rules: object) -> list[int]:
@@ -451,7 +451,7 @@ def linked(rows: list[Row], links: list[int | None]) -> list[Row]:
 @given(rows=rows, links=links, rules=rules, job=jobs)
 def test_invariants(rows: list[Row], links: list[int | None], rules: dict[str, object], job: str | None) -> None:
     with kedge.open("memory:") as manager:
-        index = manager._store.index
+        index = manager.store.index
         saved = fill(index, linked(rows, links))
         policy = RetentionPolicy(**rules)  # type: ignore[arg-type]
         made = plan(index, policy, job)
@@ -496,7 +496,7 @@ def test_a_mark_of_damage_deletes_nothing(
     kept_ids: list[set[str]] = []
     for marked in (True, False):
         with kedge.open("memory:") as manager:
-            index = manager._store.index
+            index = manager.store.index
             fill(index, [replace(row, is_corrupted=marked and row.is_corrupted) for row in linked(rows, links)])
             kept_ids.append({k.checkpoint.id for k in plan(index, policy, job).keep})
     assert kept_ids[0] >= kept_ids[1]
@@ -507,7 +507,7 @@ def test_more_rules_never_delete_more(
     rows: list[Row], links: list[int | None], few: dict[str, object], more: dict[str, object], job: str | None
 ) -> None:
     with kedge.open("memory:") as manager:
-        index = manager._store.index
+        index = manager.store.index
         fill(index, linked(rows, links))
         less = plan(index, RetentionPolicy(**few), job)  # type: ignore[arg-type]
         both = plan(index, RetentionPolicy(**{**more, **few}), job)  # type: ignore[arg-type]
@@ -517,7 +517,7 @@ def test_more_rules_never_delete_more(
 @given(rows=rows, one=st.integers(1, 5 * DAY), other=st.integers(1, 5 * DAY))
 def test_a_longer_time_never_deletes_more(rows: list[Row], one: int, other: int) -> None:
     with kedge.open("memory:") as manager:
-        index = manager._store.index
+        index = manager.store.index
         fill(index, [replace(row, job="job") for row in rows])
         shorter, longer = (kept(index, keep_within=timedelta(seconds=s)) for s in sorted((one, other)))
         assert set(shorter) <= set(longer)
@@ -531,6 +531,6 @@ def test_clocks_do_not_matter_for_keep_last(rows: list[Row], times: list[int], c
     results = []
     for variant in (rows, shuffled):
         with kedge.open("memory:") as manager:
-            fill(manager._store.index, variant)
-            results.append(kept(manager._store.index, keep_last=count, keep_last_per_level={"step": count}))
+            fill(manager.store.index, variant)
+            results.append(kept(manager.store.index, keep_last=count, keep_last_per_level={"step": count}))
     assert results[0] == results[1]

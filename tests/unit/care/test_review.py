@@ -95,7 +95,7 @@ def test_page_by_page_the_same_goes_as_by_the_whole_history(
 ) -> None:
     policy = RetentionPolicy(**rules)  # type: ignore[arg-type]
     with kedge.open("memory:") as manager:
-        index = manager._store.index
+        index = manager.store.index
         saved = fill(index, linked(rows, links))
         names = [job] if job else sorted({c.job for c in saved})
         stays = expected({name: index.list(name) for name in names}, policy, {c.id: c for c in saved})
@@ -115,7 +115,7 @@ def test_page_by_page_the_same_goes_as_by_the_whole_history(
 def test_a_child_saved_during_the_walk_keeps_its_ancestors() -> None:
     """MUTANT: without `_look_above`, row_0 goes and leaves the new one without its parent (I3)."""
     with kedge.open("memory:") as manager:
-        index = manager._store.index
+        index = manager.store.index
         first = fill(index, [Row() for _ in range(6)])[0]
         walk = carry_out(index, RetentionPolicy(keep_last=1), "job", actor="test", page_rows=2)
         next(walk)
@@ -150,15 +150,15 @@ POLICIES = [RetentionPolicy(keep_last=10_000), RetentionPolicy(keep_last=5), Ret
 def test_no_save_reads_the_history(policy: RetentionPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I6: neither the first save of a process nor any other; whatever the policy keeps."""
     with kedge.open(tmp_path) as manager:
-        manager._store.index.commit([record(n) for n in range(2000)], actor="test")
+        manager.store.index.commit([record(n) for n in range(2000)], actor="test")
         manager.set_retention("long", policy)
-        counted = Counted(manager._store.index, monkeypatch)
+        counted = Counted(manager.store.index, monkeypatch)
         for _ in range(3):
             manager.save("long", "step", {})
             assert counted.rows <= PAGE_ROWS + 16
             counted.rows = 0
     with kedge.open(tmp_path) as manager:
-        counted = Counted(manager._store.index, monkeypatch)
+        counted = Counted(manager.store.index, monkeypatch)
         for _ in range(3):
             manager.save("long", "step", {})
             assert counted.rows <= PAGE_ROWS + 16
@@ -167,7 +167,7 @@ def test_no_save_reads_the_history(policy: RetentionPolicy, tmp_path: Path, monk
 
 def test_saves_together_do_all_that_the_policy_asks_for(tmp_path: Path) -> None:
     with kedge.open(tmp_path) as manager:
-        manager._store.index.commit([replace(record(n), is_pinned=n == 7) for n in range(1000)], actor="test")
+        manager.store.index.commit([replace(record(n), is_pinned=n == 7) for n in range(1000)], actor="test")
         manager.set_retention("long", RetentionPolicy(keep_last=20))
         for _ in range(1000 // PAGE_ROWS + 4):
             newest = manager.save("long", "step", {})
@@ -181,8 +181,8 @@ def test_processes_that_save_once_keep_to_the_policy_too(tmp_path: Path) -> None
     """What is kept is more than a save may look at, and no process lives long enough for a second save."""
     keep = 2 * PAGE_ROWS + 50
     with kedge.open(tmp_path) as manager:
-        manager._store.index.commit([record(n) for n in range(keep)], actor="test")
-        manager._store.index.set_retention("long", f'{{"keep_last":{keep}}}', actor="another process")
+        manager.store.index.commit([record(n) for n in range(keep)], actor="test")
+        manager.store.index.set_retention("long", f'{{"keep_last":{keep}}}', actor="another process")
     most = 0
     for _ in range(36):
         with kedge.open(tmp_path) as manager:

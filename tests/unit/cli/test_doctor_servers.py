@@ -38,7 +38,7 @@ def test_a_database_and_a_bucket(postgres: Cluster, s3: str, run: Run) -> None:
     assert any("there is none yet" in text for text in findings(found))  # it made nothing
     with kedge.open(url) as opened:
         opened.save("a", "b", 1)
-        blobs: Any = opened._store.blobs
+        blobs: Any = opened.store.blobs
         assert [m for page in _listed(blobs) for m in page if "/probe/" in m["path"]] == []
     assert any("1 checkpoint" in text for text in findings(answer(run("doctor", "--store", url, "--json", code=7))))
 

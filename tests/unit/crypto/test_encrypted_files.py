@@ -179,7 +179,7 @@ def rewrite(url: str, place: Path) -> None:
         ids = fill(store)
         before = states(store, ids)
     with kedge.open(url, key=KEY) as store:
-        vault = store._store.at_rest().vault
+        vault = store.store.at_rest().vault
         assert vault is not None
         old, old_names = vault.current, chunk_names(store) if url.startswith("files") else set()
         assert store.rekey(rewrite=True).unreadable == ()

@@ -51,11 +51,11 @@ def fill(store: kedge.CheckpointManager) -> dict[str, str]:
     }  # fmt: skip
     head = b"\xdc" + (40).to_bytes(2, "big")
     run = Run([Piece(b"\xd9\x28" + f"conversation-line {n:>22}".encode()) for n in range(40)])
-    parted = store._store.save(Request(job=job, step=step), PartedTree([head, run]), actor=store.actor)
+    parted = store.store.save(Request(job=job, step=step), PartedTree([head, run]), actor=store.actor)
     ids["parted"] = parted.id
     store.tag(ids["text"], **{"tag-name": "prod-env"})
     store.set_retention(job, kedge.RetentionPolicy(keep_last=100, keep_tags={"tag-name": "prod-env"}))
-    store._store.index.append_event("note", actor=store.actor, job=job, detail='{"who": "hunter2"}')
+    store.store.index.append_event("note", actor=store.actor, job=job, detail='{"who": "hunter2"}')
     return ids
 
 
@@ -94,7 +94,7 @@ def assert_absent(place: Path, words: tuple[str, ...]) -> None:
 
 
 def chunk_names(store: kedge.CheckpointManager) -> set[bytes]:
-    index = store._store.index
+    index = store.store.index
     return {chunk.digest for use in index.packs() for chunk in index.chunks_of(use.pack)}
 
 
@@ -268,7 +268,7 @@ def test_hiding_names_is_decided_once(place: Path) -> None:
 
 
 def test_secrets_are_in_no_representation(store: kedge.CheckpointManager) -> None:
-    vault = store._store.vault
+    vault = store.store.vault
     assert vault is not None
     shown = repr((store, vault.keyring, parse_master(KEY), store.encryption, vault))
     for secret in (*vault.keyring.secrets, vault.keyring.name_secret, parse_master(KEY).secret):
@@ -552,7 +552,7 @@ def test_another_master_key_rewrites_nothing(place: Path, store: kedge.Checkpoin
 def test_rewriting_leaves_nothing_under_the_old_key(place: Path, store: kedge.CheckpointManager) -> None:
     ids = fill(store)
     store.copy(NAMES[0], "copy")
-    vault = store._store.vault
+    vault = store.store.vault
     assert vault is not None
     before, old = states(store, ids), vault.current
     old_names = chunk_names(store)

@@ -447,7 +447,7 @@ def test_a_damaged_chunk_is_named(manager: kedge.CheckpointManager) -> None:
     rng = np.random.default_rng(1)
     a = manager.save("job", "a", rng.random(MIB))
     b = manager.save("job", "b", rng.random(MIB))
-    store = manager._store
+    store = manager.store
     manifest = store.open(*store.index.read(a))
     place = store.index.locate([manifest.streams[0][0].digest])[manifest.streams[0][0].digest]
     read_into = store.blobs.read_into

@@ -522,7 +522,7 @@ def test_chunks_that_gc_took_are_read_again(
     (source / "large").write_bytes(draw.randbytes(5 << 20))
     settle(source)
     first = cm.save("job", "step", kedge.Tree(source))
-    index = cm._store.index
+    index = cm.store.index
     commit = index.commit
 
     def commit_after_gc(*args: object, **named: object) -> object:
@@ -849,7 +849,7 @@ def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeyp
         "touched": ("changed", ("mtime",)),
     }
     _ = old.entries, new.entries
-    monkeypatch.setattr(cm._store.reader, "read", None)
+    monkeypatch.setattr(cm.store.reader, "read", None)
     quick = {change.path: change.fields for change in diff_trees(old, new)}
     assert quick.pop("touched") == ("content", "mtime")  # cannot be told apart without reading
     assert quick == {path: fields for path, (_, fields) in found.items() if path != "touched"}
@@ -874,7 +874,7 @@ def test_loading_reads_no_content(cm: Manager, source: Path, monkeypatch: pytest
     def read(wanted: list[object], *, of: str) -> None:
         assert not wanted
 
-    monkeypatch.setattr(cm._store.reader, "read", read)
+    monkeypatch.setattr(cm.store.reader, "read", read)
     assert isinstance(cm.load(saved), dict)
     assert cm.load(saved, only="x") == {"x": 1}
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import kedge
 from kedge.server.page.charts import stacked_bars
 from kedge.server.page.growth import Growth
-from kedge.store.record import copy_record
+from kedge.store.record import record_of
 
 DAY_US = 86_400_000_000
 NOW = 1_800_000_000.0
 
 
 def save(store: kedge.CheckpointManager, job: str, days_ago: float, stored_bytes: int) -> str:
-    index = store._store.index
-    template = copy_record(*index.read(store.save("template", "step", 1)), job, references=())
+    index = store.store.index
+    template = replace(record_of(*index.read(store.save("template", "step", 1))), job=job)
     created = int(NOW * 1e6 - days_ago * DAY_US)
     record = replace(template, id=f"{job}_{created}", created_us=created, stored_bytes=stored_bytes)  # type: ignore[arg-type]
     return index.commit([record], actor="test")[0].id

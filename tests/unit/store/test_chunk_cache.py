@@ -29,7 +29,7 @@ class Looked(MemoryBlobs):
 def stored() -> tuple[Index, Looked, list[bytes], str]:
     """An index, its blobs, and the chunks of one save, which are in one pack."""
     manager = kedge.open("memory:")
-    store = manager._store
+    store = manager.store
     blobs = store.blobs = Looked()
     manager.save("job", "step", {"a": os.urandom(200_000)})
     found = store.index.latest("job")
@@ -89,13 +89,13 @@ def test_a_pack_that_is_a_file_here_is_always_looked_at(tmp_path: object) -> Non
     with kedge.open(f"file:{tmp_path}/store") as manager:
         state = {"a": os.urandom(200_000)}
         manager.save("job", "one", state)
-        chunks = manager._store._known
-        found = manager._store.index.latest("job")
+        chunks = manager.store._known
+        found = manager.store.index.latest("job")
         assert found is not None
-        digests = list(manager._store.contents(found[1]))
+        digests = list(manager.store.contents(found[1]))
         chunks.check_packs(digests)
-        (pack,) = {chunk.pack for chunk in manager._store.index.locate(digests).values()}
-        path = manager._store.blobs.file_of(pack)
+        (pack,) = {chunk.pack for chunk in manager.store.index.locate(digests).values()}
+        path = manager.store.blobs.file_of(pack)
         assert path is not None
         os.unlink(path)
         with pytest.raises(ChunksGone):

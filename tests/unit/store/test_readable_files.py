@@ -149,7 +149,7 @@ def test_a_journal_that_was_replaced_twice_is_another_one(store: CheckpointManag
     with kedge.open(f"files:{place}") as other:
         for n in range(4):
             saved = other.save("a", "theirs", n)
-            index = store._store.index
+            index = store.store.index
             assert isinstance(index, FilesIndex)
             store.delete("a", store.save("a", "ours, to make it longer", {"n": "x" * 1000}))
             index.scrub()

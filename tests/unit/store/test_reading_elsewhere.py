@@ -12,7 +12,7 @@ import pytest
 from kedge import CheckpointManager, Corrupted
 from kedge.blobs.memory import MemoryBlobs
 from kedge.store.chunk_reader import RUN_BYTES
-from kedge.store.local import Store
+from kedge.store.local import LocalStore
 
 
 class Elsewhere(MemoryBlobs):
@@ -34,13 +34,13 @@ class Elsewhere(MemoryBlobs):
 @contextmanager
 def opened(blobs: MemoryBlobs, **options: Any) -> Iterator[CheckpointManager]:
     with CheckpointManager("memory:", **options) as manager:
-        store = manager._store
-        manager._store = Store(store.index, blobs, store.vault)
+        store = manager.store
+        manager.store = LocalStore(store.index, blobs, store.vault)
         try:
             yield manager
         finally:
-            manager._store.close()
-            manager._store = store
+            manager.store.close()
+            manager.store = store
 
 
 def state() -> dict[str, Any]:

@@ -21,7 +21,7 @@ def tree_of(texts: list[str]) -> PartedTree:
 
 
 def save(store: kedge.CheckpointManager, texts: list[str]) -> kedge.Checkpoint:
-    return store._commit(Request("job", "step"), tree_of(texts))  # type: ignore[arg-type]
+    return store.commit(Request("job", "step"), tree_of(texts))
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -88,10 +88,10 @@ def test_a_part_that_is_gone_deep_below_is_found_out(store: kedge.CheckpointMana
 
 def test_a_changed_chunk_is_noticed(store: kedge.CheckpointManager) -> None:
     saved = save(store, texts(100))
-    _, packed = store._store.index.read(saved.id)
+    _, packed = store.store.index.read(saved.id)
     parts = parts_of(packed)
     _, digest = next(part for part in parts if not isinstance(part, bytes) and part[0] > 0)
-    db = store._store.index._connection
+    db = store.store.index._connection
     db.execute("UPDATE chunk SET data = ?, encoding = 0 WHERE digest = ?", (hashlib.sha256(b"x").digest() * 4, digest))
     with pytest.raises(kedge.Corrupted):
         store.load(saved.id)

@@ -80,7 +80,7 @@ def _changed_files(
     sides = (change.old, change.new)
     if not all(isinstance(side, FilesSummary) and side.kind == "Tree" for side in sides):
         return []
-    old, new = (open_state(manager, each.id).files_at(change.path) for each in (before, after))
+    old, new = (open_state(manager.store, each.id).files_at(change.path) for each in (before, after))
     return diff_trees(old, new, exact=True)
 
 

@@ -163,7 +163,7 @@ def _to_old_layout(
     from kedge.legacy.importers.export import artemis_files, jobs_files
 
     def view(checkpoint: Checkpoint) -> object:
-        state = open_state(manager, checkpoint.id)
+        state = open_state(manager.store, checkpoint.id)
         return to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
 
     if form == "jobs":
@@ -210,7 +210,7 @@ def _wanted(manager: CheckpointManager, ref: str) -> Chosen:
 def _write_document(manager: CheckpointManager, checkpoints: Chosen, file: BinaryIO) -> None:
     def documents() -> Iterator[object]:
         for checkpoint in checkpoints:
-            state = open_state(manager, checkpoint.id)
+            state = open_state(manager.store, checkpoint.id)
             view = to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
             yield {**checkpoint_json(checkpoint), "state": view}
 
@@ -230,7 +230,7 @@ def _write_all(manager: CheckpointManager, checkpoints: Chosen, sink: Sink, repo
     inside = None if report is None else lambda part, _: report(done + part, total)  # of a tree under way
     for checkpoint in checkpoints:
         folder = f"{checkpoint.seq:06}"
-        state = open_state(manager, checkpoint.id)
+        state = open_state(manager.store, checkpoint.id)
         view = to_json_view(state.outline, fields_of=_as_files(state, folder, sink, inside))
         sink.add(f"{folder}/state.json", [json.dumps(view, indent=2).encode(), b"\n"])
         done += checkpoint.size_bytes

@@ -62,7 +62,7 @@ def restore_command(
     """
     target = None if to in (None, "-", "/dev/stdout") else Path(str(to))
     with session.open() as manager:
-        state = open_state(manager, _chosen(manager, job, ref).id)
+        state = open_state(manager.store, _chosen(manager, job, ref).id)
         if session.as_json and target is None:
             view = _view(state, inside(state.outline, path or ""))
             emit({"checkpoint": checkpoint_json(state.checkpoint), "path": path or "", "state": view})

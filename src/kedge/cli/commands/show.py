@@ -34,7 +34,7 @@ def show_command(session: Session, ref: str, path: str | None, depth: int, items
     from kedge.terminal.tree import Limits, draw
 
     with session.open() as manager:
-        state = open_state(manager, find(manager, ref).id)
+        state = open_state(manager.store, find(manager, ref).id)
         part, place, rest = split_at_tree(state.outline, path or "")
         is_tree = getattr(part, "kind", "") == "Tree"
         entries = entries_below(state.files_at(place), rest) if is_tree else []

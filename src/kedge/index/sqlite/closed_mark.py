@@ -2,8 +2,9 @@
 
 SQLite keeps the newest commits in a log beside the database (`-wal`) until it moves them on, at the latest when the
 last user closes. If that log is lost after a crash, SQLite opens the database as it was before, or empty, without a
-word. So the first write of a process says "open" here, durably, and whoever closes the index as the last one says
-"closed", when the log has been moved on. Open, and no log: commits are missing, and the index is refused (I1).
+word. So the first commit of a process says "open" here, durably, when its log is, and before it is acknowledged; and
+whoever closes the index as the last one says "closed", when the log has been moved on. Open, and no log: commits are
+missing, and the index is refused (I1).
 
 Everybody who has the index open holds a shared lock on this file: alone is who can get it exclusively. Opening and
 closing happen one at a time, under a lock on the folder; both locks end with the process.
@@ -132,7 +133,7 @@ class IndexState:
             return _parsed(os.pread(self._fd, _SIZE, 0))
 
     def mark_open(self) -> None:
-        """Before the first write. While we are here nobody says that it is closed."""
+        """With the first commit, when the log is there. While we are here nobody says that it is closed."""
         if self.is_marked:
             return
         said = self.read()
@@ -198,8 +199,8 @@ def log_missing(index: str) -> Corrupted:
 
 def _parsed(text: bytes) -> Closing:
     found = _TEXT.fullmatch(text)
-    if found is None:  # what could not be written whole was being opened or closed
-        return Closing(is_open=True)
+    if found is None:  # cut off while it was made, or while the log was there (opening) or had been moved on (closing)
+        return Closing()
     return Closing(found[1] == b"open", int(found[2]), found[3].decode())
 
 

@@ -157,9 +157,13 @@ def _before() -> None:
 
 
 def _after(is_child: bool) -> None:
-    while _paused:
-        _paused.pop().after_fork(is_child=is_child)
-    forking(False)
+    try:
+        while _paused:
+            _paused.pop().after_fork(is_child=is_child)
+    finally:
+        if _paused:  # one failed: the others go on all the same
+            _after(is_child)
+        forking(False)
 
 
 os.register_at_fork(before=_before, after_in_parent=lambda: _after(False), after_in_child=lambda: _after(True))

@@ -242,7 +242,11 @@ class SqliteFile:
         return Closing(event=number, chain=chain)
 
     def _say_open(self) -> None:
-        """Before anything is written; but for the first time this costs nothing (I6)."""
+        """When the log with the first commit is durable, before that is acknowledged (I1): a power cut in between
+        leaves a log that nobody asks for; the other way round, an index would ask for a log that never was.
+
+        But for the first time this costs nothing (I6).
+        """
         if self._state is not None and not self._state.is_marked:
             with self._joining:
                 self._join()
@@ -317,10 +321,10 @@ class SqliteFile:
                 self._connection = self._connect_again()
                 self._is_connected = True
                 self._writes.use(self._connection)
-            self._say_open()
             if not self._run_together(batch):
                 self._run_apart(batch)
             self._connection.execute("COMMIT")
+            self._say_open()
             self._check_identity()
         except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
             self._roll_back()

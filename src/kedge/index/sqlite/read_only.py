@@ -121,4 +121,6 @@ def _identity(path: str) -> tuple[int, ...]:
 
 
 def _opened(path: str, how: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"{Path(path).absolute().as_uri()}?{how}", uri=True, isolation_level=None, timeout=30)
+    # One user at a time, whatever its thread: a fork, or another thread, may close what this one has opened.
+    place = f"{Path(path).absolute().as_uri()}?{how}"
+    return sqlite3.connect(place, uri=True, isolation_level=None, timeout=30, check_same_thread=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +14,8 @@ from langgraph.checkpoint.base import get_checkpoint_id
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, to_datetime
-from kedge.ports import Index
+from kedge.store import Store
+from kedge.store.request import request_of
 
 from . import names
 
@@ -58,45 +58,45 @@ def matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(key in metadata and metadata[key] == value for key, value in wanted.items())
 
 
-def jobs(index: Index, prefix: str) -> Iterator[str]:
+def jobs(store: Store, prefix: str) -> Iterator[str]:
     after = ""
-    while page := index.jobs(prefix, PAGE, after):
+    while page := store.jobs(prefix, PAGE, after):
         yield from (job.name for job in page)
         after = page[-1].name
 
 
-def jobs_of_thread(index: Index, thread_id: str) -> Iterator[str]:
+def jobs_of_thread(store: Store, thread_id: str) -> Iterator[str]:
     root = names.prefix_of(thread_id)
-    if index.job(root) is not None:
+    if store.job(root) is not None:
         yield root
-    yield from jobs(index, root + "@")
+    yield from jobs(store, root + "@")
 
 
-def newest(index: Index, job: str) -> int:
+def newest(store: Store, job: str) -> int:
     """The sequence number of the newest checkpoint; 0 when there is none."""
-    found = index.list(job, level=CheckpointLevel.STEP, limit=1)
+    found = store.list(job, level=CheckpointLevel.STEP, limit=1)
     return found[0].seq if found else 0
 
 
-def writes_of(index: Index, checkpoint: Checkpoint) -> list[Checkpoint]:
+def writes_of(store: Store, checkpoint: Checkpoint) -> list[Checkpoint]:
     """The rows of writes that belong to a checkpoint, in the order they came."""
-    return index.list(checkpoint.job, level=CheckpointLevel.SUBSTEP, tags={"of": checkpoint.id.partition("@")[0]})
+    return store.list(checkpoint.job, level=CheckpointLevel.SUBSTEP, tags={"of": checkpoint.id.partition("@")[0]})
 
 
 def walk(
-    index: Index, job: str, checkpoint_id: str | None, wanted: Mapping[str, Any], before: RunnableConfig | None
+    store: Store, job: str, checkpoint_id: str | None, wanted: Mapping[str, Any], before: RunnableConfig | None
 ) -> Iterator[Checkpoint]:
     """Checkpoints of a job, newest first. `wanted` is applied as far as the index can; the caller compares exactly."""
     limit_id = get_checkpoint_id(before) if before else None
     below: int | None = None
     if limit_id is not None:
         try:
-            below = index.get(names.id_of(job, limit_id)).seq
+            below = store.get(names.id_of(job, limit_id)).seq
         except NotFound:
             pass  # IDs grow with time, so they can be compared instead
     if checkpoint_id is not None:
         try:
-            found = index.get(names.id_of(job, checkpoint_id))
+            found = store.get(names.id_of(job, checkpoint_id))
         except NotFound:
             return
         if below is None or found.seq < below:
@@ -104,7 +104,7 @@ def walk(
         return
     bound = {key: value for key, value in wanted.items() if _is_plain(key, value)}
     is_compared = limit_id is not None and below is None
-    while page := index.list(job, level=CheckpointLevel.STEP, metadata=bound or None, limit=PAGE, before=below):
+    while page := store.list(job, level=CheckpointLevel.STEP, metadata=bound or None, limit=PAGE, before=below):
         for checkpoint in reversed(page):
             if not is_compared or checkpoint.id.partition("@")[0] < str(limit_id):
                 yield checkpoint
@@ -122,22 +122,23 @@ def copy_job(manager: CheckpointManager, job: str, target_thread: str) -> None:
     namespace = ""
     for source in manager.walk(job):
         try:
-            source, packed = manager._store.index.read(source.id)
+            stored = manager.store.read(source.id)
         except NotFound:
             continue  # deleted meanwhile
+        source = stored[0]
         namespace = names_of(source)[1] if source.level is CheckpointLevel.STEP else namespace
         new_job = names.job_of(target_thread, namespace)
-        record = manager._copy_of(source, packed, new_job)
         metadata = {key: value for key, value in source.metadata.items() if key not in _OWN}
         if names.names_of(new_job) is None:
             metadata |= {_OWN[0]: target_thread, _OWN[1]: namespace}
         plain_id = source.id.partition("@")[0]
         parent = source.parent and names.id_of(new_job, source.parent.partition("@")[0])
-        record = replace(
-            record,
-            id=names.id_of(new_job, plain_id) if source.level is CheckpointLevel.STEP else record.id,
+        request = request_of(
+            source,
+            job=new_job,
+            checkpoint_id=names.id_of(new_job, plain_id) if source.level is CheckpointLevel.STEP else None,
             parent=parent if parent and manager.exists(parent) else None,
             metadata_json=json.dumps(metadata, ensure_ascii=False, separators=(",", ":")),
             idempotency_key=f"copy:{source.id}",
         )
-        manager._store.commit_shared(record, actor=manager.actor)
+        manager.store.branch(stored, request, actor=manager.actor)

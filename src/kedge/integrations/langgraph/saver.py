@@ -100,7 +100,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
         with ExitStack() as stack:
             while True:
                 try:
-                    self._turns[job] = stack.enter_context(lease.hold(self.manager._store.index, job, ttl_s=30))
+                    self._turns[job] = stack.enter_context(lease.hold(self.manager.store, job, ttl_s=30))
                     break
                 except LeaseHeld:
                     if time.monotonic() >= until:
@@ -163,7 +163,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
         )
         values = checkpoint["channel_values"]
         before = self._memory.laid((job, parent))
-        piece_bytes = self.manager._store.index.row_bytes
+        piece_bytes = self.manager.store.row_bytes
         joins = before is not None or parent is None  # else who was here before us may have stored the same by items
         try:
             laid = encode(head)
@@ -184,7 +184,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
 
     def _commit(self, request: Any, encoded: Any, thread: str) -> Checkpoint:
         try:
-            return self.manager._commit(request, encoded)
+            return self.manager.commit(request, encoded)
         except Conflict as conflict:
             if request.idempotency_key is None or "idempotency key" not in conflict.message:
                 raise
@@ -214,7 +214,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
             tags={"of": names.id_of(job, checkpoint_id).partition("@")[0]},
         )
         try:
-            piece_bytes = self.manager._store.index.row_bytes
+            piece_bytes = self.manager.store.row_bytes
             before = self._memory.laid((job, checkpoint_id))
             known = before.channels if before else {}
             laid: dict[str, Channel] = {
@@ -231,12 +231,12 @@ class KedgeSaver(BaseCheckpointSaver[int]):
         """The checkpoint of the config, or the newest of its thread; None when there is none."""
         thread, namespace, checkpoint_id = _names(config)
         job = names.job_of(thread, namespace)
-        index = self.manager._store.index
+        store = self.manager.store
         if checkpoint_id is None:
-            found = index.latest(job, CheckpointLevel.STEP)
+            found = store.latest(job, CheckpointLevel.STEP)
         else:
             try:
-                found = index.read(names.id_of(job, checkpoint_id))
+                found = store.read(names.id_of(job, checkpoint_id))
             except NotFound:
                 found = None
         if found is None:
@@ -244,7 +244,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
                 self._memory.saw((job, None), 0)
             return None
         result = self._tuple(found[0], found[1], thread, namespace)
-        newest = found[0].seq if checkpoint_id is None else history.newest(index, job)
+        newest = found[0].seq if checkpoint_id is None else history.newest(store, job)
         self._memory.saw((job, result.checkpoint["id"]), newest)
         return result
 
@@ -259,11 +259,11 @@ class KedgeSaver(BaseCheckpointSaver[int]):
         """Checkpoints with their states, newest first; `checkpoints` gives them without."""
         left = limit
         for job in self._jobs(config):
-            for found in history.walk(self.manager._store.index, job, _wanted(config), filter or {}, before):
+            for found in history.walk(self.manager.store, job, _wanted(config), filter or {}, before):
                 if left is not None and left <= 0:
                     return
                 try:
-                    checkpoint, packed = self.manager._store.index.read(found.id)
+                    checkpoint, packed = self.manager.store.read(found.id)
                     result = self._tuple(checkpoint, packed, *history.names_of(checkpoint))
                 except NotFound:
                     continue  # deleted meanwhile
@@ -278,7 +278,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
         """Checkpoints of a thread without their states, newest first: metadata, sizes, tags, pins."""
         found: list[Checkpoint] = []
         for job in self._jobs(config):
-            for checkpoint in history.walk(self.manager._store.index, job, None, filter or {}, None):
+            for checkpoint in history.walk(self.manager.store, job, None, filter or {}, None):
                 if limit is not None and len(found) >= limit:
                     break
                 if history.matches(checkpoint.metadata, filter or {}):
@@ -290,7 +290,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
         if found is not None and found.digest == checkpoint.digest:
             head, values = decode(found.head), {name: channel.value() for name, channel in found.channels.items()}
         else:
-            state: Any = self.manager._load(checkpoint, packed)
+            state: Any = self.manager.load_stored((checkpoint, packed))
             head, values = state[_TREE[0]], state[_TREE[1]]
         head.setdefault("id", checkpoint.id.partition("@")[0])
         head.setdefault("ts", checkpoint.created_at.isoformat())
@@ -307,9 +307,9 @@ class KedgeSaver(BaseCheckpointSaver[int]):
     def _pending(self, checkpoint: Checkpoint) -> PendingWrites:
         """Writes for a checkpoint: a regular one stands as first written, a special one (an interrupt…) as last."""
         merged: dict[tuple[str, int], tuple[str, str, Any]] = {}
-        for row in history.writes_of(self.manager._store.index, checkpoint):
+        for row in history.writes_of(self.manager.store, checkpoint):
             try:
-                state: Any = self.manager._load(*self.manager._store.index.read(row.id))
+                state: Any = self.manager.load_stored(self.manager.store.read(row.id))
             except NotFound:
                 continue  # deleted meanwhile
             task = state[_WRITES[0]]["id"]
@@ -320,32 +320,32 @@ class KedgeSaver(BaseCheckpointSaver[int]):
 
     def _jobs(self, config: RunnableConfig | None) -> Iterator[str]:
         if config is None:
-            yield from history.jobs(self.manager._store.index, names.PREFIX)
+            yield from history.jobs(self.manager.store, names.PREFIX)
             return
         thread, namespace, _ = _names(config)
         if "checkpoint_ns" in config["configurable"]:
             yield names.job_of(thread, namespace)
         else:
-            yield from history.jobs_of_thread(self.manager._store.index, thread)
+            yield from history.jobs_of_thread(self.manager.store, thread)
 
     # Whole threads
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread. A pinned checkpoint is a Conflict; then nothing of its job goes."""
-        for job in history.jobs_of_thread(self.manager._store.index, thread_id):
+        for job in history.jobs_of_thread(self.manager.store, thread_id):
             self._delete(job, [checkpoint.id for checkpoint in self.manager.walk(job)])
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of these runs, and their writes, in every thread."""
-        for job in list(history.jobs(self.manager._store.index, names.PREFIX)) if run_ids else ():
+        for job in list(history.jobs(self.manager.store, names.PREFIX)) if run_ids else ():
             for run_id in run_ids:
                 for found in self.manager.list(job, level="step", metadata={"run_id": run_id}):
-                    writes = history.writes_of(self.manager._store.index, found)
+                    writes = history.writes_of(self.manager.store, found)
                     self._delete(job, [found.id, *(row.id for row in writes)])
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread with its whole history, sharing every byte. Safe to repeat after an interruption."""
-        for job in list(history.jobs_of_thread(self.manager._store.index, source_thread_id)):
+        for job in list(history.jobs_of_thread(self.manager.store, source_thread_id)):
             history.copy_job(self.manager, job, target_thread_id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
@@ -357,7 +357,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
             if strategy == "delete":
                 self.delete_thread(thread_id)
                 continue
-            for job in list(history.jobs_of_thread(self.manager._store.index, thread_id)):
+            for job in list(history.jobs_of_thread(self.manager.store, thread_id)):
                 kept = self._needed(job)
                 rows = self.manager.list(job)
                 pinned = {row.id.partition("@")[0] for row in rows if row.is_pinned}
@@ -366,7 +366,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
 
     def _needed(self, job: str) -> set[str]:
         """The newest checkpoint of a job, and the ancestors its delta channels are rebuilt from."""
-        found = self.manager._store.index.latest(job, CheckpointLevel.STEP)
+        found = self.manager.store.latest(job, CheckpointLevel.STEP)
         if found is None:
             return set()
         result = self._tuple(*found, *history.names_of(found[0]))
@@ -384,7 +384,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
 
     def _delete(self, job: str, ids: Sequence[str]) -> None:
         if ids:
-            self.manager._store.index.delete(ids, actor=self.manager.actor)
+            self.manager.store.delete(ids, actor=self.manager.actor)
         self._memory.forget(job)
 
     # The same for asyncio: each call runs in a thread.

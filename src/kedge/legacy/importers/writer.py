@@ -17,6 +17,7 @@ from kedge.errors import CheckpointError, Conflict, LeaseHeld, NotFound, Storage
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointId, CheckpointStatus
 from kedge.ports import IdTaken, KeysChanged, NewCheckpoint
+from kedge.store.local import local_store
 from kedge.store.manifest import Manifest, pack_manifest
 from kedge.store.record import new_record
 from kedge.store.request import Request, parse_request
@@ -62,7 +63,7 @@ class Writer:
         """`is_owner`: the drafts are the newest word on their jobs, whoever wrote these before."""
         self._manager = manager
         self._is_owner = is_owner
-        self._store = manager._store
+        self._store = local_store(manager.store, "importing")
         self._report = report
         self._batch: list[_Ready] = []
         self._size_bytes = 0
@@ -132,7 +133,7 @@ class Writer:
         known: set[tuple[str, str]] = set()
         for job, some in by_job.items():
             keys = [str(ready.request.idempotency_key) for ready in some]
-            known |= {(job, key) for key in self._store.index.find(job, keys)}
+            known |= {(job, key) for key in self._store.find(job, keys)}
         new = []
         for ready in batch:
             key = (ready.request.job, str(ready.request.idempotency_key))
@@ -149,7 +150,7 @@ class Writer:
 
     def _is_foreign(self, job: str) -> bool:
         if job not in self._foreign:
-            newest = self._store.index.list(job, limit=1)
+            newest = self._store.list(job, limit=1)
             self._foreign[job] = bool(newest) and "legacy" not in newest[0].metadata
         return self._foreign[job]
 
@@ -203,7 +204,7 @@ class Writer:
 
     def _is_same_job(self, checkpoint_id: str, job: str) -> bool:
         try:
-            return self._store.index.get(checkpoint_id).job == job
+            return self._store.get(checkpoint_id).job == job
         except NotFound:
             return False
 

@@ -51,7 +51,7 @@ class Outlines:
         if known is not None:
             manager.get(checkpoint_id)  # deleted ones are gone here too
             return known
-        state = open_state(manager, checkpoint_id)
+        state = open_state(manager.store, checkpoint_id)
         with self._lock:
             self._states[key] = state
             while len(self._states) > 1 and sum(each.tree_bytes for each in self._states.values()) > _KEPT_BYTES:

@@ -69,8 +69,7 @@ async def find_keys(
     """What was saved under idempotency keys: under these, or under any among the next sequence numbers."""
 
     def find(store: CheckpointManager) -> list[dict[str, object]]:
-        index = store._store.index
-        found = index.find(job, key) if key else index.find_next(job, after, limit)
+        found = store.store.find(job, key) if key else store.store.find_next(job, after, limit)
         return [{"key": each, "checkpoint": checkpoint_json(checkpoint)} for each, (checkpoint, _) in found.items()]
 
     return JsonAnswer({"found": await access.ask(find)})

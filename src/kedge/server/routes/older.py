@@ -141,7 +141,7 @@ async def clean_up(access: Writes, wish: CleanupRequest) -> Any:
 
 def _read(store: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, Any]:
     checkpoint = _find(store, checkpoint_id)
-    state = open_state(store, checkpoint.id)
+    state = open_state(store.store, checkpoint.id)
     return checkpoint, to_json_view(state.outline, fields_of=with_content(state, _ARRAYS_BYTES, hint=_IN_PARTS))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
@@ -22,7 +22,7 @@ from kedge.server import schemas
 from kedge.server.auth import Access, Reads, Writes
 from kedge.server.responses import JsonAnswer
 from kedge.server.runner import resume
-from kedge.store.manifest import Manifest
+from kedge.store import Stored
 
 from . import API, PROBLEMS
 
@@ -49,7 +49,7 @@ async def get_state(
     limits = access.service.limits
 
     def view(store: CheckpointManager) -> Response:
-        state = open_state(store, checkpoint_id)
+        state = open_state(store.store, checkpoint_id)
         if state.checkpoint.size_bytes > 4 * limits.json_bytes and not path and max_items is None:
             raise TooLarge(f"a state of {state.checkpoint.size_bytes:,} bytes", hint=f"{_IN_PARTS}, or give max_items=")
         fields = {"fields_of": with_content(state, limits.json_bytes, hint=_IN_PARTS)} if content else {}
@@ -73,30 +73,34 @@ async def get_raw(
 
 
 def _open(store: CheckpointManager, checkpoint_id: str, buffers: str) -> tuple[bytes, dict[int, int], Any]:
-    checkpoint, packed = store._store.index.read(checkpoint_id)
-    manifest = store._store.open(checkpoint, packed)
-    tree = store._store.tree(checkpoint, manifest)
-    sizes = _chosen(manifest, buffers)
+    stored = store.store.read(checkpoint_id)
+    tree = store.store.tree(stored)
+    sizes = _chosen(store.store.buffer_sizes(stored), buffers)
     store.counters["loads"] += 1
     store.counters["loaded_bytes"] += sum(sizes.values())
-    return tree, sizes, lambda number: _buffer(store, checkpoint, manifest, number)
+    return tree, sizes, lambda number: _buffer(store, stored, number)
 
 
-def _chosen(manifest: Manifest, buffers: str) -> dict[int, int]:
-    every = {n: span.size_bytes for n, span in enumerate(manifest.buffers)}
-    wanted = list(every) if buffers == "all" else [] if buffers == "none" else [int(n[:18]) for n in buffers.split(",")]
+def _chosen(every: Sequence[int | None], buffers: str) -> dict[int, int]:
+    numbers = range(len(every))
+    wanted = (
+        list(numbers) if buffers == "all" else [] if buffers == "none" else [int(n[:18]) for n in buffers.split(",")]
+    )
+    sizes: dict[int, int] = {}
     for number in wanted:
-        if number not in every:
+        if number not in numbers:
             raise NotFound(f"the state has no buffer {number}", hint=f"it has {len(every)}")
-        if manifest.buffers[number].is_lazy:
+        size = every[number]
+        if size is None:
             raise Validation("files do not travel in states", hint="download them by their path")
-    return {number: every[number] for number in wanted}
+        sizes[number] = size
+    return sizes
 
 
-def _buffer(store: CheckpointManager, checkpoint: Checkpoint, manifest: Manifest, number: int) -> Iterator[memoryview]:
-    found = store._store.read_buffers(checkpoint, manifest, [number])[number]
-    assert isinstance(found, memoryview)  # lazy ones were refused
-    yield found
+def _buffer(store: CheckpointManager, stored: Stored, number: int) -> Iterator[memoryview]:
+    data = store.store.buffers(stored, [number])[number]
+    assert isinstance(data, memoryview)  # lazy ones were refused
+    yield data
 
 
 @router.get("/checkpoints/{checkpoint_id}/download", response_class=Response, responses=_BYTES)
@@ -116,7 +120,7 @@ async def download(
 
 
 def _pieces(store: CheckpointManager, checkpoint_id: str, path: str, form: str) -> tuple[Iterator[Any], int | None]:
-    state = open_state(store, checkpoint_id)
+    state = open_state(store.store, checkpoint_id)
     if form == "json":
         limit = 64 << 20
         view = to_json_view(inside(state.outline, path), fields_of=with_content(state, limit, hint=_IN_PARTS))
@@ -160,7 +164,7 @@ async def restore(
     """The state as JSON; with `resume`, also handed to the job runner, which is called once."""
 
     def view(store: CheckpointManager) -> tuple[Checkpoint, Any]:
-        state = open_state(store, checkpoint_id)
+        state = open_state(store.store, checkpoint_id)
         return state.checkpoint, to_json_view(state.outline)
 
     checkpoint, shown = await access.ask(view)

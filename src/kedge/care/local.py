@@ -1,0 +1,214 @@
+"""Care for a store of this machine. Each operation is a module of this package, imported when it is asked for."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from kedge.errors import CheckpointError, Validation
+from kedge.model import Checkpoint, CheckpointId
+from kedge.store import Store
+from kedge.store.local import LocalStore, local_store
+from kedge.store.request import request_of
+from kedge.urls import Lock, find_keys, keep_keyring, open_found
+
+from . import Progress
+from .upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from kedge.diff import Diff
+
+    from .copy import Copying, CopyReport
+    from .gc import GcReport
+    from .policies import RetentionPolicy
+    from .rebuild import RebuildReport
+    from .rekey import RekeyReport
+    from .retention import Plan
+    from .review import Verdict
+    from .verify import VerifyReport
+
+
+class LocalCare:
+    """`Care` of a local store: what it is, where it is, and the key it was opened with."""
+
+    def __init__(self, store: LocalStore, url: str, lock: Lock | None) -> None:
+        self._store = store
+        self._url = url
+        self._lock = lock
+        self._upkeep = Upkeep()
+
+    # Retention
+
+    def apply(
+        self, policy: RetentionPolicy, job: str | None, *, dry_run: bool, actor: str, progress: Progress | None
+    ) -> Plan:
+        from .retention import execute, plan
+
+        planned = plan(self._store.index, policy, job=job)
+        return planned if dry_run else execute(self._store.index, planned, actor=actor, progress=progress)
+
+    def review(self, policy: RetentionPolicy, job: str | None, *, dry_run: bool, actor: str) -> Iterator[Verdict]:
+        from .review import carry_out, review
+
+        if dry_run:
+            return review(self._store.index, policy, job)
+        return chain.from_iterable(carry_out(self._store.index, policy, job, actor=actor))
+
+    def set_retention(self, job: str, policy: RetentionPolicy | None, *, actor: str) -> None:
+        self._store.set_retention(job, None if policy is None else policy.to_json(), actor=actor)
+        self._upkeep.set_policy(job, policy)
+
+    def after_save(self, checkpoint: Checkpoint, *, actor: str) -> None:
+        self._upkeep.after_save(self._store.index, checkpoint, actor=actor)
+
+    # Health
+
+    def diff(self, old_id: str, new_id: str) -> Diff:
+        from kedge.diff import diff
+
+        return diff(self._store, self._store.read(old_id), self._store.read(new_id))
+
+    def verify(self, job: str | None, *, deep: bool, actor: str, progress: Progress | None) -> VerifyReport:
+        from .verify import verify
+
+        return verify(self._store, job=job, deep=deep, actor=actor, progress=progress)
+
+    def condemn(self, checkpoint_id: str, *, actor: str) -> Checkpoint:
+        from .verify import condemn
+
+        return condemn(self._store, checkpoint_id, actor=actor)
+
+    def gc(self, *, dry_run: bool, actor: str, progress: Progress | None) -> GcReport:
+        from .gc import collect, foresee
+
+        at_rest = self._store.at_rest()
+        if dry_run:
+            return foresee(at_rest, progress=progress)
+        if at_rest is not self._store:
+            collect(self._store, actor=actor)
+        return collect(at_rest, actor=actor, progress=progress)
+
+    def stats(self, job: str | None) -> Mapping[str, int]:
+        from .verify import stats
+
+        return stats(self._store, job)
+
+    def rebuild(self, *, actor: str, progress: Progress | None) -> RebuildReport:
+        from .rebuild import rebuild
+
+        keys = None if self._lock is None else find_keys(self._store, self._lock)
+
+        @contextmanager
+        def opened(namespace: str) -> Iterator[LocalStore]:
+            store = open_found(self._url, namespace, self._lock, keys, actor=actor)
+            try:
+                yield store
+            finally:
+                store.close()
+
+        if self._store.at_rest() is not self._store:
+            raise Validation("what is in memory has no packs to rebuild from", hint="open the directory it is kept in")
+        if self._url == "memory:":
+            raise Validation("a store in memory has no packs to rebuild from", hint="its index cannot get lost alone")
+        report = rebuild(self._store.blobs, opened, actor=actor, keys=keys, progress=progress)
+        self._store.index.accept()
+        if self._store.vault is not None:
+            self._store.vault.refresh()
+        return report
+
+    # Copies
+
+    def copy_job(self, job: str, new_job: str, *, actor: str) -> list[Checkpoint]:
+        """Safe to repeat after an interruption: the key of each copy tells what it is a copy of."""
+        renamed: dict[str, CheckpointId] = {}
+        copies: list[Checkpoint] = []
+        for checkpoint in self._store.list(job):
+            source = self._store.read(checkpoint.id)
+            parent = renamed.get(source[0].parent or "", source[0].parent)
+            if parent is not None and not self._store.knows(parent):
+                parent = None  # deleted: the line of ancestors begins here
+            request = request_of(source[0], job=new_job, parent=parent, idempotency_key=f"copy:{source[0].id}")
+            copies.append(self._store.branch(source, request, actor=actor))
+            renamed[source[0].id] = copies[-1].id
+        return copies
+
+    def copy_to(
+        self,
+        target: Store,
+        *,
+        job: str | None,
+        since_us: int | None,
+        mirror: bool,
+        actor: str,
+        progress: Progress | None,
+    ) -> CopyReport:
+        return self._copying(target, job, since_us, mirror, actor).copy(progress)
+
+    def follow_to(
+        self,
+        target: Store,
+        *,
+        stop: threading.Event,
+        job: str | None,
+        since_us: int | None,
+        mirror: bool,
+        actor: str,
+        changed: Callable[[CopyReport], None],
+        progress: Progress | None,
+    ) -> None:
+        from .follow import Following
+
+        copying = self._copying(target, job, since_us, mirror, actor)
+        Following(copying).run(stop=stop, changed=changed, progress=progress)
+
+    def _copying(self, target: Store, job: str | None, since_us: int | None, mirror: bool, actor: str) -> Copying:
+        from .copy import Copying
+
+        copied = local_store(target, "copying between stores")
+        return Copying(self._store, copied, job=job, since_us=since_us, mirror=mirror, actor=actor)
+
+    # Keys
+
+    def rekey(
+        self, new_key: bytes | str | None, *, rewrite: bool, actor: str, progress: Progress | None
+    ) -> RekeyReport:
+        from kedge.crypto import parse_master
+
+        from .rekey import change_master, changing
+        from .rekey import rewrite as rewrite_all
+
+        if self._lock is None:
+            raise Validation("this store is not encrypted", hint="make a new one with a key, and save there")
+        master = None if new_key is None else parse_master(new_key)
+        store = self._store.at_rest()
+        with changing(store) as lease:
+            if master is not None:
+                report = change_master(store, self._lock.master, master, lease, actor=actor)
+                self._lock = replace(self._lock, master=master)
+                keep_keyring(self._url, self._store)
+                if not rewrite:
+                    return report
+            report = rewrite_all(store, self._lock.master, lease, actor=actor, progress=progress)
+            keep_keyring(self._url, self._store)
+        return report
+
+    @property
+    def encryption(self) -> Mapping[str, object] | None:
+        vault = self._store.at_rest().vault
+        return None if vault is None else vault.description
+
+    # Life
+
+    def after_fork(self) -> None:
+        self._upkeep.after_fork()
+
+    def close(self) -> None:
+        try:
+            self._upkeep.finish()
+        except CheckpointError as error:  # every save is done; another one tries again
+            warnings.warn(f"retention failed: {error}", stacklevel=3)

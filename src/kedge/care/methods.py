@@ -1,0 +1,208 @@
+"""The methods of a CheckpointManager that care for a store: retention, copies, gc, verify, keys. Parses, then asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from kedge.errors import Conflict, NotFound, Validation
+from kedge.model import Checkpoint, parse_name, to_us
+from kedge.ports import Checkpoints
+from kedge.store import Store
+
+from . import Care, Progress
+from .policies import RetentionPolicy
+
+if TYPE_CHECKING:
+    from kedge.diff import Diff
+
+    from .copy import CopyReport
+    from .gc import GcReport
+    from .rebuild import RebuildReport
+    from .rekey import RekeyReport
+    from .retention import Plan
+    from .review import Verdict
+    from .verify import VerifyReport
+
+
+class CaringManager:
+    """What `CheckpointManager` offers besides saving and loading; never made by itself."""
+
+    store: Store
+    actor: str
+    key_source: bytes | str | None
+    _care: Care
+
+    def drain(self) -> None:
+        """Wait for saves in the background."""
+        raise NotImplementedError
+
+    def condemn(self, checkpoint_id: str) -> Checkpoint:
+        """Read all of a checkpoint that a load found damaged and, if it is, mark it and its damaged chunks.
+
+        The next save writes those chunks again. What turns out to be sound is not marked: see the status of what this
+        returns. What cannot be read now is StorageError. `verify` does the same for a whole job, or everything.
+        """
+        return self._care.condemn(parse_name("checkpoint ID", checkpoint_id), actor=self.actor)
+
+    def copy(self, job: str, new_job: str) -> Checkpoints:
+        """Copy a job's history to a new name, sharing every byte. Safe to repeat after an interruption."""
+        parse_name("job", new_job)
+        if job == new_job:
+            raise Conflict(f"job {job} cannot be copied onto itself", hint="choose another name")
+        if not self.store.list(parse_name("job", job), limit=1):
+            raise NotFound(f"job {job} has no checkpoint", hint="kedge jobs shows which jobs exist")
+        return self._care.copy_job(job, new_job, actor=self.actor)
+
+    def copy_to(
+        self,
+        target: CaringManager,
+        *,
+        job: str | None = None,
+        since: datetime | None = None,
+        mirror: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyReport:
+        """Bring another store, of any kind, up to this one: all jobs or one, everything or what was saved `since`.
+
+        IDs, numbers, parents, tags, pins, times and keys stay; only chunks that `target` lacks are moved, each
+        verified. Stopped anywhere, run it again. With `mirror`, what was deleted here is deleted there too.
+        """
+        wanted = self._parse_copy(target, job, since)
+        return self._care.copy_to(target.store, **wanted, mirror=mirror, actor=self.actor, progress=progress)
+
+    def follow_to(
+        self,
+        target: CaringManager,
+        *,
+        stop: threading.Event,
+        job: str | None = None,
+        since: datetime | None = None,
+        mirror: bool = False,
+        changed: Callable[[CopyReport], None] = lambda _: None,
+        progress: Progress | None = None,
+    ) -> None:
+        """As `copy_to`, then go on with every change here until `stop` is set; `changed` hears of each round.
+
+        `target` keeps how far this has come: the next one goes on there instead of comparing everything.
+        """
+        wanted = self._parse_copy(target, job, since)
+        self._care.follow_to(
+            target.store, stop=stop, **wanted, mirror=mirror, actor=self.actor, changed=changed, progress=progress
+        )
+
+    def _parse_copy(self, target: object, job: str | None, since: datetime | None) -> dict[str, Any]:
+        if not isinstance(target, CaringManager):
+            raise Validation(f"{target!r} is no open store", hint="open it with kedge.open(url)")
+        if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
+            raise Validation(
+                f"since={since!r}", hint="use a datetime with a time zone: datetime.now(UTC) - timedelta(1)"
+            )
+        return {
+            "job": None if job is None else parse_name("job", job),
+            "since_us": None if since is None else to_us(since),
+        }
+
+    # Retention
+
+    def cleanup(self, job_id: str, keep_last: int = 10) -> int:
+        """Delete all but the newest `keep_last` checkpoints of a job; pinned ones stay. Returns how many went."""
+        if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
+            raise Validation(f"keep_last={keep_last!r}", hint="use a whole number from 1 on")
+        policy = RetentionPolicy(keep_last=keep_last)
+        return sum(not verdict.reasons for verdict in self.review(policy, job=job_id, dry_run=False))
+
+    def apply(
+        self,
+        policy: RetentionPolicy,
+        *,
+        job: str | None = None,
+        dry_run: bool = True,
+        progress: Progress | None = None,
+    ) -> Plan:
+        """What `policy` would delete, in one job or in all; with dry_run=False, done.
+
+        The answer holds every checkpoint that was looked at; for long histories see `review`.
+        """
+        _check_policy(policy)
+        name = None if job is None else parse_name("job", job)
+        return self._care.apply(policy, name, dry_run=dry_run, actor=self.actor, progress=progress)
+
+    def review(self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True) -> Iterator[Verdict]:
+        """Each checkpoint of a job, or of all, with the reasons `policy` has to keep it; none: it goes. Newest first.
+
+        With dry_run=False it is gone when it is told, and what is not asked for stays. Memory does not grow with
+        the history.
+        """
+        _check_policy(policy)
+        name = None if job is None else parse_name("job", job)
+        return self._care.review(policy, name, dry_run=dry_run, actor=self.actor)
+
+    def set_retention(self, job_id: str, policy: RetentionPolicy | None) -> None:
+        """Apply `policy` to a job by itself, after its saves; None ends that.
+
+        A save does a bounded part of it (I6): a long history shrinks with the saves that follow; `cleanup` does it
+        at once.
+        """
+        if policy is not None:
+            _check_policy(policy)
+        self._care.set_retention(parse_name("job", job_id), policy, actor=self.actor)
+
+    # Caring for the store
+
+    def diff(self, a: str, b: str) -> Diff:
+        """What changed from checkpoint `a` to checkpoint `b`, by path."""
+        return self._care.diff(parse_name("checkpoint ID", a), parse_name("checkpoint ID", b))
+
+    def verify(self, job: str | None = None, deep: bool = True, *, progress: Progress | None = None) -> VerifyReport:
+        """Check digests of everything (deep), or that everything named exists (quick). See `kedge check`."""
+        wanted = None if job is None else parse_name("job", job)
+        if wanted is not None and self.store.job(wanted) is None:
+            raise NotFound(f"job {wanted} not found", hint="kedge jobs shows which jobs exist")
+        return self._care.verify(wanted, deep=deep, actor=self.actor, progress=progress)
+
+    def gc(self, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
+        """Give back the space of deleted checkpoints. Safe beside writers and readers, in other processes too (I3).
+
+        With `dry_run`, only what would be given back is told.
+        """
+        return self._care.gc(dry_run=dry_run, actor=self.actor, progress=progress)
+
+    def rebuild(self, *, progress: Progress | None = None) -> RebuildReport:
+        """After the index was lost, or put back from an old backup: add what the packs know, in every namespace.
+
+        Whatever the index has stays as it is. Stop savers first. See `kedge rebuild`.
+        """
+        return self._care.rebuild(actor=self.actor, progress=progress)
+
+    def rekey(
+        self, new_key: bytes | str | None = None, *, rewrite: bool = False, progress: Progress | None = None
+    ) -> RekeyReport:
+        """Change the keys of this namespace: the master key to `new_key`, nothing being rewritten; or, with `rewrite`,
+        the data key too, every checkpoint being written anew. For keys that leaked; resumes after an interruption.
+        LeaseHeld, and nothing is changed, while another change of these keys is under way.
+        """
+        if new_key is None and not rewrite:
+            raise Validation("no new key was given", hint="give new_key=, rewrite=True, or both")
+        if rewrite:
+            self.drain()
+        report = self._care.rekey(new_key, rewrite=rewrite, actor=self.actor, progress=progress)
+        if new_key is not None:
+            self.key_source = new_key
+        return report
+
+    @property
+    def encryption(self) -> Mapping[str, object] | None:
+        """How this namespace is encrypted, without secrets: IDs of the keys, whether names are; None if it is plain."""
+        return self._care.encryption
+
+    def stats(self, job: str | None = None) -> Mapping[str, int]:
+        """Numbers of the store, or of one job."""
+        return self._care.stats(None if job is None else parse_name("job", job))
+
+
+def _check_policy(policy: object) -> None:
+    if not isinstance(policy, RetentionPolicy):
+        raise Validation(f"{policy!r} is not a RetentionPolicy", hint="use RetentionPolicy(keep_last=10), for example")
