@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import NewType, TypeVar
+from typing import Any, NewType, TypeVar
 
 from .errors import InvalidName, Validation
 
 CheckpointId = NewType("CheckpointId", str)
+Document = dict[str, object]  # JSON, the same for the command line, the service and its client
 
 MAX_STEP_CHARACTERS = 1024
 MAX_TAGS = 64
@@ -149,6 +151,37 @@ class Checkpoint:
     is_pinned: bool = False
     metadata: Mapping[str, object] = field(default_factory=dict)
 
+    def to_json(self) -> Document:
+        return {
+            "id": self.id,
+            "job": self.job,
+            "seq": self.seq,
+            "step": self.step,
+            "level": str(self.level),
+            "parent": self.parent,
+            "created_at": self.created_at.isoformat(),
+            "status": str(self.status),
+            "size_bytes": self.size_bytes,
+            "stored_bytes": self.stored_bytes,
+            "digest": self.digest,
+            "codec": self.codec,
+            "schema_version": self.schema_version,
+            "tags": dict(self.tags),
+            "pinned": self.is_pinned,
+            "metadata": dict(self.metadata),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Checkpoint:
+        fields = dict(document)
+        return cls(
+            level=CheckpointLevel(fields.pop("level")),
+            created_at=datetime.fromisoformat(fields.pop("created_at")),
+            status=CheckpointStatus(fields.pop("status")),
+            is_pinned=fields.pop("pinned"),
+            **fields,
+        )
+
     # The names the jobs system used (docs/coming-from.md).
     @property
     def checkpoint_id(self) -> str:
@@ -184,6 +217,29 @@ class Job:
     updated_at: datetime
     retention: str | None = None  # JSON of the RetentionPolicy applied after saves
 
+    def to_json(self) -> Document:
+        return {
+            "name": self.name,
+            "checkpoints": self.checkpoints,
+            "last_seq": self.last_seq,
+            "size_bytes": self.size_bytes,
+            "stored_bytes": self.stored_bytes,
+            "created_at": self.created_at.isoformat(),
+            "updated_at": self.updated_at.isoformat(),
+            "retention": None if self.retention is None else json.loads(self.retention),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Job:
+        fields = dict(document)
+        retention = fields.pop("retention")
+        return cls(
+            created_at=datetime.fromisoformat(fields.pop("created_at")),
+            updated_at=datetime.fromisoformat(fields.pop("updated_at")),
+            retention=None if retention is None else json.dumps(retention, separators=(",", ":")),
+            **fields,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -210,6 +266,27 @@ class Event:
     checkpoint: str | None
     detail: str  # JSON
     chain: str
+
+    def to_json(self) -> Document:
+        return {
+            "id": self.id,
+            "at": self.at.isoformat(),
+            "actor": self.actor,
+            "action": self.action,
+            "job": self.job,
+            "checkpoint": self.checkpoint,
+            "detail": json.loads(self.detail),
+            "chain": self.chain,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Event:
+        fields = dict(document)
+        return cls(
+            at=datetime.fromisoformat(fields.pop("at")),
+            detail=json.dumps(fields.pop("detail"), separators=(",", ":"), ensure_ascii=False),
+            **fields,
+        )
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -19,10 +19,11 @@ of each of the last n such periods (UTC) that have any.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, Document
 from kedge.ports import Index
 
 from .policies import RetentionPolicy, format_duration, parse_duration
@@ -54,6 +55,16 @@ class Plan:
     delete: tuple[Checkpoint, ...]
     frees_bytes: int
     job: str | None = None  # None: all jobs
+
+    def to_json(self, *, is_applied: bool) -> Document:
+        return {
+            "job": self.job,
+            "policy": json.loads(self.policy.to_json()),
+            "applied": is_applied,
+            "delete": [checkpoint.to_json() for checkpoint in self.delete],
+            "keep": [{**kept.checkpoint.to_json(), "reasons": list(kept.reasons)} for kept in self.keep],
+            "frees_bytes": self.frees_bytes,
+        }
 
 
 def plan(index: Index, policy: RetentionPolicy, job: str | None = None) -> Plan:

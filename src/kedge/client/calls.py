@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 from kedge.care.retention import RetentionPolicy
-from kedge.documents import checkpoint_from_json, event_from_json, job_from_json
 from kedge.model import Checkpoint, Event, Job, Lease
 from kedge.ports import EventChain
 
@@ -70,7 +69,7 @@ def _page(key: str, one: Callable[[Any], T]) -> Callable[[Any], Page[T]]:
     return lambda answer: Page([one(each) for each in answer[key]], answer["next_cursor"])
 
 
-_checkpoint_page = _page("checkpoints", checkpoint_from_json)
+_checkpoint_page = _page("checkpoints", Checkpoint.from_json)
 
 
 def _same(answer: Any) -> Any:
@@ -90,12 +89,12 @@ def _at(*parts: str) -> str:
 
 def _jobs(prefix: str = "", limit: int = 50, cursor: str | None = None) -> Call[Page[Job]]:
     """Jobs by name."""
-    return Call("GET", _at("jobs"), _page("jobs", job_from_json), {"prefix": prefix, "limit": limit, "cursor": cursor})
+    return Call("GET", _at("jobs"), _page("jobs", Job.from_json), {"prefix": prefix, "limit": limit, "cursor": cursor})
 
 
 def _job(job: str) -> Call[Job]:
     """One job; NotFound when there is none."""
-    return Call("GET", _at("jobs", job), job_from_json)
+    return Call("GET", _at("jobs", job), Job.from_json)
 
 
 def _checkpoints(
@@ -126,7 +125,7 @@ def _json(value: object) -> str:
 
 def _checkpoint(checkpoint_id: str) -> Call[Checkpoint]:
     """One checkpoint without its state."""
-    return Call("GET", _at("checkpoints", checkpoint_id), checkpoint_from_json)
+    return Call("GET", _at("checkpoints", checkpoint_id), Checkpoint.from_json)
 
 
 def _save_json(
@@ -154,7 +153,7 @@ def _save_json(
         "lease": lease,
     }
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
-    return Call("POST", _at("jobs", job, "checkpoints"), checkpoint_from_json, body=body, headers=headers)
+    return Call("POST", _at("jobs", job, "checkpoints"), Checkpoint.from_json, body=body, headers=headers)
 
 
 def _state(checkpoint_id: str, path: str = "") -> Call[Any]:
@@ -169,28 +168,28 @@ def _delete(checkpoint_id: str) -> Call[None]:
 
 def _tag(checkpoint_id: str, tags: Mapping[str, str | None]) -> Call[Checkpoint]:
     """Set tags; None removes one."""
-    return Call("PATCH", _at("checkpoints", checkpoint_id, "tags"), checkpoint_from_json, body={"tags": dict(tags)})
+    return Call("PATCH", _at("checkpoints", checkpoint_id, "tags"), Checkpoint.from_json, body={"tags": dict(tags)})
 
 
 def _pin(checkpoint_id: str, pinned: bool = True) -> Call[Checkpoint]:
     """Keep a checkpoint from every cleanup, or let go of it."""
-    return Call("PUT", _at("checkpoints", checkpoint_id, "pin"), checkpoint_from_json, body={"pinned": pinned})
+    return Call("PUT", _at("checkpoints", checkpoint_id, "pin"), Checkpoint.from_json, body={"pinned": pinned})
 
 
 def _set_status(checkpoint_id: str, status: str) -> Call[Checkpoint]:
     """Mark a checkpoint."""
-    return Call("PUT", _at("checkpoints", checkpoint_id, "status"), checkpoint_from_json, body={"status": status})
+    return Call("PUT", _at("checkpoints", checkpoint_id, "status"), Checkpoint.from_json, body={"status": status})
 
 
 def _condemn(checkpoint_id: str) -> Call[Checkpoint]:
     """Read all of a checkpoint and mark it if it is damaged."""
-    return Call("POST", _at("checkpoints", checkpoint_id, "condemn"), checkpoint_from_json)
+    return Call("POST", _at("checkpoints", checkpoint_id, "condemn"), Checkpoint.from_json)
 
 
 def _branch(checkpoint_id: str, job: str | None = None, lease: int | None = None) -> Call[Checkpoint]:
     """Make this state the newest of its job, or of another one."""
     body = {"job": job, "lease": lease}
-    return Call("POST", _at("checkpoints", checkpoint_id, "branch"), checkpoint_from_json, body=body)
+    return Call("POST", _at("checkpoints", checkpoint_id, "branch"), Checkpoint.from_json, body=body)
 
 
 def _copy(job: str, to: str) -> Call[int]:
@@ -207,7 +206,7 @@ def _keys(
 
 
 def _by_key(answer: Any) -> dict[str, Checkpoint]:
-    return {each["key"]: checkpoint_from_json(each["checkpoint"]) for each in answer["found"]}
+    return {each["key"]: Checkpoint.from_json(each["checkpoint"]) for each in answer["found"]}
 
 
 def _restore(checkpoint_id: str, resume: bool = False) -> Call[Document]:
@@ -232,7 +231,7 @@ def _retention(policy: RetentionPolicy, job: str | None = None, *, dry_run: bool
 def _set_retention(job: str, policy: RetentionPolicy | None) -> Call[Job]:
     """The policy that is applied after saves of a job."""
     body = {"policy": None if policy is None else json.loads(policy.to_json())}
-    return Call("PUT", _at("jobs", job, "retention"), job_from_json, body=body)
+    return Call("PUT", _at("jobs", job, "retention"), Job.from_json, body=body)
 
 
 # Runs, executions, approvals
@@ -368,13 +367,13 @@ def _tasks() -> Call[list[Document]]:
 
 def _audit_log(limit: int = 50, cursor: str | int | None = None) -> Call[Page[Event]]:
     """The log of changes, newest first."""
-    return Call("GET", _at("audit"), _page("events", event_from_json), {"limit": limit, "cursor": cursor})
+    return Call("GET", _at("audit"), _page("events", Event.from_json), {"limit": limit, "cursor": cursor})
 
 
 def _events(after: int = 0, limit: int = 100) -> Call[Page[Event]]:
     """The log of changes from behind an entry on."""
     params = {"after": after, "limit": limit}
-    return Call("GET", _at("audit"), _page("events", event_from_json), {**params, "order": "oldest"})
+    return Call("GET", _at("audit"), _page("events", Event.from_json), {**params, "order": "oldest"})
 
 
 def _verify_audit(until: int | None = None) -> Call[EventChain]:

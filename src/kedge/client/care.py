@@ -17,7 +17,6 @@ from kedge.care.retention import Kept, Plan
 from kedge.care.review import Verdict
 from kedge.care.verify import Problem, VerifyReport
 from kedge.diff.changes import Change, ChangeKind, Diff
-from kedge.documents import checkpoint_from_json
 from kedge.errors import CheckpointError
 from kedge.model import Checkpoint
 from kedge.store import Store, not_over_http
@@ -40,7 +39,7 @@ class HttpCare:
     ) -> Plan:
         planned = self._store.client.retention(policy, job, dry_run=dry_run)
         keep = tuple(Kept(_without_reasons(document), tuple(document["reasons"])) for document in planned["keep"])
-        delete = tuple(checkpoint_from_json(document) for document in planned["delete"])
+        delete = tuple(Checkpoint.from_json(document) for document in planned["delete"])
         if progress:
             progress(len(delete), len(delete))
         return Plan(policy, keep, delete, planned["frees_bytes"], job)
@@ -141,4 +140,4 @@ class HttpCare:
 
 
 def _without_reasons(document: Mapping[str, Any]) -> Checkpoint:
-    return checkpoint_from_json({name: value for name, value in document.items() if name != "reasons"})
+    return Checkpoint.from_json({name: value for name, value in document.items() if name != "reasons"})

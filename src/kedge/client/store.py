@@ -9,7 +9,6 @@ from typing import Any
 
 from kedge import codec
 from kedge.codec.wire import size_of_frame, write_frame
-from kedge.documents import checkpoint_from_json
 from kedge.errors import CheckpointError, NotFound, Validation
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Job, Lease
 from kedge.ports import CheckpointIds, Checkpoints, EventChain, Events, Jobs, Outcomes
@@ -55,7 +54,7 @@ class HttpStore:
         }
         headers = {} if request.idempotency_key is None else {"Idempotency-Key": _header(request.idempotency_key)}
         path = f"/api/v1/jobs/{request.job}/checkpoints"
-        call = Call("POST", path, checkpoint_from_json, body=body, headers=headers)
+        call = Call("POST", path, Checkpoint.from_json, body=body, headers=headers)
         sizes = {n: len(buffer) for n, buffer in enumerate(buffers)}
         frame = write_frame(encoded.tree, sizes, lambda n: [buffers[n]])
         return self.client.upload(call, frame, size_of_frame(len(encoded.tree), sizes))

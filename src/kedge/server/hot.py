@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
 from starlette.types import Message, Receive, Scope, Send
 
-from kedge.documents import checkpoint_json
 from kedge.errors import CheckpointError
 
 from .auth import Access, Needs, recall_caller, rule_of
@@ -69,7 +68,7 @@ class Hot:
         except CheckpointError:
             return receive
         scope["route"] = self._look
-        await JsonAnswer(checkpoint_json(checkpoint))(scope, receive, send)
+        await JsonAnswer(checkpoint.to_json())(scope, receive, send)
         return None
 
     async def _answer_save(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> Receive | None:
@@ -92,7 +91,7 @@ class Hot:
             checkpoint = await self._service.saves.ask(PlainSave(access, found[1], key, message.get("body", b"")))
         except RequestValidationError:
             return again  # nothing was saved; the long way says it in full
-        await JsonAnswer(checkpoint_json(checkpoint), 201)(scope, receive, send)
+        await JsonAnswer(checkpoint.to_json(), 201)(scope, receive, send)
         return None
 
     def _admit(self, needs: Needs, scope: Scope, headers: Headers) -> Access | None:

@@ -7,7 +7,6 @@ import click
 from kedge.cli.naming import REF_HELP, JobName, Ref, find
 from kedge.cli.pairs import parse_pairs
 from kedge.cli.session import Session, emit, store_command
-from kedge.documents import checkpoint_json
 from kedge.terminal.rows import notes
 from kedge.terminal.text import safe, style
 
@@ -29,7 +28,7 @@ def tag_command(session: Session, ref: str, pairs: tuple[str, ...], remove: tupl
     with session.open() as manager:
         changed = manager.tag(find(manager, ref).id, **tags)
     if session.as_json:
-        emit(checkpoint_json(changed))
+        emit(changed.to_json())
     else:
         click.echo(f"{style(changed.id, 'id')}  {safe(notes(changed)) or 'no tags'}")
 
@@ -42,7 +41,7 @@ def pin_command(session: Session, ref: str, off: bool) -> None:
     with session.open() as manager:
         changed = manager.pin(find(manager, ref).id, not off)
     if session.as_json:
-        emit(checkpoint_json(changed))
+        emit(changed.to_json())
     else:
         click.echo(f"{style(changed.id, 'id')}  {'pinned' if changed.is_pinned else 'no longer pinned'}")
 

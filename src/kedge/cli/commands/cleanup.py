@@ -15,7 +15,6 @@ import click
 from kedge.cli.naming import JobName, require_job
 from kedge.cli.pairs import parse_pairs
 from kedge.cli.session import Number, Session, emit, emit_lists, store_command
-from kedge.documents import checkpoint_json
 from kedge.terminal.progress import Report, progress
 from kedge.terminal.tables import Column, print_table
 from kedge.terminal.text import age, count_of, size, style
@@ -176,12 +175,12 @@ class Spool:
 
 
 def _emit(manager: CheckpointManager, policy: RetentionPolicy, job: str | None, is_applied: bool) -> None:
-    """As `plan_json`, in bounded memory."""
+    """As `Plan.to_json`, in bounded memory."""
     head = {"job": job, "policy": json.loads(policy.to_json()), "applied": is_applied}
     frees_bytes = 0
     with Spool() as going, Spool() as staying:
         for verdict in manager.review(policy, job=job, dry_run=not is_applied):
-            document = checkpoint_json(verdict.checkpoint)
+            document = verdict.checkpoint.to_json()
             if verdict.reasons:
                 staying.add(verdict.checkpoint.job, {**document, "reasons": list(verdict.reasons)})
             else:

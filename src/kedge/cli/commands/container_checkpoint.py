@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.session import Number, Session, emit, store_command
-from kedge.documents import checkpoint_json
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import age, safe, size
 
@@ -87,7 +86,7 @@ def checkpoint_command(
     if session.as_json:
         emit(
             {
-                "checkpoint": checkpoint_json(frozen.checkpoint),
+                "checkpoint": frozen.checkpoint.to_json(),
                 "phases_ms": dict(frozen.phases_ms),
                 "frozen_ms": frozen.frozen_ms,
                 "sockets": list(frozen.sockets),
@@ -141,7 +140,7 @@ def list_kept(session: Session, kind: str, kinds: str, key: str, limit: int) -> 
         jobs = [job_of(kind, key)] if key else [job.name for job in manager.jobs(f"{kind}:")]
         found = [checkpoint for job in jobs for checkpoint in manager.list(job, limit=limit)]
     if session.as_json:
-        emit({"checkpoints": [checkpoint_json(one) for one in found]})
+        emit({"checkpoints": [one.to_json() for one in found]})
     elif found:
         print_kept(found)
     else:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.session import Session, emit
-from kedge.documents import checkpoint_json
 from kedge.terminal.tables import Column, print_table
 from kedge.terminal.text import age, size
 
@@ -54,7 +53,7 @@ def list_engine(session: Session, address: str | None, namespace: str | None) ->
     with Stores(session) as stores:
         found = [_described(one, marked.get(one.id) or {}, stores) for one in tasks(find_address(address), namespace)]
     if session.as_json:
-        last = [None if told["last"] is None else checkpoint_json(told["last"]) for told in found]
+        last = [None if told["last"] is None else told["last"].to_json() for told in found]
         emit({"containers": [{**told, "last": one} for told, one in zip(found, last, strict=True)]})
         return
     columns = (

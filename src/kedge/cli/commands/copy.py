@@ -11,7 +11,6 @@ import click
 
 from kedge.cli.naming import JobName, job_named, require_job
 from kedge.cli.session import Session, emit, store_command
-from kedge.documents import checkpoint_json
 from kedge.terminal.progress import progress, watched
 from kedge.terminal.text import count_of, safe, size, style
 
@@ -98,7 +97,7 @@ def _copy_job(session: Session, job: str, new: str) -> None:
             copies = manager.copy(job, new)
         copied = sum(c.id not in known for c in copies)
     if session.as_json:
-        emit({"job": new, "checkpoints": [checkpoint_json(c) for c in copies], "copied": copied})
+        emit({"job": new, "checkpoints": [c.to_json() for c in copies], "copied": copied})
     else:
         there = f"; {len(copies) - copied:,} were there already" if copied < len(copies) else ""
         click.echo(f"{count_of(copied, 'checkpoint')} of {job} copied to {style(new, 'id')}{there}")

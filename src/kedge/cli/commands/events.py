@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.session import Number, Session, emit, store_command
-from kedge.documents import event_json
 from kedge.terminal.text import clip, exactly, safe, style, terminal_width
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def events_command(session: Session, after: int | None, limit: int | None, follo
             shown += page
             position = page[-1].id
         if session.as_json and not follow:
-            emit({"events": [event_json(event) for event in shown]})
+            emit({"events": [event.to_json() for event in shown]})
             return
         for event in shown:
             _print(session, event)
@@ -52,7 +51,7 @@ def events_command(session: Session, after: int | None, limit: int | None, follo
 
 def _print(session: Session, event: Event) -> None:
     if session.as_json:
-        emit(event_json(event), indent=None)
+        emit(event.to_json(), indent=None)
         return
     what = " ".join(filter(None, (event.job, event.checkpoint and f"· {event.checkpoint}")))
     detail = "" if event.detail in ("", "{}") else event.detail

@@ -19,7 +19,6 @@ from kedge.codec import BufferSummary
 from kedge.codec.json_view import to_json_view
 from kedge.diff.npy import npy_header
 from kedge.diff.outline import StoredState, files_in, open_state, with_content
-from kedge.documents import checkpoint_json
 from kedge.errors import Validation
 from kedge.files import FilesSummary, Tree
 from kedge.terminal.progress import Report, progress
@@ -212,7 +211,7 @@ def _write_document(manager: CheckpointManager, checkpoints: Chosen, file: Binar
         for checkpoint in checkpoints:
             state = open_state(manager.store, checkpoint.id)
             view = to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
-            yield {**checkpoint_json(checkpoint), "state": view}
+            yield {**checkpoint.to_json(), "state": view}
 
     file.writelines(piece.encode() for piece in pieces_of({"format": FORMAT}, {"checkpoints": documents()}, _to_text))
 
@@ -223,7 +222,9 @@ def _to_text(document: object) -> str:
 
 def _write_all(manager: CheckpointManager, checkpoints: Chosen, sink: Sink, report: Report | None) -> None:
     sink.add("README.txt", [README.encode()])
-    listed = pieces_of({"format": FORMAT}, {"checkpoints": map(checkpoint_json, checkpoints)}, _to_text)
+    listed = pieces_of(
+        {"format": FORMAT}, {"checkpoints": (checkpoint.to_json() for checkpoint in checkpoints)}, _to_text
+    )
     sink.add("checkpoints.json", (piece.encode() for piece in listed))
     total = sum(c.size_bytes for c in checkpoints)
     done = 0

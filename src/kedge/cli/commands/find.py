@@ -12,7 +12,6 @@ import click
 from kedge.cli.naming import JobName
 from kedge.cli.pairs import parse_json_pairs, parse_pairs
 from kedge.cli.session import Number, Session, emit, emit_lists, store_command
-from kedge.documents import checkpoint_json, job_json
 from kedge.terminal.rows import print_checkpoints, print_jobs
 from kedge.terminal.text import count_of, size, style
 
@@ -35,7 +34,7 @@ def jobs_command(session: Session, prefix: str, limit: int | None, after: str | 
     with session.open() as manager:
         jobs = manager.jobs(prefix, limit, after)
     if session.as_json:
-        emit({"jobs": [job_json(job) for job in jobs]})
+        emit({"jobs": [job.to_json() for job in jobs]})
     elif jobs:
         print_jobs(jobs)
     else:
@@ -91,7 +90,7 @@ def list_command(
             raise NotFound(f"job {job} has no checkpoint", hint="kedge jobs lists the jobs")
         found = chain([] if first is None else [first], found)
         if session.as_json:
-            emit_lists({"job": job}, {"checkpoints": map(checkpoint_json, found)})
+            emit_lists({"job": job}, {"checkpoints": (checkpoint.to_json() for checkpoint in found)})
         elif first is None:
             click.echo("no checkpoint fits", err=True)
         elif is_terminal and most is not None:

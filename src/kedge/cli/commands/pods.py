@@ -13,7 +13,6 @@ import click
 
 from kedge.cli.failures import describe
 from kedge.cli.session import Session, emit, store_command
-from kedge.documents import checkpoint_json
 from kedge.terminal.tables import Column, print_table
 from kedge.terminal.text import age, safe, size
 
@@ -57,9 +56,9 @@ def list_command(session: Session, namespace_of_pods: str, address: str | None) 
         prefix = f"{namespace_of_pods}+" if namespace_of_pods else ""
         asleep = list(sleepers(stores.of({}), prefix))
     if session.as_json:
-        last = [None if row.last is None else checkpoint_json(row.last) for row in rows]
+        last = [None if row.last is None else row.last.to_json() for row in rows]
         containers = [{**row.facts, "last": one} for row, one in zip(rows, last, strict=True)]
-        emit({"containers": containers, "asleep": [checkpoint_json(one) for one in asleep]})
+        emit({"containers": containers, "asleep": [one.to_json() for one in asleep]})
         return
     columns = (
         Column("POD", look="name"),
@@ -177,7 +176,7 @@ def _freeze(session: Session, name: str, address: str | None, gpu: str, action: 
                 told["error"] = {"code": code, "message": message, "hint": hint}
             else:
                 told |= {"key": frozen.checkpoint.job.partition(":")[2], "frozen_ms": frozen.frozen_ms}
-                told["checkpoint"] = checkpoint_json(frozen.checkpoint)
+                told["checkpoint"] = frozen.checkpoint.to_json()
             outcomes.append(told)
     if session.as_json:
         emit({"containers": outcomes})
@@ -219,7 +218,7 @@ def wake_command(session: Session, name: str) -> None:
     with Stores(session) as stores:
         woken = wake(stores.of({}), name)
     if session.as_json:
-        emit({"woken": [checkpoint_json(one) for one in woken]})
+        emit({"woken": [one.to_json() for one in woken]})
         return
     for one in woken:
         click.echo(f"{safe(one.job.partition(':')[2])}: its next start goes on from {one.id}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from kedge.cli.session import Number, Session, emit, pass_on, shared_options, store_command
-from kedge.documents import checkpoint_json
 from kedge.terminal.tables import print_facts
 from kedge.terminal.text import safe, size
 
@@ -35,7 +34,7 @@ def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool
     if session.as_json:
         emit(
             {
-                "checkpoint": checkpoint_json(frozen.checkpoint),
+                "checkpoint": frozen.checkpoint.to_json(),
                 "phases_ms": dict(frozen.phases_ms),
                 "frozen_ms": frozen.frozen_ms,
             }

@@ -18,7 +18,6 @@ from kedge.codec import BufferSummary
 from kedge.codec.json_view import to_json_view
 from kedge.diff.npy import npy_header
 from kedge.diff.outline import StoredState, files_in, inside, open_state, split_at_tree, with_content
-from kedge.documents import checkpoint_json
 from kedge.errors import NotFound, Validation
 from kedge.files import File, FilesSummary, Tree
 from kedge.terminal.progress import progress
@@ -65,7 +64,7 @@ def restore_command(
         state = open_state(manager.store, _chosen(manager, job, ref).id)
         if session.as_json and target is None:
             view = _view(state, inside(state.outline, path or ""))
-            emit({"checkpoint": checkpoint_json(state.checkpoint), "path": path or "", "state": view})
+            emit({"checkpoint": state.checkpoint.to_json(), "path": path or "", "state": view})
             return
         if path is None and form is None:
             path = _only_files(state.outline, target)
@@ -80,7 +79,7 @@ def restore_command(
         return
     if session.as_json:
         where = {"path": path or "", "to": str(target), "format": chosen, "bytes": size_bytes}
-        emit({"checkpoint": checkpoint_json(state.checkpoint), **where})
+        emit({"checkpoint": state.checkpoint.to_json(), **where})
     else:
         done = f"{style(state.checkpoint.id, 'id')} → {safe(str(target))}  ({chosen}, {size(size_bytes)})"
         click.echo(done, err=True)

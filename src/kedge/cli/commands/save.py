@@ -15,7 +15,6 @@ from kedge.cli.naming import JobName, Ref, find
 from kedge.cli.pairs import parse_json_pairs, parse_pairs
 from kedge.cli.placement import read_bytes
 from kedge.cli.session import Session, emit, store_command
-from kedge.documents import checkpoint_json
 from kedge.errors import Validation
 from kedge.terminal.progress import progress, watched
 from kedge.terminal.text import size, style
@@ -68,7 +67,7 @@ def save_command(
         with _watching(state):
             saved = manager.get(manager.save(job, step, state, **options))
     if session.as_json:
-        emit(checkpoint_json(saved))
+        emit(saved.to_json())
         return
     click.echo(saved.id)
     if sys.stderr.isatty():

@@ -8,7 +8,6 @@ import click
 
 from kedge.cli.naming import REF_HELP, Ref, find
 from kedge.cli.session import Number, Session, emit, store_command
-from kedge.documents import checkpoint_json
 from kedge.terminal.tables import print_facts
 from kedge.terminal.text import age, exactly, size, terminal_width
 
@@ -40,7 +39,7 @@ def show_command(session: Session, ref: str, path: str | None, depth: int, items
         entries = entries_below(state.files_at(place), rest) if is_tree else []
     checkpoint = state.checkpoint
     if session.as_json:
-        view = {"checkpoint": checkpoint_json(checkpoint), "path": path or "", "state": to_json_view(part)}
+        view = {"checkpoint": checkpoint.to_json(), "path": path or "", "state": to_json_view(part)}
         emit({**view, "entries": [entry_json(entry) for entry in entries]} if is_tree else view)
         return
     if path is None:

@@ -314,23 +314,8 @@ class FilesIndex(SqliteIndex):
             drafts[path] = self._shown.draft(path, self._text(checkpoint_of(job, row), row[15]))
 
     def _text(self, checkpoint: Checkpoint, manifest: bytes) -> bytes:
-        shown: dict[str, object] = {
-            "id": checkpoint.id,
-            "job": checkpoint.job,
-            "seq": checkpoint.seq,
-            "step": checkpoint.step,
-            "level": str(checkpoint.level),
-            "parent": checkpoint.parent,
-            "created_at": checkpoint.created_at.isoformat(),
-            "status": str(checkpoint.status),
-            "size_bytes": checkpoint.size_bytes,
-            "digest": checkpoint.digest,
-            "codec": checkpoint.codec,
-            "schema_version": checkpoint.schema_version,
-            "tags": dict(checkpoint.tags),
-            "pinned": checkpoint.is_pinned,
-            "metadata": dict(checkpoint.metadata),
-        }
+        shown = checkpoint.to_json()
+        del shown["stored_bytes"]  # of the index, not of the state
         try:
             shown |= self._view(manifest)
         except CheckpointError as error:

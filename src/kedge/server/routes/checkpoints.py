@@ -9,7 +9,6 @@ from pydantic import Field
 from starlette.responses import Response
 
 from kedge.codec.json_view import from_json
-from kedge.documents import checkpoint_json
 from kedge.errors import NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
@@ -55,7 +54,7 @@ async def list_checkpoints(
     found = await access.ask(find)
     page = found[:limit]
     following = str(page[-1].seq) if len(found) > limit else None
-    return JsonAnswer({"checkpoints": [checkpoint_json(c) for c in page], "next_cursor": following})
+    return JsonAnswer({"checkpoints": [c.to_json() for c in page], "next_cursor": following})
 
 
 @router.get("/jobs/{job}/keys", response_model=schemas.KeyList)
@@ -69,8 +68,8 @@ async def find_keys(
     """What was saved under idempotency keys: under these, or under any among the next sequence numbers."""
 
     def find(store: CheckpointManager) -> list[dict[str, object]]:
-        found = store.store.find(job, key) if key else store.store.find_next(job, after, limit)
-        return [{"key": each, "checkpoint": checkpoint_json(checkpoint)} for each, (checkpoint, _) in found.items()]
+        stored = store.store.find(job, key) if key else store.store.find_next(job, after, limit)
+        return [{"key": name, "checkpoint": checkpoint.to_json()} for name, (checkpoint, _) in stored.items()]
 
     return JsonAnswer({"found": await access.ask(find)})
 
@@ -78,7 +77,7 @@ async def find_keys(
 @router.get("/checkpoints/{checkpoint_id}", response_model=schemas.Checkpoint)
 async def get_checkpoint(access: Reads, checkpoint_id: schemas.CheckpointId) -> Any:
     """One checkpoint without its state."""
-    return JsonAnswer(checkpoint_json(await access.ask(lambda store: store.get(checkpoint_id))))
+    return JsonAnswer((await access.ask(lambda store: store.get(checkpoint_id))).to_json())
 
 
 @router.delete("/checkpoints/{checkpoint_id}", status_code=204, response_class=Response)
@@ -96,26 +95,26 @@ async def delete_checkpoint(access: Writes, checkpoint_id: schemas.CheckpointId)
 @router.patch("/checkpoints/{checkpoint_id}/tags", response_model=schemas.Checkpoint)
 async def change_tags(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.TagChange) -> Any:
     """Set tags, or remove those given as null; others stay."""
-    return JsonAnswer(checkpoint_json(await access.ask(lambda store: store.tag(checkpoint_id, **wish.tags))))
+    return JsonAnswer((await access.ask(lambda store: store.tag(checkpoint_id, **wish.tags))).to_json())
 
 
 @router.put("/checkpoints/{checkpoint_id}/pin", response_model=schemas.Checkpoint)
 async def change_pin(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.PinChange) -> Any:
     """Keep a checkpoint from every cleanup and delete, or let go of it."""
-    return JsonAnswer(checkpoint_json(await access.ask(lambda store: store.pin(checkpoint_id, wish.pinned))))
+    return JsonAnswer((await access.ask(lambda store: store.pin(checkpoint_id, wish.pinned))).to_json())
 
 
 @router.put("/checkpoints/{checkpoint_id}/status", response_model=schemas.Checkpoint)
 async def change_status(access: Writes, checkpoint_id: schemas.CheckpointId, wish: schemas.StatusChange) -> Any:
     """Mark a checkpoint: `latest` passes a corrupted one over."""
     changed = await access.ask(lambda store: store.set_status(checkpoint_id, wish.status))
-    return JsonAnswer(checkpoint_json(changed))
+    return JsonAnswer(changed.to_json())
 
 
 @router.post("/checkpoints/{checkpoint_id}/condemn", response_model=schemas.Checkpoint)
 async def condemn(access: Writes, checkpoint_id: schemas.CheckpointId) -> Any:
     """Read all of a checkpoint that somebody found damaged and, if it is, mark it and its damaged chunks."""
-    return JsonAnswer(checkpoint_json(await access.ask(lambda store: store.condemn(checkpoint_id))))
+    return JsonAnswer((await access.ask(lambda store: store.condemn(checkpoint_id))).to_json())
 
 
 @router.post("/checkpoints/{checkpoint_id}/branch", status_code=201, response_model=schemas.Checkpoint)
@@ -129,7 +128,7 @@ async def branch(
         lease = Lease(job, wish.lease, "", 0) if wish and wish.lease is not None else None
         return store.resume_from(checkpoint_id, job, lease=lease)[0]
 
-    return JsonAnswer(checkpoint_json(await access.ask(resume)), 201)
+    return JsonAnswer((await access.ask(resume)).to_json(), 201)
 
 
 @router.post("/jobs/{job}/copy", status_code=201, response_model=schemas.Copied)

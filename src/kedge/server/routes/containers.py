@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from kedge.documents import checkpoint_json
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
 from kedge.server.auth import Reads
@@ -28,7 +27,7 @@ async def list_containers(access: Reads, limit: PageSize = 50, cursor: NameCurso
 
     def find(store: CheckpointManager) -> tuple[list[dict[str, object]], str | None]:
         def newest(job: str) -> Iterator[dict[str, object]]:
-            yield from (checkpoint_json(found) for found in store.list(job, limit=1))
+            yield from (found.to_json() for found in store.list(job, limit=1))
 
         return page_of(store, _PREFIX, cursor, limit, newest)
 

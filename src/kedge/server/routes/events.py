@@ -8,7 +8,6 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from kedge.documents import event_json
 from kedge.errors import Unavailable, Validation
 from kedge.model import Event
 from kedge.server import schemas
@@ -65,7 +64,7 @@ async def events(
         yield ServerSentEvent(id=str(place.after), event="reset" if named else None, data=void)
     async for event in _follow(access, place.after, job):
         name = event.action if named else None
-        yield ServerSentEvent(id=str(event.id), event=name, data=event_json(event))
+        yield ServerSentEvent(id=str(event.id), event=name, data=event.to_json())
 
 
 async def _follow(access: Access, place: int, job: str | None) -> AsyncIterator[Event]:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from kedge.documents import job_json
 from kedge.errors import NotFound
 from kedge.server import schemas
 from kedge.server.auth import Reads
@@ -28,7 +27,7 @@ async def list_jobs(
     """Jobs by name."""
     found = await access.ask(lambda store: store.jobs(prefix, limit + 1, cursor))
     page = found[:limit]
-    return {"jobs": [job_json(job) for job in page], "next_cursor": page[-1].name if len(found) > limit else None}
+    return {"jobs": [job.to_json() for job in page], "next_cursor": page[-1].name if len(found) > limit else None}
 
 
 @router.get("/jobs/{job}", response_model=schemas.Job)
@@ -37,4 +36,4 @@ async def get_job(access: Reads, job: schemas.Name) -> Any:
     found = await access.ask(lambda store: store.jobs(job, 1))
     if not found or found[0].name != job:
         raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
-    return job_json(found[0])
+    return found[0].to_json()

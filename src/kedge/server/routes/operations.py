@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request
 from starlette.responses import Response
 
-from kedge.documents import event_json
 from kedge.errors import Unauthorized
 from kedge.manager import CheckpointManager
 from kedge.model import Lease
@@ -95,7 +94,7 @@ async def audit_log(
         found = await access.ask(lambda store: store.events(max(after, cursor or 0), limit + 1))
     page = found[:limit]
     following = str(page[-1].id) if len(found) > limit else None
-    return JsonAnswer({"events": [event_json(event) for event in page], "next_cursor": following})
+    return JsonAnswer({"events": [event.to_json() for event in page], "next_cursor": following})
 
 
 @router.get("/audit/verify", response_model=schemas.Audit)

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter
 
 from kedge.care.retention import RetentionPolicy
-from kedge.documents import job_json, plan_json
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Job
@@ -25,7 +24,7 @@ async def plan(access: Reads, wish: schemas.PlanRequest) -> Any:
     """What the policy would delete and keep, and why. Nothing is changed."""
     policy = _policy(wish.policy)
     made = await access.ask(lambda store: store.apply(policy, job=wish.job))
-    return JsonAnswer(plan_json(made, is_applied=False))
+    return JsonAnswer(made.to_json(is_applied=False))
 
 
 @router.post("/retention/apply", response_model=schemas.Plan)
@@ -33,7 +32,7 @@ async def apply(access: Writes, wish: schemas.PlanRequest) -> Any:
     """Delete what the policy does not keep; answers what was deleted and kept."""
     policy = _policy(wish.policy)
     done = await access.ask(lambda store: store.apply(policy, job=wish.job, dry_run=False))
-    return JsonAnswer(plan_json(done, is_applied=True))
+    return JsonAnswer(done.to_json(is_applied=True))
 
 
 @router.put("/jobs/{job}/retention", response_model=schemas.Job)
@@ -47,7 +46,7 @@ async def set_retention(access: Writes, job: schemas.Name, wish: schemas.SetRete
         store.set_retention(job, policy)
         return store.jobs(job, 1)[0]
 
-    return JsonAnswer(job_json(await access.ask(change)))
+    return JsonAnswer((await access.ask(change)).to_json())
 
 
 def _policy(wish: schemas.Policy) -> RetentionPolicy:

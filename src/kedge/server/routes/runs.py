@@ -7,7 +7,6 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query
 
-from kedge.documents import checkpoint_json
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
@@ -86,7 +85,7 @@ async def get_run(access: Reads, key: schemas.Name) -> Any:
 async def list_attempts(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> Any:
     """The failed attempts of a run's steps, oldest first; each is a checkpoint whose metadata tells the error."""
     found, following = await access.ask(lambda store: _records(store, key, "attempt", limit, cursor))
-    return JsonAnswer({"checkpoints": [checkpoint_json(c) for c in found], "next_cursor": following})
+    return JsonAnswer({"checkpoints": [c.to_json() for c in found], "next_cursor": following})
 
 
 @router.get("/runs/{key}/items", response_model=schemas.ItemPage)

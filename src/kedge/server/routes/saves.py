@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 
-from kedge.documents import checkpoint_json
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
 from kedge.server.auth import Writes
@@ -62,7 +61,7 @@ async def save_checkpoint(
         saved = await access.ask(lambda store: _save(store, job, upload, idempotency_key))
     finally:
         await upload.close()
-    return JsonAnswer(checkpoint_json(saved), 201)
+    return JsonAnswer(saved.to_json(), 201)
 
 
 def _save(store: CheckpointManager, job: str, upload: Upload, key: str | None) -> Any:

@@ -13,7 +13,6 @@ from kedge.codec.json_view import to_json_view
 from kedge.codec.wire import MEDIA_TYPE, size_of_frame, write_frame
 from kedge.diff.npy import npy_header
 from kedge.diff.outline import StoredState, inside, open_state, split_at_tree, with_content
-from kedge.documents import checkpoint_json
 from kedge.errors import NotFound, TooLarge, Validation
 from kedge.files import FilesSummary, Tree
 from kedge.manager import CheckpointManager
@@ -172,7 +171,7 @@ async def restore(
     if is_resumed:
         await resume(access.service, checkpoint.job, await access.ask(lambda store: store.load(checkpoint.id)))
     status = "resumed" if is_resumed else "restored"
-    return JsonAnswer({"checkpoint": checkpoint_json(checkpoint), "status": status, "state": shown})
+    return JsonAnswer({"checkpoint": checkpoint.to_json(), "status": status, "state": shown})
 
 
 @router.get("/diff", response_model=schemas.Diff, tags=["diff"])
