@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 # Saves in threads and says, line by line, what was acknowledged.
 SAVING = """
 import os, sys, threading
-from kedge.index.sqlite import SqliteIndex
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.testing.index_suite import record, save
 path, name, threads, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 index = SqliteIndex(path, busy_timeout_s=60)
@@ -98,7 +98,7 @@ def test_processes_and_threads_share_one_index(tmp_path: Path) -> None:
 
 FORKING = """
 import os, sys, threading
-from kedge.index.sqlite import SqliteIndex
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.testing.index_suite import record, references, save, with_chunks, chunk
 index = SqliteIndex(sys.argv[1], busy_timeout_s=20)
 stop = threading.Event()
@@ -157,7 +157,7 @@ def test_parent_and_children_go_on_after_forks(tmp_path: Path) -> None:
 
 def test_memory_is_copied_by_a_fork() -> None:
     code = (
-        "import os; from kedge.index.sqlite import SqliteIndex; from kedge.testing.index_suite import save\n"
+        "import os; from kedge.index.sqlite.index import SqliteIndex; from kedge.testing.index_suite import save\n"
         "index = SqliteIndex(None); save(index); pid = os.fork(); save(index)\n"
         "assert len(index.list('job')) == 2\n"
         "pid and os._exit(os.waitpid(pid, 0)[1])"

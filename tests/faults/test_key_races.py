@@ -201,7 +201,9 @@ def test_gc_that_marked_before_a_rewrite_deletes_after_it(stores: Stores) -> Non
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize(("stores", "module"), [("directory", "sweeping"), ("files", "files")], indirect=["stores"])
+@pytest.mark.parametrize(
+    ("stores", "module"), [("directory", "sqlite.sweep"), ("files", "files.index")], indirect=["stores"]
+)
 def test_without_the_rule_for_late_events_it_would_delete_all(stores: Stores, module: str) -> None:
     nothing = "SELECT '', x'' WHERE ? AND ? AND 0"
     with (

@@ -32,8 +32,8 @@ import kedge
 import kedge.blobs.packs, kedge.index.sqlite.writes
 place, point, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 where = {
-    "keyring": (kedge.index.writes.Writes, "set_keyring"),
-    "row": (kedge.index.writes.Writes, "reseal"),
+    "keyring": (kedge.index.sqlite.writes.Writes, "set_keyring"),
+    "row": (kedge.index.sqlite.writes.Writes, "reseal"),
     "chunks": (kedge.blobs.packs.PackWriter, "commit"),
     "copy of the keyring": (os, "replace"),
 }[point]

@@ -188,7 +188,7 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     "lease of keys not checked": (
         *(
             lambda module=module: mock.patch(f"kedge.index.{module}.check_holder", _nothing)
-            for module in ("files", "sqlite", "writes", "postgres_transactions.PostgresTransaction")
+            for module in ("files.index", "sqlite.index", "sqlite.writes", "postgres.transactions.PostgresTransaction")
         ),
     ),
     "lease token not checked by PostgreSQL": (

@@ -45,7 +45,7 @@ from kedge.ports import (
 )
 
 from .group_commit import one_by_one
-from .metadata_filter import check_filter, matches
+from .metadata_filter import matches, parse_filter
 from .sealed_rows import TOKEN, SealedRows
 
 _PAGE = 256
@@ -172,7 +172,7 @@ class EncryptedIndex(SealedRows):
         page = partial(self._page, partial(self.inner.list, self._hide("job", job), level=level, tags=tokens))
         if not metadata:
             return page(limit=limit, before=before, after=after)
-        check_filter(metadata)
+        list(parse_filter(metadata))  # refuses what nobody can ask
         found: Checkpoints = []
         is_forward = after is not None or limit is None
         while limit is None or len(found) < limit:

@@ -1,20 +1,23 @@
-"""Filters by metadata, for an index that cannot ask its database: the same answers as in SQL."""
+"""Filters by metadata: what they may ask, and the same answers as in SQL for an index that cannot ask its database."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from kedge.errors import Validation
 
 
-def check_filter(metadata: Mapping[str, object]) -> None:
+def parse_filter(metadata: Mapping[str, object]) -> Iterator[tuple[list[str], object]]:
+    """(names on the path, value) of {"a.b": value}."""
     for path, value in metadata.items():
-        if not all(path.split(".")):
+        names = path.split(".")
+        if not all(names):
             raise Validation(f"{path!r} is not a metadata path", hint='use names joined by dots, such as "model.name"')
         if value is not None and not isinstance(value, str | int | float):
             raise Validation(
                 f"metadata can't be filtered by a {type(value).__name__}", hint="use text, numbers, booleans or None"
             )
+        yield names, value
 
 
 def matches(metadata: Mapping[str, object], wanted: Mapping[str, object]) -> bool:

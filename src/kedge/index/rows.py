@@ -1,40 +1,68 @@
-"""Between rows and values."""
+"""Between rows and values: every list of columns is here, and nothing else counts them."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from kedge.errors import Corrupted, Validation
+from kedge.errors import Corrupted
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, to_datetime
-from kedge.ports import Chunk, Encoding
+from kedge.ports import Chunk, Encoding, NewCheckpoint
 
 SEQ_BITS = 32
+LAST_SEQ = (1 << SEQ_BITS) - 1
 DAMAGED = 128  # added to the encoding of a chunk that verify found damaged
-
-CHECKPOINT = (
-    "row, id, step, level, parent, created_us, status, size_bytes, stored_bytes, digest, codec, schema_version, "
-    "tags, is_pinned, metadata"
-)
-CHUNK = "digest, size_bytes, stored_bytes, encoding, (SELECT name FROM pack WHERE no = pack_no), offset, data"
-JOB = "name, checkpoints, last_seq, size_bytes, stored_bytes, created_us, updated_us, retention"
-EVENT = "id, at_us, actor, action, job, checkpoint, detail, chain"
 
 Row = tuple[Any, ...]
 BATCH = 500  # parameters in one statement
 
 
-def late_manifests(schema: str = "", bound: str = "?") -> str:
+class CheckpointRow(NamedTuple):
+    """A row of the table of checkpoints, without its manifest."""
+
+    row: int  # job number << 32 | sequence number
+    id: CheckpointId
+    step: str
+    level: str
+    parent: CheckpointId | None
+    created_us: int
+    status: str
+    size_bytes: int
+    stored_bytes: int
+    digest: bytes
+    codec: str
+    schema_version: str
+    tags: str | None
+    is_pinned: bool
+    metadata: str | None
+
+    @property
+    def job_no(self) -> int:
+        return self.row >> SEQ_BITS
+
+    @property
+    def seq(self) -> int:
+        return self.row & LAST_SEQ
+
+
+# Of `main.checkpoint c`. `row` and `offset` are words of PostgreSQL's own.
+CHECKPOINT = ", ".join(f'c."{name}"' for name in CheckpointRow._fields)
+CHUNK = 'digest, size_bytes, stored_bytes, encoding, (SELECT name FROM main.pack WHERE no = pack_no), "offset", data'
+JOB = "name, checkpoints, last_seq, size_bytes, stored_bytes, created_us, updated_us, retention"
+EVENT = "id, at_us, actor, action, job, checkpoint, detail, chain"
+
+
+def late_manifests() -> str:
     """SQL, of (namespace, event), for the checkpoints with chunks that events behind that one speak of.
 
     What a sweep has to mark again before it deletes (I3). Whatever the event was: each change of what a manifest names
     has one, and a list of such changes would be forgotten when another kind is added.
     """
     return (
-        f"SELECT DISTINCT c.id, c.manifest FROM {schema}event e JOIN {schema}checkpoint c ON c.id = e.checkpoint "
-        f"WHERE e.ns_no = {bound} AND e.id > {bound} AND c.has_chunks"
+        "SELECT DISTINCT c.id, c.manifest FROM main.event e JOIN main.checkpoint c ON c.id = e.checkpoint "
+        "WHERE e.ns_no = ? AND e.id > ? AND c.has_chunks"
     )
 
 
@@ -43,16 +71,16 @@ _LEVELS = {str(level): level for level in CheckpointLevel}  # asking the classes
 _STATUSES = {str(status): status for status in CheckpointStatus}
 
 
-def checkpoint_of(job: str, row: Row) -> Checkpoint:
+def checkpoint_of(job: str, columns: Iterable[Any]) -> Checkpoint:
     """The checkpoint of a row, or Corrupted when no save can have written it (I2)."""
-    number, id_, step, level, parent, created_us, status, size, stored, digest, codec, version, tags, pinned, meta = (
-        row[:15]
+    row, id_, step, level, parent, created_us, status, size, stored, digest, codec, version, tags, pinned, meta = (
+        columns
     )
     try:
         return Checkpoint(
-            CheckpointId(id_),
+            id_,
             job,
-            number & (1 << SEQ_BITS) - 1,
+            row & LAST_SEQ,
             step,
             _LEVELS[level],
             parent,
@@ -69,6 +97,50 @@ def checkpoint_of(job: str, row: Row) -> Checkpoint:
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise Corrupted(f"the row of checkpoint {id_} is damaged: {error}", hint="run kedge check --repair") from error
+
+
+def columns_of(new: NewCheckpoint) -> Row:
+    """The row of a save, behind its number: the columns of a CheckpointRow, `has_chunks` and the manifest."""
+    return (
+        new.id, new.step, str(new.level), new.parent, new.created_us, str(new.status), new.size_bytes,
+        new.stored_bytes, new.digest, new.codec, new.schema_version, json.dumps(dict(new.tags)) if new.tags else None,
+        bool(new.is_pinned), None if new.metadata_json == "{}" else new.metadata_json, bool(new.has_chunks),
+        new.manifest,
+    )  # fmt: skip
+
+
+def saved_checkpoint(new: NewCheckpoint, seq: int, digest: str) -> Checkpoint:
+    """What a save has become; the same as `checkpoint_of` its row, without reading that."""
+    return Checkpoint(
+        new.id, new.job, seq, new.step, new.level, new.parent, to_datetime(new.created_us), new.status,
+        new.size_bytes, new.stored_bytes, digest, new.codec, new.schema_version, new.tags, new.is_pinned,
+        _decode(new.metadata_json) if new.metadata_json != "{}" else {},
+    )  # fmt: skip
+
+
+def record_of(job: str, columns: Iterable[Any], *, has_chunks: bool, manifest: bytes) -> NewCheckpoint:
+    """The save that wrote a row, as far as the row has it; ValueError or TypeError when no save can have."""
+    row = CheckpointRow._make(columns)
+    return NewCheckpoint(
+        id=row.id,
+        job=job,
+        step=row.step,
+        level=CheckpointLevel(row.level),
+        created_us=row.created_us,
+        size_bytes=row.size_bytes,
+        stored_bytes=row.stored_bytes,
+        digest=row.digest,
+        codec=row.codec,
+        schema_version=row.schema_version,
+        manifest=manifest,
+        parent=row.parent,
+        tags=_decode(row.tags) if row.tags else {},
+        is_pinned=bool(row.is_pinned),
+        metadata_json=row.metadata or "{}",
+        has_chunks=has_chunks,
+        seq=row.seq,
+        status=CheckpointStatus(row.status),
+    )
 
 
 def chunk_of(row: Row) -> Chunk:
@@ -95,26 +167,3 @@ def job_of(row: Row) -> Job:
 def event_of(row: Row) -> Event:
     number, at_us, actor, action, job, checkpoint, detail, chain = row
     return Event(number, to_datetime(at_us), actor, action, job, checkpoint, detail, chain.hex())
-
-
-def metadata_filter(metadata: Mapping[str, object]) -> tuple[list[str], list[object]]:
-    """Conditions and parameters for {"a.b": value}: the path and the value are bound, types are compared too."""
-    conditions: list[str] = []
-    parameters: list[object] = []
-    for path, value in metadata.items():
-        parts = path.split(".")
-        if not all(parts) or '"' in path or "\0" in path:
-            raise Validation(f"{path!r} is not a metadata path", hint='use names joined by dots, such as "model.name"')
-        bound = "$" + "".join(f'."{part}"' for part in parts)
-        if value is None or isinstance(value, bool):
-            conditions.append("json_type(metadata, ?) = ?")
-            parameters += [bound, "null" if value is None else str(value).lower()]
-            continue
-        kinds = "('text')" if isinstance(value, str) else "('integer', 'real')"
-        if not isinstance(value, str | int | float):
-            raise Validation(
-                f"metadata can't be filtered by a {type(value).__name__}", hint="use text, numbers, booleans or None"
-            )
-        conditions.append(f"json_type(metadata, ?) IN {kinds} AND json_extract(metadata, ?) = ?")
-        parameters += [bound, bound, value]
-    return conditions, parameters

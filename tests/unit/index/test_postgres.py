@@ -263,7 +263,7 @@ def test_most_saves_take_one_round_trip(index: PostgresIndex, monkeypatch: pytes
 
 
 def test_the_chain_goes_on_through_numbers_of_every_length(index: PostgresIndex, url: str) -> None:
-    from kedge.index.sqlite.transactions import chain_of
+    from kedge.index.event_chain import chain_of
 
     for number in (1, 126, 127, 128, 254, 255, 256, 65534, 65535, 65536, 2**32 - 1, 2**32, 2**40):
         ((packed,),) = sql(url, "SELECT kedge.packed(%s)", number)

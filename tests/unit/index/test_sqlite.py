@@ -108,7 +108,7 @@ def test_another_process_may_finish_the_index_while_its_format_is_read(path: str
 
 def test_many_processes_may_create_one_index_at_once(path: str) -> None:
     code = (
-        "import sys; from kedge.index.sqlite import SqliteIndex; print('ready', flush=True); sys.stdin.read(1)\n"
+        "import sys; from kedge.index.sqlite.index import SqliteIndex; print('ready', flush=True); sys.stdin.read(1)\n"
         "i = SqliteIndex(sys.argv[1]); print(i.store_id); i.close()"
     )
     start = [sys.executable, "-c", code, path]
@@ -216,7 +216,7 @@ class Gate:
 def is_queued(thread: threading.Thread) -> bool:
     """It waits for somebody else's commit."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("groupcommit.py")
+    return frame is not None and frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("group_commit.py")
 
 
 @contextmanager

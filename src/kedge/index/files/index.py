@@ -306,12 +306,10 @@ class FilesIndex(SqliteIndex):
             (number >> SEQ_BITS,),
         ).fetchone()
         path = self._shown.path_of(namespace, job, level, checkpoint_id)
-        row = self._connection.execute(
-            f"SELECT {CHECKPOINT}, manifest FROM checkpoint WHERE row = ?", (number,)
-        ).fetchone()
         drafts[path] = None
-        if row is not None and row[1] == checkpoint_id:
-            drafts[path] = self._shown.draft(path, self._text(checkpoint_of(job, row), row[15]))
+        sql = f"SELECT {CHECKPOINT}, manifest FROM checkpoint c WHERE row = ? AND id = ?"
+        for *columns, manifest in self._connection.execute(sql, (number, checkpoint_id)):
+            drafts[path] = self._shown.draft(path, self._text(checkpoint_of(job, columns), manifest))
 
     def _text(self, checkpoint: Checkpoint, manifest: bytes) -> bytes:
         shown = checkpoint.to_json()

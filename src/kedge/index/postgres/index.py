@@ -25,6 +25,7 @@ from kedge.model import Checkpoint, CheckpointStatus, Lease
 from kedge.ports import CheckpointIds, Checkpoints, Chunk, Digests, NewCheckpoint, Outcomes, References, Seen
 
 from .batch import Save, commit_together
+from .dialect import for_postgres
 from .reads import PostgresReads
 from .server import Connection, Server, typed
 from .writes import PostgresWrites
@@ -246,18 +247,18 @@ class PostgresIndex(PostgresReads):
                 db.execute("INSERT INTO pg_temp.mark SELECT unnest(%s::bytea[]) ON CONFLICT DO NOTHING", (some,))
 
             def fetch(sql: str, *parameters: object) -> Sequence[Row]:
-                return db.execute(sql, parameters, binary=True).fetchall()
+                return db.execute(for_postgres(sql), parameters, binary=True).fetchall()
 
-            seen = fetch("SELECT last_event FROM kedge.namespace WHERE no = %s", self._ns)[0][0]
+            seen = fetch("SELECT last_event FROM main.namespace WHERE no = ?", self._ns)[0][0]
             for _, checkpoint, manifest in self._walk(fetch):
                 mark(references(checkpoint.id, manifest))
             # From here on nobody commits in this namespace: a save has come before, and its references are found
             # through its event, or it comes after, and hears that chunks are gone (I3).
             PostgresWrites(db, self._ns, self.namespace, is_careful=True).check_holder(lease_token)
-            for checkpoint_id, manifest in fetch(late_manifests("kedge.", "%s"), self._ns, seen):
+            for checkpoint_id, manifest in fetch(late_manifests(), self._ns, seen):
                 mark(references(checkpoint_id, manifest))
             ((count, size),) = fetch(
-                "WITH gone AS (DELETE FROM kedge.chunk WHERE ns_no = %s AND NOT EXISTS "
+                "WITH gone AS (DELETE FROM main.chunk WHERE ns_no = ? AND NOT EXISTS "
                 "(SELECT 1 FROM pg_temp.mark WHERE mark.digest = chunk.digest) RETURNING stored_bytes) "
                 "SELECT count(*), coalesce(sum(stored_bytes), 0)::bigint FROM gone",
                 self._ns,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 
+from kedge.index.event_chain import chain_of
 from kedge.index.rows import Row
-from kedge.index.sqlite.transactions import chain_of, held, keys_no, lost, now_us
+from kedge.index.sqlite.transactions import held, keys_no, lost, now_us
 from kedge.model import Lease
 from kedge.ports import KEYS, NewCheckpoint
 

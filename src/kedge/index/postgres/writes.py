@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from kedge.errors import Conflict, NotFound
+from kedge.index.reads import missing
 from kedge.index.rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
-from kedge.index.sqlite.writes import holds_plain, missing, plain_refused
+from kedge.index.sqlite.writes import holds_plain, plain_refused
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus
 from kedge.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, Seen
 
@@ -20,9 +21,7 @@ from .marks import mark_damaged, standing
 from .server import Array
 from .transactions import PostgresTransaction, check_lease
 
-_COLUMNS = CHECKPOINT.replace("row,", '"row",', 1)
 _CHUNK = ("bytea", "bigint", "bigint", "smallint", "bigint", "bigint", "bytea")
-_OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in _COLUMNS.split(","))
 
 
 class PostgresWrites(PostgresTransaction):
@@ -173,14 +172,14 @@ class PostgresWrites(PostgresTransaction):
 
     def _twin(self, new: NewCheckpoint) -> Row | None:
         return self._one(
-            f"SELECT {_OF_CHECKPOINT}, name, ns_no FROM kedge.checkpoint c "
+            f"SELECT {CHECKPOINT}, name, ns_no FROM kedge.checkpoint c "
             'JOIN kedge.job ON no = "row" >> 32 WHERE id = %s',
             new.id,
         )
 
     def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
         found = self._one(
-            f"SELECT {_OF_CHECKPOINT}, request_digest FROM kedge.idempotency "
+            f"SELECT {CHECKPOINT}, request_digest FROM kedge.idempotency "
             'JOIN kedge.checkpoint c USING ("row") '
             "WHERE job_no = %s AND key = %s",
             job_no, new.idempotency_key,
@@ -192,13 +191,13 @@ class PostgresWrites(PostgresTransaction):
                 f"idempotency key {new.idempotency_key!r} of job {new.job} was used for another state",
                 hint=f"it belongs to checkpoint {found[1]}; use a new key for a new state",
             )
-        return checkpoint_of(new.job, found)
+        return checkpoint_of(new.job, found[:15])
 
     def _landed(self, new: NewCheckpoint, twin: Row) -> Checkpoint:
         """IdTaken, unless it is this very save that has it: then the answer to its commit was lost, and it is done."""
         if (twin[15], twin[16], twin[5], twin[9]) != (new.job, self._ns, new.created_us, new.digest):
             raise IdTaken
-        return checkpoint_of(new.job, twin)
+        return checkpoint_of(new.job, twin[:15])
 
     def _check_references(self, new: NewCheckpoint) -> None:
         if new.parent is not None and new.seq is None and self._find(new.parent) is None:
@@ -272,7 +271,7 @@ class PostgresWrites(PostgresTransaction):
 
     def _find(self, checkpoint_id: str) -> Row | None:
         return self._one(
-            f'SELECT {_OF_CHECKPOINT}, name FROM kedge.checkpoint c JOIN kedge.job ON no = "row" >> 32 '
+            f'SELECT {CHECKPOINT}, name FROM kedge.checkpoint c JOIN kedge.job ON no = "row" >> 32 '
             "WHERE id = %s AND ns_no = %s",
             checkpoint_id, self._ns,
         )  # fmt: skip
@@ -289,7 +288,7 @@ class PostgresWrites(PostgresTransaction):
         if row is None:
             raise missing(checkpoint_id)
         number, job_no = row[0], row[0] >> SEQ_BITS
-        old = checkpoint_of(row[15], row)
+        old = checkpoint_of(row[15], row[:15])
         if is_pinned is not None:
             self._do('UPDATE kedge.checkpoint SET is_pinned = %s WHERE "row" = %s', is_pinned, number)
             self.event("pin" if is_pinned else "unpin", actor, old.job, old.id)
@@ -305,7 +304,7 @@ class PostgresWrites(PostgresTransaction):
             self.event("status", actor, old.job, old.id, json.dumps({"status": str(status)}))
         changed = self._find(checkpoint_id)
         assert changed is not None
-        return checkpoint_of(old.job, changed)
+        return checkpoint_of(old.job, changed[:15])
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, actor: str) -> list[CheckpointId]:
         alike = standing(self._db, self._ns, seen)

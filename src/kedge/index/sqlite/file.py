@@ -408,14 +408,6 @@ class SqliteFile:
         self._share()
         return connection
 
-    def _one(self, sql: str, *parameters: object) -> Any:
-        with self._reading() as db:
-            return db.execute(sql, parameters).fetchone()
-
-    def _all(self, sql: str, *parameters: object) -> Sequence[Any]:
-        with self._reading() as db:
-            return db.execute(sql, parameters).fetchall()
-
     def scrub(self) -> None:
         """`secure_delete` leaves pieces of rows in pages whose cells were moved: every page is written anew."""
         if self._path is None:

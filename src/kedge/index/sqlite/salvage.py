@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kedge.index.rows import CHUNK, SEQ_BITS, Row, chunk_of
-from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus
+from kedge.index.rows import CHECKPOINT, CHUNK, SEQ_BITS, Row, chunk_of, record_of
 from kedge.ports import Chunk, NewCheckpoint
 
 _KEY = "job_no, key"
-_FIELDS = (
-    "row, id, step, level, parent, created_us, status, size_bytes, stored_bytes, digest, codec, schema_version, "
-    "tags, is_pinned, metadata, has_chunks, manifest"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,59 +45,42 @@ def salvage(path: Path) -> Salvaged:
         if db is None:
             found.is_complete = False
             return found
-        namespaces = {row[0]: row[1] for row in _rows(db, found, "namespace", "no, name", "no")}
+        namespaces: dict[int, str] = dict(_rows(db, found, "namespace", "no, name", "no"))
         found.meta = dict(_rows(db, found, "meta", "key, value", "key"))
-        tokens = {row[0]: row[1] for row in _rows(db, found, "lease", "job_no, token", "job_no")}
-        keys = {row[2]: row[3:] for row in _rows(db, found, "idempotency", f"{_KEY}, row, key, request_digest", _KEY)}
+        tokens: dict[int, int] = dict(_rows(db, found, "lease", "job_no, token", "job_no"))
+        keys = {
+            row: (key, digest)
+            for _, key, row, digest in _rows(db, found, "idempotency", f"{_KEY}, row, request_digest", _KEY)
+        }
         jobs: dict[int, tuple[str, str]] = {}
-        for row in _rows(db, found, "job", "no, ns_no, name, last_seq, retention", "no"):
-            namespace = namespaces.get(row[1], "default")
-            jobs[row[0]] = namespace, row[2]
-            job = SalvagedJob(row[2], row[3], row[4], tokens.get(row[0], 0))
+        of_job = "no, ns_no, name, last_seq, retention"
+        for no, ns_no, name, last_seq, retention in _rows(db, found, "job", of_job, "no"):
+            namespace = namespaces.get(ns_no, "default")
+            jobs[no] = namespace, name
+            job = SalvagedJob(name, last_seq, retention, tokens.get(no, 0))
             found.jobs.setdefault(namespace, []).append(job)
-        for row in _rows(db, found, "event", "id, action, checkpoint", "id"):
-            if row[1] == "delete":
-                found.deleted.add(row[2])
-        for row in _rows(db, found, "checkpoint", _FIELDS, "row"):
-            number = row[0] >> SEQ_BITS
-            namespace, name = jobs.get(number, ("default", f"recovered-{number}"))
+        for _, action, checkpoint in _rows(db, found, "event", "id, action, checkpoint", "id"):
+            if action == "delete":
+                found.deleted.add(checkpoint)
+        for *columns, has_chunks, manifest in _rows(
+            db, found, "checkpoint c", f"{CHECKPOINT}, has_chunks, manifest", "row"
+        ):
+            row = columns[0]
+            namespace, name = jobs.get(row >> SEQ_BITS, ("default", f"recovered-{row >> SEQ_BITS}"))
+            key, request_digest = keys.get(row, (None, b""))
             try:
-                record = _record(row, name, keys.get(row[0]))
+                record = record_of(name, columns, has_chunks=bool(has_chunks), manifest=manifest)
             except (ValueError, TypeError):
                 found.is_complete = False
                 continue
+            record = replace(record, idempotency_key=key, request_digest=request_digest)
             found.checkpoints.setdefault(namespace, []).append(record)
-        for row in _rows(db, found, "chunk", f"ns_no, digest, {CHUNK}", "ns_no, digest"):
+        for ns_no, _, *columns in _rows(db, found, "chunk", f"ns_no, digest, {CHUNK}", "ns_no, digest"):
             try:
-                found.chunks.setdefault(namespaces.get(row[0], "default"), []).append(chunk_of(row[2:]))
+                found.chunks.setdefault(namespaces.get(ns_no, "default"), []).append(chunk_of(tuple(columns)))
             except (ValueError, TypeError):
                 found.is_complete = False
     return found
-
-
-def _record(row: Row, job: str, key: Row | None) -> NewCheckpoint:
-    return NewCheckpoint(
-        id=CheckpointId(row[1]),
-        job=job,
-        step=row[2],
-        level=CheckpointLevel(row[3]),
-        created_us=row[5],
-        size_bytes=row[7],
-        stored_bytes=row[8],
-        digest=row[9],
-        codec=row[10],
-        schema_version=row[11],
-        manifest=row[16],
-        parent=row[4],
-        tags=json.loads(row[12]) if row[12] else {},
-        is_pinned=bool(row[13]),
-        metadata_json=row[14] or "{}",
-        has_chunks=bool(row[15]),
-        seq=row[0] & (1 << SEQ_BITS) - 1,
-        status=CheckpointStatus(row[6]),
-        idempotency_key=key[0] if key else None,
-        request_digest=key[1] if key else b"",
-    )
 
 
 def put_jobs(path: Path, namespace: str, jobs: Sequence[SalvagedJob]) -> None:

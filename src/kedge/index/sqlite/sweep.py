@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from kedge.index.rows import SEQ_BITS, late_manifests
+from kedge.index.event_chain import prove_chain
+from kedge.index.rows import LAST_SEQ, SEQ_BITS, late_manifests
 from kedge.model import Checkpoint
 from kedge.ports import EventChain, References
 
 from .database import begin_alone
-from .transactions import chain_of
 
 _AT_ONCE = 200  # chunk rows deleted in one transaction
 
@@ -98,12 +98,11 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
     if problems:
         return problems
     # The rows of each job, looked up where they lie: joined with all rows counted, it would be jobs times jobs.
-    last = (1 << SEQ_BITS) - 1
     wrong = db.execute(
         "SELECT name FROM job WHERE (checkpoints, size_bytes, stored_bytes, 1) IS NOT (SELECT count(*), "
         "coalesce(sum(c.size_bytes), 0), coalesce(sum(c.stored_bytes), 0), "
-        f"coalesce(max(c.row & {last}), 0) <= job.last_seq FROM checkpoint c "
-        f"WHERE c.row BETWEEN job.no << {SEQ_BITS} AND (job.no << {SEQ_BITS}) + {last})"
+        f"coalesce(max(c.row & {LAST_SEQ}), 0) <= job.last_seq FROM checkpoint c "
+        f"WHERE c.row BETWEEN job.no << {SEQ_BITS} AND (job.no << {SEQ_BITS}) + {LAST_SEQ})"
     )
     problems += [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
     if (broken_at := audit(db).broken_at) is not None:
@@ -112,14 +111,7 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
 
 
 def audit(db: sqlite3.Connection, until: int | None = None) -> EventChain:
-    """The chain of events, which runs through all namespaces, read from its beginning."""
-    chain, expected = bytes(32), 1
-    for number, *entry, stored in db.execute(
-        "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM event WHERE id <= ? ORDER BY id",
-        (2**63 - 1 if until is None else until,),
-    ):
-        following = chain_of(chain, number, *entry)
-        if number != expected or following != stored:
-            return EventChain(expected - 1, chain.hex(), expected)
-        chain, expected = following, expected + 1
-    return EventChain(expected - 1, chain.hex())
+    """One chain goes through the events of all namespaces."""
+    entries = "SELECT id, at_us, ns_no, actor, action, job, checkpoint, detail, chain FROM event"
+    last = 2**63 - 1 if until is None else until
+    return prove_chain(db.execute(f"{entries} WHERE id <= ? ORDER BY id", (last,)))

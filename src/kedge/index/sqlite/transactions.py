@@ -5,14 +5,12 @@ What else happens inside is in `writes`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 import time
 
-import ormsgpack
-
 from kedge.errors import LeaseHeld, LeaseLost
+from kedge.index.event_chain import chain_of
 from kedge.index.rows import Row
 from kedge.model import Lease
 from kedge.ports import KEYS
@@ -163,11 +161,6 @@ def check_holder(ns_no: int, namespace: str, token: int | None, db: sqlite3.Conn
     found = lease_of_keys(db, ns_no)
     if found is None or found[0] != token or not found[4]:
         raise lost(KEYS, namespace)
-
-
-def chain_of(chain: bytes, *entry: object) -> bytes:
-    """The chain value of an event behind one with `chain`."""
-    return hashlib.sha256(chain + ormsgpack.packb(entry)).digest()
 
 
 def held(job: str, namespace: str, token: int, holder: str, left_s: float) -> LeaseHeld:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kedge.errors import Conflict, NotFound, Validation
+from kedge.index.reads import missing
 from kedge.index.rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of, find_chunks
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, to_datetime
 from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, Seen
@@ -148,7 +149,7 @@ class Writes(Transactions):
 
     def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
         found = self._db.execute(
-            f"SELECT {CHECKPOINT}, request_digest FROM idempotency JOIN checkpoint USING (row) "
+            f"SELECT {CHECKPOINT}, request_digest FROM idempotency JOIN checkpoint c USING (row) "
             "WHERE job_no = ? AND key = ?",
             (job_no, new.idempotency_key),
         ).fetchone()
@@ -159,7 +160,7 @@ class Writes(Transactions):
                 f"idempotency key {new.idempotency_key!r} of job {new.job} was used for another state",
                 hint=f"it belongs to checkpoint {found[1]}; use a new key for a new state",
             )
-        return checkpoint_of(new.job, found)
+        return checkpoint_of(new.job, found[:15])
 
     def _check_references(self, new: NewCheckpoint) -> None:
         db = self._db
@@ -255,8 +256,7 @@ class Writes(Transactions):
 
     def _find(self, checkpoint_id: str) -> Row | None:
         found: Row | None = self._db.execute(
-            f"SELECT {_OF_CHECKPOINT}, job.name FROM checkpoint c JOIN job ON no = row >> 32 "
-            "WHERE id = ? AND ns_no = ?",
+            f"SELECT {CHECKPOINT}, job.name FROM checkpoint c JOIN job ON no = row >> 32 WHERE id = ? AND ns_no = ?",
             (checkpoint_id, self._ns),
         ).fetchone()
         return found
@@ -280,7 +280,7 @@ class Writes(Transactions):
             raise missing(checkpoint_id)
         number, job = row[0], row[15]
         job_no = number >> SEQ_BITS
-        old = checkpoint_of(job, row)
+        old = checkpoint_of(job, row[:15])
         if is_pinned is not None:
             self._db.execute("UPDATE checkpoint SET is_pinned = ? WHERE row = ?", (int(is_pinned), number))
             self.event("pin" if is_pinned else "unpin", actor, old.job, old.id)
@@ -297,7 +297,7 @@ class Writes(Transactions):
             self.event("status", actor, old.job, old.id, json.dumps({"status": str(status)}))
         changed = self._find(checkpoint_id)
         assert changed is not None
-        return checkpoint_of(old.job, changed)
+        return checkpoint_of(old.job, changed[:15])
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, actor: str) -> list[CheckpointId]:
         standing = [look for look in seen if stands(self._db, self._ns, look, self._find(look.checkpoint.id))]
@@ -329,13 +329,6 @@ class Writes(Transactions):
                 (chunk.pack, chunk.offset, self._ns, chunk.digest, old[0]),
             ).rowcount
         return moved
-
-
-_OF_CHECKPOINT = ", ".join(f"c.{name.strip()}" for name in CHECKPOINT.split(","))
-
-
-def missing(checkpoint_id: str) -> NotFound:
-    return NotFound(f"checkpoint {checkpoint_id} not found", hint="kedge list JOB shows what exists")
 
 
 def plain_refused(namespace: str) -> Conflict:

@@ -1,0 +1,275 @@
+"""What is read from an index in a database, in statements that SQLite and PostgreSQL share.
+
+Statements are SQLite's; each names its tables as `main.table`. `postgres.dialect` says them in PostgreSQL's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kedge.errors import NotFound
+from kedge.model import Checkpoint, CheckpointLevel, Job
+from kedge.ports import Checkpoints, Chunk, Events, Jobs, PackUse
+
+from .rows import (
+    BATCH,
+    CHECKPOINT,
+    CHUNK,
+    EVENT,
+    JOB,
+    LAST_SEQ,
+    SEQ_BITS,
+    Row,
+    checkpoint_of,
+    chunk_of,
+    event_of,
+    job_of,
+)
+
+PAGE = 256  # rows a long walk reads at once
+NO_LIMIT = 1 << 62
+
+Conditions = tuple[list[str], list[object]]  # and their parameters
+Fetch = Callable[..., Sequence[Row]]  # (statement, *parameters)
+Keyed = dict[str, tuple[Checkpoint, bytes]]
+
+_OF_JOB = 'main.checkpoint c JOIN main.job j ON j.no = c."row" >> 32'
+_TOTALS = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "plain_bytes", "chunk_bytes", "inline_bytes")
+
+
+class SqlReads:
+    """The part of `ports.Index` that changes nothing and is the same in every database."""
+
+    namespace: str
+    _ns: int
+
+    # What a database says in its own way
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """What `_fetch` asks. All that is asked in one block has the same numbers of jobs."""
+        raise NotImplementedError
+
+    def _fetch(self, db: Any, sql: str, *parameters: object) -> Sequence[Row]:
+        raise NotImplementedError
+
+    def _among(self, column: str, values: Sequence[str] | Sequence[bytes]) -> tuple[str, Sequence[object]]:
+        """A condition, with its parameters: the column has one of at most BATCH values."""
+        raise NotImplementedError
+
+    def _metadata_filter(self, metadata: Mapping[str, object]) -> Conditions:
+        """For {"a.b": value}: the path and the value are bound, types are compared too."""
+        raise NotImplementedError
+
+    def _all(self, sql: str, *parameters: object) -> Sequence[Row]:
+        with self._reading() as db:
+            return self._fetch(db, sql, *parameters)
+
+    def _one(self, sql: str, *parameters: object) -> Row | None:
+        rows = self._all(sql, *parameters)
+        return rows[0] if rows else None
+
+    # Checkpoints
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        return self._find(checkpoint_id, "NULL")[0]
+
+    def read(self, checkpoint_id: str) -> tuple[Checkpoint, bytes]:
+        return self._find(checkpoint_id, "manifest")
+
+    def _find(self, checkpoint_id: str, extra: str) -> tuple[Checkpoint, Any]:
+        sql = f"SELECT {CHECKPOINT}, j.name, {extra} FROM {_OF_JOB} WHERE c.id = ? AND ns_no = ?"
+        with self._reading() as db:
+            rows = self._fetch(db, sql, checkpoint_id, self._ns)
+        for *columns, job, value in rows:
+            return checkpoint_of(job, columns), value
+        raise missing(checkpoint_id)
+
+    def latest(self, job: str, level: CheckpointLevel | None = None) -> tuple[Checkpoint, bytes] | None:
+        with self._reading() as db:
+            if (span := self._span(db, job)) is None:
+                return None
+            rows = self._fetch(
+                db,
+                f'SELECT {CHECKPOINT}, manifest FROM main.checkpoint c WHERE "row" BETWEEN ? AND ? '
+                f"AND status <> 'corrupted' {'AND level = ? ' if level else ''}ORDER BY \"row\" DESC LIMIT 1",
+                *span, *((str(level),) if level else ()),
+            )  # fmt: skip
+        for *columns, manifest in rows:
+            return checkpoint_of(job, columns), manifest
+        return None
+
+    def find(self, job: str, keys: Sequence[str]) -> Keyed:
+        rows: list[Row] = []
+        with self._reading() as db:
+            for start in range(0, len(keys), BATCH):
+                is_wanted, some = self._among("key", keys[start : start + BATCH])
+                rows += self._fetch(
+                    db,
+                    f"SELECT {CHECKPOINT}, manifest, key FROM main.idempotency "
+                    'JOIN main.checkpoint c USING ("row") '
+                    f"WHERE job_no = (SELECT no FROM main.job WHERE ns_no = ? AND name = ?) AND {is_wanted}",
+                    self._ns, job, *some,
+                )  # fmt: skip
+        return _keyed(job, rows)
+
+    def find_next(self, job: str, after: int, limit: int) -> Keyed:
+        with self._reading() as db:
+            if (span := self._span(db, job)) is None:
+                return {}
+            rows = self._fetch(
+                db,
+                f"SELECT {CHECKPOINT}, manifest, key FROM main.checkpoint c "
+                'JOIN main.idempotency USING ("row") WHERE "row" BETWEEN ? AND ? ORDER BY "row"',
+                span[0] + after + 1, min(span[0] + after + limit, span[1]),
+            )  # fmt: skip
+        return _keyed(job, rows)
+
+    def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        rows: list[Row] = []
+        with self._reading() as db:
+            for start in range(0, len(checkpoint_ids), BATCH):
+                is_wanted, some = self._among("id", checkpoint_ids[start : start + BATCH])
+                rows += self._fetch(
+                    db,
+                    'SELECT id, key, request_digest FROM main.checkpoint JOIN main.idempotency USING ("row") '
+                    f"JOIN main.job ON no = job_no WHERE {is_wanted} AND ns_no = ?",
+                    *some, self._ns,
+                )  # fmt: skip
+        return {checkpoint_id: (key, digest) for checkpoint_id, key, digest in rows}
+
+    def list(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Checkpoints:
+        conditions, parameters = self._metadata_filter(metadata or {})
+        order = "ASC" if after is not None or limit is None else "DESC"
+        with self._reading() as db:
+            if (span := self._span(db, job)) is None:
+                return []
+            # Kept inside the job: the rows beyond are those of other jobs, of other namespaces too.
+            first = span[0] + max(after or 0, 0) + 1
+            last = span[1] if before is None else min(span[0] + before - 1, span[1])
+            if level is not None:
+                conditions.append("level = ?")
+                parameters.append(str(level))
+            for name, value in (tags or {}).items():
+                conditions.append('"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND value = ?)')
+                parameters += [span[0] >> SEQ_BITS, name, value]
+            where = " AND ".join(['"row" BETWEEN ? AND ?', *conditions])
+            rows = self._fetch(
+                db,
+                f'SELECT {CHECKPOINT} FROM main.checkpoint c WHERE {where} ORDER BY "row" {order} LIMIT ?',
+                first, last, *parameters, NO_LIMIT if limit is None else limit,
+            )  # fmt: skip
+        return [checkpoint_of(job, row) for row in (rows if order == "ASC" else reversed(rows))]
+
+    def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
+        return self._walk(self._all, after, with_chunks)
+
+    def _walk(self, fetch: Fetch, after: int = 0, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
+        sql = (
+            f'SELECT {CHECKPOINT}, j.name, manifest FROM {_OF_JOB} WHERE ns_no = ? AND "row" > ? '
+            f'{"AND has_chunks " if with_chunks else ""}ORDER BY "row" LIMIT {PAGE}'
+        )
+        while rows := fetch(sql, self._ns, after):
+            for *columns, job, manifest in rows:
+                after = columns[0]
+                yield after, checkpoint_of(job, columns), manifest
+
+    # Jobs
+
+    def _span(self, db: Any, job: str) -> tuple[int, int] | None:
+        """First and last possible row of a job."""
+        number = self._number_of(db, job)
+        return None if number is None else (number << SEQ_BITS, number << SEQ_BITS | LAST_SEQ)
+
+    def _number_of(self, db: Any, job: str) -> int | None:
+        for (number,) in self._fetch(db, "SELECT no FROM main.job WHERE ns_no = ? AND name = ?", self._ns, job):
+            return int(number)
+        return None
+
+    def job(self, name: str) -> Job | None:
+        row = self._one(f"SELECT {JOB} FROM main.job WHERE ns_no = ? AND name = ?", self._ns, name)
+        return None if row is None else job_of(row)
+
+    def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:
+        # Names are ASCII, so the names with a prefix are those between it and it followed by the last character.
+        rows = self._all(
+            f"SELECT {JOB} FROM main.job WHERE ns_no = ? AND name > ? AND name >= ? AND name < ? ORDER BY name LIMIT ?",
+            self._ns, after, prefix, prefix + "\x7f", NO_LIMIT if limit is None else limit,
+        )  # fmt: skip
+        return [job_of(row) for row in rows]
+
+    # Events
+
+    def events(self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None) -> Events:
+        order = "DESC" if newest else "ASC"
+        rows = self._all(
+            f"SELECT {EVENT} FROM main.event WHERE ns_no = ? AND id > ? AND id < ? ORDER BY id {order} LIMIT ?",
+            self._ns, after, 2**63 - 1 if before is None else before, limit,
+        )  # fmt: skip
+        return [event_of(row) for row in (reversed(rows) if newest else rows)]
+
+    # Chunks, packs, keys, the whole
+
+    def locate(self, digests: Sequence[bytes]) -> dict[bytes, Chunk]:
+        rows: list[Row] = []
+        with self._reading() as db:
+            for start in range(0, len(digests), BATCH):
+                is_wanted, some = self._among("digest", digests[start : start + BATCH])
+                sql = f"SELECT {CHUNK} FROM main.chunk WHERE ns_no = ? AND {is_wanted}"
+                rows += self._fetch(db, sql, self._ns, *some)
+        return {chunk.digest: chunk for chunk in map(chunk_of, rows)}
+
+    def packs(self) -> Sequence[PackUse]:
+        rows = self._all(
+            "SELECT name, count(*), CAST(sum(stored_bytes) AS bigint) FROM main.chunk "
+            "JOIN main.pack ON no = pack_no GROUP BY name"
+        )
+        return [PackUse(*row) for row in rows]
+
+    def chunks_of(self, pack: str) -> Sequence[Chunk]:
+        rows = self._all(
+            f"SELECT {CHUNK} FROM main.chunk WHERE pack_no = (SELECT no FROM main.pack WHERE name = ?) AND ns_no = ? "
+            'ORDER BY "offset"',
+            pack, self._ns,
+        )  # fmt: skip
+        return [chunk_of(row) for row in rows]
+
+    def is_pack_used(self, pack: str) -> bool:
+        """Whether any chunk row, of any namespace, names this pack."""
+        sql = "SELECT 1 FROM main.chunk WHERE pack_no = (SELECT no FROM main.pack WHERE name = ?) LIMIT 1"
+        return self._one(sql, pack) is not None
+
+    def keyring(self) -> str | None:
+        row = self._one("SELECT value FROM main.meta WHERE key = ?", f"keyring:{self.namespace}")
+        return None if row is None else row[0]
+
+    def totals(self) -> Mapping[str, int]:
+        of_jobs = self._one(
+            "SELECT count(*), sum(checkpoints), sum(size_bytes), sum(stored_bytes) FROM main.job WHERE ns_no = ?",
+            self._ns,
+        )
+        of_chunks = self._one(
+            "SELECT count(*), sum(size_bytes), sum(stored_bytes), sum(length(data)) FROM main.chunk WHERE ns_no = ?",
+            self._ns,
+        )
+        numbers = (*(of_jobs or ()), *(of_chunks or ()))
+        return {name: int(number or 0) for name, number in zip(_TOTALS, numbers, strict=True)}
+
+
+def missing(checkpoint_id: str) -> NotFound:
+    return NotFound(f"checkpoint {checkpoint_id} not found", hint="kedge list JOB shows what exists")
+
+
+def _keyed(job: str, rows: Iterable[Row]) -> Keyed:
+    return {key: (checkpoint_of(job, columns), manifest) for *columns, manifest, key in rows}
