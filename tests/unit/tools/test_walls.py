@@ -1,0 +1,104 @@
+"""Each rule of tools/walls sees its breach, and nothing else."""
+
+from __future__ import annotations
+
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOL = Path(__file__).parents[3] / "tools" / "walls"
+
+
+@pytest.fixture(scope="module")
+def walls() -> ModuleType:
+    spec = spec_from_loader("walls", SourceFileLoader("walls", str(TOOL)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def package(folder: Path, **sources: str) -> Path:
+    for name, text in sources.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+FIFTY_ONE_LINES = "def f():\n" + "    x = 1\n" * 50
+
+
+@pytest.mark.parametrize(
+    ("source", "finding"),
+    [
+        ("def f(store):\n    return store._index\n", (2, "private member _index of another module")),
+        ("def f():\n    return a.b()._c.d\n", (2, "private member _c of another module")),
+        ("from kedge.store import _open\n", (1, "private name _open imported")),
+        (FIFTY_ONE_LINES, (1, "f has 51 lines, at most 50")),
+        ("async " + FIFTY_ONE_LINES, (1, "f has 51 lines, at most 50")),
+        ("x = 1\n" * 451, (1, "451 lines, at most 450")),
+        ("def f(row):\n    return row[13]\n", (2, "row[13]: read columns by name")),
+        ("if 'gone' in str(error):\n    x = 1\n", (1, "decided by the text of an error message")),
+        ("x = 'gone' not in error.message\n", (1, "decided by the text of an error message")),
+        ("x = str(exc) == 'gone'\n", (1, "decided by the text of an error message")),
+        ("x = str(e).startswith('gone')\n", (1, "decided by the text of an error message")),
+        ("x = 'gone' in str(error).lower()\n", (1, "decided by the text of an error message")),
+    ],
+)
+def test_each_breach_is_seen(walls: ModuleType, source: str, finding: tuple[int, str]) -> None:
+    assert list(walls.findings_in("care/gc.py", source)) == [finding]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A:\n    def f(self, other):\n        self._x = 1\n        return other._x == 1\n",
+        "class A:\n    __slots__ = ('_x',)\n    def f(self, other):\n        return other._x\n",
+        "class A(B):\n    def f(self):\n        return self._inherited\n",
+        "def f(point):\n    return point._replace(x=1)\n",
+        "from __future__ import annotations\n",
+        "def f():\n" + "    x = 1\n" * 49,
+        "x = 1\n" * 450,
+        "def f(row):\n    return row[0], row[1], row['name']\n",
+        "raise Failed(str(error)) from error\n",
+        "if 'a' in text:\n    x = str(error)\n",
+    ],
+)
+def test_what_keeps_to_the_rules_is_left_alone(walls: ModuleType, source: str) -> None:
+    assert list(walls.findings_in("care/gc.py", source)) == []
+
+
+def test_members_of_other_projects_are_allowed_where_the_table_says_so(walls: ModuleType) -> None:
+    source = "def f(tensor):\n    return tensor._indices()\n"
+    assert list(walls.findings_in("codec/torch_types.py", source)) == []
+    assert list(walls.findings_in("codec/numpy_types.py", source)) != []
+
+
+def test_the_table_of_foreign_members_has_no_needless_row(walls: ModuleType) -> None:
+    for module, name in walls.FOREIGN_MEMBERS:
+        assert name in (walls.SOURCE / module).read_text()
+
+
+def test_too_many_modules_in_the_root_are_seen(walls: ModuleType, tmp_path: Path) -> None:
+    package(tmp_path, **dict.fromkeys("abcdefghij", ""), room__many="")
+    assert list(walls.findings(tmp_path)) == []
+    package(tmp_path, k="")
+    assert list(walls.findings(tmp_path)) == [("__init__.py", 1, "11 modules in the root, at most 10")]
+
+
+def test_a_finding_is_tolerated_only_in_a_listed_room(walls: ModuleType, tmp_path: Path) -> None:
+    package(tmp_path, done__a="x = row[2]\n", undone__b="x = row[3]\n")
+    failing, tolerated = walls.report(tmp_path, ("undone/",))
+    assert failing == ["src/kedge/done/a.py:1: row[2]: read columns by name"]
+    assert tolerated == ["src/kedge/undone/b.py:1: row[3]: read columns by name"]
+
+
+def test_a_room_without_findings_has_to_leave_the_list(walls: ModuleType, tmp_path: Path) -> None:
+    package(tmp_path, done__a="x = row[0]\n")
+    failing, _ = walls.report(tmp_path, ("done/",))
+    assert failing == ["tools/walls: nothing is left to do in done/: take it off UNFINISHED"]
