@@ -272,7 +272,7 @@ class CheckpointManager(CaringManager):
         into: object = None,
         mapped: bool = False,
         device: object = None,
-    ) -> object:
+    ) -> Any:
         """The state of a checkpoint, verified (I2).
 
         `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
@@ -286,7 +286,7 @@ class CheckpointManager(CaringManager):
 
     def load_latest(
         self, job_id: str, *, level: CheckpointLevel | str | None = None, into: object = None, device: object = None
-    ) -> tuple[Checkpoint, object] | None:
+    ) -> tuple[Checkpoint, Any] | None:
         """The newest checkpoint of a job and its state; None when there is none yet. `into`, `device`: as for `load`.
 
         One that verify found damaged is passed over with a warning; when all are, that is Corrupted.
@@ -336,7 +336,7 @@ class CheckpointManager(CaringManager):
         found = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
         return None if found is None else found[0]
 
-    def restore(self, job_id: str, checkpoint_id: str | None = None) -> object:
+    def restore(self, job_id: str, checkpoint_id: str | None = None) -> Any:
         """The state of a job's checkpoint, the newest by default; NotFound (a FileNotFoundError) when missing."""
         if checkpoint_id is None:
             found = self.load_latest(job_id)
