@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import kedge
 from tests.parts import require
 
 ROOT = Path(__file__).parents[2]
 
 
+def examples(document: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    """Its first example, stopped half-way and started again."""
+    example = examples("README.md")[0]
+    (tmp_path / "half.py").write_text(example.replace("range(first, 100)", "range(first, 50)"))
+    (tmp_path / "whole.py").write_text(example)
+    for program in ("half.py", "whole.py"):
+        subprocess.run([sys.executable, program], check=True, cwd=tmp_path, timeout=100)
+    with kedge.open(tmp_path / "my-store", create=False) as store:
+        assert [checkpoint.step for checkpoint in store.list("training")] == [f"epoch {n}" for n in range(100)]
+
+
+@pytest.mark.slow
+def test_the_readme_passes_a_strict_type_check(tmp_path: Path) -> None:
+    require("module:mypy")
+    (tmp_path / "example.py").write_text(examples("README.md")[0])
+    # Kedge itself is checked by ./dev check; here only what its annotations mean for a caller counts.
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "example.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
     require("module:numpy")
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = examples("docs/guide.md")
     assert len(blocks) > 10
     (tmp_path / "guide.py").write_text("\n".join(blocks))
     subprocess.run([sys.executable, "guide.py"], check=True, cwd=tmp_path, timeout=100)
