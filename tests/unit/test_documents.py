@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,20 @@ def test_every_invariant_names_tests_that_exist() -> None:
     table = (ROOT / "docs" / "design.md").read_text()
     for path in re.findall(r"`(tests/[\w/.*]+)`", table):
         assert list(ROOT.glob(path)), f"docs/design.md names {path}"
+
+
+def test_the_design_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    names = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|sql))`", text)) | set(re.findall(r"`((?:[a-z]+/)+)`", text))
+    places = {name for name in names if not name.startswith(("tests/", "reserve/"))}
+    assert len(places) > 50
+    missing = sorted(name for name in places if not (ROOT / "src" / "kedge" / name).exists())
+    assert missing == []
+
+
+def test_the_design_shows_the_dependency_direction_that_is_checked() -> None:
+    (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    section = (ROOT / "docs" / "design.md").read_text().partition("### Dependency direction\n")[2]
+    shown = re.search(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    assert shown[1].splitlines() == contract["layers"]
