@@ -195,15 +195,15 @@ class Output:
         raise error
 
 
-def _set_direct(fd: int, wanted: bool) -> bool:
+def _set_direct(fd: int, is_direct: bool) -> bool:
     if not O_DIRECT:
         return False
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | O_DIRECT if wanted else flags & ~O_DIRECT)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | O_DIRECT if is_direct else flags & ~O_DIRECT)
     except OSError:
         return False
-    return wanted
+    return is_direct
 
 
 def sync_data(fd: int) -> None:
@@ -357,9 +357,9 @@ def is_cached(fd: int, offset: int, size: int) -> bool:
     """Whether most of these bytes are in the page cache, where an ordinary read is the faster one."""
     import ctypes
 
-    wanted, found = (ctypes.c_uint64 * 2)(offset, size), (ctypes.c_uint64 * 5)()
-    if libc().syscall(_CACHESTAT, fd, ctypes.byref(wanted), ctypes.byref(found), 0) == 0:
-        return found[0] * mmap.PAGESIZE * 2 > size
+    span, counters = (ctypes.c_uint64 * 2)(offset, size), (ctypes.c_uint64 * 5)()
+    if libc().syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(counters), 0) == 0:
+        return counters[0] * mmap.PAGESIZE * 2 > size
     return _is_resident(fd, offset - offset % mmap.PAGESIZE, min(size, 16 * mmap.PAGESIZE))
 
 

@@ -27,7 +27,7 @@ def share(path: str | os.PathLike[str]) -> None:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return  # gone again
-    wanted = _GROUP_FOLDER if stat.S_ISDIR(status.st_mode) else _GROUP_FILE
+    bits = _GROUP_FOLDER if stat.S_ISDIR(status.st_mode) else _GROUP_FILE
     if status.st_uid != os.geteuid():
         return
     if status.st_gid != folder.st_gid:
@@ -35,8 +35,8 @@ def share(path: str | os.PathLike[str]) -> None:
             os.chown(path, -1, folder.st_gid, follow_symlinks=False)
         except PermissionError:
             return  # a group that we are not in
-    if status.st_mode & wanted != wanted:
-        os.chmod(path, stat.S_IMODE(status.st_mode) | wanted)
+    if status.st_mode & bits != bits:
+        os.chmod(path, stat.S_IMODE(status.st_mode) | bits)
 
 
 def make_folder(path: Path) -> None:

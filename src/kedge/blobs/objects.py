@@ -39,20 +39,17 @@ from obstore.store import from_url
 from kedge.errors import Corrupted, NotFound, ReadOnly, StorageError, Unavailable, Validation
 from kedge.ports import Buffer
 
+from .object_writer import ALIGN_BYTES, PUTS_AT_ONCE, WRITER_ID_LENGTH, ObjectWriter
 from .owner import claim
-from .pack_file import check_header, header
+from .pack_file import check_header
 from .workers import Workers
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
 
-PACK_BYTES = 16 << 20
-PUTS_AT_ONCE = 4  # of one writer: with the pack being filled, this bounds its memory to 80 MiB
 GRACE_S = 3600.0  # for which a writer that says nothing any more is taken for living
 
 _NAME = re.compile(r"[0-9a-f]{32}")
-_ID = 16  # characters of a pack's name that are its writer's ID
-_ALIGN = 64  # appends begin at multiples of this, so that `scan` finds records
 _HEADER_BYTES = 4096
 _SCAN_BYTES = 4 << 20
 _CLOCK_TRUSTED_S = 60.0
@@ -91,9 +88,9 @@ class ObjectBlobs:
         """Every writer has packs of its own. gc calls this first: forget writers that died long ago."""
         self._check_owner()
         with self.translated("list", "writers"):
-            found = [meta for page in list_objects(self.store, self.root + "writers/") for meta in page]
+            writers = [meta for page in list_objects(self.store, self.root + "writers/") for meta in page]
         now_s = self._now_s()
-        for meta in found:
+        for meta in writers:
             if now_s - meta["last_modified"].timestamp() > 2 * self.grace_s:
                 self._delete(meta["path"])
 
@@ -134,7 +131,7 @@ class ObjectBlobs:
         path = self._path(pack)
         self._check_owner()
         self._forget_dropped()
-        if self._size(path) is None or self._is_writing(pack[:_ID]) or not is_garbage():
+        if self._size(path) is None or self._is_writing(pack[:WRITER_ID_LENGTH]) or not is_garbage():
             return False
         self._delete(path)
         return True
@@ -154,7 +151,7 @@ class ObjectBlobs:
                 check_header(bytes(window[:_HEADER_BYTES]))
             at = window.find(magic)
             while 0 <= at < _SCAN_BYTES:
-                if at % _ALIGN == 0:
+                if at % ALIGN_BYTES == 0:
                     yield start + at
                 at = window.find(magic, at + 1)
 
@@ -250,11 +247,11 @@ class ObjectBlobs:
         except NotFound:
             return None
 
-    def _check_length(self, pack: str, offset: int, wanted: int) -> None:
+    def _check_length(self, pack: str, offset: int, size_bytes: int) -> None:
         size = self._size(self._path(pack))
-        if size is not None and offset + wanted > size:
+        if size is not None and offset + size_bytes > size:
             raise Corrupted(
-                f"pack {pack} ends at byte {size}, inside the {wanted} bytes at {offset}",
+                f"pack {pack} ends at byte {size}, inside the {size_bytes} bytes at {offset}",
                 hint="it was damaged after it was written: run kedge check",
             )
 
@@ -309,139 +306,6 @@ def _away(path: str, error: NotFound) -> StorageError:
         f"cannot list {path}: the bucket does not answer as one ({error.message})",
         hint="check the name of the bucket, the region and the endpoint",
     )
-
-
-class _UnderWay:
-    """A request that runs in the background. What it needs is let go of when nobody holds it any more."""
-
-    def __init__(self, blobs: ObjectBlobs, action: Callable[[], None], memory: bytearray | None = None) -> None:
-        self.memory = memory  # that it sends from
-        self._blobs = blobs
-        self._action = action
-        self._future = blobs.submit(action)
-
-    def wait(self) -> None:
-        """Until it has been done. After Unavailable the next call waits for another try."""
-        try:
-            self._future.result()
-        except Unavailable:
-            self._future = self._blobs.submit(self._action)
-            raise
-
-    def is_done(self) -> bool:
-        return self._future.done()
-
-    def finish(self) -> None:
-        """Until nothing is under way any more, for better or worse."""
-        self._future.exception()
-
-
-class ObjectWriter:
-    """`ports.BlobWriter`. After Unavailable the same call may be made again: nothing that was appended is lost."""
-
-    def __init__(self, blobs: ObjectBlobs) -> None:
-        self._pid = os.getpid()
-        self._blobs = blobs
-        self._id = os.urandom(_ID // 2).hex()
-        self._lock = threading.Lock()
-        self._pack = ""
-        self._memory = bytearray()
-        self._end = 0
-        self._spare: list[bytearray] = []  # of packs that have arrived: fresh memory costs more than copying into it
-        self._registering: _UnderWay | None = None
-        self._under_way: list[_UnderWay] = []
-        self._sent: list[str] = []
-        self._is_finished = False
-        self._is_committed = False
-
-    def append(self, data: Buffer) -> tuple[str, int]:
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        with self._lock:
-            self._check_open()
-            self._register()
-            while len(self._under_way) >= PUTS_AT_ONCE:
-                self._wait()
-            if self._pack and self._end + len(view) > PACK_BYTES:
-                self._send()
-            if not self._pack:
-                self._begin(len(view))
-            offset = self._write(view)
-            self._write(bytes(-self._end % _ALIGN))
-            return self._pack, offset
-
-    def commit(self) -> None:
-        with self._lock:
-            self._check_open()
-            if self._pack:
-                self._send()
-            while self._under_way:
-                self._wait()
-            if self._registering is not None:
-                self._registering.wait()
-            self._spare.clear()
-            self._is_finished = self._is_committed = True
-
-    def abort(self) -> None:
-        with self._lock:
-            is_first = not self._is_finished
-            self._is_finished = True
-            for request in self._under_way:
-                request.finish()
-            self._under_way.clear()
-        if is_first:
-            self._blobs.discard(self._sent)
-        self.release()
-
-    def release(self) -> None:
-        if self._pid == os.getpid():
-            self._is_finished = True
-            if self._registering is not None:
-                self._registering.finish()
-                self._blobs.unregister(self._id)
-
-    def __del__(self) -> None:
-        if self._registering is not None and not self._is_committed and self._pid == os.getpid():
-            self._blobs.drop(self._id)
-
-    def _register(self) -> None:
-        """In the background: until the index fences a pack off, being seen late costs at most work done twice."""
-        if self._registering is None or (self._registering.is_done() and self._blobs.is_due(self._id)):
-            self._registering = _UnderWay(self._blobs, partial(self._blobs.register, self._id))
-
-    def _begin(self, size_bytes: int) -> None:
-        """A new pack, with room for an append of this size; it takes only as much memory as is written to."""
-        self._pack = self._id + os.urandom(_ID // 2).hex()
-        first = header(self._pack)
-        room = max(PACK_BYTES, len(first) + size_bytes + _ALIGN)
-        self._memory = self._spare.pop() if self._spare and room == PACK_BYTES else bytearray(room)
-        self._end = 0
-        self._write(first)
-
-    def _write(self, data: Buffer) -> int:
-        start, self._end = self._end, self._end + len(data)
-        memoryview(self._memory)[start : self._end] = data
-        return start
-
-    def _wait(self) -> None:
-        """For the first of the puts under way."""
-        self._under_way[0].wait()
-        done = self._under_way.pop(0)
-        if done.memory is not None and len(done.memory) == PACK_BYTES:
-            self._spare.append(done.memory)
-
-    def _send(self) -> None:
-        data = memoryview(self._memory)[: self._end]
-        put_it = partial(self._blobs.create, self._pack, data)
-        self._under_way.append(_UnderWay(self._blobs, put_it, self._memory))
-        self._sent.append(self._pack)
-        self._pack, self._memory = "", bytearray()
-
-    def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise Validation("this writer belongs to the parent process", hint="save again after the fork")
-        if self._is_finished:
-            raise Validation("this writer is finished", hint="ask for a new one")
 
 
 def _short(error: BaseException) -> str:

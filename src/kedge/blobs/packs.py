@@ -72,10 +72,10 @@ class PackBlobs:
     def packs(self) -> Iterator[tuple[str, int]]:
         try:
             with os.scandir(self._folder.path) as entries:
-                found = [entry for entry in entries if entry.name.endswith(SUFFIX)]
+                pack_entries = [entry for entry in entries if entry.name.endswith(SUFFIX)]
         except OSError as error:
             raise storage_error("list", self._folder.path, error) from error
-        for entry in found:
+        for entry in pack_entries:
             name = entry.name.removesuffix(SUFFIX)
             try:
                 if _NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):

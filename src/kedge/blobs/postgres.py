@@ -78,10 +78,10 @@ class PostgresBlobs:
         )  # fmt: skip
         if is_writing or pack in self._held or self._size(pack) is None or not is_garbage():
             return False
-        gone = self._server.one(
+        deleted = self._server.one(
             "WITH gone AS (DELETE FROM kedge.blob WHERE pack = %s RETURNING 1) SELECT count(*) FROM gone", pack
         )
-        return gone is not None and gone[0] > 0
+        return deleted is not None and deleted[0] > 0
 
     def file_of(self, pack: str) -> str | None:
         return None
@@ -89,12 +89,12 @@ class PostgresBlobs:
     def scan(self, pack: str, magic: bytes) -> Iterator[int]:
         if self._size(pack) is None:
             raise NotFound(f"pack {pack} is missing")
-        found = self._server.all(
+        rows = self._server.all(
             'SELECT "offset" FROM kedge.blob WHERE pack = %s AND substring(data FROM 1 FOR %s) = %s '
             'ORDER BY "offset"',
             pack, len(magic), magic,
         )  # fmt: skip
-        yield from (offset for (offset,) in found)
+        yield from (offset for (offset,) in rows)
 
     def close(self) -> None:
         """Take back what writers forgot to. The server is closed by the index."""
@@ -124,8 +124,8 @@ class PostgresBlobs:
         self._dropped.append(pack)
 
     def _size(self, pack: str) -> int | None:
-        found = self._server.one('SELECT max("offset" + size_bytes) FROM kedge.blob WHERE pack = %s', _checked(pack))
-        return None if found is None else found[0]
+        row = self._server.one('SELECT max("offset" + size_bytes) FROM kedge.blob WHERE pack = %s', _checked(pack))
+        return None if row is None else row[0]
 
 
 class PostgresWriter:

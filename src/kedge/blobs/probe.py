@@ -37,11 +37,11 @@ class Probe:
 def probe(blobs: ObjectBlobs) -> Probe:
     """Raises what the adapter raises when the store cannot be used at all."""
     folder = f"{blobs.root}probe/{os.urandom(8).hex()}"
-    made: list[str] = []
+    paths: list[str] = []
 
     def name(of: str) -> str:
-        made.append(f"{folder}/{of}")
-        return made[-1]
+        paths.append(f"{folder}/{of}")
+        return paths[-1]
 
     with blobs.translated("probe", folder):
         try:
@@ -49,7 +49,7 @@ def probe(blobs: ObjectBlobs) -> Probe:
             put_s, get_s, skew_s = _small(blobs, name)
             write_rate, read_rate = _large(blobs, name)
         finally:
-            for path in made:
+            for path in paths:
                 try:
                     delete(blobs.store, path)
                 except FileNotFoundError:

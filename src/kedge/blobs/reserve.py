@@ -34,10 +34,10 @@ class Reserve:
         """Whether all of it is there, after taking what can be had. Never fails because a disk is full."""
         disk = os.statvfs(self._folder.parent)
         size = min(max(disk.f_blocks * disk.f_frsize // _PART_OF_DISK, _LEAST_BYTES), _MOST_BYTES)
-        taken = [
+        are_filled = [
             self._is_taken(self._folder / str(number), size) for number in range(_FILES)
         ]  # as many as there can be
-        self.is_whole = all(taken)
+        self.is_whole = all(are_filled)
         return self.is_whole
 
     def release(self) -> bool:

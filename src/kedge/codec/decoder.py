@@ -118,10 +118,10 @@ class Unpacker:
         return view
 
     def stream(self, ordinal: object) -> StoredStream:
-        found = self.ask(ordinal)
-        if not isinstance(found, StoredStream):
+        source = self.ask(ordinal)
+        if not isinstance(source, StoredStream):
             raise Problem(f"buffer {ordinal} is not a stream")
-        return found
+        return source
 
     def ask(self, ordinal: object) -> Buffer | DeviceMemory | StoredStream:
         if type(ordinal) is not int or ordinal < 0 or self._fetch is None:

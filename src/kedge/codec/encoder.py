@@ -97,16 +97,16 @@ class Packer:
             return value
         if kind is int or kind is str:  # only when careful
             return _lower_scalar(value)
-        known = by_class.get(kind)
-        if known is None or type(known) is Choice:
-            known = kind_of(value)
-            if known is None:
+        codec_kind = by_class.get(kind)
+        if codec_kind is None or type(codec_kind) is Choice:
+            codec_kind = kind_of(value)
+            if codec_kind is None:
                 raise refusal(value)
-        if type(known) is Structure:
-            return self._lower_structure(value, known, depth)
-        assert type(known) is Leaf
+        if type(codec_kind) is Structure:
+            return self._lower_structure(value, codec_kind, depth)
+        assert type(codec_kind) is Leaf
         self._depth = depth + 1
-        return ormsgpack.Ext(known.tag, _encode_leaf(known, value, self))
+        return ormsgpack.Ext(codec_kind.tag, _encode_leaf(codec_kind, value, self))
 
     def _lower_dict(self, value: dict[Any, Any], depth: int) -> Any:
         if depth >= self._limit:
@@ -152,21 +152,21 @@ class Packer:
             raise
         return lowered
 
-    def _lower_structure(self, value: Any, known: Any, depth: int) -> ormsgpack.Ext:
+    def _lower_structure(self, value: Any, structure: Any, depth: int) -> ormsgpack.Ext:
         if depth >= self._limit:
             raise TooDeep(UnsupportedType)
-        head, children = known.take(value)
-        if known.shape is Shape.ITEMS:
+        head, children = structure.take(value)
+        if structure.shape is Shape.ITEMS:
             body = self._lower_items(children, depth, value)
-            if known.is_unordered:
+            if structure.is_unordered:
                 body = sorted(body, key=self._write)
         else:
-            body = self._lower_pairs(children, depth, value, is_attributes=known.shape is Shape.FIELDS)
+            body = self._lower_pairs(children, depth, value, is_attributes=structure.shape is Shape.FIELDS)
         if head:
             body = [*(self.lower(item, depth + 1) for item in head), *body]
         elif type(body) is tuple:
             body = list(body)
-        return ormsgpack.Ext(known.tag, self._write(body))
+        return ormsgpack.Ext(structure.tag, self._write(body))
 
     def _lower_pairs(self, pairs: Any, depth: int, container: object, *, is_attributes: bool) -> list[Any]:
         flat: list[Any] = []
@@ -199,16 +199,16 @@ class Packer:
             raise NeedsCare from error
 
 
-def _encode_leaf(known: Leaf, value: object, packer: Packer) -> bytes:
+def _encode_leaf(leaf: Leaf, value: object, packer: Packer) -> bytes:
     try:
-        return known.encode(value, packer)
+        return leaf.encode(value, packer)
     except Problem as problem:
         problem.steps.clear()  # steps inside the payload mean nothing to the user
         raise
     except (NeedsCare, CheckpointError):
         raise
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
-        raise Problem(f"{{path}} is a {known.name} that cannot be saved: {error}", error=UnsupportedType) from error
+        raise Problem(f"{{path}} is a {leaf.name} that cannot be saved: {error}", error=UnsupportedType) from error
 
 
 def _lower_scalar(value: int | str) -> object:

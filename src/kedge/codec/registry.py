@@ -80,8 +80,8 @@ def _make_room(name: str, cls: type) -> None:
         raise Validation(
             f"the type name {name!r} belongs to {qualified(previous.cls)}", hint="choose another name for this class"
         )
-    known = by_class.get(cls)
-    if known is not None and (previous is None or previous.cls is not cls):
+    current = by_class.get(cls)
+    if current is not None and (previous is None or previous.cls is not cls):
         raise Validation(f"{qualified(cls)} is known to the codec already", hint="register each class once")
     if previous is not None:
         by_class.pop(previous.cls, None)
@@ -178,13 +178,13 @@ def _restore(name: object, version: object, content: Any, more: Any) -> object:
     return value
 
 
-def _call(what: str, name: str, function: Callable[..., Any], *arguments: object) -> Any:
+def _call(role: str, name: str, function: Callable[..., Any], *arguments: object) -> Any:
     try:
         return function(*arguments)
     except (Problem, MemoryError, RecursionError):
         raise
     except Exception as error:
-        raise Problem(f"{what} of type {name!r} failed: {type(error).__name__}: {error}", error=Validation) from error
+        raise Problem(f"{role} of type {name!r} failed: {type(error).__name__}: {error}", error=Validation) from error
 
 
 def _check_names(cls: type, fields: object, expected: Iterable[str]) -> Fields:

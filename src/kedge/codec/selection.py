@@ -44,29 +44,29 @@ class Selection:
         return pruned
 
     def _matches(self, path: str, patterns: Iterable[str]) -> bool:
-        found = {pattern for pattern in patterns if self._regexes[pattern].match(path)}
-        self._found |= found
-        return bool(found)
+        matching = {pattern for pattern in patterns if self._regexes[pattern].match(path)}
+        self._found |= matching
+        return bool(matching)
 
     def _prune(self, raw: Raw, path: str, depth: int) -> Raw:
         if self._matches(path, self._regexes):
             return raw
         if type(raw) is dict:
-            kept = {key: self._prune(item, _join(path, key), depth + 1) for key, item in raw.items()}
-            return {key: item for key, item in kept.items() if item is not _DROPPED} or _DROPPED
+            pruned = {key: self._prune(item, _join(path, key), depth + 1) for key, item in raw.items()}
+            return {key: item for key, item in pruned.items() if item is not _DROPPED} or _DROPPED
         if type(raw) is tuple and raw[0] in layouts and layouts[raw[0]][0] is Shape.PAIRS:
             return self._prune_pairs(raw, path, depth)
         return raw if self._any_below(raw, path, depth, self._regexes) else _DROPPED
 
     def _prune_pairs(self, raw: tuple[int, Any], path: str, depth: int) -> Raw:
         head, children = self._unpacker.open(raw, depth)
-        kept: list[Raw] = []
+        pairs: list[Raw] = []
         for key, child in zip(children[::2], children[1::2], strict=True):
             name = str(self._unpacker.lift(key, depth + 1))
             item = self._prune(child, _join(path, name), depth + 1)
             if item is not _DROPPED:
-                kept += key, item
-        return (raw[0], [*head, *kept]) if kept else _DROPPED
+                pairs += key, item
+        return (raw[0], [*head, *pairs]) if pairs else _DROPPED
 
     def _any_below(self, raw: Raw, path: str, depth: int, patterns: Iterable[str]) -> bool:
         if path and self._matches(path, patterns):
@@ -112,12 +112,12 @@ class Placement:
         if type(raw) is not tuple or raw[0] != kind.tag:
             saved = name_of(raw[0]) if type(raw) is tuple else type(raw).__name__
             raise Problem(f"the target is a {qualified(type(own))}, what was saved is a {saved}", _FIT, Validation)
-        found = self._unpacker.call(kind.tag, kind.target, raw[1], depth, own)
-        if found is None:
+        placement = self._unpacker.call(kind.tag, kind.target, raw[1], depth, own)
+        if placement is None:
             if self._targets is None and kind.fill is not None:
                 kind.fill(own, self._unpacker.lift(raw, depth))
             return own
-        reference, view = found
+        reference, view = placement
         if self._targets is not None:
             if type(reference) is int:
                 self._targets[reference] = view

@@ -35,8 +35,8 @@ class Shares:
             self._owners.append(owner)
             self._ranges.setdefault(place, []).append((start, stop))
             return None
-        found = (group for group in self._groups.get(place, ()) if group.start <= start and stop <= group.stop)
-        return next(found, None)
+        groups = (group for group in self._groups.get(place, ()) if group.start <= start and stop <= group.stop)
+        return next(groups, None)
 
     def found(self) -> Shares | None:
         """What to pack again with; None when nothing is shared."""

@@ -109,15 +109,15 @@ def _memory(parts: TensorParts, ctx: DecodeContext) -> Any:
         return ctx.shared[reference]
     if ctx.device is not None and type(reference) is int:
         ctx.device.check(reference, size_bytes)
-        found = allocate(size_bytes, device)
-        ctx.device.targets[reference] = TensorMemory(found)
+        storage = allocate(size_bytes, device)
+        ctx.device.targets[reference] = TensorMemory(storage)
     else:
         memory = ctx.bytes_of(reference, size_bytes)
         # torch has no read-only tensors: a write to one would end the process.
-        found = torch.frombuffer(unseal(memory) if memory.readonly else memory, dtype=torch.uint8).to(device)
+        storage = torch.frombuffer(unseal(memory) if memory.readonly else memory, dtype=torch.uint8).to(device)
     if type(reference) is int:
-        ctx.shared[reference] = found
-    return found
+        ctx.shared[reference] = storage
+    return storage
 
 
 def _dtype(name: str) -> Any:
@@ -185,13 +185,13 @@ def _load_sparse(payload: bytes, ctx: DecodeContext) -> Any:
     if layout == "sparse_coo":
         indices, values, is_coalesced = parts
         is_coalesced = bool(is_coalesced)
-        made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True, is_coalesced=is_coalesced)
+        tensor = torch.sparse_coo_tensor(indices, values, shape, check_invariants=True, is_coalesced=is_coalesced)
     else:
         compressed, plain, values = parts
         kind = getattr(torch, layout)
-        made = torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=kind, check_invariants=True)
-    made = made if device is None else made.to(device.name)
-    return made.requires_grad_() if requires_grad else made
+        tensor = torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=kind, check_invariants=True)
+    tensor = tensor if device is None else tensor.to(device.name)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 # --- small values ---

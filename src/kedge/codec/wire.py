@@ -85,10 +85,10 @@ def read_frame(read_into: Callable[[memoryview], None], *, most_bytes: int) -> F
         raise Validation(f"the state claims {total:,} bytes", hint=f"at most {most_bytes:,} are taken")
     tree = bytes(take(tree_bytes))
     buffers = {number: take(size) for number, size in sizes.items()}
-    found = digest.digest()
+    digest_read = digest.digest()
     last = allocate(32)
     read_into(last)
-    if bytes(last) != found:
+    if bytes(last) != digest_read:
         raise Validation("the state was damaged on its way", hint="send it again")
     return Frame(tree, buffers)
 

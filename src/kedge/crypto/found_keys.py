@@ -34,12 +34,12 @@ class FoundKeys:
     def add(self, store_id: str, namespace: str, text: str) -> None:
         """Take note of a keyring that the index of `store_id` had. One of another master key is of no use."""
         try:
-            found = open_keyring(text, self.master, store_id, namespace)
+            keyring = open_keyring(text, self.master, store_id, namespace)
         except (Validation, Corrupted):
             return
-        known = self._keyrings.setdefault(namespace, found)
-        more = tuple(secret for secret in found.secrets if secret not in known.secrets)
-        self._keyrings[namespace] = replace(known, secrets=known.secrets + more)
+        previous = self._keyrings.setdefault(namespace, keyring)
+        more = tuple(secret for secret in keyring.secrets if secret not in previous.secrets)
+        self._keyrings[namespace] = replace(previous, secrets=previous.secrets + more)
 
     def keyring_for(self, store_id: str, namespace: str) -> str | None:
         """What the index of store `store_id` is to keep for a namespace; None if nothing was found."""

@@ -110,21 +110,21 @@ def master_of(text: str) -> str:
 
 def _parse(text: str) -> dict[str, object]:
     try:
-        found = json.loads(text) if len(text) <= MAX_KEYRING_CHARACTERS else None
+        document = json.loads(text) if len(text) <= MAX_KEYRING_CHARACTERS else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise _damaged("", "it is no JSON object")
-    version = found.get("kedge keyring")
+    version = document.get("kedge keyring")
     if isinstance(version, int) and version > VERSION:
         raise UnsupportedFormat(
             f"the keys of this store have version {version}, this Kedge knows up to {VERSION}",
             hint="upgrade Kedge: install it from a newer clone (pip install .)",
         )
     kinds = {"kedge keyring": int, "master": str, "key": str, "names": bool, "bound_to": str, "sealed": str}
-    if found.keys() != kinds.keys() or not all(isinstance(found[name], kind) for name, kind in kinds.items()):
+    if document.keys() != kinds.keys() or not all(isinstance(document[name], kind) for name, kind in kinds.items()):
         raise _damaged("", "its fields are wrong")
-    return found
+    return document
 
 
 def _damaged(namespace: str, why: str) -> Corrupted:

@@ -66,18 +66,18 @@ def parse_master(given: bytes | str) -> MasterKey:
     return _parse(given, "this")
 
 
-def _parse(data: bytes | str, what: str) -> MasterKey:
+def _parse(data: bytes | str, origin: str) -> MasterKey:
     if isinstance(data, bytes) and len(data) == KEY_BYTES:
         return MasterKey(data)
     try:
         text = (data if isinstance(data, str) else data.decode("ascii")).strip()
-        if found := _TEXT.fullmatch(text):
-            return MasterKey(base64.b64decode(found[1] + "=", altchars=b"-_", validate=True))
+        if match := _TEXT.fullmatch(text):
+            return MasterKey(base64.b64decode(match[1] + "=", altchars=b"-_", validate=True))
         if _HEX.fullmatch(text):
             return MasterKey(bytes.fromhex(text))
     except (UnicodeDecodeError, binascii.Error):
         pass
-    raise Validation(f"{what} is not a key", hint=_FORMS) from None
+    raise Validation(f"{origin} is not a key", hint=_FORMS) from None
 
 
 def _read_file(path: str) -> bytes:

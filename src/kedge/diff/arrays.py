@@ -111,10 +111,10 @@ def _numbers(data: Any, dtype: str, itemsize: int) -> Any:
     if dtype == "bfloat16":  # the upper half of a float32
         return (data.view("<u2").astype("<u4") << 16).view("<f4")
     try:
-        found = np.dtype(dtype)
+        numpy_dtype = np.dtype(dtype)
     except (TypeError, ValueError):
         return None
-    return data.view(found) if found.kind in "iufc" and found.itemsize == itemsize else None
+    return data.view(numpy_dtype) if numpy_dtype.kind in "iufc" and numpy_dtype.itemsize == itemsize else None
 
 
 def _largest_difference(old: Any, new: Any) -> float | None:

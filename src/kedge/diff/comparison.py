@@ -168,8 +168,8 @@ class Comparison:
 
     def _shared_chunks(self, old: BufferSummary, new: BufferSummary) -> int:
         """Bytes of `new` in chunks that `old` has too, wherever they lie."""
-        known = {mark for mark, _ in _whole_chunks(self._old.contents(old))}
-        return sum(size for mark, size in _whole_chunks(self._new.contents(new)) if mark in known)
+        old_marks = {mark for mark, _ in _whole_chunks(self._old.contents(old))}
+        return sum(size for mark, size in _whole_chunks(self._new.contents(new)) if mark in old_marks)
 
     def _is_same(self, old: Any, new: Any) -> bool:
         kind = type(new)

@@ -42,11 +42,11 @@ class _Outliner(Unpacker):
     """The codec's outline, but arrays keep their stored dtype."""
 
     def _lift_leaf(self, raw: tuple[int, bytes], depth: int) -> Any:
-        found = super()._lift_leaf(raw, depth)
+        leaf = super()._lift_leaf(raw, depth)
         if raw[0] != Tag.NDARRAY:
-            return found
-        known = {field.name: getattr(found, field.name) for field in fields(BufferSummary)}
-        return ArraySummary(**known, stored_dtype=self.unpack(raw[1])[0])
+            return leaf
+        values = {field.name: getattr(leaf, field.name) for field in fields(BufferSummary)}
+        return ArraySummary(**values, stored_dtype=self.unpack(raw[1])[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +107,17 @@ def key_name(key: object) -> str:
 
 def inside(value: object, path: str) -> object:
     """What is at a '/'-joined path. A key that holds a '/' itself is found too: names are tried as they are."""
-    found, rest = _walk(value, path)
+    child, rest = _walk(value, path)
     if rest:
         raise NotFound(f"there is nothing at {path}", hint=f"{path[: -len(rest)].strip('/')} is a tree of files")
-    return found
+    return child
 
 
 def split_at_tree(value: object, path: str) -> tuple[object, str, str]:
     """What is at a path as far as the state goes, that part of the path, and the rest of it inside a tree of files."""
-    found, rest = _walk(value, path)
+    child, rest = _walk(value, path)
     whole = path.strip("/")
-    return found, whole[: len(whole) - len(rest)].rstrip("/"), rest
+    return child, whole[: len(whole) - len(rest)].rstrip("/"), rest
 
 
 def _walk(value: object, path: str) -> tuple[object, str]:
@@ -136,12 +136,12 @@ def _walk(value: object, path: str) -> tuple[object, str]:
 
 
 def _nothing_at(path: str, walked: str, rest: str, names: list[str]) -> NotFound:
-    wanted = rest.partition("/")[0]
+    name = rest.partition("/")[0]
     where = f"at {walked}" if walked else "at the top of the state"
     if not names:
         return NotFound(f"there is nothing at {path}", hint=f"{walked or 'the state'} is a single value")
-    near = get_close_matches(wanted, names, n=3) or names[:5]
-    return NotFound(f"there is no {wanted!r} {where}", hint=f"there is: {', '.join(near)}")
+    near = get_close_matches(name, names, n=3) or names[:5]
+    return NotFound(f"there is no {name!r} {where}", hint=f"there is: {', '.join(near)}")
 
 
 def files_in(value: object, path: str = "") -> Iterator[tuple[str, FilesSummary]]:
@@ -160,9 +160,9 @@ def with_content(state: StoredState, limit_bytes: int, *, hint: str) -> BufferFi
         nonlocal room
         room -= summary.size_bytes
         if isinstance(summary, FilesSummary) or room < 0:
-            what = "files" if isinstance(summary, FilesSummary) else f"more than {limit_bytes >> 20} MiB of arrays"
+            obstacle = "files" if isinstance(summary, FilesSummary) else f"more than {limit_bytes >> 20} MiB of arrays"
             raise Validation(
-                f"this state holds {what}, which do not go into JSON",
+                f"this state holds {obstacle}, which do not go into JSON",
                 hint=hint,
             )
         data = base64.b64encode(state.bytes_of(summary)).decode()

@@ -45,8 +45,8 @@ def _scalar(summary: BufferSummary) -> float | None:
     code = _SCALARS.get(summary.dtype.lstrip("<>|"))
     if code is None or summary.shape or struct.calcsize(f"={code}") != len(summary.data):
         return None
-    found: float = struct.unpack((">" if summary.dtype[0] == ">" else "<") + code, summary.data)[0]
-    return found
+    number: float = struct.unpack((">" if summary.dtype[0] == ">" else "<") + code, summary.data)[0]
+    return number
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ def diff_trees(old: Tree | File, new: Tree | File, *, exact: bool = False) -> li
     Large files are compared by their chunks, which is exact. A small file shares its chunk with others: when one of
     them changed and its own time too, it counts as changed, unless `exact` reads it.
     """
-    before, after = _files(old), _files(new)
+    before, after = old.stored, new.stored
     if before.is_tree != after.is_tree:
         raise Validation("a file and a tree cannot be compared", hint="compare two files or two trees")
     first = 1 if before.is_tree else 0
@@ -49,12 +49,6 @@ def diff_trees(old: Tree | File, new: Tree | File, *, exact: bool = False) -> li
         what = "added" if a is None else "removed" if b is None else "changed"
         changes.append(TreeChange(os.fsdecode(path), what, fields, entry_a, entry_b))
     return changes
-
-
-def _files(value: Tree | File) -> StoredFiles:
-    if value._stored is None:
-        raise Validation(f"{value!r} is on disk, not in a store", hint="save it, then load the checkpoint")
-    return value._stored
 
 
 def _changed_fields(a: FileEntry, b: FileEntry) -> tuple[str, ...]:

@@ -11,10 +11,12 @@ import os
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
 
 from kedge.chunks import Deferred, Entry, StoredStream
+from kedge.errors import CheckpointError
 from kedge.ports import Buffer
 
 from .directories import Directories
@@ -51,27 +53,27 @@ class Content:
         if self._scan.options.always_read or self._known is not None:
             return
         for outline, open_stream in earlier:
-            found = self._find_earlier(outline, open_stream)
-            if found is not None:
-                self._known = _Known(found, self._table)
+            stored = self._find_earlier(outline, open_stream)
+            if stored is not None:
+                self._known = _Known(stored, self._table)
                 return
 
     def pieces(self) -> Iterator[Buffer | Deferred]:
         windows = Windows(BUNDLE_BYTES)
         for first, last in _bundles(self._table, self._rows[: self._apart]):
             rows, starts = self._rows[first:last], self._starts[first : last + 1]
-            known = self._known.chunks_of(rows, starts) if self._known else []
+            entries = self._known.chunks_of(rows, starts) if self._known else []
             size = starts[-1] - starts[0]
-            yield Deferred(size, partial(self._read_bundle, rows, windows), known[0] if len(known) == 1 else None)
+            yield Deferred(size, partial(self._read_bundle, rows, windows), entries[0] if len(entries) == 1 else None)
         windows = Windows(_WINDOW_BYTES, _WINDOWS)
         for number in range(self._apart, len(self._rows)):
             row = self._rows[number]
-            known = self._known.chunks_of([row], self._starts[number : number + 2]) if self._known else []
-            if not known:
+            entries = self._known.chunks_of([row], self._starts[number : number + 2]) if self._known else []
+            if not entries:
                 borders = self._cuts.get(self._table.path(row)) if row not in self._table.sparse else None
                 yield from self._cut(row, windows) if borders is None else self._cut_at(row, borders, windows)
-            begins = accumulate((entry.size_bytes for entry in known), initial=0)
-            for entry, start in zip(known, begins, strict=False):
+            begins = accumulate((entry.size_bytes for entry in entries), initial=0)
+            for entry, start in zip(entries, begins, strict=False):
                 yield Deferred(entry.size_bytes, partial(self._read_part, row, start, entry.size_bytes), entry)
 
     def _read_bundle(self, rows: list[int], windows: Windows) -> memoryview:
@@ -103,13 +105,7 @@ class Content:
 
     def _cut(self, row: int, windows: Windows) -> Iterator[memoryview]:
         """A large file, cut by content. Reads a window, gives away the pieces in it, and takes the rest along."""
-        with Directories(self._table, self._open_root()) as directories:
-            try:
-                fd = self._open(row, directories)
-            except OSError as error:
-                raise self._scan.unreadable(row, error) from error
-        try:
-            self._check(row, fd)
+        with self._opened(row) as fd:
             left = self._table.data_bytes(row)
             rest = memoryview(b"")
             while left or rest:
@@ -125,21 +121,10 @@ class Content:
                 rest = window[borders[-1] :]
                 for start, stop in pairwise(borders):
                     yield window[start:stop]
-            self._check(row, fd)
-        except OSError as error:
-            raise self._scan.unreadable(row, error) from error
-        finally:
-            os.close(fd)
 
     def _cut_at(self, row: int, borders: Sequence[int], windows: Windows) -> Iterator[memoryview]:
         """A file cut where the caller said, read in windows of several chunks."""
-        with Directories(self._table, self._open_root()) as directories:
-            try:
-                fd = self._open(row, directories)
-            except OSError as error:
-                raise self._scan.unreadable(row, error) from error
-        try:
-            self._check(row, fd)
+        with self._opened(row) as fd:
             start = number = 0
             while number < len(borders):
                 last = max(bisect_right(borders, start + _WINDOW_BYTES), number + 1)
@@ -151,11 +136,23 @@ class Content:
                     yield piece
                     start = end
                 number = last
-            self._check(row, fd)
+
+    @contextmanager
+    def _opened(self, row: int) -> Iterator[int]:
+        """The descriptor of a large file, which is the one the scan saw before and after it is read."""
+        try:
+            with Directories(self._table, self._open_root()) as directories:
+                fd = self._open(row, directories)
+            try:
+                self._check(row, fd)
+                yield fd
+                self._check(row, fd)
+            finally:
+                os.close(fd)
         except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
             raise self._scan.unreadable(row, error) from error
-        finally:
-            os.close(fd)
 
     def _open_root(self) -> int:
         try:

@@ -26,9 +26,9 @@ class Directories:
 
     def fd(self, row: int) -> int:
         """A descriptor of directory `row`, good until the next call."""
-        found = self._root if row == 0 else self._open.get(row)
-        if found is not None:
-            return found
+        descriptor = self._root if row == 0 else self._open.get(row)
+        if descriptor is not None:
+            return descriptor
         way = []
         while row and row not in self._open:
             way.append(row)

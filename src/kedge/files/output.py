@@ -247,18 +247,18 @@ class Filling:
 
     def _directory_of(self, row: int) -> int:
         """A descriptor of the directory a row is in, for this thread, good until the next call."""
-        found: Directories | None = getattr(self._local, "directories", None)
-        if found is None:
-            found = self._local.directories = Directories(self._table, os.dup(self._root))
-            self._cleanup.enter_context(found)
-        return found.fd(self._table.parent[row])
+        directories: Directories | None = getattr(self._local, "directories", None)
+        if directories is None:
+            directories = self._local.directories = Directories(self._table, os.dup(self._root))
+            self._cleanup.enter_context(directories)
+        return directories.fd(self._table.parent[row])
 
     def _buffer(self, size: int) -> memoryview:
         """Memory of this thread for some chunks; so large that it begins on a page, for the disk to write into."""
-        found: memoryview | None = getattr(self._local, "buffer", None)
-        if found is None or len(found) < size:
-            found = self._local.buffer = allocate(max(size, 2 << 20))
-        return found[:size]
+        buffer: memoryview | None = getattr(self._local, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._local.buffer = allocate(max(size, 2 << 20))
+        return buffer[:size]
 
     @contextmanager
     def _naming(self, row: int) -> Iterator[None]:

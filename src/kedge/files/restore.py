@@ -70,9 +70,9 @@ def write_file(table: Table, stream: StoredStream | None, destination: bytes, wi
         home = _open_home(os.path.dirname(destination))
         try:
             target = os.path.basename(destination)
-            found = _type_of(target, home)
-            if found == stat.S_IFDIR or (found is not None and not wishes.overwrite):
-                raise _exists(destination, found)
+            file_type = _type_of(target, home)
+            if file_type == stat.S_IFDIR or (file_type is not None and not wishes.overwrite):
+                raise _exists(destination, file_type)
             name = _stage_of(target)
             _remove_leftover(name, home)
             with _stage(home, name) as (_, stage):
@@ -119,8 +119,8 @@ def _type_of(name: bytes, fd: int) -> int | None:
         return None
 
 
-def _exists(path: bytes, found: int) -> Conflict:
-    if found == stat.S_IFDIR:
+def _exists(path: bytes, file_type: int) -> Conflict:
+    if file_type == stat.S_IFDIR:
         return Conflict(f"{shown(path)} is a directory", hint="remove it first, or choose another destination")
     return Conflict(f"{shown(path)} exists already", hint="choose another destination, or pass overwrite=True")
 
@@ -139,16 +139,16 @@ def _refuse_conflicts(table: Table, home: int, destination: bytes, wishes: Wishe
         for row in range(1, len(table)):
             if table.parent[row] not in existing:
                 continue
-            found = _type_of(table.names[row], directories.fd(table.parent[row]))
-            if found is None:
+            file_type = _type_of(table.names[row], directories.fd(table.parent[row]))
+            if file_type is None:
                 continue
-            if (found == stat.S_IFDIR) != (table.kind[row] == DIRECTORY):
-                what = "a directory" if found == stat.S_IFDIR else "no directory"
+            if (file_type == stat.S_IFDIR) != (table.kind[row] == DIRECTORY):
+                type_name = "a directory" if file_type == stat.S_IFDIR else "no directory"
                 raise Conflict(
-                    f"{shown(os.path.join(destination, table.path(row)))} is {what} and cannot be replaced",
+                    f"{shown(os.path.join(destination, table.path(row)))} is {type_name} and cannot be replaced",
                     hint="remove it first, or choose another destination",
                 )
-            if found == stat.S_IFDIR:
+            if file_type == stat.S_IFDIR:
                 existing.add(row)
 
 

@@ -119,18 +119,18 @@ def unreadable(name: str, error: OSError) -> CheckpointError:
 
 def scan_file(path: str | os.PathLike[str], options: Options) -> Scan:
     """One file; a symlink is followed, because the caller named it."""
-    given = _absolute(path)
+    absolute = _absolute(path)
     started_ns = time.time_ns()
     try:
-        root = os.path.realpath(given)
+        root = os.path.realpath(absolute)
         status = os.lstat(root)
     except (OSError, ValueError) as error:
-        raise _bad_path(given, error) from error
+        raise _bad_path(absolute, error) from error
     if not stat.S_ISREG(status.st_mode):
-        raise Validation(f"{shown(given)} is not a regular file", hint="use kedge.Tree for a directory")
+        raise Validation(f"{shown(absolute)} is not a regular file", hint="use kedge.Tree for a directory")
     table = Table()
     scan = Scan(root, table, options)
-    table.add(os.path.basename(given), 0, FILE)
+    table.add(os.path.basename(absolute), 0, FILE)
     table.fill([status])
     table.unsettled = _unsettled(table, started_ns)
     _mark_apart(scan, 0, status, lambda: os.open(root, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
@@ -139,15 +139,15 @@ def scan_file(path: str | os.PathLike[str], options: Options) -> Scan:
 
 def scan_tree(path: str | os.PathLike[str], options: Options) -> Scan:
     """A directory and everything below it, in one order: by name, directories after the entries beside them."""
-    given = _absolute(path)
+    absolute = _absolute(path)
     started_ns = time.time_ns()
     try:
-        root = os.path.realpath(given)
+        root = os.path.realpath(absolute)
         fd = os.open(root, OPEN_DIRECTORY)
     except NotADirectoryError as error:
-        raise Validation(f"{shown(given)} is not a directory", hint="use kedge.File for a single file") from error
+        raise Validation(f"{shown(absolute)} is not a directory", hint="use kedge.File for a single file") from error
     except (OSError, ValueError) as error:
-        raise _bad_path(given, error) from error
+        raise _bad_path(absolute, error) from error
     scan = Scan(root, Table(), options)
     with Directories(scan.table, fd) as directories:
         scan.table.add(b"", 0, DIRECTORY)
@@ -183,10 +183,10 @@ def _absolute(path: str | os.PathLike[str]) -> bytes:
     return os.path.abspath(text)
 
 
-def _bad_path(given: bytes, error: OSError | ValueError) -> CheckpointError:
+def _bad_path(path: bytes, error: OSError | ValueError) -> CheckpointError:
     if isinstance(error, OSError):
-        return unreadable(shown(given), error)
-    return Validation(f"{shown(given)!r} is not a path: {error}", hint="name a file or directory")
+        return unreadable(shown(path), error)
+    return Validation(f"{shown(path)!r} is not a path: {error}", hint="name a file or directory")
 
 
 class _Walk:
@@ -221,13 +221,13 @@ class _Walk:
         """Add what is in directory `row`; answers the rows of its directories."""
         try:
             fd = self._directories.fd(row)
-            found = self._entries(fd)
+            entries = self._entries(fd)
         except OSError as error:
             if self._has_vanished(error):
                 return []
             raise self._scan.unreadable(row, error) from error
         below = []
-        for name, status in found:
+        for name, status in entries:
             if self._excluded is not None and self._excluded(name, row):
                 continue
             mode = status.st_mode
@@ -247,16 +247,16 @@ class _Walk:
         return below
 
     def _entries(self, fd: int) -> list[tuple[bytes, os.stat_result]]:
-        found = []
+        entries = []
         with os.scandir(fd) as listing:
             for item in listing:
                 try:
-                    found.append((item.name.encode(_ENCODING, _ERRORS), item.stat(follow_symlinks=False)))
+                    entries.append((item.name.encode(_ENCODING, _ERRORS), item.stat(follow_symlinks=False)))
                 except OSError as error:
                     if not self._has_vanished(error):
                         raise
-        found.sort(key=itemgetter(0))
-        return found
+        entries.sort(key=itemgetter(0))
+        return entries
 
     def _has_vanished(self, error: OSError) -> bool:
         return error.errno == errno.ENOENT and self._scan.options.allow_changing
@@ -288,13 +288,13 @@ class _Walk:
             if kind != FIFO:
                 self._table.devices[row] = (os.major(status.st_rdev), os.minor(status.st_rdev))
             return True
-        what = _SPECIAL.get(stat.S_IFMT(status.st_mode), "a special file")
+        type_name = _SPECIAL.get(stat.S_IFMT(status.st_mode), "a special file")
         if not self._scan.options.skip_special and not exact:
             raise Validation(
-                f"{shown(os.path.join(self._scan.root, self._table.path(parent), name))} is {what}",
+                f"{shown(os.path.join(self._scan.root, self._table.path(parent), name))} is {type_name}",
                 hint="exclude it, or leave out all such files with skip_special=True",
             )
-        self._skip(name, parent, what)
+        self._skip(name, parent, type_name)
         return False
 
     def _skip(self, name: bytes, parent: int, why: str) -> None:
@@ -312,8 +312,8 @@ def _read_attributes(scan: Scan, directories: Directories) -> None:
             path = os.path.join(place, table.names[row] or b".")
             names = [name for name in os.listxattr(path, follow_symlinks=False) if name not in unwanted]
             if names:
-                found = {os.fsencode(name): os.getxattr(path, name, follow_symlinks=False) for name in names}
-                table.attributes[row] = found
+                attributes = {os.fsencode(name): os.getxattr(path, name, follow_symlinks=False) for name in names}
+                table.attributes[row] = attributes
         except OSError as error:
             if error.errno == errno.ENOTSUP:
                 continue

@@ -169,11 +169,11 @@ def _read_all(stream: StoredStream) -> bytes:
     if stream.size_bytes > MAX_TABLE_BYTES:
         raise Corrupted(f"a table of {stream.of} claims {stream.size_bytes:,} bytes", hint="run kedge check")
     data = allocate(stream.size_bytes)
-    wanted, offset = [], 0
+    targets, offset = [], 0
     for entry in stream.entries:
-        wanted.append((entry, data[offset : offset + entry.size_bytes]))
+        targets.append((entry, data[offset : offset + entry.size_bytes]))
         offset += entry.size_bytes
-    stream.reader.read(wanted, of=stream.of)
+    stream.reader.read(targets, of=stream.of)
     return bytes(data)
 
 

@@ -120,17 +120,17 @@ class Table:
         self.parent.append(parent)
         return len(self.names) - 1
 
-    def fill(self, found: list[os.stat_result]) -> None:
+    def fill(self, statuses: list[os.stat_result]) -> None:
         """Enter what the system said of each row; all columns at once, because that is faster than row by row."""
-        self.mode = array("I", [status.st_mode & 0o7777 for status in found])
-        self.uid = array("I", [status.st_uid for status in found])
-        self.gid = array("I", [status.st_gid for status in found])
-        kinds = zip(self.kind, found, strict=True)
+        self.mode = array("I", [status.st_mode & 0o7777 for status in statuses])
+        self.uid = array("I", [status.st_uid for status in statuses])
+        self.gid = array("I", [status.st_gid for status in statuses])
+        kinds = zip(self.kind, statuses, strict=True)
         self.size = array("Q", [0 if kind & ~APART else status.st_size for kind, status in kinds])
-        self.mtime_ns = array("q", [status.st_mtime_ns for status in found])
-        self.ctime_ns = array("q", [status.st_ctime_ns for status in found])
-        self.inode = array("Q", [status.st_ino for status in found])
-        self.device = array("Q", [status.st_dev for status in found])
+        self.mtime_ns = array("q", [status.st_mtime_ns for status in statuses])
+        self.ctime_ns = array("q", [status.st_ctime_ns for status in statuses])
+        self.inode = array("Q", [status.st_ino for status in statuses])
+        self.device = array("Q", [status.st_dev for status in statuses])
 
     @property
     def is_exact(self) -> bool:
@@ -148,9 +148,9 @@ class Table:
             row = self.parent[row]
         return b"/".join(reversed(parts)) or self.names[0]
 
-    def rows(self, wanted: int) -> list[int]:
+    def rows(self, kind: int) -> list[int]:
         """The rows of a kind."""
-        return [row for row, kind in enumerate(self.kind) if kind == wanted]
+        return [row for row, row_kind in enumerate(self.kind) if row_kind == kind]
 
     def layout(self) -> tuple[list[int], list[int]]:
         """Rows with bytes in the stream, in its order; and where each begins, with the end of the last."""
@@ -204,11 +204,11 @@ class Table:
 
     def paths(self) -> list[bytes]:
         """The path of every row; of the root b""."""
-        found = [b""]
+        paths = [b""]
         for row in range(1, len(self)):
-            above = found[self.parent[row]]
-            found.append(above + b"/" + self.names[row] if above else self.names[row])
-        return found
+            above = paths[self.parent[row]]
+            paths.append(above + b"/" + self.names[row] if above else self.names[row])
+        return paths
 
 
 def pack_table(table: Table) -> bytes:
@@ -231,7 +231,7 @@ def pack_table(table: Table) -> bytes:
 def _pack_exact(table: Table) -> dict[str, object]:
     return {
         "devices": _to_bytes(array("I", chain.from_iterable(table.devices.values()))),
-        "attributes": [[row, *chain.from_iterable(found.items())] for row, found in table.attributes.items()],
+        "attributes": [[row, *chain.from_iterable(attributes.items())] for row, attributes in table.attributes.items()],
     }
 
 
@@ -288,10 +288,10 @@ def _parse_exact(table: Table, fields: dict[str, Any]) -> None:
     for row, *flat in fields["attributes"]:
         if not 0 <= row < len(table) or table.kind[row] == HARD_LINK:
             raise ValueError("attributes of no entry")
-        found = dict(zip(map(bytes, flat[::2]), map(bytes, flat[1::2]), strict=True))
-        if any(not 0 < len(name) <= 255 or b"\0" in name or len(value) > 65536 for name, value in found.items()):
+        attributes = dict(zip(map(bytes, flat[::2]), map(bytes, flat[1::2]), strict=True))
+        if any(not 0 < len(name) <= 255 or b"\0" in name or len(value) > 65536 for name, value in attributes.items()):
             raise ValueError("an attribute that no file has")
-        table.attributes[row] = found
+        table.attributes[row] = attributes
 
 
 def _check_structure(table: Table, is_tree: bool) -> None:

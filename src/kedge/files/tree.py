@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
 
 import ormsgpack
 
@@ -24,7 +26,47 @@ Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 
-class Tree:
+class _Files:
+    """What a Tree and a File share: on disk they have a path and options, loaded they are in a store."""
+
+    path: str  # "" when loaded
+    _options: Options
+    _stored: StoredFiles | None
+
+    def __init__(self, path: Path, options: Options) -> None:
+        self.path = os.fspath(path)
+        self._options = options
+        self._stored = None
+
+    @classmethod
+    def _loaded(cls, stored: StoredFiles) -> Self:
+        """The value of a loaded state."""
+        value = cls.__new__(cls)
+        value.path, value._options, value._stored = "", Options(), stored
+        return value
+
+    @property
+    def stored(self) -> StoredFiles:
+        """Its table and content in the store; Validation if it is on disk."""
+        if self._stored is None:
+            raise Validation(f"{self!r} is on disk, not in a store", hint="save it, then load the checkpoint")
+        return self._stored
+
+    @property
+    def _table(self) -> Table:
+        """Its entries: of a loaded value from the store, else what is on disk now."""
+        return self._stored.table if self._stored is not None else self._scan().table
+
+    def _scan(self) -> Scan:
+        """What is on disk now, not read yet."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<{name} in a store>" if self._stored is not None else f"{name}({self.path!r})"
+
+
+class Tree(_Files):
     """A directory with everything below it.
 
     Saved, its files are read once, in pieces, never as a whole; a file that the last checkpoint of the job stored and
@@ -56,28 +98,25 @@ class Tree:
         cuts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        self.path = os.fspath(path)  # "" when loaded
         borders = {os.fsencode(name): ends for name, ends in (cuts or {}).items()}
-        self._options = Options(
-            patterns, skip_special, allow_changing, always_read, exact, frozenset(without_attributes), borders
-        )
-        self._stored: StoredFiles | None = None
+        attributes = frozenset(without_attributes)
+        super().__init__(path, Options(patterns, skip_special, allow_changing, always_read, exact, attributes, borders))
 
     @property
     def entries(self) -> list[FileEntry]:
         """Everything below the root: of a loaded tree from the store, else what is on disk now."""
-        table = self._table()
+        table = self._table
         return [table.entry(row, path) for row, path in enumerate(table.paths()) if row]
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """(path, what it is) of what was left out and not excluded."""
-        return [(os.fsdecode(path), what) for path, what in self._table().skipped]
+        return [(os.fsdecode(path), file_type) for path, file_type in self._table.skipped]
 
     @property
     def size_bytes(self) -> int:
         """Of all files together."""
-        return sum(self._table().size)
+        return sum(self._table.size)
 
     def read(self, name: str) -> bytes:
         """The content of one file, verified; NotFound if the tree has no such file."""
@@ -85,26 +124,22 @@ class Tree:
 
     def read_part(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Some of the content of a file, as much as there is of it; what lies elsewhere is not read."""
-        stored = _must_be_stored(self._stored, self)
-        return b"".join(stored.window(_file_row(stored, name), offset, size_bytes))
+        return b"".join(self.stored.window(_file_row(self.stored, name), offset, size_bytes))
 
     def stream(self, name: str) -> Iterator[memoryview | bytes]:
         """The same in pieces of a few MiB at most; each is good until the next is asked for."""
-        stored = _must_be_stored(self._stored, self)
-        return stored.pieces(_file_row(stored, name))
+        return self.stored.pieces(_file_row(self.stored, name))
 
     def attributes(self, name: str) -> dict[bytes, bytes]:
         """Extended attributes of an entry; {} where none were kept. They are kept in exact trees."""
-        stored = _must_be_stored(self._stored, self)
-        row = stored.row_of(os.fsencode(name))
-        return {} if row is None else dict(stored.table.attributes.get(row, {}))
+        row = self.stored.row_of(os.fsencode(name))
+        return {} if row is None else dict(self._table.attributes.get(row, {}))
 
     def ranges(self, name: str) -> list[tuple[int, int]] | None:
         """(offset, length) of the parts of a sparse file that are not holes; None for any other entry."""
-        stored = _must_be_stored(self._stored, self)
-        row = stored.row_of(os.fsencode(name))
-        found = None if row is None else stored.table.sparse.get(stored.table.links.get(row, row))
-        return None if found is None else list(found)
+        row = self.stored.row_of(os.fsencode(name))
+        ranges = None if row is None else self._table.sparse.get(self._table.links.get(row, row))
+        return None if ranges is None else list(ranges)
 
     def write_to(
         self,
@@ -121,40 +156,31 @@ class Tree:
 
         The destination must not exist or be empty, else Conflict; with `overwrite`, files of the same name are
         replaced and others stay. Numeric owners are restored if we are root, or as `owners` says; set-user-ID and
-        set-group-ID bits only with `setuid`. `exact` brings all of that back, and what an exact tree holds besides: it
-        takes root, and is for trees you trust. Without `durable`, for files needed only now, it does not wait for the
+        set-group-ID bits only with `setuid`. `exact` restores all of that, and what else an exact tree holds: it needs
+        root, and is for trees you trust. Without `durable`, for files needed only now, it does not wait for the
         disk. Nothing is ever written outside of `destination`, whatever the store holds. `progress(done, total)` counts
         bytes.
         """
-        from .output import Wishes
+        from .output import Wishes  # start time: few programs that save files also restore them
         from .restore import write_tree
 
-        stored = _must_be_stored(self._stored, self)
         wishes = Wishes(overwrite, owners, setuid or exact, exact, durable, progress)
-        write_tree(stored.table, stored.content, os.fsencode(destination), wishes)
-
-    def _table(self) -> Table:
-        return self._stored.table if self._stored is not None else self._scan().table
+        write_tree(self.stored.table, self.stored.content, os.fsencode(destination), wishes)
 
     def _scan(self) -> Scan:
         return scan_tree(self.path, self._options)
 
-    def __repr__(self) -> str:
-        return f"Tree({self.path!r})" if self._stored is None else "<Tree in a store>"
 
-
-class File:
+class File(_Files):
     """One file; a path that is a symlink stands for the file it leads to. Saved and loaded like a Tree."""
 
     def __init__(self, path: Path, *, allow_changing: bool = False, always_read: bool = False) -> None:
-        self.path = os.fspath(path)  # "" when loaded
-        self._options = Options(allow_changing=allow_changing, always_read=always_read)
-        self._stored: StoredFiles | None = None
+        super().__init__(path, Options(allow_changing=allow_changing, always_read=always_read))
 
     @property
     def entry(self) -> FileEntry:
         """Its name, size, mode, times: of a loaded file from the store, else as it is on disk now."""
-        return self._table().entry(0)
+        return self._table.entry(0)
 
     @property
     def entries(self) -> list[FileEntry]:
@@ -162,7 +188,7 @@ class File:
 
     @property
     def size_bytes(self) -> int:
-        return self._table().size[0]
+        return self._table.size[0]
 
     def read(self) -> bytes:
         """The content, verified."""
@@ -170,7 +196,7 @@ class File:
 
     def stream(self) -> Iterator[memoryview | bytes]:
         """The same in pieces of a few MiB at most; each is good until the next is asked for."""
-        return _must_be_stored(self._stored, self).pieces(0)
+        return self.stored.pieces(0)
 
     def write_to(
         self,
@@ -182,27 +208,14 @@ class File:
         progress: Progress | None = None,
     ) -> None:
         """Write the file as `destination`: whole and durable or not at all. Conflict if it exists, unless overwrite."""
-        from .output import Wishes
+        from .output import Wishes  # start time
         from .restore import write_file
 
-        stored = _must_be_stored(self._stored, self)
         wishes = Wishes(overwrite, owners, setuid, progress=progress)
-        write_file(stored.table, stored.content, os.fsencode(destination), wishes)
-
-    def _table(self) -> Table:
-        return self._stored.table if self._stored is not None else self._scan().table
+        write_file(self.stored.table, self.stored.content, os.fsencode(destination), wishes)
 
     def _scan(self) -> Scan:
         return scan_file(self.path, self._options)
-
-    def __repr__(self) -> str:
-        return f"File({self.path!r})" if self._stored is None else "<File in a store>"
-
-
-def _must_be_stored(stored: StoredFiles | None, value: object) -> StoredFiles:
-    if stored is None:
-        raise Validation(f"{value!r} is on disk, not in a store", hint="save it, then load the checkpoint")
-    return stored
 
 
 def _file_row(stored: StoredFiles, name: str) -> int:
@@ -235,19 +248,19 @@ def _encode(value: Tree | File, context: codec.EncodeContext) -> bytes:
         table = stored.table
         content = None if stored.content is None else context.add_buffer(StoredSource(stored.content))
         packed = stored.packed_table
-        kept = packed if isinstance(packed, bytes) else context.add_buffer(StoredSource(packed))
+        table_place = packed if isinstance(packed, bytes) else context.add_buffer(StoredSource(packed))
     else:
-        from .content import Content
+        from .content import Content  # start time
 
         scan = value._scan()
         table = scan.table
         source = Content(scan, lambda outline, open_stream: _find_earlier(scan, outline, open_stream))
         content = context.add_buffer(source) if source.size_bytes else None
         plain = pack_table(table)
-        kept = plain if len(plain) <= _INLINE_TABLE_BYTES else context.add_buffer(TableSource(plain))
+        table_place = plain if len(plain) <= _INLINE_TABLE_BYTES else context.add_buffer(TableSource(plain))
     entries = len(table) - isinstance(value, Tree)
     root = (table.device[0], table.inode[0])
-    return ormsgpack.packb([VERSION, entries, sum(table.size), *root, kept, content])
+    return ormsgpack.packb([VERSION, entries, sum(table.size), *root, table_place, content])
 
 
 def _summary(kind: str, payload: bytes) -> FilesSummary:
@@ -273,18 +286,8 @@ def _stored(summary: FilesSummary, open_stream: Callable[[int], StoredStream]) -
     return StoredFiles(summary.kind == "Tree", table, content)
 
 
-def _decode_tree(payload: bytes, context: codec.DecodeContext) -> Tree:
-    tree = Tree.__new__(Tree)
-    tree.path, tree._options = "", Options()
-    tree._stored = _stored(_summary("Tree", payload), context.stream)
-    return tree
-
-
-def _decode_file(payload: bytes, context: codec.DecodeContext) -> File:
-    file = File.__new__(File)
-    file.path, file._options = "", Options()
-    file._stored = _stored(_summary("File", payload), context.stream)
-    return file
+def _decode(cls: type[Tree | File], payload: bytes, context: codec.DecodeContext) -> Tree | File:
+    return cls._loaded(_stored(_summary(cls.__name__, payload), context.stream))
 
 
 def _find_earlier(scan: Scan, outline: object, open_stream: Callable[[int], StoredStream]) -> StoredFiles | None:
@@ -317,9 +320,11 @@ def summaries_in(outline: object) -> Iterator[FilesSummary]:
             waiting.extend(value)
 
 
-codec.register_builtin(
-    _TREE_TAG, Tree, _encode, _decode_tree, outline=lambda payload, _context: _summary("Tree", payload)
-)
-codec.register_builtin(
-    _FILE_TAG, File, _encode, _decode_file, outline=lambda payload, _context: _summary("File", payload)
-)
+for _tag, _class in ((_TREE_TAG, Tree), (_FILE_TAG, File)):
+    codec.register_builtin(
+        _tag,
+        _class,
+        _encode,
+        partial(_decode, _class),
+        outline=partial(lambda name, payload, _context: _summary(name, payload), _class.__name__),
+    )

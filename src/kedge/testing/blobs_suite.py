@@ -155,8 +155,8 @@ class BlobsSuite:
         datas = [pattern(600_000 + seed, seed) for seed in range(12)]
         places = put(blobs, *datas)
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda i: read(blobs, places[i % 12], 600_000 + i % 12), range(48)))
-        assert found == datas * 4
+            results = list(pool.map(lambda i: read(blobs, places[i % 12], 600_000 + i % 12), range(48)))
+        assert results == datas * 4
 
     def test_writers_at_the_same_time_do_not_mix(self, blobs: Blobs, other: Blobs) -> None:
         def save(seed: int) -> tuple[Place, bytes, bool]:
@@ -213,18 +213,18 @@ class BlobsSuite:
         assert other.remove(place[0], lambda: True)
 
     def test_committed_bytes_never_change(self, blobs: Blobs, tmp_path: Path) -> None:
-        kept: list[tuple[Place, bytes]] = []
+        committed: list[tuple[Place, bytes]] = []
         for seed in range(12):
             doomed = blobs.writer(0)
             doomed.append(pattern(30_000, seed + 100))
             data = pattern(5_000 + seed, seed)
-            kept += [(place, data) for place in put(blobs, data)]
+            committed += [(place, data) for place in put(blobs, data)]
             doomed.abort()
-            for place, expected in kept:
+            for place, expected in committed:
                 assert read(blobs, place, len(expected)) == expected
         blobs.close()
         again = self.open_blobs(tmp_path)
-        for place, expected in kept:
+        for place, expected in committed:
             assert read(again, place, len(expected)) == expected
         again.close()
 
@@ -371,9 +371,9 @@ class BlobsSuite:
         places = put(blobs, *datas)
         packs = {pack for pack, _ in places}
         for scanner in (blobs, other):
-            found = {(pack, offset) for pack in packs for offset in scanner.scan(pack, magic)}
-            assert {places[0], places[2], places[5]} <= found
-            assert not {places[1], places[3], places[4]} & found
+            hits = {(pack, offset) for pack in packs for offset in scanner.scan(pack, magic)}
+            assert {places[0], places[2], places[5]} <= hits
+            assert not {places[1], places[3], places[4]} & hits
         for pack in packs:
             offsets = list(blobs.scan(pack, magic))
             assert offsets == sorted(offsets)

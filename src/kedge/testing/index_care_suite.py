@@ -161,8 +161,8 @@ class IndexCareSuite(IndexFixtures):
         chunks = [chunk(str(n), f"pack-{n % 3}", n) for n in range(1300)]
         inline = Chunk(digest_of(b"in"), 2, 2, Encoding.RAW, data=b"in")
         save(index, with_chunks(*chunks, inline))
-        asked = [c.digest for c in [*chunks, inline]] + [digest_of(b"unknown")]
-        assert index.locate(asked) == {c.digest: c for c in [*chunks, inline]}
+        digests = [c.digest for c in [*chunks, inline]] + [digest_of(b"unknown")]
+        assert index.locate(digests) == {c.digest: c for c in [*chunks, inline]}
         assert index.locate([]) == {}
 
     def test_packs_and_their_chunks(self, index: Index, tenant: Index) -> None:
@@ -237,11 +237,11 @@ class IndexCareSuite(IndexFixtures):
             for n in itertools.count():
                 if stop.is_set():
                     return
-                one = chunks[n % len(chunks)]
+                used = chunks[n % len(chunks)]
                 try:
-                    saved = save(where, with_chunks(reused=[one], job=job))
+                    saved = save(where, with_chunks(reused=[used], job=job))
                 except ChunksGone:
-                    saved = save(where, with_chunks(one, job=job))
+                    saved = save(where, with_chunks(used, job=job))
                 if n % 2:
                     where.delete([saved[0].id], actor="t")
 

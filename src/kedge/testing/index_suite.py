@@ -1,8 +1,10 @@
-"""The contract of `ports.Index`, sentence by sentence: saving, reading, deleting. The rest is in `index_care_suite`."""
+"""The contract of `ports.Index`, sentence by sentence: saving, changing, deleting.
+
+Reading is in `index_query_suite`, the rest in `index_care_suite`.
+"""
 
 from __future__ import annotations
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,11 +17,12 @@ from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen
 
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, digest_of, record, references, save, with_chunks
+from .index_query_suite import IndexQuerySuite
 
 __all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "with_chunks"]
 
 
-class IndexSuite(IndexCareSuite):
+class IndexSuite(IndexQuerySuite, IndexCareSuite):
     """All of it. Derive from it and say how to open the adapter."""
 
     # commit
@@ -31,12 +34,12 @@ class IndexSuite(IndexCareSuite):
         assert [c.seq for c in saved] == [1, 2]
         assert [index.get(c.id) for c in saved] == saved
         assert index.read(first.id) == (saved[0], first.manifest)
-        found = saved[0]
-        assert (found.step, found.tags, found.metadata) == ("läuft → weiter", {"a": "1"}, {"loss": 0.5})
-        assert found.is_pinned
-        assert self.seals or found.digest == first.digest.hex()
+        checkpoint = saved[0]
+        assert (checkpoint.step, checkpoint.tags, checkpoint.metadata) == ("läuft → weiter", {"a": "1"}, {"loss": 0.5})
+        assert checkpoint.is_pinned
+        assert self.seals or checkpoint.digest == first.digest.hex()
         assert (saved[1].level, saved[1].parent, saved[1].status) == ("stage", first.id, "valid")
-        assert int(found.created_at.timestamp() * 1e6) == pytest.approx(first.created_us, abs=1)
+        assert int(checkpoint.created_at.timestamp() * 1e6) == pytest.approx(first.created_us, abs=1)
 
     def test_sequence_numbers_are_never_used_twice(self, index: Index) -> None:
         saved = save(index, record(), record())
@@ -111,9 +114,9 @@ class IndexSuite(IndexCareSuite):
         saved = dict(zip(keys, save(index, *(record(idempotency_key=key) for key in keys)), strict=True))
         save(index, record("other", idempotency_key="elsewhere"))
         save(tenant, record(idempotency_key="of the tenant"))
-        found = index.find("job", ["unknown", "elsewhere", "of the tenant", *saved])
-        assert {key: checkpoint for key, (checkpoint, _) in found.items()} == saved
-        assert self.seals or all(digest_of(manifest).hex() == c.digest for c, manifest in found.values())
+        answers = index.find("job", ["unknown", "elsewhere", "of the tenant", *saved])
+        assert {key: checkpoint for key, (checkpoint, _) in answers.items()} == saved
+        assert self.seals or all(digest_of(manifest).hex() == c.digest for c, manifest in answers.values())
         assert index.find("unknown job", ["k1"]) == {}
         assert index.find("job", []) == {}
         index.delete([saved["k7"].id], actor="tester")
@@ -135,9 +138,9 @@ class IndexSuite(IndexCareSuite):
         save(index, record("other", idempotency_key="elsewhere"))
         save(tenant, record(idempotency_key="of the tenant"))
         job = saved[0].job
-        found = index.find_next(job, 0, 100)
-        assert list(found) == ["k1", "k3", "k5", "k7", "k9"]
-        assert found["k5"] == index.find(job, ["k5"])["k5"]
+        ahead = index.find_next(job, 0, 100)
+        assert list(ahead) == ["k1", "k3", "k5", "k7", "k9"]
+        assert ahead["k5"] == index.find(job, ["k5"])["k5"]
         assert list(index.find_next(job, saved[3].seq, 4)) == ["k5", "k7"]
         assert index.find_next(job, saved[-1].seq, 1 << 40) == {}
         assert index.find_next("unknown", 0, 10) == {}
@@ -257,146 +260,6 @@ class IndexSuite(IndexCareSuite):
             saved = save(index if n % 2 else other)[0]
             assert saved.seq == n
             assert other.get(saved.id) == index.get(saved.id) == saved
-
-    # get, read, latest, list
-
-    def test_what_is_unknown_is_not_found(self, index: Index) -> None:
-        for ask in (index.get, index.read):
-            with pytest.raises(NotFound):
-                ask("nothing_1_00000000")
-        assert index.latest("nothing") is None
-        assert index.list("nothing") == []
-        assert index.job("nothing") is None
-
-    def test_namespaces_do_not_see_each_other(self, index: Index, tenant: Index) -> None:
-        mine = save(index, with_chunks(chunk("x")))[0]
-        assert tenant.list("job") == []
-        assert tenant.jobs() == []
-        assert [e for e in tenant.events() if e.action != "key"] == []
-        assert list(tenant.manifests()) == []
-        assert tenant.locate([chunk("x").digest]) == {}
-        assert tenant.totals()["checkpoints"] == 0
-        with pytest.raises(NotFound):
-            tenant.get(mine.id)
-        with pytest.raises(NotFound):
-            tenant.update(mine.id, actor="t", is_pinned=True)
-        assert tenant.delete([mine.id], actor="t") == []
-        with pytest.raises(ChunksGone):
-            save(tenant, with_chunks(reused=[chunk("x")]))
-        assert save(tenant)[0].seq == 1
-
-    def test_latest_is_the_highest_number_that_is_not_corrupted(self, index: Index) -> None:
-        stage = save(index, record(level=CheckpointLevel.STAGE, created_us=9 * 10**15))[0]
-        last, bad = save(index, record(created_us=1), record())
-        index.update(bad.id, actor="t", status=CheckpointStatus.CORRUPTED)
-        found = index.latest("job")
-        assert found is not None
-        assert found[0].id == last.id  # by number, not by clock (I4)
-        at_level = index.latest("job", CheckpointLevel.STAGE)
-        assert at_level is not None
-        assert at_level[0].id == stage.id
-        assert index.latest("job", CheckpointLevel.PIPELINE) is None
-
-    def test_list_is_oldest_first_and_pages_both_ways(self, index: Index) -> None:
-        save(index, *(record() for _ in range(10)))
-        index.delete([index.list("job")[4].id], actor="t")  # number 5
-
-        def numbers(**window: Any) -> list[int]:
-            return [c.seq for c in index.list("job", **window)]
-
-        assert numbers() == [1, 2, 3, 4, 6, 7, 8, 9, 10]
-        assert numbers(limit=3) == [8, 9, 10]
-        assert numbers(limit=3, before=8) == [4, 6, 7]
-        assert numbers(before=4) == [1, 2, 3]
-        assert numbers(after=7) == [8, 9, 10]
-        assert numbers(limit=3, after=3) == [4, 6, 7]
-        assert numbers(after=0, limit=1) == [1]
-        assert numbers(after=3, before=7) == [4, 6]
-        assert numbers(limit=0) == []
-        assert numbers(before=1) == numbers(after=10) == []
-
-    def test_list_filters_by_level_and_tags(self, index: Index) -> None:
-        save(
-            index,
-            record(tags={"k": "a", "l": "x"}),
-            record(level=CheckpointLevel.STAGE, tags={"k": "a"}),
-            record(tags={"k": "b", "l": "x"}),
-            record(),
-        )
-        save(index, record("another", tags={"k": "a"}))
-
-        def numbers(**filters: Any) -> list[int]:
-            return [c.seq for c in index.list("job", **filters)]
-
-        assert numbers(level=CheckpointLevel.STAGE) == [2]
-        assert numbers(tags={"k": "a"}) == [1, 2]
-        assert numbers(tags={"k": "a"}, limit=1) == [2]
-        assert numbers(tags={"k": "a"}, after=1) == [2]
-        assert numbers(tags={"k": "a", "l": "x"}) == [1]
-        assert numbers(tags={"k": "a"}, level=CheckpointLevel.STEP) == [1]
-        assert numbers(tags={"k' OR 1=1 --": "a"}) == []
-
-    def test_list_filters_by_metadata_with_types(self, index: Index) -> None:
-        texts = ['{"v":1}', '{"v":true}', '{"v":"1"}', '{"v":null}', "{}", '{"m":{"é b":"x"}}', '{"v":2.5}']
-        save(index, *(record(metadata_json=text) for text in texts))
-
-        def numbers(**metadata: object) -> list[int]:
-            return [c.seq for c in index.list("job", metadata=metadata)]
-
-        assert numbers(v=1) == [1]
-        assert numbers(v=True) == [2]
-        assert numbers(v="1") == [3]
-        assert numbers(v=None) == [4]
-        assert numbers(v=2.5) == [7]
-        assert numbers(**{"m.é b": "x"}) == [6]
-        assert numbers(**{"m.none": "x"}) == numbers(**{"v.deeper": 1}) == []
-        assert len(index.list("job", metadata={})) == 7
-
-    def test_hostile_filters_find_nothing_or_are_refused(self, index: Index) -> None:
-        save(index, record(metadata_json='{"v":1}'))
-        paths = ["v') OR 1=1 --", '$."v"', "v[0]", 'a"b', "", ".", "a..b", "\0", "\ud800"]
-        values: list[object] = [1, 2**70, "x' OR '1'='1", "\ud800", [1]]
-        for path, value in itertools.product(paths, values):
-            try:
-                assert index.list("job", metadata={path: value}) == []
-            except CheckpointError:
-                pass
-
-    def test_what_cannot_be_stored_is_refused_and_changes_nothing(self, index: Index) -> None:
-        save(index)
-        job, events = index.job("job"), index.events()
-        for wrong in (record(step="\ud800"), record(size_bytes=2**70), record(tags={"a": "\ud800"})):
-            with pytest.raises(CheckpointError):
-                save(index, wrong)
-        assert (index.job("job"), index.events()) == (job, events)
-        assert save(index)[0].seq == 2
-
-    # jobs
-
-    def test_jobs_are_counted_and_paged_by_name(self, index: Index) -> None:
-        for name in ("b", "a-2", "a-1", "a.1"):
-            save(index, record(name), record(name, size_bytes=5))
-        assert [j.name for j in index.jobs()] == ["a-1", "a-2", "a.1", "b"]
-        assert [j.name for j in index.jobs(prefix="a-")] == ["a-1", "a-2"]
-        assert [j.name for j in index.jobs(limit=2, after="a-1")] == ["a-2", "a.1"]
-        job = index.job("b")
-        assert job is not None
-        assert (job.checkpoints, job.last_seq, job.size_bytes, job.stored_bytes) == (2, 2, 15, 14)
-        index.delete([index.list("b")[0].id], actor="t")
-        job = index.job("b")
-        assert job is not None
-        assert (job.checkpoints, job.last_seq, job.size_bytes, job.stored_bytes) == (1, 2, 5, 7)
-
-    def test_retention_is_kept_and_makes_the_job(self, index: Index) -> None:
-        index.set_retention("new", '{"keep_last":3}', actor="t")
-        job = index.job("new")
-        assert job is not None
-        assert (job.retention, job.checkpoints) == ('{"keep_last":3}', 0)
-        index.set_retention("new", None, actor="t")
-        job = index.job("new")
-        assert job is not None
-        assert job.retention is None
-        assert save(index, record("new"))[0].seq == 1
 
     # delete, update, mark
 

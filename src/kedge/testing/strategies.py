@@ -94,14 +94,14 @@ def arrays() -> st.SearchStrategy[Any]:
     plain = hnp.scalar_dtypes() | hnp.unicode_string_dtypes() | hnp.byte_string_dtypes()
     dtypes = plain | hnp.nested_dtypes(plain, max_leaves=4) | hnp.array_dtypes(plain, max_size=3)
     shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
-    made = st.builds(_filled, dtypes, shapes, st.binary(min_size=1, max_size=64))
+    base = st.builds(_filled, dtypes, shapes, st.binary(min_size=1, max_size=64))
     views: tuple[Callable[[Any], Any], ...] = (
         lambda a: a,
         np.asfortranarray,
         lambda a: a[::-1] if a.ndim else a,
         lambda a: a[..., ::2] if a.ndim else a,
     )
-    return st.builds(lambda view, a: view(a), st.sampled_from(views), made)
+    return st.builds(lambda view, a: view(a), st.sampled_from(views), base)
 
 
 def _filled(dtype: Any, shape: tuple[int, ...], pattern: bytes) -> Any:

@@ -16,9 +16,10 @@ obstore = library("obstore")
 
 from obstore.store import MemoryStore
 
-from kedge.blobs import objects, owner
+from kedge.blobs import object_writer, objects, owner
 from kedge.blobs.backoff import Backoff
-from kedge.blobs.objects import PACK_BYTES, ObjectBlobs
+from kedge.blobs.object_writer import PACK_BYTES
+from kedge.blobs.objects import ObjectBlobs
 from kedge.blobs.owner import take_over
 from kedge.blobs.retries import RetryingBlobs
 
@@ -127,7 +128,7 @@ def test_memory_is_bounded_when_the_store_is_slow(blobs: ObjectBlobs, monkeypatc
         sent.append(pack)
 
     monkeypatch.setattr(ObjectBlobs, "create", slow)
-    monkeypatch.setattr(objects, "PACK_BYTES", 1 << 20)
+    monkeypatch.setattr(object_writer, "PACK_BYTES", 1 << 20)
     threading.Timer(0.5, release.set).start()
     piece = pattern(500_000)
     tracemalloc.start()
