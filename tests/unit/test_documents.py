@@ -63,10 +63,19 @@ def test_links_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_every_invariant_names_tests_that_exist() -> None:
-    table = (ROOT / "docs" / "design.md").read_text()
-    for path in re.findall(r"`(tests/[\w/.*]+)`", table):
-        assert list(ROOT.glob(path)), f"docs/design.md names {path}"
+@pytest.mark.parametrize("document", ["design.md", "reliability.md"])
+def test_every_proof_is_a_test_that_exists(document: str) -> None:
+    paths = re.findall(r"`(tests/[\w/.*]+)`", (ROOT / "docs" / document).read_text())
+    assert len(paths) > 15
+    assert [path for path in paths if not list(ROOT.glob(path))] == []
+
+
+def test_every_torture_that_is_named_exists() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    names = re.findall(r"^\|.*\| `(\w+)`(?:, `(\w+)`, …)? \|$", text, re.MULTILINE)
+    assert len(names) > 15
+    tortures = {path.stem for path in (ROOT / "tests" / "torture").iterdir()}
+    assert {name for row in names for name in row if name} - tortures - {"model"} == set()
 
 
 def test_the_design_names_files_that_exist() -> None:
