@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -93,3 +95,20 @@ def test_the_design_shows_the_dependency_direction_that_is_checked() -> None:
     shown = re.search(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert shown is not None
     assert shown[1].splitlines() == contract["layers"]
+
+
+def test_modules_that_the_changelog_names_exist() -> None:
+    names = set(re.findall(r"`(kedge(?:\.[a-z_]+)+)", (ROOT / "CHANGELOG.md").read_text()))
+    assert len(names) > 10
+    assert sorted(name for name in names if not exists(name)) == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None or hasattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError:
+        return hasattr(importlib.import_module(module), attribute) if exists(module) else False
