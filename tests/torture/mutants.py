@@ -100,7 +100,7 @@ def _unverified_chunks() -> Any:
 
 def _unverified_manifest() -> Any:
     return mock.patch.object(
-        kedge.store.local.Store, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
+        kedge.store.local.LocalStore, "open", lambda self, checkpoint, packed: self.parse(packed, of=checkpoint.id)
     )
 
 
