@@ -83,7 +83,10 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from kedge import CheckpointManager
-from kedge.containers import attempts, criu, freezing, guarding, network, rootfs, runtime, thawing
+from kedge.containers import attempts, checkpoint, guard, rootfs
+from kedge.containers.criu import command as criu
+from kedge.containers.runtime import calls, create, delete
+from kedge.containers.runtime.container import CalledContainer
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -97,12 +100,12 @@ def unlink(path, **options):
         die()
     real_unlink(path, **options)
 
-def remember_and_die(remember):
-    def remembered(self, **facts):
-        if facts.get("restored" if STAGE == "paused" else "ended"):
+def write_and_die(write):
+    def written(self, mark):
+        if mark.restored if STAGE == "paused" else mark.ended:
             die()
-        remember(self, **facts)
-    return remembered
+        write(self, mark)
+    return written
 
 if STAGE == "written":
     rootfs._unmounted = die
@@ -111,17 +114,17 @@ elif STAGE == "unmounted":
 elif STAGE == "exchanged":
     rootfs._exchange = dies_after(rootfs._exchange)
 elif STAGE == "mounted":
-    thawing.run_restore = die
+    create.RuncTarget.run = die
 elif STAGE == "restoring":
-    guarding.Guard.wait = die
+    guard.Guard.wait = die
 elif STAGE == "restored":
-    thawing.run_restore = dies_after(thawing.run_restore)
+    create.RuncTarget.run = dies_after(create.RuncTarget.run)
 elif STAGE in ("paused", "unmarked"):
-    runtime.Runtime._remember = remember_and_die(runtime.Runtime._remember)
+    CalledContainer.write = write_and_die(CalledContainer.write)
 elif STAGE == "dumping":
     criu.Seam.wait = die
 elif STAGE == "frozen":
-    freezing.validate_images = die
+    checkpoint.validate_images = die
 elif STAGE == "storing":
     CheckpointManager.save = die
 elif STAGE == "stored":
@@ -129,21 +132,21 @@ elif STAGE == "stored":
 elif STAGE == "answered":
     criu.Seam.let_go = dies_after(criu.Seam.let_go)
 elif STAGE == "deleting":
-    real_runc = runtime.Runtime._runc
-    runtime.Runtime._runc = lambda self, *words: die() if "delete" in words else real_runc(self, *words)
+    real_runc = CalledContainer.runc
+    CalledContainer.runc = lambda self, *words: die() if "delete" in words else real_runc(self, *words)
 elif STAGE == "deleted":
     Path.unlink = unlink
 if MUTANT == "nothing put right":
     attempts._is_put_right = lambda killed: True
 elif MUTANT == "images stay":
-    attempts.put_right = lambda: None
+    attempts.put_right = delete.put_right = lambda: None
 elif MUTANT == "ends unannounced":
-    runtime.Runtime._has_ended = lambda self, marked: bool(marked.get("ended"))
+    CalledContainer.settled_mark = CalledContainer.mark
 elif MUTANT == "runs unknown":
-    guarding._SCRIPT = guarding._SCRIPT.replace("{delete}", ":")
+    guard._SCRIPT = guard._SCRIPT.replace("{delete}", ":")
 elif MUTANT == "two at once":
-    runtime.Runtime._alone = lambda *_: None
+    create._alone = lambda *_: None
 elif MUTANT == "mark must be known to runc":
-    runtime.Runtime._status = lambda self: "stopped"
-sys.exit(runtime.main(sys.argv[1:]))
+    CalledContainer.status = lambda self: "stopped"
+sys.exit(calls.main(sys.argv[1:]))
 """

@@ -79,7 +79,10 @@ def test_a_copy_of_one_moment(lab: Lab) -> None:
 DYING = """
 import os, signal, sys
 from kedge import CheckpointManager
-from kedge.containers import freezing, relay, runc
+from kedge.containers.bundle import ContainerSource
+from kedge.containers.checkpoint import Request, make_checkpoint
+from kedge.containers.criu import relay
+from kedge.containers.engine import runc
 
 stage, name, root, mutant = sys.argv[1:]
 if mutant:
@@ -95,7 +98,7 @@ def save_and_die(*arguments, **options):
 
 CheckpointManager.save = die if stage == "storing" else save_and_die
 with CheckpointManager() as manager:
-    freezing.freeze_container(manager, runc.find_container(name, None, root), key="k")
+    make_checkpoint(manager, ContainerSource.of(runc.find_container(name, None, root)), Request("k"))
 """
 
 
@@ -131,14 +134,16 @@ def test_the_kill_test_can_fail(lab: Lab, tmp_path: Path) -> None:
 FREEZING = """
 import sys
 from kedge import CheckpointManager
-from kedge.containers import freezing, runc
+from kedge.containers.bundle import ContainerSource
+from kedge.containers.checkpoint import Request, make_checkpoint
+from kedge.containers.engine import runc
 
 name, root, is_mutant = sys.argv[1:]
 command = runc.Container.command
 if is_mutant:
     runc.Container.command = lambda *words: [word for word in command(*words) if word != "--leave-running"]
 with CheckpointManager() as manager:
-    freezing.freeze_container(manager, runc.find_container(name, None, root), key="k")
+    make_checkpoint(manager, ContainerSource.of(runc.find_container(name, None, root)), Request("k"))
 """
 
 
@@ -184,7 +189,9 @@ def test_disk_full(lab: Lab, place: str) -> None:
 UNMOUNTABLE = """
 import sys
 from kedge import CheckpointManager
-from kedge.containers import rootfs, thawing
+from kedge.containers import rootfs
+from kedge.containers.bundle import ContainerTarget
+from kedge.containers.restore import restore_newest
 from kedge.errors import Conflict
 
 tool, exchange, exchanged = rootfs._mount_tool, rootfs._exchange, []
@@ -200,7 +207,7 @@ def once(*paths):
 
 rootfs._mount_tool, rootfs._exchange = refuse, once
 with CheckpointManager() as manager:
-    thawing.thaw_container(manager, "k")
+    restore_newest(manager, "container", "k", ContainerTarget.of)
 """
 
 
@@ -406,11 +413,14 @@ def lasting_namespace(lab: Lab) -> tuple[Path, tuple[str, ...]]:
 UNLOCKED_BY_NOBODY = """
 import sys
 from kedge import CheckpointManager
-from kedge.containers import freezing, network, runc
+from kedge.containers import network
+from kedge.containers.bundle import ContainerSource
+from kedge.containers.checkpoint import Request, make_checkpoint
+from kedge.containers.engine import runc
 
 network.remove_lock = lambda namespace: False
 with CheckpointManager() as manager:
-    freezing.freeze_container(manager, runc.find_container("one", None, sys.argv[1]), key="k")
+    make_checkpoint(manager, ContainerSource.of(runc.find_container("one", None, sys.argv[1])), Request("k"))
 """
 
 

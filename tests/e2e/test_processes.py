@@ -69,7 +69,7 @@ def test_stopped_by_a_signal_and_going_on(lab: Lab) -> None:
     process = job.start()
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert "goes on from" in errors
+    assert "restored from" in errors
     assert f": {sys.executable} -c" in errors  # what goes on, whatever command is given with the key
     steps = [str(n) for n in range(150)]
     assert job.lines() == steps

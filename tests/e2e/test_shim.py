@@ -295,7 +295,7 @@ def test_the_machine_must_go(engine: Containerd) -> None:
     engine.run("other")
     for name in ("small", "large", "other"):
         engine.wait_beyond(name, 5)
-    command = "import json; from kedge.containers import preempting as p; print([o.result for o in p.preempt(0)])"
+    command = "import json; from kedge.containers import preemption as p; print([o.result for o in p.preempt(0)])"
     mine = {"KEDGE_RUNC_STATE": engine.environment["KEDGE_RUNC_STATE"], "KEDGE_STORE": "/nowhere"}
     late = engine.lab.run(sys.executable, "-c", command, env=engine.lab.environment(**mine))
     assert late.stdout == "['late', 'late']\n"

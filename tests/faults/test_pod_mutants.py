@@ -23,7 +23,7 @@ def _any_slot(real: Callable[..., Lease]) -> Callable[..., Lease]:
 
 
 def _unfenced(_: object) -> Callable[..., Any]:
-    return lambda manager, facts, root, identity: dict(facts)
+    return lambda manager, mark, root, identity: mark
 
 
 def _never(_: object) -> Callable[..., bool]:
@@ -46,7 +46,7 @@ def _any_namespace(_: object) -> Callable[..., Any]:
     ("module", "name", "mutant", "test"),
     [
         (claims, "take", _any_slot, tests.test_who_began_anew_adds_to_no_history),
-        (claims, "keep", _unfenced, tests.test_who_lost_its_claim_is_kept_by_itself),
+        (claims, "ensure", _unfenced, tests.test_who_lost_its_claim_is_kept_by_itself),
         (claims, "_is_gone", _never, tests.test_who_is_gone_holds_nothing),
         (claims, "_alive_here", _nobody, tests.test_who_lives_here_loses_nothing),
         (claims, "_is_leaving", _never, tests.test_who_is_frozen_elsewhere_is_waited_for),

@@ -178,7 +178,11 @@ def _is_put_right(killed: Attempt) -> bool:
         if isinstance(files, dict):
             rootfs.put_back(files, is_restored=_RESTORED in killed.log())
         if isinstance(net, dict):
-            with suppress(FileNotFoundError), network.namespace_of(None, net) as namespace:  # gone: nothing is locked
+            locked = network.Network(mode=str(net.get("mode")), path=str(net.get("path") or ""))
+            with (
+                suppress(FileNotFoundError),
+                network.namespace_of(None, locked) as namespace,
+            ):  # gone: nothing is locked
                 network.remove_lock(namespace)
     except CheckpointError as error:
         killed.describe(error=str(error))

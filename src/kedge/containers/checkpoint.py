@@ -1,31 +1,34 @@
-"""Freezing a container: its processes and its files, of one moment, as one checkpoint.
+"""One checkpoint of a container, or of a tree of processes: memory and files of one moment.
 
-    freeze → dump → files → thaw → store          left running: the files are copied away first, storing takes its time
-    freeze → dump → files and store → end         otherwise: it ends only when the checkpoint is durable
+    pause → dump → files → resume → store         left running: the files are copied first, storing takes its time
+    pause → dump → files and store → end          otherwise: it ends only when the checkpoint is durable
 
-Whatever fails, and whenever this program is killed, the container runs on or its checkpoint is whole (see relay).
+Whatever fails, and whenever this program is killed, the source runs on or its checkpoint is whole (see relay). What
+differs between a container and bare processes is in their `Source` (bundle, processes).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from kedge.errors import Conflict, Validation
+from kedge.errors import Validation
+from kedge.files import File
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 
-from . import hosts, network, snapshot
-from .attempts import Attempt, attempt, only_one
+from . import attempts, hosts, network, snapshot
+from .attempts import Attempt
 from .companions import Companion, Phases, Report, accompanied, facts_of
-from .criu.command import dump
+from .criu.command import Dump, dump
 from .criu.pages import validate_images
-from .engine.runc import Container, runtime_version
+from .network import Network
 from .pids import is_alive, pids_below
-from .rootfs import Rootfs, copy_away, find_rootfs
 from .runtime.opt_in import pod_of
 
 # What a dump may be told, and a restore must be told again.
@@ -33,8 +36,34 @@ OPTIONS = ("--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks")
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
-    """What came of a freeze."""
+class Request:
+    """What is asked of a checkpoint. A dump that is not done by the deadline is given up."""
+
+    key: str
+    leave_running: bool = False
+    options: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    lease: Lease | None = None
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for option in self.options:
+            if option not in OPTIONS:
+                raise Validation(f"{option!r} is not an option of a dump", hint=f"use {', '.join(OPTIONS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of the moment: the root of a container, or what processes have open for writing."""
+
+    root_kind: str = "none"
+    root: Path | None = None
+    open_files: Mapping[str, File] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A checkpoint that was made. `frozen_ms`: how long the source stood still."""
 
     checkpoint: Checkpoint
     phases_ms: Mapping[str, float]
@@ -42,181 +71,145 @@ class Frozen:
     sockets: Sequence[str]
 
 
-def parse_options(options: Sequence[str]) -> list[str]:
-    for option in options:
-        if option not in OPTIONS:
-            raise Validation(f"{option!r} is no option of a dump", hint=f"use {', '.join(OPTIONS)}")
-    return sorted(set(options))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source(ABC):
+    """What a checkpoint is made of. Whatever can be asked before the pause is known when it is constructed."""
+
+    kind: str
+    id: str
+    pid: int  # of its first process
+    lock: tuple[str, str]  # what `only_one` checkpoint or restore at a time is about
+    runtime: Mapping[str, str]
+    network: Network
+    locks_network: bool  # whether CRIU locks it as a whole, or connections only
+    bundle: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    descriptors: tuple[str, ...] = ()  # what its first three are, where no runtime notes that in the images
+
+    @abstractmethod
+    def dump(self, attempt: Attempt, options: Sequence[str], *, leave_running: bool) -> Dump: ...
+
+    @abstractmethod
+    def files(self, attempt: Attempt, phases: Phases, *, leave_running: bool) -> Files:
+        """Called at the pause. Copies if it is to run on; its own files if it is to end."""
 
 
-def freeze_container(
+def make_checkpoint(
     manager: CheckpointManager,
-    container: Container,
+    source: Source,
+    request: Request,
     *,
-    key: str | None = None,
-    leave_running: bool = False,
-    options: Sequence[str] = (),
     companions: Sequence[Companion] = (),
-    tags: Mapping[str, str] | None = None,
-    lease: Lease | None = None,
-    images_for: Callable[[Attempt], None] | None = None,
-    deadline_s: float | None = None,
     report: Report | None = None,
-) -> Frozen:
-    """Make a checkpoint of a running container, durable when this returns; it ends, unless left running.
-
-    `images_for` is shown the images while everything stands still. What is not dumped by the deadline is given up.
-    """
-    if container.status not in ("running", "paused"):
-        raise Conflict(f"container {container.id} is {container.status}", hint="only a running one can be frozen")
-    wanted = parse_options(options)
-    if not leave_running:
+) -> Checkpointed:
+    """Make a checkpoint, durable when this returns; the source ends, unless it is left running."""
+    if not request.leave_running:
         snapshot.refuse_memory(manager)
-    job = snapshot.job_of("container", key or container.id)
-    rootfs = find_rootfs(container.bundle, str(container.spec.get("root", {}).get("path", "rootfs")))
-    net = network.mode_of(container.spec)
-    deadline = None if deadline_s is None else time.monotonic() + deadline_s
+    job = snapshot.job_of(source.kind, request.key)
+    deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
     with ExitStack() as stack:
-        lock = stack.enter_context(only_one(container.root, container.id, wait_s=deadline_s or 0.0))
-        kept = stack.enter_context(attempt("checkpoint", container.id, lock))
-        kept.describe(network=net)
-        namespace = stack.enter_context(network.namespace_of(container.pid, net))
-        facts = {"host": hosts.facts(), "runtime": runtime_version(container.program)}
-        work = _Freeze(manager, job, container, kept, rootfs, net, wanted, leave_running, dict(tags or {}), facts)
-        work.phases.report = report
-        work.images_for = images_for
-        work.lease = lease
-        command = container.command(
-            "checkpoint", "--image-path", str(kept.images), "--work-path", str(kept.path), *wanted, "--leave-running",
-            container.id,
-        )  # fmt: skip
-        forget = () if leave_running else container.command("delete", "--force", container.id)
-        pids = pids_below(container.pid)
-        work.companions = companions
-        is_dumped = False
+        lock = stack.enter_context(attempts.only_one(*source.lock, wait_s=request.deadline_s or 0.0))
+        attempt = stack.enter_context(attempts.attempt("checkpoint", source.id, lock))
+        locked = source.network if source.locks_network else None
+        attempt.describe(network=locked)  # should we be killed
+        namespace = stack.enter_context(network.namespace_of(source.pid, locked))
+        host = hosts.facts()
+        phases = Phases(report=report)
+        work = _Work(manager, job, source, request, attempt, companions, host, phases)
+        how = source.dump(attempt, sorted(set(request.options)), leave_running=request.leave_running)
+        outcome: _Stored | Files | None = None
         try:
-            with accompanied(companions, pids, work.phases, lambda: is_alive(container.pid)):
-                started = time.monotonic()
+            with accompanied(companions, pids_below(source.pid), phases, lambda: is_alive(source.pid)):
                 try:
-                    with work.phases.phase("dump"):
-                        dump(command, attempt=kept, on_frozen=work.on_frozen, deadline=deadline, forget=forget)
-                    is_dumped = True
+                    with phases.phase("dump"):
+                        outcome = dump(how, attempt=attempt, at_pause=work.at_pause, deadline=deadline)
                 finally:
-                    if not leave_running:
+                    if not request.leave_running:
                         network.remove_lock(namespace)
-                work.phases.seconds["dump"] = time.monotonic() - started - work.frozen_work_s()
         finally:
-            if leave_running and is_dumped:  # also when a companion could not go on: this brings it back
-                work.store()
-        return work.result()
+            if isinstance(outcome, Files):  # left running; also when a companion could not resume: this restores it
+                outcome = work.store(outcome)
+        assert isinstance(outcome, _Stored)  # nothing above returns without one
+        frozen_ms = _frozen_ms(attempt, phases) or 0.0
+        return Checkpointed(outcome.checkpoint, phases.milliseconds(), frozen_ms, outcome.sockets)
 
 
-def pause_ms(attempt: Attempt, phases: Phases) -> float | None:
-    """How long everything stood still: as CRIU says, or, where a GPU was frozen with it, until that ran again."""
-    on_gpu = [seconds for name, seconds in phases.seconds.items() if name.startswith("gpu ")]
-    if not on_gpu:
+def _frozen_ms(attempt: Attempt, phases: Phases) -> float | None:
+    """How long everything stood still: as CRIU says, or, where a GPU was paused with it, until that ran again."""
+    gpu_s = [seconds for name, seconds in phases.seconds.items() if name.startswith("gpu ")]
+    if not gpu_s:
         return snapshot.frozen_ms(attempt.path)
-    return round(1000 * (sum(on_gpu) + phases.seconds.get("dump", 0.0) + phases.seconds.get("files", 0.0)), 1)
+    return round(1000 * (sum(gpu_s) + phases.seconds.get("dump", 0.0) + phases.seconds.get("files", 0.0)), 1)
 
 
-@dataclass(slots=True)
-class _Freeze:
-    """One freeze under way."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    checkpoint: Checkpoint
+    sockets: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One checkpoint under way: what is needed at the pause and after it."""
 
     manager: CheckpointManager
     job: str
-    container: Container
+    source: Source
+    request: Request
     attempt: Attempt
-    rootfs: Rootfs
-    network: Mapping[str, str]
-    options: Sequence[str]
-    leave_running: bool
-    tags: dict[str, str]
-    facts: Mapping[str, object]  # asked before anything is frozen
-    phases: Phases = field(default_factory=Phases)
-    checkpoint: Checkpoint | None = None
-    sockets: list[str] = field(default_factory=list)
-    files: Path | None = None
-    companions: Sequence[Companion] = ()
-    images_for: Callable[[Attempt], None] | None = None
-    lease: Lease | None = None
+    companions: Sequence[Companion]
+    host: Mapping[str, object]
+    phases: Phases
 
-    def on_frozen(self) -> None:
-        """At the seam: nothing of the container moves. Short if it is to run on, complete if it is to end."""
-        if self.images_for is not None:
-            self.images_for(self.attempt)
-        if self.rootfs.kind == "none":
-            self.files = None
-        elif self.leave_running:
-            with self.phases.phase("files"):
-                copy_away(self.rootfs.changes, self.attempt.rootfs)
-            self.files = self.attempt.rootfs
-        else:
-            self.files = self.rootfs.changes
-        if not self.leave_running:
-            self.store()
+    def at_pause(self) -> _Stored | Files:
+        """Nothing of the source moves: short if it is to run on, the whole checkpoint if it is to end."""
+        files = self.source.files(self.attempt, self.phases, leave_running=self.request.leave_running)
+        return files if self.request.leave_running else self.store(files)
 
-    def store(self) -> None:
+    def store(self, files: Files) -> _Stored:
         with self.phases.phase("store"):
-            taken = self._snapshot(validate_images(self.attempt.images))
+            taken = self._snapshot(files)
+            leaves_running = self.request.leave_running
+            skipped = [] if taken.rootfs is None else taken.rootfs.skipped
+            sockets = [path for path, what in skipped if what == "a socket"]
             metadata = {
-                "kind": "container",
-                "id": self.container.id,
-                "runtime": self.container.engine,
-                "network": self.network["mode"],
-                "is_running": self.leave_running,
-                "frozen_ms": self.frozen_ms() if self.leave_running else None,
+                "kind": taken.kind,
+                "id": taken.id,
+                "runtime": taken.runtime["name"],
+                "network": taken.network["mode"],
+                "is_running": leaves_running,
+                "frozen_ms": _frozen_ms(self.attempt, self.phases) if leaves_running else None,
                 "phases_ms": self.phases.milliseconds(),
-                "rootfs": self.rootfs.kind,
-                "sockets": self.sockets,
+                "rootfs": taken.rootfs_kind,
+                "sockets": sockets,
                 "attempt": self.attempt.id,
-                **({"pod": pod} if (pod := pod_of(self.container.spec)) else {}),
+                **({"pod": pod} if (pod := pod_of(taken.spec)) else {}),
                 **facts_of(self.companions),
-                **process_totals(taken.processes),
+                "processes": len(taken.processes),
+                "memory_bytes": sum(process["memory_bytes"] for process in taken.processes.values()),
             }
             step = self.job.partition(":")[2]
-            identity = self.manager.save(
-                self.job, step, taken.state(), metadata=metadata, tags=self.tags, lease=self.lease
+            checkpoint_id = self.manager.save(
+                self.job, step, taken.state(), metadata=metadata, tags=self.request.tags, lease=self.request.lease
             )
-            self.checkpoint = self.manager.get(identity)
+            return _Stored(self.manager.get(checkpoint_id), sockets)
 
-    def _snapshot(self, borders: Mapping[str, list[int]]) -> snapshot.Snapshot:
-        tree = None if self.files is None else snapshot.rootfs_tree(self.files)
-        self.sockets = [] if tree is None else [path for path, what in tree.skipped if what == "a socket"]
-        host = self.facts["host"]
-        assert isinstance(host, dict)
+    def _snapshot(self, files: Files) -> snapshot.Snapshot:
+        images = self.attempt.images
+        borders = validate_images(images)
         return snapshot.Snapshot(
-            kind="container",
-            id=self.container.id,
-            images=snapshot.images_tree(self.attempt.images, borders),
-            runtime={
-                "name": self.container.engine,
-                "version": str(self.facts["runtime"]),
-                "root": self.container.root,
-            },
-            bundle=str(self.container.bundle),
-            spec=self.container.spec,
-            descriptors=snapshot.read_descriptors(self.attempt.images),
-            network=self.network,
-            criu={"version": host["criu"], "options": list(self.options)},
-            host=host,
-            processes=snapshot.read_processes(self.attempt.images),
-            rootfs_kind=self.rootfs.kind,
-            rootfs=tree,
+            kind=self.source.kind,
+            id=self.source.id,
+            images=snapshot.images_tree(images, borders),
+            runtime=self.source.runtime,
+            bundle=self.source.bundle,
+            spec=self.source.spec,
+            descriptors=self.source.descriptors or snapshot.read_descriptors(images),
+            network=self.source.network,
+            criu={"version": self.host["criu"], "options": sorted(set(self.request.options))},
+            host=self.host,
+            processes=snapshot.read_processes(images),
+            rootfs_kind=files.root_kind,
+            rootfs=None if files.root is None else snapshot.rootfs_tree(files.root),
+            files=files.open_files,
         )
-
-    def frozen_work_s(self) -> float:
-        return sum(self.phases.seconds.get(name, 0.0) for name in ("files", "store"))
-
-    def frozen_ms(self) -> float | None:
-        return pause_ms(self.attempt, self.phases)
-
-    def result(self) -> Frozen:
-        assert self.checkpoint is not None  # nothing above returns without one
-        frozen = self.frozen_ms() or 0.0
-        return Frozen(self.checkpoint, self.phases.milliseconds(), frozen, self.sockets)
-
-
-def process_totals(processes: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
-    memory = sum(int(str(one.get("memory_bytes", 0))) for one in processes.values())
-    return {"processes": len(processes), "memory_bytes": memory}

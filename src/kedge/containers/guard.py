@@ -25,36 +25,43 @@ _ABOVE = 20  # numbers that cannot be 8 or 9
 
 
 class Guard:
-    """A restore under way, and afterwards the container's right to stay."""
+    """A restore under way, and afterwards the container's right to stay. One that never ran guards nothing."""
 
-    def __init__(self, restore: Sequence[str], delete: Sequence[str], held: Sequence[int]) -> None:
-        """The programs have our streams, and all hold `held`: locks that are not free while one of them works."""
-        script = _SCRIPT.format(restore=shlex.join(restore), delete=shlex.join(delete))
-        self._told, told = (_above(fd) for fd in os.pipe())
+    def __init__(self, delete: Sequence[str]) -> None:
+        self._delete = delete
+        self._shell = self._word = self._status = -1
+
+    def run(self, restore: Sequence[str], held: Sequence[int]) -> int:
+        """Run a restore; its exit status. It has our streams, and holds `held`: locks, not free while it works."""
+        script = _SCRIPT.format(restore=shlex.join(restore), delete=shlex.join(self._delete))
+        self._status, status = (_above(fd) for fd in os.pipe())
         word, self._word = (_above(fd) for fd in os.pipe())
         locks = [_above(os.dup(fd)) for fd in held]
-        given = [(told, 8), (word, 9), *zip(locks, locks, strict=True)]
+        given = [(status, 8), (word, 9), *zip(locks, locks, strict=True)]
         actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in given]
         try:
             self._shell = os.posix_spawn("/bin/sh", ["sh", "-c", script], os.environ, file_actions=actions)
         finally:
-            for fd in (told, word, *locks):
+            for fd in (status, word, *locks):
                 os.close(fd)
+        return self.wait()
 
     def wait(self) -> int:
         """The exit status of the restore."""
-        with open(self._told, "rb") as told:
-            return int(told.read() or b"1")  # nothing: the shell itself was killed
+        with open(self._status, "rb") as status:
+            return int(status.read() or b"1")  # nothing: the shell itself was killed
 
     def keep(self) -> None:
         """The container is known: it stays, whoever dies from now on."""
-        os.write(self._word, b"kept\n")
+        os.write(self._word, b"known\n")
         self.drop()
 
     def drop(self) -> None:
         """Without a word before, the container goes."""
-        os.close(self._word)
-        os.waitpid(self._shell, 0)
+        if self._shell > 0:
+            os.close(self._word)
+            os.waitpid(self._shell, 0)
+            self._shell = -1
 
 
 def _above(fd: int) -> int:

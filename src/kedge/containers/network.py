@@ -11,7 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from kedge.errors import Conflict, CriuFailed
 
@@ -21,29 +21,38 @@ _TOOLS = ("iptables", "ip6tables")
 _TIMEOUT_S = 30
 
 
-def mode_of(spec: Mapping[str, Any]) -> dict[str, str]:
-    """own: made with the container and gone with it; external: a namespace by path; host: none of its own."""
+class Network(TypedDict):
+    """own: made with the container and gone with it; external: a namespace by path; host: none of its own; none: not
+    known. `path` is that of an external one."""
+
+    mode: str
+    path: str
+
+
+def network_of(spec: Mapping[str, Any]) -> Network:
+    """The network that an OCI configuration asks for."""
     for namespace in spec.get("linux", {}).get("namespaces", ()):
         if namespace.get("type") == "network":
             path = str(namespace.get("path") or "")
-            return {"mode": "external" if path else "own", "path": path}
-    return {"mode": "host", "path": ""}
+            return Network(mode="external" if path else "own", path=path)
+    return Network(mode="host", path="")
 
 
-def refuse_mismatch(kept: Mapping[str, str], now: Mapping[str, str]) -> None:
+def refuse_mismatch(saved: Network, now: Network) -> None:
     """Images of one kind of network, restored into another, would lock the wrong namespace."""
-    if kept.get("mode") != now.get("mode"):
+    if saved["mode"] != now["mode"]:
         raise Conflict(
-            f"the checkpoint was taken with network mode {kept.get('mode')}, the bundle has {now.get('mode')}",
+            f"the checkpoint was taken with network mode {saved['mode']}, the bundle has {now['mode']}",
             hint="give the bundle's config.json the same kind of network namespace",
         )
 
 
 @contextmanager
-def namespace_of(pid: int | None, network: Mapping[str, str]) -> Iterator[int | None]:
+def namespace_of(pid: int | None, network: Network | None) -> Iterator[int | None]:
     """A descriptor of the namespace that outlives the container, held open; None when it has its own, or none."""
-    path = network.get("path") if network.get("mode") == "external" else None
-    if network.get("mode") == "host":
+    mode = None if network is None else network["mode"]
+    path = network["path"] if network is not None and mode == "external" else ""
+    if mode == "host":
         path = "/proc/self/ns/net" if pid is None else f"/proc/{pid}/ns/net"
     if not path:
         yield None

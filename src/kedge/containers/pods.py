@@ -1,29 +1,31 @@
-"""The pods of a node: what runs in them, keeping it, letting it sleep, waking it.
+"""The pods of a node: what runs in them, checkpointing it, letting it sleep, waking it.
 
-Pods and containers are found through CRI, and then frozen like any other container. One that opted in is kept where its
-engine keeps it, under its key and its claim. Another one can be kept too, by name, under the key that it would have.
+Pods and containers are found through CRI, and then checkpointed like any other container. One that opted in is
+checkpointed into the store of its engine, under its key and its claim. Another one can be too, by name, under the key
+that it would have.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
 from . import hibernation
-from .checkpoint import Frozen, freeze_container
+from .bundle import ContainerSource
+from .checkpoint import Checkpointed, Request, make_checkpoint
 from .companions import Companion
 from .engine import cri, runc
 from .engine.owners import owner_of
 from .runtime import claims, marks, opt_in
-from .runtime.calls import engine_of
+from .runtime.container import engine_of
+from .runtime.marks import Mark
 
 # Opens the store that an engine with this environment keeps containers in.
 OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
@@ -53,8 +55,8 @@ class Workload:
     """A container of a pod, and what is known of it here."""
 
     container: cri.PodContainer
-    mark: Path | None = None  # root/identity, if it opted in
-    facts: Mapping[str, Any] | None = None  # of its mark
+    place: Path | None = None  # root/identity, if it opted in
+    mark: Mark | None = None  # of the same
 
     @property
     def name(self) -> str:
@@ -63,38 +65,38 @@ class Workload:
 
     @property
     def is_opted_in(self) -> bool:
-        return bool(self.facts)
+        return self.mark is not None
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return dict((self.facts or {}).get("environment") or {})
+        return {} if self.mark is None else self.mark.environment
 
     @property
     def key(self) -> str:
-        if self.facts:
-            return str(self.facts["wish"]["key"])
+        if self.mark is not None:
+            return self.mark.key
         pod = self.container.pod
         notes = dict(zip(opt_in.POD, (pod.namespace, pod.name, self.container.name), strict=True))
         return opt_in.key_of(notes, owner=lambda _: owner_of(pod.name, pod.labels, pod.annotations))
 
     def find(self) -> runc.Container:
         """As its runtime knows it."""
-        if self.mark is None:
+        if self.place is None:
             return runc.find_container(self.container.id)
-        root = str(self.mark.parent)
+        root = str(self.place.parent)
         return runc.look_up(self.container.id, engine_of(root), root, self.environment.get("KEDGE_RUNC"))
 
 
 def workloads(address: str) -> list[Workload]:
     """The newest start of each container of each pod of this node."""
-    marked = {mark.name: mark for mark in marks.marks()}
+    places = {place.name: place for place in marks.marks()}
     newest = {(one.pod.id, one.name): one for one in cri.containers(address)}
-    return [_workload(one, marked.get(one.id)) for one in newest.values()]
+    return [_workload(one, places.get(one.id)) for one in newest.values()]
 
 
-def _workload(one: cri.PodContainer, mark: Path | None) -> Workload:
-    facts = marks.read_mark(marks.mark_of(str(mark.parent), mark.name)) if mark is not None else {}
-    return Workload(one, mark if facts.get("wish") else None, facts if facts.get("wish") else None)
+def _workload(one: cri.PodContainer, place: Path | None) -> Workload:
+    mark = marks.find_mark(place) if place is not None else None
+    return Workload(one, place, mark) if mark is not None else Workload(one)
 
 
 def find(address: str, name: PodName) -> list[Workload]:
@@ -114,7 +116,7 @@ def find(address: str, name: PodName) -> list[Workload]:
             f"no container that {name.namespace}/{name.pod} has now opted in",
             hint=f"kedge pod list shows what sleeps; or name one: {name.namespace}/{name.pod}/CONTAINER, of {known}",
         )
-    running = [one for one in found if one.container.state == "running" and not (one.facts or {}).get("ended")]
+    running = [one for one in found if one.container.state == "running" and not (one.mark and one.mark.ended)]
     if not running:
         raise Conflict(
             f"of {name.namespace}/{name.pod}, {', '.join(one.container.name for one in found)} does not run",
@@ -123,59 +125,45 @@ def find(address: str, name: PodName) -> list[Workload]:
     return running
 
 
-def checkpoint(one: Workload, manager: CheckpointManager, companions: list[Companion], **options: Any) -> Frozen:
-    """Keep it, and let it run on."""
-    facts, lease = _claimed(one, manager)
-    return freeze_container(
-        manager,
-        one.find(),
-        key=facts["wish"]["key"] if facts else one.key,
-        lease=lease,
-        leave_running=True,
-        companions=companions,
-        **options,
-    )
+def checkpoint(one: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
+    """Checkpoint it, and let it run on."""
+    mark = _claimed(one, manager)
+    request = Request(mark.key if mark else one.key, leave_running=True, lease=mark.claim if mark else None)
+    return make_checkpoint(manager, ContainerSource.of(one.find()), request, companions=companions)
 
 
-def hibernate(one: Workload, manager: CheckpointManager, companions: list[Companion], **options: Any) -> Frozen:
-    """Keep it, asleep, and end it. If that fails, it runs on and does not sleep."""
-    if one.mark is None:
+def hibernate(one: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
+    """Checkpoint it, asleep, and end it. If that fails, it runs on and does not sleep."""
+    mark = _claimed(one, manager)
+    if one.place is None or mark is None:
         raise Validation(
             f"{one.name} did not opt in: whoever restarts it would not be told that it sleeps",
             hint="run it with the runtime class of Kedge and KEDGE_CHECKPOINT=1",
         )
-    facts, lease = _claimed(one, manager)
-    mark = marks.mark_of(str(one.mark.parent), one.mark.name)
-    marks.write_mark(mark, {**facts, "ending": time.time()})
+    path = marks.mark_of(str(one.place.parent), one.place.name)
+    marks.write_mark(path, replace(mark, ending=time.time()))
     try:
-        frozen = freeze_container(
-            manager,
-            one.find(),
-            key=facts["wish"]["key"],
-            lease=lease,
-            leave_running=False,
-            tags={hibernation.ASLEEP: datetime.now(UTC).isoformat(timespec="seconds")},
-            companions=companions,
-            **options,
-        )
+        tags = {hibernation.ASLEEP: datetime.now(UTC).isoformat(timespec="seconds")}
+        request = Request(mark.key, lease=mark.claim, tags=tags)
+        made = make_checkpoint(manager, ContainerSource.of(one.find()), request, companions=companions)
     except BaseException:
-        marks.write_mark(mark, facts)
+        marks.write_mark(path, mark)
         raise
-    claims.give_back(manager, facts)
-    if mark.exists():  # the engine may have noticed, and removed it
-        facts.pop("claim")
-        marks.write_mark(mark, {**facts, "ended": time.time()})
-    return frozen
+    claims.release(manager, mark)
+    if path.exists():  # the engine may have noticed, and removed it
+        marks.write_mark(path, replace(mark, claim=None, ended=time.time()))
+    return made
 
 
-def _claimed(one: Workload, manager: CheckpointManager) -> tuple[dict[str, Any], Any]:
-    if one.mark is None:
-        return {}, None
-    root, before = str(one.mark.parent), one.facts or {}
-    facts = claims.keep(manager, before, root, one.container.id)
-    if facts != before:
-        marks.write_mark(marks.mark_of(root, one.mark.name), facts)
-    return facts, claims.claim_of(facts)
+def _claimed(one: Workload, manager: CheckpointManager) -> Mark | None:
+    """Its mark, with a claim; None if it did not opt in."""
+    if one.place is None or one.mark is None:
+        return None
+    root = str(one.place.parent)
+    mark = claims.ensure(manager, one.mark, root, one.container.id)
+    if mark is not one.mark:
+        marks.write_mark(marks.mark_of(root, one.place.name), mark)
+    return mark
 
 
 def sleeping(manager: CheckpointManager, name: str) -> Iterator[Checkpoint]:

@@ -67,20 +67,18 @@ def candidates(on_found: Callable[[Candidate], object] = lambda _: None) -> list
     """Those that run now, the smallest first. `on_found` is told of each as soon as it is known."""
     program = os.environ.get("KEDGE_RUNC") or find_program("runc")
 
-    def look(mark: Path) -> Candidate | None:
-        root, identity = str(mark.parent), mark.name
+    def look(container: Path) -> Candidate | None:
+        root, identity = str(container.parent), container.name
         state = runc.run(program, root, "state", identity)
         if state.returncode:
             return None
         told = json.loads(state.stdout)
-        facts = marks.read_mark(marks.mark_of(root, identity))
-        if told.get("status") not in ("running", "paused") or facts.get("ended") or not facts.get("wish"):
+        mark = marks.find_mark(container)
+        if told.get("status") not in ("running", "paused") or mark is None or mark.ended:
             return None
-        size = memory_bytes(int(told["pid"]))
-        environment = {str(name): str(value) for name, value in facts.get("environment", {}).items()}
-        found = Candidate(identity, root, str(facts["wish"]["key"]), size, environment)
-        on_found(found)
-        return found
+        candidate = Candidate(identity, root, mark.key, memory_bytes(int(told["pid"])), mark.environment)
+        on_found(candidate)
+        return candidate
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running = filter(None, pool.map(look, marks.marks()))
@@ -102,53 +100,53 @@ def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) 
     """Keep all of them, a few at once; what is not begun within the deadline is left alone."""
     end = time.monotonic() + deadline_s
     outcomes = []
-    with Keepers() as keepers, ThreadPoolExecutor(AT_ONCE) as pool:
+    with Stoppers() as stoppers, ThreadPoolExecutor(AT_ONCE) as pool:
 
         def stop(one: Candidate) -> Outcome:
             begun = time.monotonic()
             if begun >= end:
                 return _outcome(one, "late")
-            keeper = keepers.for_(one)
-            result, reason = keeper.stop(one, end - begun)
+            stopper = stoppers.for_(one)
+            result, reason = stopper.stop(one, end - begun)
             if (
-                result == "unfinished" and keeper.is_gone
+                result == "unfinished" and stopper.is_gone
             ):  # killed, perhaps for want of memory: nobody passed a signal on
-                result, reason = keepers.for_(one).stop(one, max(0.0, end - time.monotonic()))
+                result, reason = stoppers.for_(one).stop(one, max(0.0, end - time.monotonic()))
             return _outcome(one, result, round(time.monotonic() - begun, 3), reason)
 
-        # A keeper takes a while to start: it does so while the others are still looked for.
-        for outcome in pool.map(stop, candidates(keepers.for_ if deadline_s > 0 else lambda _: None)):
+        # A stopper takes a while to start: it does so while the others are still looked for.
+        for outcome in pool.map(stop, candidates(stoppers.for_ if deadline_s > 0 else lambda _: None)):
             outcomes.append(outcome)
             if report is not None:
                 report(outcome)
     return outcomes
 
 
-class Keepers:
+class Stoppers:
     """One process for each engine, because where an engine keeps things is said by its environment."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._keepers: dict[tuple[tuple[str, str], ...], Keeper] = {}
-        self._all: list[Keeper] = []  # with those that were killed
+        self._stoppers: dict[tuple[tuple[str, str], ...], Stopper] = {}
+        self._all: list[Stopper] = []  # with those that were killed
 
-    def for_(self, one: Candidate) -> Keeper:
+    def for_(self, one: Candidate) -> Stopper:
         engine = tuple(sorted(one.environment.items()))
         with self._lock:
-            if engine not in self._keepers or self._keepers[engine].is_gone:
-                self._keepers[engine] = Keeper(one.environment)
-                self._all.append(self._keepers[engine])
-            return self._keepers[engine]
+            if engine not in self._stoppers or self._stoppers[engine].is_gone:
+                self._stoppers[engine] = Stopper(one.environment)
+                self._all.append(self._stoppers[engine])
+            return self._stoppers[engine]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for keeper in self._all:
-            keeper.close()
+        for stopper in self._all:
+            stopper.close()
 
 
-class Keeper:
+class Stopper:
     """A process that stops containers (see `keeping`), asked from any number of threads."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:

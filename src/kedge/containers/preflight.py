@@ -35,7 +35,7 @@ def check_container(container: Container, options: Sequence[str] = ()) -> Iterat
         yield from _process(pid, container.pid, options)
     yield from gpu_findings(pids)
     yield from _files(container)
-    net = network.mode_of(container.spec)
+    net = network.network_of(container.spec)
     yield Finding("network", "ok", f"mode {net['mode']}: a restore needs the same")
 
 
@@ -73,16 +73,21 @@ def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
     if sockets and "--tcp-established" not in options:
         for kind in ("tcp", "tcp6"):
             lines = _read(f"/proc/{pid}/net/{kind}").splitlines()[1:]
-            open_ones = [row for row in map(str.split, lines) if row[3] == _TCP_ESTABLISHED and row[9] in sockets]
-            if open_ones:
-                yield Finding(
-                    who, "bad", f"{len(open_ones)} open TCP connections", "give --tcp-established, or close them"
-                )
+            count = sum(_is_established(line, sockets) for line in lines)
+            if count:
+                what = f"{count} open TCP connection{'s' if count > 1 else ''}"
+                yield Finding(who, "bad", what, "give --tcp-established, or close them")
     for name in ("net", "pid", "mnt"):
         own, first = _link(f"/proc/{pid}/ns/{name}"), _link(f"/proc/{root}/ns/{name}")
         if own and first and own != first:
             what = f"in a {name} namespace of its own inside the container"
             yield Finding(who, "warn", what, "nested namespaces are dumped only in part")
+
+
+def _is_established(line: str, sockets: Mapping[str, str]) -> bool:
+    """Whether a line of /proc/PID/net/tcp is an established connection of one of these sockets, by inode."""
+    _slot, _local, _remote, state, _queues, _timer, _retransmits, _uid, _timeout, inode, *_ = line.split()
+    return state == _TCP_ESTABLISHED and inode in sockets
 
 
 def _device(who: str, pid: int, number: str, target: str) -> Iterator[Finding]:

@@ -40,6 +40,7 @@ from kedge.model import Checkpoint, parse_name
 from .criu.images import processes as image_processes
 from .criu.images import statistics
 from .criu.pages import cuts
+from .network import Network
 
 if TYPE_CHECKING:
     from .runtime.opt_in import Wish
@@ -60,7 +61,7 @@ class Snapshot:
     bundle: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
     descriptors: tuple[str, ...] = ()
-    network: Mapping[str, str] = field(default_factory=lambda: {"mode": "none", "path": ""})
+    network: Network = field(default_factory=lambda: Network(mode="none", path=""))
     criu: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, Any] = field(default_factory=dict)
     processes: Mapping[str, Any] = field(default_factory=dict)
@@ -134,15 +135,22 @@ def refuse_memory(manager: CheckpointManager) -> None:
         raise Validation(f"the store {manager.url} ends with this command", hint="give --store a directory or a server")
 
 
-def load(manager: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, Snapshot]:
-    """A checkpoint's snapshot: nothing of its trees is read yet; what is read later is verified (I2)."""
+def load(manager: CheckpointManager, checkpoint_id: str, kind: str = "") -> tuple[Checkpoint, Snapshot]:
+    """A checkpoint's snapshot, of that kind if one is given: nothing of its trees is read yet; what is read later is
+    verified (I2)."""
     checkpoint = manager.get(checkpoint_id)
     if checkpoint.metadata.get("kind") not in KINDS:
         raise Validation(
             f"checkpoint {checkpoint_id} of job {checkpoint.job} is not one of a container",
             hint="kedge container list shows those that are",
         )
-    return checkpoint, parse(manager.load(checkpoint_id), checkpoint_id)
+    taken = parse(manager.load(checkpoint_id), checkpoint_id)
+    if kind and taken.kind != kind:
+        raise Validation(
+            f"checkpoint {checkpoint_id} is one of a {taken.kind}, not of a {kind}",
+            hint=f"use kedge {taken.kind} restore",
+        )
+    return checkpoint, taken
 
 
 def parse(state: object, name: str) -> Snapshot:

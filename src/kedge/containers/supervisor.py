@@ -22,8 +22,10 @@ from kedge.errors import CheckpointError, NotFound, Validation
 from kedge.manager import CheckpointManager
 
 from . import snapshot
+from .checkpoint import Request, make_checkpoint
 from .companions import Companion, Report
-from .processes import choose_high_pid, freeze_process, thaw_process
+from .processes import ProcessSource, ProcessTarget, choose_high_pid
+from .restore import restore_newest
 
 PAUSED = 75  # exit status: stopped by a signal, and kept
 _PR_SET_CHILD_SUBREAPER = 36
@@ -66,9 +68,16 @@ class Supervision:
 
     def _begin(self, command: Sequence[str], streams: dict[int, int], *, fresh: bool) -> int:
         if not fresh and snapshot.generations(self.manager, "process", self.key):
-            thawed = thaw_process(self.manager, self.key, streams=streams, companions=self.companions)
-            self.say(f"goes on from {thawed.checkpoint.id} as process {thawed.pid}: {_command_of(thawed.pid)}")
-            return thawed.pid
+            restored = restore_newest(
+                self.manager,
+                "process",
+                self.key,
+                lambda taken: ProcessTarget.of(taken, streams),
+                companions=self.companions,
+            )
+            what = f"{restored.checkpoint.id} as process {restored.pid}: {_command_of(restored.pid)}"
+            self.say(f"restored from {what}")
+            return restored.pid
         if not command:
             raise NotFound(f"nothing is kept under {self.key}", hint="give a command to start: -- CMD")
         choose_high_pid()
@@ -103,34 +112,28 @@ class Supervision:
                     self._drain(outputs, waiting)
                     return self._ended(status)
                 if next_at is not None and time.monotonic() >= next_at:
-                    self._freeze(pid, leave_running=True)
+                    self._checkpoint(pid, leave_running=True)
                     next_at = time.monotonic() + (self.every_s or 0)
 
     def _stop(self, pid: int) -> bool:
         """On a signal: freeze for good; if that fails, the command gets the signal itself, as without us."""
-        if self._freeze(pid, leave_running=False):
+        if self._checkpoint(pid, leave_running=False):
             _exit_status(pid, wait=True)
             return True
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         return False
 
-    def _freeze(self, pid: int, *, leave_running: bool) -> bool:
+    def _checkpoint(self, pid: int, *, leave_running: bool) -> bool:
         """A checkpoint that fails is told and harms nobody: the command runs on, and an earlier one is still there."""
         try:
-            frozen = freeze_process(
-                self.manager,
-                pid,
-                key=self.key,
-                leave_running=leave_running,
-                options=self.options,
-                companions=self.companions,
-            )
+            request = Request(self.key, leave_running=leave_running, options=self.options)
+            made = make_checkpoint(self.manager, ProcessSource.of(pid), request, companions=self.companions)
         except CheckpointError as error:
             self.say(f"no checkpoint this time: {error}")
             return False
-        self.say(f"checkpoint {frozen.checkpoint.id}, {frozen.frozen_ms:.0f} ms" if leave_running else
-                 f"stopped and kept as {frozen.checkpoint.id}")  # fmt: skip
+        self.say(f"checkpoint {made.checkpoint.id}, {made.frozen_ms:.0f} ms" if leave_running else
+                 f"stopped at checkpoint {made.checkpoint.id}")  # fmt: skip
         return True
 
     def _ended(self, status: int) -> int:

@@ -4,9 +4,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from kedge.containers import attempts, hibernation, pods
 from kedge.containers.engine import cri, grpc
 from kedge.containers.engine.owners import owner_of
 from kedge.containers.runtime import claims, exits, marks
+from kedge.containers.runtime.marks import Mark
 from kedge.containers.runtime.opt_in import Wish, has_made_up_name, key_of, wish_of
 from kedge.containers.snapshot import find_for
 from kedge.model import Lease
@@ -83,9 +83,9 @@ def key(claim: Lease) -> str:
     return claims.key_of(claim)
 
 
-def remember(root: str, identity: str, claim: Lease, more: Mapping[str, object] = {}, **environment: str) -> None:
-    facts = {"wish": {"key": key(claim), "restore": "latest"}, "claim": asdict(claim), "environment": environment}
-    marks.write_mark(marks.mark_of(root, identity), {**facts, **more})
+def remember(root: str, identity: str, claim: Lease, ending: float | None = None, **environment: str) -> None:
+    mark = Mark(Wish(key(claim), "latest"), claim=claim, environment=environment, ending=ending)
+    marks.write_mark(marks.mark_of(root, identity), mark)
 
 
 def elsewhere(store: kedge.CheckpointManager, job: str, ttl_s: float = 60) -> Lease:
@@ -170,7 +170,7 @@ def test_who_is_on_its_way_out_here_is_waited_for(
     monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
     root = "/run/containerd/runc/x" if "shim" in why else "/run/runc"
     claim = claims.take(store, "k", root, "a")
-    remember(root, "a", claim, {"ending": 1.0} if "frozen" in why else {})
+    remember(root, "a", claim, 1.0 if "frozen" in why else None)
     with ExitStack() as freezing:
         freezing.enter_context(attempts.only_one(root, "a"))
 
@@ -198,7 +198,7 @@ def test_the_guard_renews_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyP
             if identity == "lost":
                 store.break_lease(claim)
         threading.Event().wait(0.15)
-        monkeypatch.setattr(claims, "Lease", lambda **given: Lease(**{**given, "ttl_s": 60}))
+        monkeypatch.setattr(marks, "Lease", lambda **given: Lease(**{**given, "ttl_s": 60}))
         assert [job for job, _ in claims.renew_here()] == ["container:lost"]
         with pytest.raises(kedge.CheckpointError, match="alive"):
             elsewhere(store, "container:alive")
@@ -208,32 +208,29 @@ def test_the_guard_renews_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_who_lost_its_claim_is_kept_by_itself(store: kedge.CheckpointManager) -> None:
     """A stale container's save is refused by the store (I5); it goes on under a number of its own."""
     claim = store.take_lease("container:k", "a", 60)
-    facts = {
-        "wish": {"key": "k", "restore": "latest"},
-        "claim": asdict(claim),
-    }
-    assert claims.keep(store, facts, "/run/runc", "a") == facts
+    mark = Mark(Wish("k", "latest"), claim=claim)
+    assert claims.ensure(store, mark, "/run/runc", "a") is mark
     store.break_lease(claim)
     elsewhere(store, "container:k")
     with pytest.raises(kedge.CheckpointError, match="lease"):
         store.save("container:k", "k", {}, lease=claim)
-    kept = claims.keep(store, facts, "/run/runc", "a")
-    assert kept["wish"]["key"] == "k@2"
-    store.save("container:k@2", "k", {}, lease=claims.claim_of(kept))
+    kept = claims.ensure(store, mark, "/run/runc", "a")
+    assert kept.key == "k@2"
+    store.save("container:k@2", "k", {}, lease=kept.claim)
 
 
 def test_who_began_anew_adds_to_no_history(store: kedge.CheckpointManager) -> None:
     """Two that were first of their workload end one after the other: the second one must not bury the first."""
-    facts = {"wish": {"key": "k", "restore": "latest"}}
-    first = claims.keep(store, facts, "/run/runc", "a")
-    assert first["wish"]["key"] == "k"
-    store.save("container:k", "k", {}, lease=claims.claim_of(first))
-    claims.give_back(store, first)
-    second = claims.keep(store, facts, "/run/runc", "b")
-    assert second["wish"]["key"] == "k@2"
-    assert claims.keep(store, second, "/run/runc", "b") == second
-    wants_no_other = {"wish": {"key": "k", "restore": "no"}}
-    assert claims.keep(store, wants_no_other, "/run/runc", "c")["wish"]["key"] == "k"
+    mark = Mark(Wish("k", "latest"))
+    first = claims.ensure(store, mark, "/run/runc", "a")
+    assert first.key == "k"
+    store.save("container:k", "k", {}, lease=first.claim)
+    claims.release(store, first)
+    second = claims.ensure(store, mark, "/run/runc", "b")
+    assert second.key == "k@2"
+    assert claims.ensure(store, second, "/run/runc", "b") is second
+    wants_no_other = Mark(Wish("k", "no"))
+    assert claims.ensure(store, wants_no_other, "/run/runc", "c").key == "k"
 
 
 def test_a_number_of_its_own_is_found_at_once(store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:

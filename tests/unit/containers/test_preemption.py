@@ -12,9 +12,11 @@ import pytest
 
 from kedge.containers import preemption
 from kedge.containers.criu.command import URGENT
-from kedge.containers.preemption import Candidate, Keepers, wait_for_notice
-from kedge.containers.runtime.batch import Keeping
+from kedge.containers.preemption import Candidate, Stoppers, wait_for_notice
+from kedge.containers.runtime.batch import Batch
 from kedge.containers.runtime.early import mark_path, write_mark
+from kedge.containers.runtime.marks import Mark
+from kedge.containers.runtime.opt_in import Wish
 
 
 class _Metadata(ThreadingHTTPServer):
@@ -76,27 +78,27 @@ def candidate(identity: str, **environment: str) -> Candidate:
 
 def test_one_process_for_each_engine(tmp_path: Path) -> None:
     marks = {"KEDGE_RUNC_STATE": str(tmp_path)}
-    with Keepers() as keepers:
+    with Stoppers() as stoppers:
         one, same, other = candidate("a", **marks), candidate("b", **marks), candidate("a", **marks, PATH="/bin")
-        assert keepers.for_(one) is keepers.for_(same)
-        assert keepers.for_(other) is not keepers.for_(one)
+        assert stoppers.for_(one) is stoppers.for_(same)
+        assert stoppers.for_(other) is not stoppers.for_(one)
         for asked in (one, other):  # they have no mark any more
-            assert keepers.for_(asked).stop(asked, 5) == ("ended", "it is not there any more")
-        own = Path(f"/proc/{keepers.for_(one).process.pid}/autogroup")
+            assert stoppers.for_(asked).stop(asked, 5) == ("ended", "it is not there any more")
+        own = Path(f"/proc/{stoppers.for_(one).process.pid}/autogroup")
         if own.exists() and os.geteuid() == 0:  # of kernels that weigh sessions
             assert own.read_text().endswith(f"nice {URGENT}\n")
 
 
 def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
-    with Keepers() as keepers:
+    with Stoppers() as stoppers:
         one = candidate("a", KEDGE_RUNC_STATE=str(tmp_path))
-        keeper = keepers.for_(one)
-        keeper.process.kill()
-        keeper.process.wait()
-        assert keeper.stop(one, 5) == ("unfinished", "the process that keeps containers has ended: it was killed")
-        while not keeper.is_gone:
+        stopper = stoppers.for_(one)
+        stopper.process.kill()
+        stopper.process.wait()
+        assert stopper.stop(one, 5) == ("unfinished", "the process that keeps containers has ended: it was killed")
+        while not stopper.is_gone:
             pass
-        assert keepers.for_(one).stop(one, 5)[0] == "ended"  # the next one has another process
+        assert stoppers.for_(one).stop(one, 5)[0] == "ended"  # the next one has another process
 
 
 def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,16 +111,16 @@ def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("KEDGE_RUNC", str(runc))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "file"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
-    result, reason = Keeping().stop("/nowhere", "one", 5)
+    result, reason = Batch().stop("/nowhere", "one", 5)
     assert result == "signalled"
     assert "is not a directory" in reason
     assert reason.endswith("no such thing")
     assert (tmp_path / "called").read_text() == "--root /nowhere kill one TERM\n"
     assert json.loads(Path(mark_path("/nowhere", "one")).read_text())["killed"] is True
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
-    keeping = Keeping()
-    assert "runc state one: no such thing" in keeping.stop("/nowhere", "one", 5)[1]
-    keeping.close()
+    batch = Batch()
+    assert "runc state one: no such thing" in batch.stop("/nowhere", "one", 5)[1]
+    batch.close()
 
 
 def test_who_was_asked_to_stop_gets_its_signal_though_the_process_is_killed(
@@ -165,21 +167,21 @@ def test_what_another_call_has_kept_is_kept(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
     for fact in ("ended", "ending"):
         write_mark(mark_path("/nowhere", fact), json.dumps({"wish": {"key": "k"}, fact: 1.0}))
-        keeping = Keeping()
-        assert keeping.stop("/nowhere", fact, 5) == ("kept", "")
-        keeping.close()
+        batch = Batch()
+        assert batch.stop("/nowhere", fact, 5) == ("kept", "")
+        batch.close()
 
 
 def test_two_in_one_network_are_not_frozen_at_once(tmp_path: Path) -> None:
-    def bundle(name: str, *namespaces: dict[str, str]) -> dict[str, str]:
+    def bundle(name: str, *namespaces: dict[str, str]) -> Mark:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"linux": {"namespaces": namespaces}}))
-        return {"bundle": str(tmp_path / name)}
+        return Mark(Wish("k", "latest"), str(tmp_path / name))
 
     shared = {"type": "network", "path": "/run/netns/pod"}
-    keeping = Keeping()
-    first = keeping.alone_in_network(bundle("a", shared))
-    assert first is keeping.alone_in_network(bundle("b", shared))
-    assert first is not keeping.alone_in_network(bundle("c", {**shared, "path": "/run/netns/other"}))
-    with first, keeping.alone_in_network(bundle("d", {"type": "network"})), keeping.alone_in_network(bundle("e")):
+    batch = Batch()
+    first = batch.alone_in_network(bundle("a", shared))
+    assert first is batch.alone_in_network(bundle("b", shared))
+    assert first is not batch.alone_in_network(bundle("c", {**shared, "path": "/run/netns/other"}))
+    with first, batch.alone_in_network(bundle("d", {"type": "network"})), batch.alone_in_network(bundle("e")):
         pass

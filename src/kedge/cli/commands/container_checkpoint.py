@@ -64,43 +64,42 @@ def checkpoint_command(
     gpu: str,
     **options: bool,
 ) -> None:
-    """Freeze CONTAINER into the store: its processes and files of one moment.
+    """Checkpoint CONTAINER into the store: its processes and files of one moment.
 
     It ends when its checkpoint is durable, or runs on with --leave-running. If anything fails, it runs on.
     """
-    from kedge.containers.checkpoint import freeze_container
+    from kedge.containers.bundle import ContainerSource
+    from kedge.containers.checkpoint import Request, make_checkpoint
     from kedge.containers.engine.runc import find_container
     from kedge.containers.gpu.memory import GpuMemory
 
     found = find_container(container, runtime, root)
     with session.open(create=True) as manager:
-        frozen = freeze_container(
+        made = make_checkpoint(
             manager,
-            found,
-            key=key,
-            leave_running=leave_running,
-            options=chosen_options(options),
+            ContainerSource.of(found),
+            Request(key or found.id, leave_running=leave_running, options=chosen_options(options)),
             companions=[GpuMemory(gpu)],
             report=_report if sys.stderr.isatty() else None,
         )
     if session.as_json:
         emit(
             {
-                "checkpoint": frozen.checkpoint.to_json(),
-                "phases_ms": dict(frozen.phases_ms),
-                "frozen_ms": frozen.frozen_ms,
-                "sockets": list(frozen.sockets),
+                "checkpoint": made.checkpoint.to_json(),
+                "phases_ms": dict(made.phases_ms),
+                "frozen_ms": made.frozen_ms,
+                "sockets": list(made.sockets),
             }
         )
         return
     print_facts(
         [
-            ("checkpoint", frozen.checkpoint.id),
-            ("job", frozen.checkpoint.job),
-            ("size", f"{size(frozen.checkpoint.size_bytes)}, {size(frozen.checkpoint.stored_bytes)} of it new"),
-            ("phases", ", ".join(f"{name} {ms:.0f} ms" for name, ms in frozen.phases_ms.items())),
-            ("stood still", f"{frozen.frozen_ms:.0f} ms" if leave_running else ""),
-            ("not kept", ", ".join(f"{path} (a socket)" for path in frozen.sockets)),
+            ("checkpoint", made.checkpoint.id),
+            ("job", made.checkpoint.job),
+            ("size", f"{size(made.checkpoint.size_bytes)}, {size(made.checkpoint.stored_bytes)} of it new"),
+            ("phases", ", ".join(f"{name} {ms:.0f} ms" for name, ms in made.phases_ms.items())),
+            ("stood still", f"{made.frozen_ms:.0f} ms" if leave_running else ""),
+            ("not kept", ", ".join(f"{path} (a socket)" for path in made.sockets)),
         ]
     )
 

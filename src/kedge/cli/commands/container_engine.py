@@ -15,6 +15,7 @@ from kedge.terminal.text import age, size
 
 if TYPE_CHECKING:
     from kedge.containers.engine.containerd import Task
+    from kedge.containers.runtime.marks import Mark
     from kedge.manager import CheckpointManager
 
 
@@ -47,11 +48,11 @@ def list_engine(session: Session, address: str | None, namespace: str | None) ->
     """What containerd has: whether it can be frozen, how large it is, and what is kept of it."""
     from kedge.containers.engine.containerd import tasks
     from kedge.containers.engine.cri import find_address
-    from kedge.containers.runtime.marks import mark_of, marks, read_mark
+    from kedge.containers.runtime.marks import find_mark, marks
 
-    marked = {mark.name: read_mark(mark_of(str(mark.parent), mark.name)) for mark in marks()}
+    marked = {container.name: find_mark(container) for container in marks()}
     with Stores(session) as stores:
-        found = [_described(one, marked.get(one.id) or {}, stores) for one in tasks(find_address(address), namespace)]
+        found = [_described(one, marked.get(one.id), stores) for one in tasks(find_address(address), namespace)]
     if session.as_json:
         last = [None if told["last"] is None else told["last"].to_json() for told in found]
         emit({"containers": [{**told, "last": one} for told, one in zip(found, last, strict=True)]})
@@ -82,15 +83,15 @@ def list_engine(session: Session, address: str | None, namespace: str | None) ->
         click.echo("containerd has no container", err=True)
 
 
-def _described(one: Task, facts: Mapping[str, Any], stores: Stores) -> dict[str, Any]:
+def _described(one: Task, mark: Mark | None, stores: Stores) -> dict[str, Any]:
     from kedge.containers.preemption import memory_bytes
     from kedge.containers.snapshot import generations
 
-    key = str(facts["wish"]["key"]) if facts.get("wish") else one.id
-    kept = generations(stores.of(dict(facts.get("environment") or {})), "container", key)
+    key = one.id if mark is None else mark.key
+    kept = generations(stores.of({} if mark is None else mark.environment), "container", key)
     return {
         "id": one.id, "namespace": one.namespace, "image": one.image, "runtime": one.runtime, "state": one.state,
-        "can_freeze": not one.obstacle, "obstacle": one.obstacle, "key": key, "is_opted_in": bool(facts.get("wish")),
+        "can_freeze": not one.obstacle, "obstacle": one.obstacle, "key": key, "is_opted_in": mark is not None,
         "memory_bytes": memory_bytes(one.pid) if one.pid else 0, "generations": len(kept),
         "last": kept[-1] if kept else None,
     }  # fmt: skip

@@ -21,38 +21,45 @@ from .container_checkpoint import gpu_option
 def restore_command(
     session: Session, name: str, new_id: str | None, bundle: str | None, root: str | None, gpu: str
 ) -> None:
-    """Bring a container back: the newest sound checkpoint of KEY, or the one with that ID.
+    """Restore a container: the newest sound checkpoint of KEY, or the one with that ID.
 
     Its files are put in place first; what they were comes back if the restore fails. The container gets the standard
     streams of this command where its own were pipes.
     """
     from pathlib import Path
 
+    from kedge.containers.bundle import ContainerTarget
     from kedge.containers.gpu.memory import GpuMemory
-    from kedge.containers.restore import thaw_container
+    from kedge.containers.restore import restore_newest
 
     with session.open() as manager:
-        thawed = thaw_container(
+        restored = restore_newest(
             manager,
+            "container",
             name,
-            new_id=new_id,
-            bundle=None if bundle is None else Path(bundle),
-            root=root,
+            lambda taken: ContainerTarget.of(
+                taken, new_id=new_id, bundle=None if bundle is None else Path(bundle), root=root
+            ),
             companions=[GpuMemory(gpu)],
             report=_report if sys.stderr.isatty() else None,
         )
     facts = {
-        "id": thawed.id,
-        "pid": thawed.pid,
-        "checkpoint": thawed.checkpoint.id,
-        "phases_ms": dict(thawed.phases_ms),
+        "id": restored.id,
+        "pid": restored.pid,
+        "checkpoint": restored.checkpoint.id,
+        "phases_ms": dict(restored.phases_ms),
     }
     if session.as_json:
         emit(facts)
         return
-    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in thawed.phases_ms.items())
+    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in restored.phases_ms.items())
     print_facts(
-        [("container", thawed.id), ("pid", str(thawed.pid)), ("checkpoint", thawed.checkpoint.id), ("phases", phases)]
+        [
+            ("container", restored.id),
+            ("pid", str(restored.pid)),
+            ("checkpoint", restored.checkpoint.id),
+            ("phases", phases),
+        ]
     )
 
 

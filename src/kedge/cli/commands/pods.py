@@ -20,7 +20,7 @@ from .container_checkpoint import gpu_option
 from .container_engine import Stores
 
 if TYPE_CHECKING:
-    from kedge.containers.checkpoint import Frozen
+    from kedge.containers.checkpoint import Checkpointed
     from kedge.containers.pods import Workload
     from kedge.model import Checkpoint
 
@@ -128,13 +128,13 @@ _OUTCOMES = (
 @address_option
 @gpu_option
 def checkpoint_command(session: Session, name: str, address: str | None, gpu: str) -> None:
-    """Keep what runs in a pod of this node: all containers that opted in, or the one that is named.
+    """Checkpoint what runs in a pod of this node: all containers that opted in, or the one that is named.
 
-    They run on. Exit code 1 when not all of them were kept.
+    They run on. Exit code 1 when one of them could not be checkpointed.
     """
     from kedge.containers.pods import checkpoint
 
-    _freeze(session, name, address, gpu, checkpoint)
+    _checkpoint_pod(session, name, address, gpu, checkpoint)
 
 
 @store_command("hibernate", json_keys=_OUTCOMES)
@@ -142,17 +142,19 @@ def checkpoint_command(session: Session, name: str, address: str | None, gpu: st
 @address_option
 @gpu_option
 def hibernate_command(session: Session, name: str, address: str | None, gpu: str) -> None:
-    """Keep what opted in of a pod, end it, and hold it back until kedge pod wake.
+    """Checkpoint what opted in of a pod, end it, and hold it back until kedge pod wake.
 
     Whoever starts the workload again meanwhile, on whichever node of the store, is refused and told why. A container
-    that cannot be kept runs on.
+    that cannot be checkpointed runs on.
     """
     from kedge.containers.pods import hibernate
 
-    _freeze(session, name, address, gpu, hibernate)
+    _checkpoint_pod(session, name, address, gpu, hibernate)
 
 
-def _freeze(session: Session, name: str, address: str | None, gpu: str, action: Callable[..., Frozen]) -> None:
+def _checkpoint_pod(
+    session: Session, name: str, address: str | None, gpu: str, action: Callable[..., Checkpointed]
+) -> None:
     from kedge.containers.engine.cri import find_address
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.pods import PodName, find
@@ -170,13 +172,13 @@ def _freeze(session: Session, name: str, address: str | None, gpu: str, action: 
                 "key": one.key, "checkpoint": None, "frozen_ms": None, "error": None,
             }  # fmt: skip
             try:
-                frozen = action(one, stores.of(one.environment), [GpuMemory(gpu)])
+                made = action(one, stores.of(one.environment), [GpuMemory(gpu)])
             except CheckpointError as error:
                 code, message, hint, _ = describe(error)
                 told["error"] = {"code": code, "message": message, "hint": hint}
             else:
-                told |= {"key": frozen.checkpoint.job.partition(":")[2], "frozen_ms": frozen.frozen_ms}
-                told["checkpoint"] = frozen.checkpoint.to_json()
+                told |= {"key": made.checkpoint.job.partition(":")[2], "frozen_ms": made.frozen_ms}
+                told["checkpoint"] = made.checkpoint.to_json()
             outcomes.append(told)
     if session.as_json:
         emit({"containers": outcomes})

@@ -18,33 +18,28 @@ from .container_checkpoint import chosen_options, dump_options, gpu_option, list
 @gpu_option
 @dump_options
 def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool, gpu: str, **options: bool) -> None:
-    """Freeze process PID and its descendants into the store, with the files they have open for writing."""
+    """Checkpoint process PID and its descendants into the store, with the files they have open for writing."""
+    from kedge.containers.checkpoint import Request, make_checkpoint
     from kedge.containers.gpu.memory import GpuMemory
-    from kedge.containers.processes import freeze_process, parse_pid
+    from kedge.containers.processes import ProcessSource, parse_pid
 
     with session.open(create=True) as manager:
-        frozen = freeze_process(
-            manager,
-            parse_pid(pid),
-            key=key,
-            leave_running=leave_running,
-            options=chosen_options(options),
-            companions=[GpuMemory(gpu)],
-        )
+        request = Request(key, leave_running=leave_running, options=chosen_options(options))
+        made = make_checkpoint(manager, ProcessSource.of(parse_pid(pid)), request, companions=[GpuMemory(gpu)])
     if session.as_json:
         emit(
             {
-                "checkpoint": frozen.checkpoint.to_json(),
-                "phases_ms": dict(frozen.phases_ms),
-                "frozen_ms": frozen.frozen_ms,
+                "checkpoint": made.checkpoint.to_json(),
+                "phases_ms": dict(made.phases_ms),
+                "frozen_ms": made.frozen_ms,
             }
         )
         return
     print_facts(
         [
-            ("checkpoint", frozen.checkpoint.id),
-            ("size", f"{size(frozen.checkpoint.size_bytes)}, {size(frozen.checkpoint.stored_bytes)} of it new"),
-            ("phases", ", ".join(f"{name} {ms:.0f} ms" for name, ms in frozen.phases_ms.items())),
+            ("checkpoint", made.checkpoint.id),
+            ("size", f"{size(made.checkpoint.size_bytes)}, {size(made.checkpoint.stored_bytes)} of it new"),
+            ("phases", ", ".join(f"{name} {ms:.0f} ms" for name, ms in made.phases_ms.items())),
         ]
     )
 
@@ -67,9 +62,9 @@ def run_command(
     command: tuple[str, ...],
     **options: bool,
 ) -> None:
-    """Run COMMAND (behind --), or let it go on where it was kept under that key.
+    """Run COMMAND (behind --), or restore it from the last checkpoint under that key.
 
-    SIGTERM and Ctrl-C freeze it and end with exit status 75; the same command line goes on from there. With --every it
+    SIGTERM and Ctrl-C checkpoint it and end with exit status 75; the same command line resumes it. With --every it
     also survives being killed. When it ends by itself, its exit status is ours; after 0 nothing stays kept.
     """
     from kedge.containers.gpu.memory import GpuMemory
@@ -86,22 +81,29 @@ def run_command(
 @click.argument("name", metavar="KEY|ID")
 @gpu_option
 def restore_command(session: Session, name: str, gpu: str) -> None:
-    """Bring processes back and leave them to themselves: the newest sound checkpoint of KEY, or the one with that ID.
+    """Restore processes and leave them to themselves: the newest sound checkpoint of KEY, or the one with that ID.
 
     Files that they had open for writing are put back first. What they write to pipes, such as those of `process run`,
     comes out of this command's own streams. To watch over them, use kedge process run --key KEY instead.
     """
     from kedge.containers.gpu.memory import GpuMemory
-    from kedge.containers.processes import thaw_process
+    from kedge.containers.processes import ProcessTarget
+    from kedge.containers.restore import restore_newest
 
     with session.open() as manager:
-        thawed = thaw_process(manager, name, streams={1: 1, 2: 2}, companions=[GpuMemory(gpu)])
-    facts = {"pid": thawed.pid, "checkpoint": thawed.checkpoint.id, "phases_ms": dict(thawed.phases_ms)}
+        restored = restore_newest(
+            manager,
+            "process",
+            name,
+            lambda taken: ProcessTarget.of(taken, {1: 1, 2: 2}),
+            companions=[GpuMemory(gpu)],
+        )
+    facts = {"pid": restored.pid, "checkpoint": restored.checkpoint.id, "phases_ms": dict(restored.phases_ms)}
     if session.as_json:
         emit(facts)
         return
-    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in thawed.phases_ms.items())
-    print_facts([("pid", str(thawed.pid)), ("checkpoint", thawed.checkpoint.id), ("phases", phases)])
+    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in restored.phases_ms.items())
+    print_facts([("pid", str(restored.pid)), ("checkpoint", restored.checkpoint.id), ("phases", phases)])
 
 
 def _say(text: str) -> None:
@@ -151,6 +153,6 @@ process_command = click.Group(
     commands=[run_command, checkpoint_command, restore_command, list_command, hibernate_command, wake_command],
     callback=pass_on,
     params=shared_options(),
-    help="Freeze processes without a container, and bring them back. Needs root and CRIU: kedge container doctor.",
+    help="Checkpoint and restore processes without a container. Needs root and CRIU: kedge container doctor.",
     epilog="JSON: kedge process COMMAND --help says what each one answers",
 )

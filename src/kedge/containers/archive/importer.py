@@ -17,7 +17,6 @@ from typing import Any
 from kedge.containers import network, snapshot
 from kedge.containers.criu import images
 from kedge.containers.criu.pages import validate_images
-from kedge.containers.runtime.dumps import copy_files, digest_of
 from kedge.errors import Corrupted, Validation
 from kedge.files import Tree
 from kedge.manager import CheckpointManager
@@ -25,6 +24,7 @@ from kedge.model import Checkpoint, Lease
 
 from . import layout as formats
 from .compression import Plain
+from .directory import copy_files, digest_of
 from .extraction import Extraction
 from .layout import Archive
 from .scratch import private_directory
@@ -91,7 +91,7 @@ def import_images(
             runtime={"name": "runc", "version": "", "root": ""},
             spec=dict(spec),
             descriptors=snapshot.read_descriptors(home / "images"),
-            network=network.mode_of(spec),
+            network=network.network_of(spec),
             criu={"version": "", "options": []},
             processes=snapshot.read_processes(home / "images"),
         )
@@ -178,14 +178,14 @@ def _descriptors(found: Archive) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _network(found: Archive) -> dict[str, str]:
+def _network(found: Archive) -> network.Network:
     """How the container was connected, as far as its configuration tells; a restore compares it."""
     linux = found.spec.get("linux")
     namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
     for one in namespaces if isinstance(namespaces, list) else []:
         if isinstance(one, dict) and one.get("type") == "network":
-            return {"mode": "external" if one.get("path") else "own", "path": ""}
-    return {"mode": "host", "path": ""}
+            return network.Network(mode="external" if one.get("path") else "own", path="")
+    return network.Network(mode="host", path="")
 
 
 def _key_of(found: Archive) -> str:

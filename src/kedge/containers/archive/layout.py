@@ -23,6 +23,7 @@ from typing import Any
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
 
 from .compression import Plain
+from .directory import copy_files
 from .extraction import Extraction
 from .tar import Limits, TarReader
 
@@ -147,8 +148,6 @@ def unpack(path: str | os.PathLike[str], directory: Path, limits: Limits | None 
     if os.path.isdir(name):
         layout, size, compression = Path(name), 0, "none"
         if not os.path.isfile(os.path.join(name, oci.LAYOUT)):
-            from kedge.containers.runtime.dumps import copy_files
-
             layout = directory / "archive"
             copy_files(name, layout, limits)
     else:

@@ -16,7 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kedge.containers.attempts import Attempt
 from kedge.containers.programs import USUAL_PATH, find_program
@@ -24,6 +26,8 @@ from kedge.errors import CheckpointError, CriuFailed, NoSpace, StepTimeout
 
 from . import relay
 from .log import explain
+
+AtPause = TypeVar("AtPause")
 
 _FREEZE_TIMEOUTS_S = (1, 2, 10)
 URGENT = -10  # nice
@@ -107,60 +111,58 @@ def seam(attempt: Attempt) -> Iterator[Seam]:
         shutil.rmtree(attempt.bin, ignore_errors=True)
 
 
-def dump(
-    command: Sequence[str],
-    *,
-    attempt: Attempt,
-    on_frozen: Callable[[], None],
-    deadline: float | None = None,
-    forget: Sequence[str] = (),
-) -> None:
-    """Run a program that dumps with CRIU, and `on_frozen` at the seam; if that raises, nothing has happened.
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """The program that dumps with CRIU, which must put its log into the attempt's folder.
 
-    CriuFailed says why, in words, when it did not come to that; StepTimeout, when the images were not written by the
-    deadline (of `time.monotonic`). `command` must put its log into the attempt's folder.
     A runtime must be told to leave the container running, also when it is to end: `forget` is then the command that
     removes it. It ends because the seam asks CRIU for that. So a runtime that calls another CRIU ends nothing.
+    """
+
+    command: Sequence[str]
+    forget: Sequence[str] = ()
+
+
+def dump(how: Dump, *, attempt: Attempt, at_pause: Callable[[], AtPause], deadline: float | None = None) -> AtPause:
+    """Run a dump, and `at_pause` at the seam, whose result is answered; if that raises, nothing has happened.
+
+    CriuFailed says why, in words, when it did not come to that; StepTimeout, when the images were not written by the
+    deadline (of `time.monotonic`).
     CRIU cannot stop a process that waits for its vfork: such a dump is tried again, because the moment passes.
     """
-    for timeout_s in _FREEZE_TIMEOUTS_S:
+    for timeout_s in _FREEZE_TIMEOUTS_S[:-1]:
         try:
-            _dump(command, attempt, on_frozen, timeout_s, deadline, forget)
-            return
+            return _dump(how, attempt, at_pause, timeout_s, deadline)
         except CriuFailed:
             log = attempt.log()
-            if timeout_s == _FREEZE_TIMEOUTS_S[-1] or not ("Timeout reached" in log and "Unseizable" in log):
+            if not ("Timeout reached" in log and "Unseizable" in log):
                 raise
             (attempt.path / "dump.log").rename(attempt.path / f"dump-{timeout_s}s.log")
             shutil.rmtree(attempt.images)
             attempt.images.mkdir(mode=0o700)
+    return _dump(how, attempt, at_pause, _FREEZE_TIMEOUTS_S[-1], deadline)
 
 
 def _dump(
-    command: Sequence[str],
-    attempt: Attempt,
-    on_frozen: Callable[[], None],
-    timeout_s: int,
-    deadline: float | None,
-    forget: Sequence[str],
-) -> None:
+    how: Dump, attempt: Attempt, at_pause: Callable[[], AtPause], timeout_s: int, deadline: float | None
+) -> AtPause:
     with seam(attempt) as waiting:
-        _write_fronts(attempt, timeout_s, ends=bool(forget))
+        _write_fronts(attempt, timeout_s, ends=bool(how.forget))
         inherited = {**os.environ, "PATH": f"{attempt.bin}:{os.environ.get('PATH', '')}:{USUAL_PATH}"}
-        if forget:
+        command = how.command
+        if how.forget:
             script = _ENDING.format(
-                dump=shlex.join(command), word=shlex.quote(str(waiting.word)), forget=shlex.join(forget)
+                dump=shlex.join(command), word=shlex.quote(str(waiting.word)), forget=shlex.join(how.forget)
             )
             command = ["/bin/sh", "-c", script]
         with (attempt.path / "runtime.log").open("wb") as said, urgent():
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=inherited, pass_fds=attempt.held
             )
-            is_asked = False
+            results: list[AtPause] = []  # none: it never came to the pause
             try:
                 if waiting.wait(process, deadline):
-                    is_asked = True
-                    on_frozen()
+                    results.append(at_pause())
                     waiting.let_go()
             finally:
                 waiting.close()
@@ -168,13 +170,14 @@ def _dump(
     if waiting.is_late:
         raise StepTimeout(f"{attempt.subject} was not dumped in time", hint="give it more time to stop")
     if code != 0 or not attempt_succeeded(attempt):
-        raise failure("frozen", attempt)
-    if not is_asked:
+        raise failure("checkpointed", attempt)
+    if not results:
         raise CriuFailed(
             "the runtime called another CRIU than ours, which did not wait for us; nothing is kept, and it runs on",
             hint="let the runtime take criu from its PATH: is it a script that sets one?",
             attempt=attempt.id,
         )
+    return results[0]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     preempt ── {"number", "root", "id", "deadline_s"} ──▶ here ── {"number", "result", "reason"} ──▶ preempt
 
 Each container is stopped as `kedge-runc kill TERM` would stop it. While one is stored, the next is dumped already.
-Containers that share a network are frozen one after the other, because CRIU locks a network as a whole. When no more
+Containers that share a network are paused one after the other, because CRIU locks a network as a whole. When no more
 lines come, those begun are finished.
 """
 
@@ -17,7 +17,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from kedge.containers import network
 from kedge.containers.criu.command import URGENT
@@ -28,13 +27,15 @@ from kedge.manager import CheckpointManager
 
 from . import marks
 from .arguments import parse
-from .calls import Runtime
+from .container import CalledContainer
+from .marks import Mark
+from .stop import checkpoint_and_end, signal
 
 # As in kedge-runc: never by PATH, on which `runc` may be kedge-runc itself.
 RUNC = ("/usr/local/sbin/runc", "/usr/sbin/runc", "/usr/bin/runc", "/usr/local/bin/runc")
 
 
-class Keeping:
+class Batch:
     """What containers of one engine share while they are stopped."""
 
     def __init__(self) -> None:
@@ -44,21 +45,22 @@ class Keeping:
         self._networks: dict[str, threading.Lock] = {}
 
     def stop(self, root: str, identity: str, deadline_s: float) -> tuple[Result, str]:
-        """Keep a container, or pass the signal on: what came of it, and why if it was not kept."""
+        """Checkpoint a container, or pass the signal on: the result, and why if there is no checkpoint."""
         end = time.monotonic() + deadline_s
-        runtime = Runtime(self._program, parse(["--root", root, "kill", identity, "TERM"]))
-        marked = marks.read_mark(runtime.mark)
-        if "wish" not in marked:
+        call = parse(["--root", root, "kill", identity, "TERM"])
+        container = CalledContainer(self._program, call)
+        mark = container.mark()
+        if mark is None:
             return "ended", "it is not there any more"
         try:
-            runtime.manager = self._open()
-            with self.alone_in_network(marked):
-                reason = runtime.keep(end - time.monotonic())
+            container = CalledContainer(self._program, call, self._open())
+            with self.alone_in_network(mark):
+                reason = checkpoint_and_end(container, end - time.monotonic())
         except Exception as error:  # noqa: BLE001 - whatever it is, it was asked to stop, and must
             reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         if not reason:
             return "kept", ""
-        return "signalled", f"{reason} {runtime.signal().stderr}".strip()
+        return "signalled", f"{reason} {signal(container).stderr}".strip()
 
     def _open(self) -> CheckpointManager:
         with self._lock:
@@ -66,10 +68,9 @@ class Keeping:
                 self._manager = marks.store_of(os.environ)
             return self._manager
 
-    def alone_in_network(self, marked: dict[str, Any]) -> AbstractContextManager[object]:
-        """Held while a container is frozen: one lock for all that share a network."""
-        bundle = str(marked.get("bundle", ""))
-        path = network.mode_of(runc.read_spec(Path(bundle)))["path"] if bundle else ""
+    def alone_in_network(self, mark: Mark) -> AbstractContextManager[object]:
+        """Held while a container is checkpointed: one lock for all that share a network."""
+        path = network.network_of(runc.read_spec(Path(mark.bundle)))["path"] if mark.bundle else ""
         if not path:
             return nullcontext()
         with self._lock:
@@ -81,10 +82,10 @@ class Keeping:
 
 
 def come_first() -> None:
-    """The machine is to go, and what is being kept stands still: nothing on it is more urgent.
+    """The machine is to go, and what is being checkpointed stands still: nothing on it is more urgent.
 
     Where Linux weighs sessions against each other (autogroup, see sched(7)), a nice value counts only within one, so
-    that of `criu.urgent` is not enough. This session is ours alone: `preempting` starts it.
+    that of `criu.command.urgent` is not enough. This session is ours alone: `preemption` starts it.
     """
     if os.getsid(0) == os.getpid():
         with suppress(OSError):  # there is no such thing, or it may not be changed
@@ -93,11 +94,11 @@ def come_first() -> None:
 
 def main() -> None:
     come_first()
-    keeping = Keeping()
+    batch = Batch()
     writing = threading.Lock()
 
     def answer(number: int, root: str, identity: str, deadline_s: float) -> None:
-        result, reason = keeping.stop(root, identity, deadline_s)
+        result, reason = batch.stop(root, identity, deadline_s)
         with writing:
             sys.stdout.write(json.dumps({"number": number, "result": result, "reason": reason}) + "\n")
             sys.stdout.flush()
@@ -108,7 +109,7 @@ def main() -> None:
                 asked = json.loads(line)
                 pool.submit(answer, asked["number"], asked["root"], asked["id"], asked["deadline_s"])
     finally:
-        keeping.close()
+        batch.close()
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from kedge.model import Lease
 from kedge.store.lease import is_holder_gone, started
 
 from . import marks
+from .marks import Mark
 
 CLAIM_S = 300.0
 LEAVING_S = 30.0
@@ -131,30 +132,22 @@ def _is_leaving(manager: CheckpointManager, key: str) -> bool:
     return False
 
 
-def keep(manager: CheckpointManager, facts: Mapping[str, Any], root: str, identity: str) -> dict[str, Any]:
-    """The facts of a mark, with a claim that is good for a save: the one it has, or another if somebody took that."""
-    claim, wish = claim_of(facts), facts["wish"]
-    if claim is None:
-        taken = take(manager, wish["key"], root, identity, only_empty=wish["restore"] != "no")
+def ensure(manager: CheckpointManager, mark: Mark, root: str, identity: str) -> Mark:
+    """The mark with a claim that is good for a save: the one it has, or another if somebody took that."""
+    if mark.claim is None:
+        claim = take(manager, mark.key, root, identity, only_empty=mark.wish.restore != "no")
     else:
         try:
-            manager.renew_lease(claim)
-            return dict(facts)
+            manager.renew_lease(mark.claim)
+            return mark
         except LeaseLost:
-            taken = take(manager, key_of(claim).partition("@")[0], root, identity, only_empty=True)
-    return {**facts, "claim": asdict(taken), "wish": {**wish, "key": key_of(taken)}}
+            claim = take(manager, key_of(mark.claim).partition("@")[0], root, identity, only_empty=True)
+    return replace(mark, claim=claim, wish=mark.wish.with_key(key_of(claim)))
 
 
-def give_back(manager: CheckpointManager, facts: Mapping[str, Any]) -> None:
-    claim = claim_of(facts)
-    if claim is not None:
-        manager.break_lease(claim)
-
-
-def claim_of(facts: Mapping[str, Any]) -> Lease | None:
-    """The claim that a mark tells of; None when it has none yet."""
-    found = facts.get("claim")
-    return Lease(**found) if isinstance(found, dict) else None
+def release(manager: CheckpointManager, mark: Mark) -> None:
+    if mark.claim is not None:
+        manager.break_lease(mark.claim)
 
 
 def key_of(claim: Lease) -> str:
@@ -163,14 +156,14 @@ def key_of(claim: Lease) -> str:
 
 def renew_here() -> list[tuple[str, str]]:
     """Renew the claims of all that live on this machine; (job, why not) of those where that failed."""
-    stores: dict[str, list[Lease]] = {}
-    for mark, facts in _marked():
-        if (claim := claim_of(facts)) is not None and _state(mark):
-            stores.setdefault(json.dumps(facts.get("environment", {}), sort_keys=True), []).append(claim)
+    stores: dict[tuple[tuple[str, str], ...], list[Lease]] = {}
+    for container, mark in _marked():
+        if mark.claim is not None and _state(container):
+            stores.setdefault(tuple(sorted(mark.environment.items())), []).append(mark.claim)
     failed = []
     for environment, held in stores.items():
         try:
-            with marks.store_of(json.loads(environment)) as manager:
+            with marks.store_of(dict(environment)) as manager:
                 failed += [(claim.job, why) for claim in held if (why := _renew(manager, claim))]
         except CheckpointError as error:
             failed += [(claim.job, str(error)) for claim in held]
@@ -188,11 +181,13 @@ def _renew(manager: CheckpointManager, claim: Lease) -> str:
 def _alive_here(key: str, besides: Path) -> Iterator[tuple[str, bool]]:
     """What other living containers of this machine have claimed of `key`, also where that has run out; and whether
     they are on their way out."""
-    for mark, facts in _marked():
-        claim = claim_of(facts)
-        if claim is not None and key_of(claim).partition("@")[0] == key and mark != besides and (state := _state(mark)):
-            is_frozen_for_good = bool(facts.get("ending")) and is_busy(str(mark.parent), mark.name)
-            yield claim.job, is_frozen_for_good or _has_lost_its_shim(mark, state.get("pid"))
+    for container, mark in _marked():
+        claim = mark.claim
+        if claim is None or key_of(claim).partition("@")[0] != key or container == besides:
+            continue
+        if state := _state(container):
+            is_ending = bool(mark.ending) and is_busy(str(container.parent), container.name)
+            yield claim.job, is_ending or _has_lost_its_shim(container, state.get("pid"))
 
 
 def _has_lost_its_shim(container: Path, pid: object) -> bool:
@@ -206,12 +201,12 @@ def _has_lost_its_shim(container: Path, pid: object) -> bool:
     return _read(f"/proc/{parent}/comm") != "containerd-shim"
 
 
-def _marked() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Those of this machine that are not known to have ended."""
-    for mark in marks.marks():
-        facts = marks.read_mark(marks.mark_of(str(mark.parent), mark.name))
-        if facts and not facts.get("ended"):
-            yield mark, facts
+def _marked() -> Iterator[tuple[Path, Mark]]:
+    """Those of this machine, as `root/identity`, that are not known to have ended."""
+    for container in marks.marks():
+        mark = marks.find_mark(container)
+        if mark is not None and not mark.ended:
+            yield container, mark
 
 
 def _holder(root: str, identity: str) -> str:

@@ -3,7 +3,7 @@
 A workload that was never kept has nothing to bring back: its container is marked as one that opted in, and the real
 runc makes it. Finding that out is what its engine waits for, so this is started without site-packages (`python -IS`)
 and imports next to nothing; SQLite, which is needed anyway, reads and writes the JSON. Whatever is not that plain —
-there is a generation, the store is not a directory, something is wrong — is done by `runtime`, from the start.
+there is a generation, the store is not a directory, something is wrong — is done by `calls`, from the start.
 
 containerd writes a bundle before it starts a shim for it, and the shim takes as long to start as this: so
 `containerd-shim-kedge-v1` has the same found out meanwhile (`look_ahead`), and `create` needs no Python at all. What

@@ -1,14 +1,7 @@
-"""Marks: what `kedge-runc` remembers of each container that opted in, in a file below /run.
+"""Marks: what `kedge-runc` remembers of each container that opted in, in a file of JSON below /run.
 
-    wish          what it asked for (opting.Wish); "keep" only when it is until-success
-    claim         its claim on its key (claims); none yet where nothing was kept under it before
-    restored      the generation that it goes on from; None if it started anew
-    bundle        where its bundle is
-    environment   what its engine said about the store, so that others keep it where its engine would
-    started, killed, ended     when it went on; whether it was signalled; when it was frozen, and so ended
-    ending        since when it is being frozen for good: if runc does not know it any more, it was
-
-The shell script in front reads them too, with grep: they are JSON, so no text in one can look like the name of a fact.
+The shell script in front reads them too, with patterns: they are JSON, so no text in one can look like the name of a
+fact. `early` writes the first one of a container by itself.
 """
 
 from __future__ import annotations
@@ -16,14 +9,69 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kedge.model import Lease
 
 from . import early
 from .early import PLACES as PLACES
+from .opt_in import Wish
 
 if TYPE_CHECKING:
     from kedge.manager import CheckpointManager
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is remembered of one container. The times are `time.time()`."""
+
+    wish: Wish  # what it asked for
+    bundle: str = ""
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what its engine said about the store, so that others use the same
+    claim: Lease | None = None  # on its key (claims); none yet where no checkpoint had that key before
+    restored: str | None = None  # the checkpoint that it was restored from; None if it started anew
+    started: float | None = None
+    killed: bool = False  # whether it was signalled
+    ending: float | None = (
+        None  # since when it is being checkpointed for good: if runc does not know it any more, it was
+    )
+    ended: float | None = None  # when it was checkpointed, and so ended
+
+    @property
+    def key(self) -> str:
+        return self.wish.key
+
+    def to_json(self) -> str:
+        """`restored` is always there; of the others what is known."""
+        optional = {"environment": self.environment, "started": self.started, "killed": self.killed,
+                    "ending": self.ending, "ended": self.ended,
+                    "claim": None if self.claim is None else asdict(self.claim)}  # fmt: skip
+        facts = {"wish": self.wish.facts(), "restored": self.restored, "bundle": self.bundle}
+        return json.dumps(facts | {name: value for name, value in optional.items() if value})
+
+    @classmethod
+    def from_json(cls, text: str) -> Mark | None:
+        """None for what is not the mark of a container that opted in."""
+        try:
+            facts = json.loads(text)
+            claim, environment = facts.get("claim"), facts.get("environment") or {}
+            return cls(
+                wish=Wish.of(facts["wish"]),
+                bundle=str(facts.get("bundle") or ""),
+                environment={str(name): str(value) for name, value in environment.items()},
+                claim=Lease(**claim) if claim else None,
+                restored=facts.get("restored"),
+                started=facts.get("started"),
+                killed=bool(facts.get("killed")),
+                ending=facts.get("ending"),
+                ended=facts.get("ended"),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
 
 
 def mark_of(root: str, identity: str) -> Path:
@@ -34,24 +82,29 @@ def mark_of(root: str, identity: str) -> Path:
 def marks() -> list[Path]:
     """All that is remembered on this machine, as `root/identity`."""
     home = Path(os.environ.get("KEDGE_RUNC_STATE") or early.STATE)
-    found = [path for path in home.rglob("*") if path.is_file() and "~" not in path.name]
-    return sorted(Path("/", path.relative_to(home)) for path in found)
+    files = [path for path in home.rglob("*") if path.is_file() and "~" not in path.name]
+    return sorted(Path("/", path.relative_to(home)) for path in files)
 
 
-def read_mark(mark: Path) -> dict[str, Any]:
+def read_mark(path: Path) -> Mark | None:
+    """None where there is none, or nothing that one can read."""
     try:
-        found = json.loads(mark.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return Mark.from_json(path.read_text())
+    except FileNotFoundError:
+        return None
 
 
-def write_mark(mark: Path, facts: Mapping[str, Any]) -> None:
-    early.write_mark(str(mark), json.dumps(facts))
+def find_mark(container: Path) -> Mark | None:
+    """The mark of a container that is given as `root/identity`."""
+    return read_mark(mark_of(str(container.parent), container.name))
+
+
+def write_mark(path: Path, mark: Mark) -> None:
+    early.write_mark(str(path), mark.to_json())
 
 
 def store_of(environment: Mapping[str, str]) -> CheckpointManager:
-    """The store that an engine with this environment keeps containers in."""
+    """The store that an engine with this environment uses."""
     from kedge.manager import CheckpointManager
 
     key_file = environment.get("KEDGE_KEY_FILE")

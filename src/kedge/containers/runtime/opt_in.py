@@ -45,8 +45,20 @@ class Wish:
         self.keep = keep  # always, or until-success
         self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Wish:
+        """What `facts` were of."""
+        return cls(**{"restore": "latest", **facts})
+
+    @property
+    def is_until_success(self) -> bool:
+        return self.keep == "until-success"
+
+    def with_key(self, key: str) -> Wish:
+        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep)
+
     def facts(self) -> dict[str, str | int]:
-        """As a mark keeps it."""
+        """As a mark has it."""
         facts: dict[str, str | int] = {name: getattr(self, name) for name in ("key", "restore", "policy", "tries")}
         return facts if self.keep == "always" else {**facts, "keep": self.keep}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge.containers.archive.directory import copy_files
 from kedge.containers.archive.tar import Limits
 from kedge.containers.runtime import dumps
 
@@ -41,17 +42,17 @@ def test_only_below_the_roots(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_plain_files_are_copied_and_nothing_else(root: Path, tmp_path: Path) -> None:
-    dumps.copy_files(str(root / "team/one"), tmp_path / "copy", Limits())
+    copy_files(str(root / "team/one"), tmp_path / "copy", Limits())
     assert (tmp_path / "copy/inventory.img").read_bytes() == b"x"
     with pytest.raises(kedge.Validation, match="limit"):
-        dumps.copy_files(str(root / "team/one"), tmp_path / "large", Limits(total_bytes=0))
+        copy_files(str(root / "team/one"), tmp_path / "large", Limits(total_bytes=0))
     with pytest.raises(kedge.CheckpointError):
-        dumps.copy_files(str(root / "team"), tmp_path / "linked", Limits())
+        copy_files(str(root / "team"), tmp_path / "linked", Limits())
     (root / "team/link").unlink()
     os.mkfifo(root / "team/fifo")
     with pytest.raises(kedge.Validation, match="neither"):
-        dumps.copy_files(str(root / "team"), tmp_path / "special", Limits())
+        copy_files(str(root / "team"), tmp_path / "special", Limits())
     deep = root / "a/b/c/d/e/f"
     deep.mkdir(parents=True)
     with pytest.raises(kedge.Validation, match="too much"):
-        dumps.copy_files(str(root / "a"), tmp_path / "deep", Limits())
+        copy_files(str(root / "a"), tmp_path / "deep", Limits())

@@ -1,0 +1,195 @@
+"""Containers of an OCI runtime as sources of checkpoints and targets of restores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import Conflict, NotFound, storage_error
+from kedge.model import parse_name
+
+from . import network
+from .attempts import Attempt
+from .checkpoint import Files, Source
+from .companions import Phases
+from .criu.command import Dump, failure
+from .engine import runc
+from .network import Network
+from .programs import find_program
+from .restore import Target
+from .rootfs import Rootfs, copy_away, find_rootfs, replaced
+from .snapshot import Snapshot
+
+Run = Callable[[Sequence[str], Sequence[int]], int]  # a command, and the descriptors that it holds
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The directory of a container: its config.json and its root file system."""
+
+    path: Path
+    spec: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Bundle:
+        return cls(path, runc.read_spec(path))
+
+    @property
+    def network(self) -> Network:
+        return network.network_of(self.spec)
+
+    def rootfs(self) -> Rootfs:
+        """As it is mounted now."""
+        return find_rootfs(self.path, str(self.spec.get("root", {}).get("path", "rootfs")))
+
+    def files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
+        """What puts the checkpoint's files into the root (see restore.Target)."""
+        rootfs = self.rootfs()
+        if taken.rootfs is None:
+            return nullcontext(lambda: None)
+        if taken.rootfs_kind != rootfs.kind:
+            raise Conflict(
+                f"the checkpoint has the files of a root of kind {taken.rootfs_kind}, {rootfs.point} is of kind "
+                f"{rootfs.kind}",
+                hint="mount the image there as it was: an overlay of the same layers with an upper directory"
+                if taken.rootfs_kind == "overlay"
+                else "give a bundle whose root is a plain directory",
+            )
+        return replaced(rootfs, taken.rootfs, lambda facts: attempt.describe(replaces=facts))
+
+    def run(self, command: Sequence[str], attempt: Attempt, run: Run) -> None:
+        """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails.
+
+        All three streams are ours: those of the container that were pipes become them. So the runtime logs into a file.
+        """
+        attempt.describe(network=self.network)
+        command = [command[0], f"--log={attempt.path / 'runtime.log'}", *command[1:]]
+        with network.namespace_of(None, self.network) as namespace:
+            if run(command, attempt.held):
+                network.remove_lock(namespace)
+                raise failure("restored", attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSource(Source):
+    """A running container. `image_path`: where the caller wants the images too."""
+
+    container: runc.Container
+    rootfs: Rootfs
+    image_path: Path | None
+
+    @classmethod
+    def of(cls, container: runc.Container, image_path: Path | None = None) -> ContainerSource:
+        """Conflict if the container does not run."""
+        if container.status not in ("running", "paused"):
+            raise Conflict(
+                f"container {container.id} is {container.status}", hint="only a running one can be checkpointed"
+            )
+        bundle = Bundle(container.bundle, container.spec)
+        version = runc.runtime_version(container.program)
+        return cls(
+            kind="container",
+            id=container.id,
+            pid=container.pid,
+            lock=(container.root, container.id),
+            runtime={"name": container.engine, "version": version, "root": container.root},
+            network=bundle.network,
+            locks_network=True,
+            bundle=str(bundle.path),
+            spec=bundle.spec,
+            container=container,
+            rootfs=bundle.rootfs(),
+            image_path=image_path,
+        )
+
+    def dump(self, attempt: Attempt, options: Sequence[str], *, leave_running: bool) -> Dump:
+        command = self.container.command(
+            "checkpoint", "--image-path", str(attempt.images), "--work-path", str(attempt.path), *options,
+            "--leave-running", self.id,
+        )  # fmt: skip
+        return Dump(command, () if leave_running else self.container.command("delete", "--force", self.id))
+
+    def files(self, attempt: Attempt, phases: Phases, *, leave_running: bool) -> Files:
+        if self.image_path is not None:
+            give_images(attempt.images, self.image_path)
+        if self.rootfs.kind == "none":
+            return Files()
+        if not leave_running:
+            return Files(self.rootfs.kind, self.rootfs.changes)
+        with phases.phase("files"):
+            copy_away(self.rootfs.changes, attempt.rootfs)
+        return Files(self.rootfs.kind, attempt.rootfs)
+
+
+def give_images(images: Path, target: Path) -> None:
+    """The caller's image path gets the images too: by hard links where that is possible."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for source in images.iterdir():
+            image = target / source.name
+            image.unlink(missing_ok=True)
+            try:
+                os.link(source, image)
+            except OSError:  # another file system
+                shutil.copy2(source, image)
+    except OSError as error:
+        raise storage_error("write", str(target), error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerTarget(Target):
+    """A container of runc or crun, which does not exist yet."""
+
+    program: str
+    root: str
+    bundle: Bundle
+
+    @classmethod
+    def of(
+        cls, taken: Snapshot, *, new_id: str | None = None, bundle: Path | None = None, root: str | None = None
+    ) -> ContainerTarget:
+        """What is not given is as it was. Refuses what the checkpoint does not fit into."""
+        container_id = parse_name("container ID", new_id or taken.id)
+        root = root or str(taken.runtime.get("root") or "/run/runc")
+        path = Path(bundle or taken.bundle).absolute()
+        if not path.is_dir():
+            raise NotFound(f"there is no bundle at {path}", hint="give --bundle: a directory with a root file system")
+        has_spec = (path / "config.json").exists()
+        target = Bundle.read(path) if has_spec else Bundle(path, dict(taken.spec))
+        network.refuse_mismatch(taken.network, target.network)
+        program = find_program("crun" if taken.runtime.get("name") == "crun" else "runc")
+        return cls(id=container_id, lock=(root, container_id), program=program, root=root, bundle=target)
+
+    def refuse_taken(self) -> None:
+        if os.path.lexists(f"{self.root}/{self.id}"):  # where the runtime keeps what it knows
+            raise Conflict(f"container {self.id} exists already", hint="delete it first, or give --new-id")
+
+    @contextmanager
+    def files(self, taken: Snapshot, attempt: Attempt) -> Iterator[Callable[[], None]]:
+        config = self.bundle.path / "config.json"
+        if not config.exists():
+            config.write_text(json.dumps(dict(self.bundle.spec)))
+        with self.bundle.files(taken, attempt) as put_in_place:
+            yield put_in_place
+
+    def run(self, taken: Snapshot, attempt: Attempt) -> None:
+        command = [
+            self.program, "--root", self.root, "restore", "--detach", "--image-path", str(attempt.images),
+            "--work-path", str(attempt.path), "--bundle", str(self.bundle.path), "--pid-file",
+            str(attempt.path / "pid"), *taken.criu.get("options", ()), self.id,
+        ]  # fmt: skip
+        self.bundle.run(command, attempt, _run)
+
+    def end(self, attempt: Attempt) -> None:
+        runc.run(self.program, self.root, "delete", "--force", self.id)
+
+
+def _run(command: Sequence[str], held: Sequence[int]) -> int:
+    return subprocess.run(command, check=False, pass_fds=held).returncode

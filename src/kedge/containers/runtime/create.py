@@ -1,0 +1,213 @@
+"""`kedge-runc create` and `run`: a container claims its workload and is restored, or starts anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kedge.containers import hibernation, snapshot
+from kedge.containers.attempts import Attempt, only_one
+from kedge.containers.bundle import Bundle
+from kedge.containers.companions import Phases, companions_for
+from kedge.containers.engine.owners import owner_of_container
+from kedge.containers.guard import Guard
+from kedge.containers.network import refuse_mismatch
+from kedge.containers.restore import Target, restore_checkpoint
+from kedge.containers.rootfs import seeing
+from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, Lease
+
+from . import claims, dumps, marks
+from .container import ORPHAN_S, CalledContainer
+from .marks import Mark
+from .opt_in import Wish, wish_of
+from .start import start, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kedge.containers.snapshot import Snapshot
+
+
+def create(container: CalledContainer) -> int | None:
+    bundle = Bundle.read(Path(container.call.get("bundle") or ".").absolute())
+    wish = wish_of(bundle.spec, owner_of_container)
+    if wish is None:
+        return None
+    with ExitStack() as stack:
+        lock = _alone(container, stack)
+        status = _create(container, wish, bundle)
+        if status is None and lock is not None:
+            os.set_inheritable(os.dup(lock), True)  # the real runc holds it until it has made the container
+        return status
+
+
+def _alone(container: CalledContainer, stack: ExitStack) -> int | None:
+    """One create of an ID at a time: a second one would exchange the files of what the first has restored."""
+    with suppress(StorageError):  # no room for it: then nothing can be restored either
+        return stack.enter_context(only_one("create", container.root, container.id, wait_s=ORPHAN_S))
+    return None
+
+
+def _create(container: CalledContainer, wish: Wish, bundle: Bundle) -> int | None:
+    if os.path.lexists(f"{container.root}/{container.id}") and container.status():
+        return None  # taken: runc refuses it, and whose it is must not suffer
+    environment = {name: value for name in marks.PLACES if (value := os.environ.get(name))}
+    with container.store() as manager:
+        claim = _claim(container, manager, wish)
+        wish = wish.with_key(claims.key_of(claim))
+        mark = Mark(wish, str(bundle.path), environment, claim)
+        container.write(mark)  # should we be killed, `delete` knows that it was ours
+        try:
+            checkpoints = _candidates(container, manager, wish, claim, bundle)
+            restored = _restore_first(container, manager, wish, checkpoints, bundle)
+        except BaseException:
+            manager.break_lease(claim)
+            container.mark_path.unlink(missing_ok=True)
+            raise
+    if restored is None:
+        return None
+    container.write(replace(mark, restored=restored.checkpoint.id))
+    restored.guard.keep()
+    return 0
+
+
+def run(container: CalledContainer) -> int | None:
+    """Create and start at once, for people. In the foreground, where runc stays, nothing is restored."""
+    if not container.call.is_set("detach"):
+        return None
+    status = create(container)
+    if status == 0:
+        return start(container)
+    mark = container.mark()
+    if status is None and mark is not None and mark.wish.is_until_success:
+        status = subprocess.run([container.real, *container.call.argv], check=False).returncode
+        if status == 0:
+            watch(container)
+    return status
+
+
+def _claim(container: CalledContainer, manager: CheckpointManager, wish: Wish) -> Lease:
+    """Claim the workload, whose key may become one that is this container's alone; Conflict if it sleeps."""
+    is_only = wish.policy == "fail"
+    claim = claims.take(manager, wish.key, container.root, container.id, only_first=is_only, wait_s=claims.LEAVING_S)
+    if (key := claims.key_of(claim)) != wish.key:
+        container.log(f"kedge: {wish.key} is alive elsewhere: this one is {key}", level="warning")
+    try:
+        hibernation.refuse_asleep(manager, key)
+    except BaseException:
+        manager.break_lease(claim)
+        raise
+    return claim
+
+
+def _candidates(
+    container: CalledContainer, manager: CheckpointManager, wish: Wish, claim: Lease, bundle: Bundle
+) -> Sequence[Checkpoint]:
+    """The checkpoints that the container may be restored from, the best first; empty when it is to start anew."""
+    if wish.restore == "no":
+        return []
+    if wish.restore != "latest" and wish.restore[:1] != "/":
+        return [snapshot.find_for(manager, wish)]
+    if wish.restore != "latest":
+        _import(container, manager, wish, claim, bundle)
+    generations = snapshot.generations(manager, "container", wish.key)
+    return [one for one in reversed(generations) if one.status != "corrupted" and "crashed" not in one.tags]
+
+
+def _import(container: CalledContainer, manager: CheckpointManager, wish: Wish, claim: Lease, bundle: Bundle) -> None:
+    """What lies at the path that it named becomes a generation, once; it may be gone when it is one already."""
+    try:
+        dumps.import_dump(manager, wish.restore, key=wish.key, namespace=wish.namespace, spec=bundle.spec, lease=claim)
+    except NotFound as error:
+        if not snapshot.generations(manager, "container", wish.key):
+            raise
+        container.log(f"kedge: the newest checkpoint is used: {error}", level="warning")
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """A container that was restored, and that its engine does not know of yet."""
+
+    checkpoint: Checkpoint
+    guard: Guard
+
+
+def _restore_first(
+    container: CalledContainer,
+    manager: CheckpointManager,
+    wish: Wish,
+    checkpoints: Sequence[Checkpoint],
+    bundle: Bundle,
+) -> _Restored | None:
+    """Restore the first of these that can be; None when it is to start anew."""
+    for number, checkpoint in enumerate(checkpoints):
+        for left in reversed(range(wish.tries)):
+            target = RuncTarget.of(container, bundle)
+            try:
+                _restore(manager, checkpoint.id, target)
+            except CheckpointError as error:
+                target.guard.drop()
+                container.other("delete", "--force")
+                container.log(f"kedge: {checkpoint.id} could not be restored: {error}", level="warning")
+                is_damaged = isinstance(error, Corrupted) and manager.condemn(checkpoint.id).status == "corrupted"
+                if not left and isinstance(error, StorageError):
+                    raise  # nothing speaks against the checkpoint: an older one, or none, would undo its work
+                if not left and wish.policy == "fail" and number == len(checkpoints) - 1:
+                    raise
+                if is_damaged:
+                    break  # it stays so
+            else:
+                return _Restored(checkpoint, target.guard)
+    return None
+
+
+def _restore(manager: CheckpointManager, checkpoint_id: str, target: RuncTarget) -> None:
+    checkpoint, taken = snapshot.load(manager, checkpoint_id)
+    refuse_mismatch(taken.network, target.bundle.network)
+    companions = companions_for(target.bundle.spec)
+    restore_checkpoint(checkpoint, taken, target, companions=companions, phases=Phases())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuncTarget(Target):
+    """What an engine wants to create: restored, and paused until it says `start`."""
+
+    container: CalledContainer
+    bundle: Bundle
+    guard: Guard
+
+    @classmethod
+    def of(cls, container: CalledContainer, bundle: Bundle) -> RuncTarget:
+        guard = Guard([container.real, *container.call.other("delete", "--force")])
+        lock = (container.root, container.id)
+        return cls(id=container.id, lock=lock, wait_s=ORPHAN_S, container=container, bundle=bundle, guard=guard)
+
+    def files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
+        return self.bundle.files(taken, attempt)
+
+    def run(self, taken: Snapshot, attempt: Attempt) -> None:
+        options: Iterable[str] = map(str, taken.criu.get("options", ()))
+        words = self.container.call.to_restore(str(attempt.images), str(attempt.path), options)
+        rootfs = self.bundle.rootfs()
+        self.bundle.run(
+            [self.container.real, *words], attempt, lambda command, held: self.guard.run(seeing(rootfs, command), held)
+        )
+
+    def pid(self, attempt: Attempt) -> int:
+        pid_file = self.container.call.get("pid-file")
+        return int(Path(pid_file).read_text()) if pid_file else self.container.look_up().pid
+
+    def end(self, attempt: Attempt) -> None:
+        self.container.other("delete", "--force")
+
+    def settle(self) -> None:
+        paused = self.container.other("pause")
+        if paused.returncode:
+            self.container.log(f"kedge: it runs before it is started: {paused.stderr.strip()}", level="warning")
