@@ -1,1 +1,1 @@
-"""Containers: frozen, kept in a store, brought back."""
+"""Containers and processes: checkpoints of them in a store, and restores."""

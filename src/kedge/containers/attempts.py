@@ -1,4 +1,4 @@
-"""Attempts: the folder of one freeze or thaw. The logs in it stay, with the last fifty; images and copies do not.
+"""Attempts: the folder of one checkpoint or restore. The last fifty keep their logs, none its images and copies.
 
 An attempt says what it is about to change outside its folder, before it does: a network that CRIU locks, files that
 change places. If it is killed, the next attempt finds that, and puts it right (`put_right`).
@@ -198,14 +198,16 @@ def _forget(path: Path) -> None:
 
 @contextmanager
 def only_one(*subject: str, wait_s: float = 0.0) -> Iterator[int]:
-    """Keep others from freezing or thawing the same thing at the same time: Conflict for the second one, if it may not
-    wait, or not so long. Answers the descriptor of the lock."""
+    """Keep others from checkpointing or restoring the same thing at the same time: Conflict for the second one, if it
+    may not wait, or not so long. Answers the descriptor of the lock."""
     fd = _open_lock(subject)
     deadline = time.monotonic() + wait_s
     while not _is_locked(fd):
         if time.monotonic() >= deadline:
             os.close(fd)
-            raise Conflict(f"{subject[-1]} is being frozen or thawed by somebody else", hint="wait until that is done")
+            raise Conflict(
+                f"{subject[-1]} is being checkpointed or restored by somebody else", hint="wait until that is done"
+            )
         time.sleep(0.02)
     try:
         yield fd
@@ -214,7 +216,7 @@ def only_one(*subject: str, wait_s: float = 0.0) -> Iterator[int]:
 
 
 def is_busy(*subject: str) -> bool:
-    """Whether somebody freezes or thaws it just now, or what a killed one had started still does."""
+    """Whether somebody checkpoints or restores it just now, or what a killed one had started still does."""
     fd = _open_lock(subject)
     try:
         return not _is_locked(fd)

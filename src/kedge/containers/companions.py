@@ -1,4 +1,4 @@
-"""Who has a part in freezing and thawing besides CRIU, and how long each part takes."""
+"""Who has a part in a checkpoint or a restore besides CRIU, and how long each part takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Companion(Protocol):
         ...
 
     def before_restore(self, metadata: Mapping[str, object]) -> None:
-        """Refuse what cannot come back here, before anything is touched."""
+        """Refuse what cannot be restored here, before anything is touched."""
         ...
 
     def after_restore(self, pids: Sequence[int], phases: Phases) -> None:

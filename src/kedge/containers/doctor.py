@@ -89,8 +89,8 @@ def _numbers(version: str) -> list[int]:
 
 def _programs() -> Iterator[Finding]:
     for name, package, without, status in (
-        ("runc", "runc", "no container can be frozen", "bad"),
-        ("iptables", "iptables", "containers with a network of their own cannot be frozen", "bad"),
+        ("runc", "runc", "no container can be checkpointed", "bad"),
+        ("iptables", "iptables", "containers with a network of their own cannot be checkpointed", "bad"),
         ("nsenter", "util-linux", "the network lock cannot be taken back", "bad"),
         ("containerd", "containerd", "needed only for its containers", "note"),
         ("podman", "podman", "needed only for its containers", "note"),
@@ -104,7 +104,7 @@ def _programs() -> Iterator[Finding]:
         first = (done.stdout or done.stderr).strip().splitlines()
         what = f"{first[0] if first else 'there'} at {path}"
         if name == "crun" and "+CRIU" not in done.stdout:
-            yield Finding(name, "note", f"{what}, built without CRIU", "use runc for what is to be frozen")
+            yield Finding(name, "note", f"{what}, built without CRIU", "use runc for what is to be checkpointed")
         else:
             yield Finding(name, "ok", what)
 
@@ -114,7 +114,7 @@ def _kernel() -> Iterator[Finding]:
     yield Finding("kernel", "ok", f"{facts['kernel']} on {facts['arch']}, cgroup {facts['cgroup']}")
     overlay = "overlay" in Path("/proc/filesystems").read_text()
     yield Finding(
-        "overlay", "ok" if overlay else "note", "known" if overlay else "not loaded: all files of a root are kept",
+        "overlay", "ok" if overlay else "note", "known" if overlay else "not loaded: all files of a root are saved",
         "" if overlay else "modprobe overlay",
     )  # fmt: skip
     if os.geteuid() == 0 and (criu := which("criu")):

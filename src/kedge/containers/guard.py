@@ -1,8 +1,8 @@
 """A restore that is undone when whoever asked for it is killed.
 
 An engine that got no answer knows of no container. Would it run all the same, nobody could stop it, and the next one of
-the workload would go on from the same moment a second time. So a shell stands between: it restores, and waits for the
-word that the container is known. If that does not come, because we are gone, it removes the container.
+the workload would be restored from the same moment a second time. So a shell stands between: it restores, and
+waits for the word that the container is known. If that does not come, because we are gone, it removes the container.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Hibernation: workloads that are kept, gone from the machine, and not brought back before somebody says so.
+"""Hibernation: workloads that are checkpointed, gone from the machine, and not restored before somebody says so.
 
 What restarts a container (a kubelet, by the pod's restartPolicy) does so at once and knows nothing of us. So that a
 workload sleeps is a tag of its newest generation, in the store, committed together with it: from the moment when the
 container may end, no `create` of that workload, on whichever machine, gets further than being told. Waking removes the
-tag; the next `create` goes on from there. Deleting the generation, or a newer one, wakes it too.
+tag; the next `create` restores it. Deleting the generation, or a newer one, wakes it too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ASLEEP = "asleep"
 def refuse_asleep(manager: CheckpointManager, key: str) -> None:
     """Conflict if the workload sleeps."""
     if asleep(manager, snapshot.job_of("container", key)) is not None:
-        raise Conflict(f"{key} hibernates", hint=f"kedge pod wake {key} lets it come back")
+        raise Conflict(f"{key} hibernates", hint=f"kedge pod wake {key} lets it be restored")
 
 
 def asleep(manager: CheckpointManager, job: str) -> Checkpoint | None:

@@ -1,4 +1,4 @@
-"""Facts about a machine that decide whether what was frozen there can be thawed here."""
+"""Facts about a machine that decide whether what was checkpointed there can be restored here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .programs import which
 
 
 def facts() -> dict[str, object]:
-    """Kernel, processor, cgroups and versions, as they are kept with every checkpoint."""
+    """Kernel, processor, cgroups and versions, as every checkpoint has them."""
     return dict(_facts(which("criu")))
 
 
-@cache  # for a process that freezes many
+@cache  # for a process that makes many checkpoints
 def _facts(criu: str | None) -> dict[str, object]:
     system = os.uname()
     return {

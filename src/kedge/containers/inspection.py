@@ -1,4 +1,4 @@
-"""What is in a frozen container: of an archive, or of a checkpoint in the store, in the same words."""
+"""What is in a checkpoint of a container: of an archive, or of a checkpoint in the store, in the same words."""
 
 from __future__ import annotations
 

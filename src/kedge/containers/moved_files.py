@@ -2,12 +2,12 @@
 
     note      which files, and the second name that each will have, goes into the attempt
     link      the file as it is gets that second name, beside it
-    write     the kept file takes its place
-    …         CRIU brings the processes back
+    write     the saved file takes its place
+    …         CRIU restores the processes
     unlink    the second names go
 
 Killed before CRIU was done, the next attempt puts the files under their second names back; killed after it, it only
-removes those names, because the processes run on the files that were kept.
+removes those names, because the processes run on the files that were saved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .attempts import Attempt
 
 @contextmanager
 def replaced(files: Mapping[str, File], work: Attempt) -> Iterator[None]:
-    """The files as they were kept; if what follows fails, they are again what they were before."""
+    """The files as they were saved; if what follows fails, they are again what they were before."""
     names = {path: f"{path}.kedge-{work.id}" for path in files}
     made: dict[str, list[int]] = {}  # where there was no file: the one that is ours
     work.describe(moved=names, made=made)
@@ -67,7 +67,7 @@ def _is_linked(path: str, name: str) -> bool:
     try:
         os.link(path, name, follow_symlinks=False)
     except OSError as error:
-        raise storage_error("keep", path, error) from error
+        raise storage_error("link", path, error) from error
     return True
 
 

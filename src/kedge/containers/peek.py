@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 FORMAT = 1  # as in ports: that of plain stores
-APPLICATION_ID = 0x6B656467  # as in index.database
-MARKER = "kedge-store"  # as in embedded
+APPLICATION_ID = 0x6B656467  # as in index.sqlite.database
+MARKER = "kedge-store"  # as in store.directory
 INDEX = "index.sqlite"
 _ROOM_BYTES = 1 << 20  # with less than this on the disk, mapping SQLite's shared memory could kill us
 _WAIT_S = 1.0
@@ -67,39 +67,39 @@ def _is_sound(path: str) -> bool:
 def sqlite() -> ModuleType:
     """What `sqlite3` is made of, without the rest of it.
 
-    It wants `functools.lru_cache` for its statements, and that module takes longer to import than everything else
-    together: in its place it is given the part in C, which is all that it uses.
+    Its C part asks `functools` for `lru_cache` when it is imported, to cache statements, and nothing else of it. That
+    module takes 7 ms to import, twice as long as SQLite itself, and a container waits for that: so it is given one that
+    caches nothing, for the time of the import only. Nobody else sees it, as there is one thread.
     """
-    if "functools" not in sys.modules:
-        from _functools import _lru_cache_wrapper as cached  # type: ignore[import-not-found]
-
-        stand_in = type(sys)("functools")
-        vars(stand_in)["lru_cache"] = lambda size: lambda call: cached(call, size, False, tuple)
-        sys.modules["functools"] = stand_in
-        try:
-            import _sqlite3
-        finally:
-            del sys.modules["functools"]
-    else:
+    if "functools" in sys.modules:
         import _sqlite3
+
+        return _sqlite3
+    without_cache = type(sys)("functools")
+    vars(without_cache)["lru_cache"] = lambda size: lambda call: call
+    sys.modules["functools"] = without_cache
+    try:
+        import _sqlite3
+    finally:
+        del sys.modules["functools"]
     return _sqlite3
 
 
 def _ask(index: Connection, store_id: str, job: str, namespace: str) -> bool | None:
     index.execute("BEGIN")
-    told = (
+    identity = (
         index.execute("PRAGMA application_id").fetchone()[0],
         index.execute("PRAGMA user_version").fetchone()[0],
         index.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone(),
     )
-    if told != (APPLICATION_ID, FORMAT, (store_id,)):
+    if identity != (APPLICATION_ID, FORMAT, (store_id,)):
         return None
-    found = index.execute(
+    row = index.execute(
         "SELECT 1 FROM job WHERE name = ? AND ns_no = (SELECT no FROM namespace WHERE name = ?)"
         " AND (checkpoints > 0 OR EXISTS (SELECT 1 FROM lease WHERE job_no = job.no AND is_live))",
         (job, namespace),
     ).fetchone()
-    return found is not None
+    return row is not None
 
 
 def _is_full(path: str) -> bool:
@@ -108,7 +108,7 @@ def _is_full(path: str) -> bool:
 
 
 def _is_local(path: str) -> bool:
-    """Whether locks of files there mean anything (see `embedded.refuse_network`)."""
+    """Whether locks of files there mean anything (see `store.directory.refuse_network`)."""
     device = os.stat(path).st_dev
     if os.major(device):
         return True

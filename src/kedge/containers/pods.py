@@ -27,7 +27,7 @@ from .runtime import claims, marks, opt_in
 from .runtime.container import engine_of
 from .runtime.marks import Mark
 
-# Opens the store that an engine with this environment keeps containers in.
+# Opens the store that an engine with this environment uses.
 OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
 
 
@@ -184,7 +184,7 @@ def sleeping(manager: CheckpointManager, name: str) -> Iterator[Checkpoint]:
 
 
 def wake(manager: CheckpointManager, name: str) -> list[Checkpoint]:
-    """Let what sleeps by that name come back at its next start."""
+    """Let what sleeps by that name be restored at its next start."""
     found = list(sleeping(manager, name))
     if not found:
         raise NotFound(f"nothing sleeps by the name {name}", hint="kedge pod list shows what does")

@@ -1,8 +1,8 @@
-"""Preemption: a machine is to be taken away, and every container on it that opted in is kept, the small ones first.
+"""Preemption: a machine is to be taken away, and every container that opted in is checkpointed, the small ones first.
 
-Small ones first, so that as many as possible are safe when time runs out, and a few at once (see `keeping`). Each is
-stopped the way its engine would stop it (`kedge-runc kill`), so the engine sees a container that ended, and whoever
-recreates it goes on from there.
+Small ones first, so that as many as possible are safe when time runs out, and a few at once (see `runtime.batch`). Each
+is stopped the way its engine would stop it (`kedge-runc kill`), so the engine sees a container that ended, and whoever
+recreates it resumes it there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ AT_ONCE = min(8, max(3, os.cpu_count() or 1))
 _ANSWER_BYTES = 65536
 _URL_TIMEOUT_S = 2
 _WITH_SETTINGS = 'f=/etc/kedge/runc.env; if [ -r $f ]; then set -a; . $f; set +a; fi; exec "$@"'  # as kedge-runc
-_LEFT_S = 60.0  # a container that was frozen in time may take this much longer to be stored
+_LEFT_S = 60.0  # a container that was dumped in time may take this much longer to be stored
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running container that opted in. `environment`: where its engine keeps things, as it said at create."""
+    """A running container that opted in. `environment`: which store its engine uses, as it said at create."""
 
     id: str
     root: str
@@ -51,8 +51,8 @@ Result = Literal["kept", "signalled", "ended", "unfinished", "late"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """kept: durable in the store, and ended. signalled: it could not be kept and got SIGTERM. ended: by itself, before
-    its turn. unfinished: nobody knows, as who was to keep it did not answer; it may run on. late: not touched."""
+    """kept: durable in the store, and ended. signalled: it could not be checkpointed and got SIGTERM. ended: by itself,
+    before its turn. unfinished: nobody knows, as nobody answered in time; it may run on. late: not touched."""
 
     id: str
     root: str
@@ -97,7 +97,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) -> list[Outcome]:
-    """Keep all of them, a few at once; what is not begun within the deadline is left alone."""
+    """Checkpoint all of them, a few at once; what is not begun within the deadline is left alone."""
     end = time.monotonic() + deadline_s
     outcomes = []
     with Stoppers() as stoppers, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -123,7 +123,7 @@ def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) 
 
 
 class Stoppers:
-    """One process for each engine, because where an engine keeps things is said by its environment."""
+    """One process for each engine, because which store an engine uses is said by its environment."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class Stoppers:
 
 
 class Stopper:
-    """A process that stops containers (see `keeping`), asked from any number of threads."""
+    """A process that stops containers (see `runtime.batch`), asked from any number of threads."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
@@ -164,7 +164,7 @@ class Stopper:
         self._listening.start()
 
     def stop(self, one: Candidate, left_s: float) -> tuple[Result, str]:
-        """What came of it, and why if it was not kept."""
+        """The result, and why if there is no checkpoint."""
         answer: SimpleQueue[tuple[Result, str]] = SimpleQueue()
         with self._lock:
             number = len(self._asked)
@@ -195,7 +195,7 @@ class Stopper:
     def _reason(self) -> str:
         self._said.seek(0)
         lines = self._said.read().strip().splitlines()
-        return f"the process that keeps containers has ended: {lines[-1] if lines else 'it was killed'}"
+        return f"the process that stops containers has ended: {lines[-1] if lines else 'it was killed'}"
 
     def close(self) -> None:
         """What has begun is finished, unless it takes too long: then it is given up, and the container runs on."""

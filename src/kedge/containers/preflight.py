@@ -1,4 +1,4 @@
-"""Before freezing: can this container be dumped, and restored there? Looks only, and touches nothing."""
+"""Before a checkpoint: can this container be dumped, and restored there? Looks only, and touches nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CPU_FEATURES = {"avx", "avx2", "avx512f", "bmi2", "fma", "sse4_2", "xsave", "am
 def check_container(container: Container, options: Sequence[str] = ()) -> Iterator[Finding]:
     """What stands in the way of a dump, with the option or change that removes it."""
     if container.status not in ("running", "paused"):
-        yield Finding("container", "bad", f"it is {container.status}", "only a running one can be frozen")
+        yield Finding("container", "bad", f"it is {container.status}", "only a running one can be checkpointed")
         return
     pids = pids_below(container.pid)
     yield Finding("container", "ok", f"{container.id} of {container.engine}, {len(pids)} processes")
@@ -102,22 +102,22 @@ def _device(who: str, pid: int, number: str, target: str) -> Iterator[Finding]:
 def _files(container: Container) -> Iterator[Finding]:
     rootfs = find_rootfs(container.bundle, str(container.spec.get("root", {}).get("path", "rootfs")))
     what = {
-        "overlay": f"an overlay: what the container changed is kept, from {rootfs.changes}",
-        "directory": "a plain directory: all of its files are kept, which takes longer",
-        "none": "read-only: nothing of it is kept",
+        "overlay": f"an overlay: what the container changed is saved, from {rootfs.changes}",
+        "directory": "a plain directory: all of its files are saved, which takes longer",
+        "none": "read-only: nothing of it is saved",
     }[rootfs.kind]
     yield Finding("root", "ok" if rootfs.kind != "directory" else "note", what)
     for mount in container.spec.get("mounts", ()):
         source = str(mount.get("source", ""))
         if mount.get("type") == "bind" or "bind" in mount.get("options", ()):
             yield Finding(
-                "mount", "note", f"{mount.get('destination')} is {source} of the host: not kept",
+                "mount", "note", f"{mount.get('destination')} is {source} of the host: not saved",
                 "a restore elsewhere needs the same there",
             )  # fmt: skip
 
 
 def check_target(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether what is frozen on a machine with the facts `here` can be thawed on one with the facts `there`."""
+    """Whether a checkpoint of a machine with the facts `here` can be restored on one with the facts `there`."""
     found = list(_differences(here, there))
     alike = f"{there.get('arch')}, kernel {there.get('kernel')}, CRIU {there.get('criu')}: nothing stands in the way"
     yield from found or [Finding("target", "ok", alike)]
@@ -136,7 +136,7 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[
         yield Finding("target", "bad", f"pages of {there.get('page_bytes')} bytes", "use a kernel with the same pages")
     if here.get("cgroup") != there.get("cgroup"):
         what = f"cgroup {there.get('cgroup')}, here {here.get('cgroup')}"
-        yield Finding("target", "warn", what, "limits may not come back: boot it with the same")
+        yield Finding("target", "warn", what, "limits may not be restored: boot it with the same")
     old, new = _version(here.get("criu")), _version(there.get("criu"))
     if not new:
         yield Finding("target", "bad", "it has no CRIU", "kedge container doctor there tells how to get it")

@@ -1,4 +1,4 @@
-"""The files of a container: where they are, a copy of one moment, and putting a kept tree in their place."""
+"""The files of a container: where they are, a copy of one moment, and putting a saved tree in their place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a checkpoint of a container, or of a tree of processes, is in the store.
 
-One state of one frozen moment: a dictionary of plain values and two trees. Everything that works on states works on
+One state of one moment: a dictionary of plain values and two trees. Everything that works on states works on
 it: list, show, diff, copy, retention, encryption. Its job is `container:<key>` or `process:<key>`.
 
     kind         "container" or "process"
@@ -14,14 +14,14 @@ it: list, show, diff, copy, retention, encryption. Its job is `container:<key>` 
     criu         {version, options: ["--tcp-established", …]}: options that a restore must repeat
     host         facts a restore elsewhere is checked against (hosts.facts)
     processes    {pid: {name, executable, parent, state, threads, memory_bytes, open_files: {fd: what}}}
-    rootfs_kind  overlay: `rootfs` is the upper directory; directory: all of it; none: there was nothing to keep
+    rootfs_kind  overlay: `rootfs` is the upper directory; directory: all of it; none: there was nothing to save
     rootfs       an exact Tree, or None
     images       a Tree of CRIU's images, without logs
     files        {path: File}: of processes without a container, what they had open for writing
-    extra        {name: Tree}: what came with an imported archive, or others add to the frozen moment
+    extra        {name: Tree}: what came with an imported archive, or others add to the moment
 
 The checkpoint's metadata repeats what lists show: kind, id, runtime, network, processes, memory_bytes, frozen_ms,
-phases_ms (freeze, dump, rootfs, …), is_running (whether it was left running), sockets (paths that were not kept).
+phases_ms (dump, files, store, …), is_running (whether it was left running), sockets (paths that were not saved).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEFT_ATTRIBUTES = ("trusted.overlay.origin", "trusted.overlay.uuid")  # they nam
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One frozen moment. The trees are on disk before it is saved, in the store after it was loaded."""
+    """One moment. The trees are on disk before it is saved, in the store after it was loaded."""
 
     kind: str
     id: str
@@ -164,7 +164,7 @@ def parse(state: object, name: str) -> Snapshot:
 
 
 def generations(manager: CheckpointManager, kind: str, key: str) -> list[Checkpoint]:
-    """What is kept of a workload, oldest first; empty if nothing is."""
+    """The checkpoints of a workload, oldest first."""
     return manager.list(job_of(kind, key))
 
 
@@ -174,7 +174,7 @@ def find(manager: CheckpointManager, kind: str, name: str) -> Checkpoint:
         return manager.get(name)
     found = [one for one in generations(manager, kind, name) if one.status != "corrupted"]
     if not found:
-        raise NotFound(f"no checkpoint of {kind} {name}", hint=f"kedge {kind} list shows what is kept")
+        raise NotFound(f"no checkpoint of {kind} {name}", hint=f"kedge {kind} list shows the checkpoints")
     return found[-1]
 
 

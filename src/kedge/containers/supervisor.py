@@ -1,6 +1,6 @@
 """`kedge process run`: a command that survives being stopped, with nothing changed in it.
 
-Starts the command, or brings it back where it was; freezes it on an interval, and for good on SIGTERM. Its output goes
+Starts the command, or restores it where it was; checkpoints it on an interval, and for good on SIGTERM. Its output goes
 through pipes of ours, because a restored process can be given new ends of them.
 """
 
@@ -27,7 +27,7 @@ from .companions import Companion, Report
 from .processes import ProcessSource, ProcessTarget, choose_high_pid
 from .restore import restore_newest
 
-PAUSED = 75  # exit status: stopped by a signal, and kept
+PAUSED = 75  # exit status: stopped by a signal, at a checkpoint
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -42,10 +42,10 @@ class Supervision:
     options: Sequence[str] = ()
     companions: Sequence[Companion] = ()
     say: Report = field(default=lambda text: None)
-    keep: bool = False  # what is kept, also after the command ended well
+    keep: bool = False  # the checkpoints, also after the command ended well
 
     def run(self, command: Sequence[str], *, fresh: bool = False) -> int:
-        """The exit status of the command; PAUSED when a signal stopped it and it is kept."""
+        """The exit status of the command; PAUSED when a signal stopped it at a checkpoint."""
         if self.every_s is not None and self.every_s <= 0:
             raise Validation(f"--every {self.every_s}", hint="give the seconds between two checkpoints")
         snapshot.refuse_memory(self.manager)
@@ -79,7 +79,7 @@ class Supervision:
             self.say(f"restored from {what}")
             return restored.pid
         if not command:
-            raise NotFound(f"nothing is kept under {self.key}", hint="give a command to start: -- CMD")
+            raise NotFound(f"there is no checkpoint under {self.key}", hint="give a command to start: -- CMD")
         choose_high_pid()
         try:
             process = subprocess.Popen(
@@ -116,7 +116,7 @@ class Supervision:
                     next_at = time.monotonic() + (self.every_s or 0)
 
     def _stop(self, pid: int) -> bool:
-        """On a signal: freeze for good; if that fails, the command gets the signal itself, as without us."""
+        """On a signal: checkpoint for good; if that fails, the command gets the signal itself, as without us."""
         if self._checkpoint(pid, leave_running=False):
             _exit_status(pid, wait=True)
             return True

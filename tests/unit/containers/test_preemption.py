@@ -95,7 +95,7 @@ def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
         stopper = stoppers.for_(one)
         stopper.process.kill()
         stopper.process.wait()
-        assert stopper.stop(one, 5) == ("unfinished", "the process that keeps containers has ended: it was killed")
+        assert stopper.stop(one, 5) == ("unfinished", "the process that stops containers has ended: it was killed")
         while not stopper.is_gone:
             pass
         assert stoppers.for_(one).stop(one, 5)[0] == "ended"  # the next one has another process

@@ -232,7 +232,7 @@ def _documents(checkpoint: Checkpoint, taken: Snapshot, format: str) -> tuple[di
 
 
 def _came_from(taken: Snapshot) -> str | None:
-    """The format of the archive that was imported; None for what was frozen here."""
+    """The format of the archive that was imported; None for what was checkpointed here."""
     kept = taken.extra.get(KEPT)
     spec = None if kept is None else _json_in(kept, formats.SPEC)
     return None if spec is None else formats.format_of(spec)

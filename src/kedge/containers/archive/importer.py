@@ -1,8 +1,8 @@
 """From an archive of any engine to a checkpoint in the store.
 
-The archive is unpacked into a private directory, checked, and saved like a container that was frozen here: its images
-with pages cut by address, its changed files as an overlay's upper directory. What else it holds (the engine's own
-documents, logs, volumes) is kept beside, for an export to the same engine; nothing of it is ever acted on.
+The archive is unpacked into a private directory, checked, and saved like a container that was checkpointed here:
+its images with pages cut by address, its changed files as an overlay's upper directory. What else it holds (the
+engine's own documents, logs, volumes) is saved beside, for an export to the same engine, and never acted on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Archives of frozen containers as the engines write them: names, shapes, and reading one from a stranger.
+"""Archives of containers as the engines write them: names, shapes, and reading one from a stranger.
 
 podman       tar (zstd, gzip, plain): config.dump spec.dump network.status stats-dump devshm-checkpoint.tar artifacts
              ctr.log checkpoint/ volumes/<name>.tar rootfs-diff.tar deleted.files

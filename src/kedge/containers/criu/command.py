@@ -29,11 +29,11 @@ from .log import explain
 
 AtPause = TypeVar("AtPause")
 
-_FREEZE_TIMEOUTS_S = (1, 2, 10)
+_PAUSE_TIMEOUTS_S = (1, 2, 10)
 URGENT = -10  # nice
 _LEAST_ROOM_BYTES = 256 * 1024
 _SUCCESS = "Dumping finished successfully"
-# Outlives us: what was kept and has ended is forgotten by its runtime whoever is killed, and nothing else is.
+# Outlives us: what was saved and has ended is forgotten by its runtime whoever is killed, and nothing else is.
 _ENDING = """
 {dump} || exit
 [ ! -e {word} ] || {forget}
@@ -50,10 +50,10 @@ def criu_version(criu: str) -> str:
 
 
 class Seam:
-    """Where CRIU waits, with everything frozen and the images written, for Kedge's word (see relay)."""
+    """Where CRIU waits, with everything paused and the images written, for Kedge's word (see relay)."""
 
     def __init__(self, folder: Path) -> None:
-        self.word = folder / "kept"
+        self.word = folder / "saved"
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         relay.at(str(folder), self._listening.bind)
         self._listening.listen(1)
@@ -130,7 +130,7 @@ def dump(how: Dump, *, attempt: Attempt, at_pause: Callable[[], AtPause], deadli
     deadline (of `time.monotonic`).
     CRIU cannot stop a process that waits for its vfork: such a dump is tried again, because the moment passes.
     """
-    for timeout_s in _FREEZE_TIMEOUTS_S[:-1]:
+    for timeout_s in _PAUSE_TIMEOUTS_S[:-1]:
         try:
             return _dump(how, attempt, at_pause, timeout_s, deadline)
         except CriuFailed:
@@ -140,7 +140,7 @@ def dump(how: Dump, *, attempt: Attempt, at_pause: Callable[[], AtPause], deadli
             (attempt.path / "dump.log").rename(attempt.path / f"dump-{timeout_s}s.log")
             shutil.rmtree(attempt.images)
             attempt.images.mkdir(mode=0o700)
-    return _dump(how, attempt, at_pause, _FREEZE_TIMEOUTS_S[-1], deadline)
+    return _dump(how, attempt, at_pause, _PAUSE_TIMEOUTS_S[-1], deadline)
 
 
 def _dump(
@@ -173,7 +173,7 @@ def _dump(
         raise failure("checkpointed", attempt)
     if not results:
         raise CriuFailed(
-            "the runtime called another CRIU than ours, which did not wait for us; nothing is kept, and it runs on",
+            "the runtime called another CRIU than ours, which did not wait: there is no checkpoint, and it runs on",
             hint="let the runtime take criu from its PATH: is it a script that sets one?",
             attempt=attempt.id,
         )

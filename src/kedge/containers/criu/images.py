@@ -1,4 +1,4 @@
-"""CRIU's images: which processes were frozen, with which memory, files and sockets.
+"""CRIU's images: which processes were dumped, with which memory, files and sockets.
 
 An image is a magic number or two and then records, each a length and a protobuf message. Only the fields used here are
 known; all others are passed over, so that images of older and newer CRIUs can be read. Images may come from anyone:
@@ -53,7 +53,7 @@ class Inventory:
 
     version: int
     lsm: str
-    uptime_us: int  # of the machine, when it was frozen; 0 if not told
+    uptime_us: int  # of the machine, when it was dumped; 0 if not told
     has_fdinfo_per_id: bool
 
 
@@ -89,7 +89,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A frozen process. Numbers are those inside of its container."""
+    """A dumped process. Numbers are those inside of its container."""
 
     pid: int
     parent: int  # 0: the root
@@ -132,7 +132,7 @@ def inventory(source: str | os.PathLike[str] | ImageFiles) -> Inventory:
 
 
 def processes(source: str | os.PathLike[str] | ImageFiles) -> tuple[Process, ...]:
-    """All frozen processes, parents before their children."""
+    """All dumped processes, parents before their children."""
     files = _files(source)
     names = files.names()
     rows = _process_rows(files)

@@ -1,7 +1,7 @@
 """What a log of CRIU means: the line at which it gave up, why, and what to do about it.
 
 CRIU reports a failure as one line among thousands, and the runtime above it only as "criu failed: type NOTIFY errno 0".
-`explain` finds that line, and the words for it in criu_causes. The first error that the table knows is the answer:
+`explain` finds that line, and the words for it in causes.toml. The first error that the table knows is the answer:
 CRIU goes on complaining after the real cause.
 """
 
@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from kedge.errors import Validation, storage_error
 
@@ -56,19 +57,10 @@ _IS_ERROR = re.compile(r"\bError \([^)]{1,200}:\d+\):")
 @cache
 def entries() -> tuple[Entry, ...]:
     """The table, parsed when it is first needed: nobody pays for it while all goes well."""
-    from .causes import TABLE
+    import tomllib
 
-    blocks = re.sub(r"^#.*$", "", TABLE, flags=re.MULTILINE).strip().split("\n\n")
-    return tuple(_entry(block.strip()) for block in blocks if block.strip())
-
-
-def _entry(block: str) -> Entry:
-    code, *lines = block.replace("\n  ", " ").split("\n")
-    parts: dict[str, list[str]] = {"?": [], "=": [], ">": []}
-    for line in lines:
-        parts[line[0]].append(line[2:])
-    (cause,), (fix,) = parts["="], parts[">"]
-    return Entry(code, tuple(map(re.compile, parts["?"])), cause, fix)
+    table = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())["cause"]
+    return tuple(Entry(row["code"], tuple(map(re.compile, row["lines"])), row["cause"], row["fix"]) for row in table)
 
 
 def explain(text: str) -> Cause | None:
@@ -96,7 +88,7 @@ def explain_lines(lines: Iterable[str]) -> Cause | None:
                     return _cause(entry, found, line)
     if telling:
         said = telling[0].partition("): ")[2] or telling[0]
-        return Cause("unknown", f"CRIU stopped with: {said}", "the whole log is kept with the attempt", telling[0])
+        return Cause("unknown", f"CRIU stopped with: {said}", "kedge container logs shows the whole log", telling[0])
     return None
 
 

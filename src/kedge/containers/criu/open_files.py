@@ -1,4 +1,4 @@
-"""What frozen processes had open: files, pipes, sockets, and the rest by kind."""
+"""What dumped processes had open: files, pipes, sockets, and the rest by kind."""
 
 from __future__ import annotations
 

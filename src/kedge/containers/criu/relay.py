@@ -1,8 +1,8 @@
-"""The seam in a dump: stands between a runtime and CRIU, and asks Kedge before the frozen processes go on or die.
+"""The seam in a dump: stands between a runtime and CRIU, and asks Kedge before the paused processes go on or die.
 
     runc ⇄ relay ⇄ criu swrk          relay ⇄ Kedge, by a socket
 
-When the images are written and everything is still frozen, network lock included, CRIU reports "post-dump" and waits
+When the images are written and everything is still paused, network lock included, CRIU reports "post-dump" and waits
 for an answer. The relay passes that on to Kedge, which takes the files of the same moment and, if the processes are
 to die, commits the checkpoint. Only when it says yes does CRIU end them. If it says no, or is gone, CRIU lets them run
 on. So whoever is killed, and whenever, there is a running container or a whole checkpoint.
@@ -11,7 +11,7 @@ A dump that Kedge gives up earlier must be undone by CRIU itself: killed, it wou
 So it is told that it may write no more, which it takes for a full disk.
 
 Runtimes are told to leave what they dump running, and it is the relay that asks CRIU to end it: should a runtime call
-another CRIU, past the relay, nothing ends before it is kept.
+another CRIU, past the relay, nothing ends before it is saved.
 
 Started as `python -IS relay.py CRIU FOLDER TIMEOUT_S end|leave swrk FD` by the `criu` that a runtime finds first on its
 PATH: nothing but the standard library can be imported here, and little of it, because every dump waits for this to
@@ -169,7 +169,7 @@ def send(target: socket.socket, message: bytes, descriptors: list[int]) -> None:
 
 
 def with_our_options(request: bytes, timeout_s: int, *, ends: bool) -> bytes:
-    """The request, in which CRIU gives up freezing after that long, asks at the seam (crun would not have it ask), and
+    """The request, in which CRIU gives up pausing after that long, asks at the seam (crun would not have it ask), and
     ends what it dumped, if that is wanted. The last of two values counts:
 
     criu_req {type, opts {…, timeout: timeout_s, notify_scripts: true, leave_running: false}}

@@ -31,7 +31,7 @@ class Task:
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot be frozen; "" when it can, as far as containerd knows."""
+        """Why it cannot be checkpointed; "" when it can, as far as containerd knows."""
         if not self.runtime.startswith(_RUNC):
             return f"its runtime is {self.runtime}"
         if (self.spec.get("annotations") or {}).get("io.kubernetes.cri.container-type") == "sandbox":

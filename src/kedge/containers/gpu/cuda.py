@@ -1,4 +1,4 @@
-"""The NVIDIA driver's calls for freezing a process on its GPUs, through ctypes.
+"""The NVIDIA driver's calls for checkpoints of a process on its GPUs, through ctypes.
 
 running ─lock→ locked ─to host→ checkpointed ─back→ locked ─unlock→ running
 """
@@ -118,8 +118,8 @@ class Driver:
 
 def _fix(code: int) -> str:
     return {
-        _NOT_SUPPORTED: "memory shared with other processes (IPC), managed memory or MPS cannot be frozen by this "
-        "driver: do without, or update it",
+        _NOT_SUPPORTED: "memory shared with other processes (IPC), managed memory or MPS cannot be checkpointed by "
+        "this driver: do without, or update it",
         _TIMEOUT: "a kernel or a call of the job did not end in time: try again when it is less busy",
     }.get(code, "nvidia-smi and the system log tell how the GPU is; the job runs on as before")
 
@@ -141,7 +141,7 @@ def driver() -> Driver:
     library.cuDriverGetVersion(ctypes.byref(version))
     if version.value < _NEEDED_API or not hasattr(library, "cuCheckpointProcessLock"):
         raise Validation(
-            f"this NVIDIA driver cannot freeze (CUDA {version.value // 1000}.{version.value % 1000 // 10})",
+            f"this NVIDIA driver cannot make checkpoints (CUDA {version.value // 1000}.{version.value % 1000 // 10})",
             hint="driver 570 or newer (CUDA 12.8) is needed",
         )
     if code := library.cuInit(0):

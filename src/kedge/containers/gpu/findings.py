@@ -16,14 +16,14 @@ from .memory import free_forgotten, notes
 
 
 def findings(pids: Sequence[int] = ()) -> Iterator[Finding]:
-    """What can be said of GPUs before anything is frozen; with processes, of those among them that use one."""
+    """What can be said of GPUs before anything is paused; with processes, of those among them that use one."""
     if not os.path.exists("/proc/driver/nvidia") and not any(uses_cuda(pid) for pid in pids):
         with suppress(OSError):
             ctypes.CDLL("libcuda.so.1")
             yield from _of_driver()
             return
         if not pids:
-            yield Finding("gpu", "note", "no NVIDIA driver here: nothing to freeze on a GPU")
+            yield Finding("gpu", "note", "no NVIDIA driver here: nothing to checkpoint on a GPU")
         return
     yield from _of_driver()
     for pid in pids:
@@ -57,11 +57,11 @@ def _of_process(pid: int) -> Iterator[Finding]:
     if state is not State.RUNNING:
         yield Finding(who, "bad", f"{state.name.lower()} on its GPU", f"kedge process wake {pid}")
         return
-    yield Finding(who, "ok", "uses a GPU: its memory there is kept with it")
+    yield Finding(who, "ok", "uses a GPU: its memory there is saved with it")
     with suppress(OSError):
         surroundings = Path(f"/proc/{pid}/environ").read_bytes()
         if b"CUDA_MPS_PIPE_DIRECTORY=" in surroundings or os.path.exists("/tmp/nvidia-mps/control"):  # nosec B108
-            yield Finding(who, "bad", "works through MPS, which cannot be frozen", "start it without MPS")
+            yield Finding(who, "bad", "works through MPS, which cannot be checkpointed", "start it without MPS")
     yield Finding(
         who,
         "note",

@@ -1,4 +1,4 @@
-"""Memory of GPUs, frozen and thawed with the processes that use it, by the driver's own calls.
+"""Memory of GPUs, checkpointed and restored with the processes that use it, by the driver's own calls.
 
 CRIU knows nothing of GPUs. So before its dump every process of the tree that uses one is locked, then all of them are
 told to move the memory of their devices into their own, where CRIU finds it; afterwards the other way round.
@@ -34,10 +34,10 @@ _USED = re.compile(r"/dev/nvidia\d+")
 
 @dataclass(slots=True)
 class GpuMemory:
-    """The companion of a freeze or thaw. `mode` is auto, require or off."""
+    """The companion of a checkpoint or restore. `mode` is auto, require or off."""
 
     mode: str = "auto"
-    _frozen: list[int] = field(default_factory=list)
+    _paused: list[int] = field(default_factory=list)
     _facts: dict[str, object] = field(default_factory=dict)
     _mapping: dict[str, str] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class GpuMemory:
         stopped = [pid for pid in found if driver().state(pid) is not State.RUNNING]
         if stopped:
             raise Conflict(
-                f"process {stopped[0]} is frozen on its GPU already",
+                f"process {stopped[0]} is paused on its GPU already",
                 hint=f"wake it first: kedge process wake {stopped[0]}",
             )
         devices = driver().devices()
@@ -74,8 +74,8 @@ class GpuMemory:
         try:
             with phases.phase("gpu lock"):
                 for pid in found:
-                    write_note(pid, "freeze")
-                    self._frozen.append(pid)
+                    write_note(pid, "checkpoint")
+                    self._paused.append(pid)
                     driver().lock(pid)
             with phases.phase("gpu to host"):
                 for pid in found:
@@ -85,37 +85,37 @@ class GpuMemory:
             raise
 
     def after_dump(self, pids: Sequence[int], phases: Phases, *, is_running: bool) -> None:
-        if is_running and self._frozen:
+        if is_running and self._paused:
             with phases.phase("gpu back"):
                 self._undo()
-        for pid in self._frozen:  # they ended with the dump
+        for pid in self._paused:  # they ended with the dump
             remove_note(pid)
-        self._frozen.clear()
+        self._paused.clear()
 
     def facts(self) -> Mapping[str, object]:
         """What a checkpoint says of it."""
         return {"gpu": self._facts} if self._facts else {}
 
     def before_restore(self, metadata: Mapping[str, object]) -> None:
-        """Refuse, before anything is touched, what cannot come back here."""
-        kept = metadata.get("gpu")
-        if not isinstance(kept, Mapping):
+        """Refuse, before anything is touched, what cannot be restored here."""
+        saved = metadata.get("gpu")
+        if not isinstance(saved, Mapping):
             if self.mode == "require":
                 raise Validation("this checkpoint holds nothing of a GPU", hint="leave --gpu require out")
             return
         if self.mode == "off":
             raise Validation("this checkpoint holds memory of a GPU", hint="leave --gpu off out")
-        self._mapping = mapping_for(kept, driver().devices(), can_remap=driver().can_remap)
+        self._mapping = mapping_for(saved, driver().devices(), can_remap=driver().can_remap)
 
     def after_restore(self, pids: Sequence[int], phases: Phases) -> None:
         """The processes are back, their GPU memory still in their own: put it back, and let them run."""
         if self.mode == "off":
             return
-        self._frozen = [pid for pid in holders(pids) if driver().state(pid) is State.CHECKPOINTED]
-        if self._frozen:
+        self._paused = [pid for pid in holders(pids) if driver().state(pid) is State.CHECKPOINTED]
+        if self._paused:
             with phases.phase("gpu back"):
-                for pid in self._frozen:
-                    write_note(pid, "freeze")
+                for pid in self._paused:
+                    write_note(pid, "checkpoint")
                 self._undo()
 
     def _undo(self) -> None:
@@ -123,20 +123,20 @@ class GpuMemory:
         problems: list[GpuFailed] = []
         for attempt in range(_ATTEMPTS):
             problems.clear()
-            for pid in list(self._frozen):
+            for pid in list(self._paused):
                 try:
-                    bring_back(pid, self._mapping)
-                    self._frozen.remove(pid)
+                    resume(pid, self._mapping)
+                    self._paused.remove(pid)
                 except GpuFailed as error:
                     problems.append(error)
             if not problems:
                 return
             time.sleep(0.1 * attempt)
-        self._frozen.clear()  # the notes stay: the next program tries again
+        self._paused.clear()  # the notes stay: the next program tries again
         raise problems[0]
 
 
-def bring_back(pid: int, mapping: Mapping[str, str] | None = None) -> None:
+def resume(pid: int, mapping: Mapping[str, str] | None = None) -> None:
     """From wherever it is to running; a process that is gone is none of our business any more."""
     found = driver().state(pid)
     if found is State.CHECKPOINTED:
@@ -146,19 +146,19 @@ def bring_back(pid: int, mapping: Mapping[str, str] | None = None) -> None:
     if found is State.FAILED:
         raise GpuFailed(
             f"the driver lost the GPU memory of process {pid}",
-            hint="end the process; the last checkpoint brings it back",
+            hint="end the process; restore it from the last checkpoint",
         )
     remove_note(pid)
 
 
-def mapping_for(kept: Mapping[str, Any], here: Sequence[Device], *, can_remap: bool) -> dict[str, str]:
+def mapping_for(saved: Mapping[str, Any], here: Sequence[Device], *, can_remap: bool) -> dict[str, str]:
     """Which GPU here takes the place of each that was used; {} when the same ones are here."""
-    wanted = [Device(str(each["uuid"]), str(each["name"])) for each in kept.get("devices", ())]
+    used = [Device(str(each["uuid"]), str(each["name"])) for each in saved.get("devices", ())]
     present = {device.uuid for device in here}
-    missing = [device for device in wanted if device.uuid not in present]
+    missing = [device for device in used if device.uuid not in present]
     if not missing:
         return {}
-    free = [device for device in here if device.uuid not in {each.uuid for each in wanted}]
+    free = [device for device in here if device.uuid not in {each.uuid for each in used}]
     mapping = {}
     for device in missing:
         fitting = next((each for each in free if each.name == device.name), None)
@@ -219,7 +219,7 @@ def hibernate(pid: int) -> float:
         driver().lock(pid)
         driver().to_host(pid)
     except BaseException:
-        bring_back(pid)
+        resume(pid)
         raise
     return time.monotonic() - started
 
@@ -229,7 +229,7 @@ def wake(pid: int) -> float:
     if driver().state(pid) not in (State.CHECKPOINTED, State.LOCKED):
         raise _not_there(pid, "hibernates")
     started = time.monotonic()
-    bring_back(pid)
+    resume(pid)
     return time.monotonic() - started
 
 
@@ -280,7 +280,7 @@ def free_forgotten() -> list[int]:
         if _started(pid) != note["started"]:
             remove_note(pid)  # the process itself is gone
         elif _started(int(note["by"])) != note["by_started"] and not _hibernates(note):
-            bring_back(pid)
+            resume(pid)
             freed.append(pid)
     return freed
 

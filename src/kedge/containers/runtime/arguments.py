@@ -137,7 +137,7 @@ class Call:
         return ["--", self.container_id] if self.container_id.startswith("-") else [self.container_id]
 
     def to_restore(self, image_path: str, work_path: str, more: Iterable[str] = ()) -> list[str]:
-        """What to call instead of this create (or run), so that the container comes back from its images.
+        """What to call instead of this create (or run), so that the container is restored from its images.
 
         A create answers when the container exists and leaves it to itself, so restore gets --detach, and
         --no-subreaper because the caller is there to see to its children. The engine's log is left out, as in `other`.

@@ -1,19 +1,20 @@
 """Claims: of all that live at once, one container continues a workload's history.
 
 Two replicas of a Deployment, or a new pod beside the old one of a rolling update, have the same key. If both went on
-from the same generation and both were kept, their histories would be one muddle. So a container claims its key when it
-is brought back, or when it is first kept: a lease in the store (I5), whose token every save of it carries. A second one
-gets a number of its own, `key@2`, `key@3`, with its own history, and the log says so. One that did not go on from a
-history never adds to it: it takes the first number that nothing is kept under. Whoever is recreated takes the first
-that nobody alive has.
+from the same checkpoint and both were saved, their histories would be one muddle. So a container claims its key when it
+is restored, or at its first checkpoint: a lease in the store (I5), whose token every save of it carries. A second one
+gets a number of its own, `key@2`, `key@3`, with its own history, and the log says so. One that was not restored from a
+history never adds to it: it takes the first number that has no checkpoints. Whoever is recreated takes the first that
+nobody alive has.
 
-Who comes while the one before is on its way out waits for that (`LEAVING_S`): while that is frozen for good, so as to
-go on from there, or while its engine removes it because its shim is gone. If it takes longer, `create` fails.
+Who comes while the one before is on its way out waits for that (`LEAVING_S`): while that is checkpointed for good, so
+as to be restored from there, or while its engine removes it because its shim is gone. If it takes longer, `create`
+fails.
 
 A claim is given back when the container has ended. If its machine is gone with it, the claim runs out after
 KEDGE_CLAIM_S. On one machine nobody waits for that, and nobody alive loses a claim: the runtime is asked. Across
 machines, `kedge pod guard` renews the claims of what lives. Without it, a claim that ran out can be taken over; who
-lost it is still kept, under a number of its own.
+lost it is still checkpointed, under a number of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def take(
     wait_s: float = 0.0,
 ) -> Lease:
     """The first claim on `key` that is free. `only_first`: Conflict when the first one is not; `only_empty`: of those
-    that nothing is kept under; `wait_s`: so long for who is on its way out, then Conflict."""
+    that have no checkpoints; `wait_s`: so long for who is on its way out, then Conflict."""
     holder = _holder(root, identity)
     until = time.monotonic() + wait_s
     while True:
@@ -88,7 +89,7 @@ def take(
         else:
             raise Conflict(f"{key} is alive {_MOST} times", hint="give different workloads different keys")
         if time.monotonic() > until:
-            raise Conflict(f"{key} is still being frozen or removed", hint="start it again when that is done")
+            raise Conflict(f"{key} is still being checkpointed or removed", hint="start it again when that is done")
         time.sleep(0.1)
 
 
@@ -112,7 +113,7 @@ def _take(manager: CheckpointManager, job: str, holder: str, ttl_s: float) -> Le
 
 @contextmanager
 def leaving(manager: CheckpointManager, key: str) -> Iterator[None]:
-    """While the container that has claimed `key` is frozen for good: who comes meanwhile waits, on any machine."""
+    """While the container that has claimed `key` is checkpointed for good: others wait, on any machine."""
     job = f"leaving:{key}"
     with ExitStack() as held:
         while True:

@@ -23,7 +23,7 @@ from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 
-from . import claims, dumps, marks
+from . import claims, marks
 from .container import ORPHAN_S, CalledContainer
 from .marks import Mark
 from .opt_in import Wish, wish_of
@@ -122,7 +122,9 @@ def _candidates(
 
 
 def _import(container: CalledContainer, manager: CheckpointManager, wish: Wish, claim: Lease, bundle: Bundle) -> None:
-    """What lies at the path that it named becomes a generation, once; it may be gone when it is one already."""
+    """What lies at the path that it named becomes a checkpoint, once; it may be gone when it is one already."""
+    from . import dumps  # the readers of archives are much code, and rarely needed
+
     try:
         dumps.import_dump(manager, wish.restore, key=wish.key, namespace=wish.namespace, spec=bundle.spec, lease=claim)
     except NotFound as error:

@@ -1,6 +1,6 @@
 """The beginning of `kedge-runc create` for a container that opted in, and mostly all of it.
 
-A workload that was never kept has nothing to bring back: its container is marked as one that opted in, and the real
+A workload without checkpoints has nothing to restore: its container is marked as one that opted in, and the real
 runc makes it. Finding that out is what its engine waits for, so this is started without site-packages (`python -IS`)
 and imports next to nothing; SQLite, which is needed anyway, reads and writes the JSON. Whatever is not that plain —
 there is a generation, the store is not a directory, something is wrong — is done by `calls`, from the start.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .arguments import Call
 
 STATE = "/run/kedge/runc"
-# What a mark repeats of the engine's environment, so that others keep the container where its engine would.
+# What a mark repeats of the engine's environment, so that others use the store that its engine would.
 PLACES = ("KEDGE_STORE", "KEDGE_KEY_FILE", "KEDGE_STATE_DIR", "KEDGE_RUNC", "PATH")
 AHEAD = "kedge-ahead"  # in a bundle, for the front
 AHEAD_S = 10
@@ -115,7 +115,7 @@ def _own_name(notes: Mapping[str, str]) -> str:
 
 
 def store_url(environment: Mapping[str, str]) -> str:
-    """Where containers are kept; in a place of this machine when nobody says."""
+    """The store of containers; in a place of this machine when nobody says."""
     state = environment.get("KEDGE_STATE_DIR") or os.environ.get("KEDGE_STATE_DIR") or "/var/lib/kedge"
     return environment.get("KEDGE_STORE") or f"{state}/containers"
 

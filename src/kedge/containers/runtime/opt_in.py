@@ -1,13 +1,13 @@
-"""Opting in: how a container asks `kedge-runc` to keep it, in its environment or its annotations.
+"""Opting in: how a container asks `kedge-runc` for checkpoints, in its environment or its annotations.
 
-    KEDGE_CHECKPOINT=1         kedge.dev/checkpoint: "1"     keep it when it is asked to stop
+    KEDGE_CHECKPOINT=1         kedge.dev/checkpoint: "1"     checkpoint it when it is asked to stop
     KEDGE_RESTORE=latest|ID|no kedge.dev/restore             where it begins; latest, if there is one, by default;
                                                                    or a path below a directory opened for that (placed)
     KEDGE_WORKLOAD=name        kedge.dev/key                 which workload it is; in Kubernetes not needed
     KEDGE_POLICY=fresh|fail|retry:N  kedge.dev/policy        what to do when it cannot be restored
     KEDGE_KEEP=until-success   kedge.dev/keep                forget it when it ends by itself with status 0
 
-ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. Where things are kept is
+ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. The place of the store is
 the machine's business and never the container's: whoever writes a pod must not choose files of the host.
 """
 
@@ -108,7 +108,7 @@ def key_of(notes: Mapping[str, str], given: str = "", owner: Owner | None = None
     if space and pod and name:
         return _joined([space, pod if owner is None else owner(notes), name], unescaped=":")
     if not given:
-        raise _invalid("a container asks to be kept and does not say as what", hint="set KEDGE_WORKLOAD")
+        raise _invalid("a container asks for checkpoints and names no workload", hint="set KEDGE_WORKLOAD")
     return _joined([given])
 
 

@@ -1,5 +1,5 @@
-"""What the administrator of a machine says in /etc/kedge/runc.env: where its engines keep containers, and with which
-programs. Commands beside the engines keep to it, so that they find what `kedge-runc` kept, and it what they keep."""
+"""What the administrator of a machine says in /etc/kedge/runc.env: which store its engines use, and which
+programs. Commands beside the engines do as it says, so that they and `kedge-runc` find each other's checkpoints."""
 
 from __future__ import annotations
 
