@@ -47,7 +47,7 @@ IMPORTERS: Rows = {"jobs": importers.run}
 GPU: Rows = {"gpu": gpu.run}
 MACHINES: Rows = {"postgres": machines.postgres, "s3": machines.s3, "copies": machines.copies}
 CONTAINERS: Rows = {
-    "freeze": containers.freeze,
+    "checkpoint": containers.checkpoint,
     "generations": containers.generations,
     "restore": containers.restore,
     "pass-through": containers.pass_through,

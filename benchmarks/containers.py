@@ -35,7 +35,7 @@ while True:
 
 
 class Subject:
-    """A running container, and the two ways to freeze it."""
+    """A running container, and the two ways to checkpoint it."""
 
     def __init__(self, lab: object, ballast: int) -> None:
         from tests.lab import PYTHON, Lab, wait_for
@@ -77,7 +77,7 @@ def subject(bench: Bench, ballast: int) -> Iterator[Subject]:
         yield Subject(made, ballast)
 
 
-def freeze(bench: Bench) -> list[Row]:
+def checkpoint(bench: Bench) -> list[Row]:
     ballast = 25_000_000 if bench.quick else 200_000_000
     with subject(bench, ballast) as one:
         one.ours("--leave-running")  # later generations are the usual case

@@ -185,8 +185,7 @@ class _Work:
                 "attempt": self.attempt.id,
                 **({"pod": pod} if (pod := pod_of(taken.spec)) else {}),
                 **facts_of(self.companions),
-                "processes": len(taken.processes),
-                "memory_bytes": sum(process["memory_bytes"] for process in taken.processes.values()),
+                **taken.totals(),
             }
             step = self.job.partition(":")[2]
             checkpoint_id = self.manager.save(

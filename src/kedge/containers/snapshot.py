@@ -70,6 +70,11 @@ class Snapshot:
     files: Mapping[str, File] = field(default_factory=dict)
     extra: Mapping[str, Tree] = field(default_factory=dict)
 
+    def totals(self) -> dict[str, int]:
+        """What lists show of its processes."""
+        memory_bytes = sum(process["memory_bytes"] for process in self.processes.values())
+        return {"processes": len(self.processes), "memory_bytes": memory_bytes}
+
     def state(self) -> dict[str, object]:
         """As it goes into the store."""
         values = {name: getattr(self, name) for name in _FIELDS}

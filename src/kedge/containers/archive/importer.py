@@ -96,7 +96,7 @@ def import_images(
             processes=snapshot.read_processes(home / "images"),
         )
         facts = {"kind": "container", "id": key, "runtime": "runc", "network": taken.network["mode"]}
-        metadata = {**facts, "is_running": False, "imported": {"format": "images"}, **_totals(taken)}
+        metadata = {**facts, "is_running": False, "imported": {"format": "images"}, **taken.totals()}
         checkpoint, is_new = _save(manager, key, taken, metadata, None, digest_of(home / "images"), lease)
         return Imported(checkpoint, "images", (), is_new)
 
@@ -142,16 +142,6 @@ def _unpack_rootfs(found: Archive, home: Path, limits: Limits) -> tuple[Path | N
 
 def _snapshot(found: Archive, upper: Path | None) -> snapshot.Snapshot:
     images.inventory(found.images)
-    processes = {
-        str(one.pid): {
-            "name": one.name,
-            "parent": one.parent,
-            "memory_bytes": one.memory_bytes,
-            "threads": len(one.threads),
-            "open_files": [file.name for file in one.files if file.kind == "file"],
-        }
-        for one in images.processes(found.images)
-    }
     return snapshot.Snapshot(
         kind="container",
         id=found.config.id,
@@ -161,7 +151,7 @@ def _snapshot(found: Archive, upper: Path | None) -> snapshot.Snapshot:
         descriptors=_descriptors(found),
         network=_network(found),
         criu={"version": "", "options": []},
-        processes=processes,
+        processes=snapshot.read_processes(found.images),
         rootfs_kind="none" if upper is None else "overlay",
         rootfs=None if upper is None else snapshot.rootfs_tree(upper),
         extra={KEPT: Tree(found.directory, exclude=_LEFT)},
@@ -201,18 +191,13 @@ def _key_of(found: Archive) -> str:
     return key
 
 
-def _totals(taken: snapshot.Snapshot) -> dict[str, int]:
-    memory = sum(int(one["memory_bytes"]) for one in taken.processes.values())
-    return {"processes": len(taken.processes), "memory_bytes": memory}
-
-
 def _metadata(taken: snapshot.Snapshot, found: Archive) -> dict[str, object]:
     return {
         "kind": "container",
         "id": taken.id,
         "runtime": found.engine,
         "network": taken.network["mode"],
-        **_totals(taken),
+        **taken.totals(),
         "is_running": False,
         "imported": {"format": found.format, "image": found.config.image_name, "at": found.config.checkpointed_at},
     }
