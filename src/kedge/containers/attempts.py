@@ -75,10 +75,10 @@ class Attempt:
 
     def facts(self) -> dict[str, object]:
         try:
-            found = json.loads((self.path / "attempt.json").read_text())
+            facts = json.loads((self.path / "attempt.json").read_text())
         except (FileNotFoundError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return facts if isinstance(facts, dict) else {}
 
 
 @contextmanager
@@ -120,10 +120,10 @@ def find_attempt(name: str) -> Attempt:
     """An attempt by its ID, or `latest`."""
     home = state_directory() / "attempts"
     known = sorted(os.listdir(home)) if home.is_dir() else []
-    wanted = known[-1] if name == "latest" and known else parse_name("attempt", name)
-    if wanted not in known:
+    attempt_id = known[-1] if name == "latest" and known else parse_name("attempt", name)
+    if attempt_id not in known:
         raise NotFound(f"there is no attempt {name}", hint=f"the last {KEPT} are kept in {home}")
-    return Attempt(wanted, home / wanted)
+    return Attempt(attempt_id, home / attempt_id)
 
 
 def attempts() -> list[Attempt]:
@@ -149,8 +149,8 @@ def _tidy(home: Path, newest: str) -> None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            one = Attempt(name, home / name)
-            if one.facts().get("result") == "under way" and not _is_put_right(one):
+            attempt = Attempt(name, home / name)
+            if attempt.facts().get("result") == "under way" and not _is_put_right(attempt):
                 continue
             _forget(home / name)
             if position < len(known) - KEPT:

@@ -34,5 +34,5 @@ def asleep(manager: CheckpointManager, job: str) -> Checkpoint | None:
 def sleepers(manager: CheckpointManager, prefix: str = "") -> Iterator[Checkpoint]:
     """All that sleep, of the keys that begin with `prefix`."""
     for job in manager.jobs(f"container:{prefix}"):
-        if (found := asleep(manager, job.name)) is not None:
-            yield found
+        if (checkpoint := asleep(manager, job.name)) is not None:
+            yield checkpoint

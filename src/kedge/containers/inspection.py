@@ -15,7 +15,7 @@ from kedge.manager import CheckpointManager
 from . import snapshot
 from .archive import layout as formats
 from .archive.compression import Plain
-from .archive.importer import KEPT
+from .archive.importer import ENGINE_FILES
 from .archive.layers import whiteouts
 from .archive.layout import Config
 from .archive.scratch import private_directory
@@ -51,17 +51,17 @@ def inspect_archive(path: str | os.PathLike[str], *, limits: Limits | None = Non
     """An archive of any format, unpacked into a private directory for the time of this call."""
     limits = limits or Limits()
     with private_directory() as home:
-        found = formats.unpack(path, home, limits)
-        files = Directory(found.images)
-        sizes = {name: (found.images / name).lstat().st_size for name in files.names()}
+        archive = formats.unpack(path, home, limits)
+        files = Directory(archive.images)
+        sizes = {name: (archive.images / name).lstat().st_size for name in files.names()}
         statistics = None
-        for directory in (found.directory, found.images):
+        for directory in (archive.directory, archive.images):
             if (directory / formats.STATS_DUMP).is_file():
                 statistics = images.statistics(directory)
-        changes, rootfs_bytes = _changes_in(found, limits)
+        changes, rootfs_bytes = _changes_in(archive, limits)
         return _inspection(
-            source=os.fspath(path), engine=found.engine, format=found.format, config=found.config, files=files,
-            sizes=sizes, changes=changes, rootfs_bytes=rootfs_bytes, statistics=statistics, spec=found.spec,
+            source=os.fspath(path), engine=archive.engine, format=archive.format, config=archive.config, files=files,
+            sizes=sizes, changes=changes, rootfs_bytes=rootfs_bytes, statistics=statistics, spec=archive.spec,
             reveal=reveal,
         )  # fmt: skip
 
@@ -70,13 +70,13 @@ def inspect_stored(manager: CheckpointManager, checkpoint_id: str, *, reveal: bo
     """A checkpoint in the store; only what is shown is read."""
     checkpoint, taken = snapshot.load(manager, checkpoint_id)
     sizes = {entry.path: entry.size_bytes for entry in taken.images.entries if entry.kind in ("file", "hard link")}
-    kept = taken.extra.get(KEPT)
+    engine_files = taken.extra.get(ENGINE_FILES)
     statistics, config = None, Config()
-    if isinstance(kept, Tree):
-        names = {entry.path for entry in kept.entries}
+    if isinstance(engine_files, Tree):
+        names = {entry.path for entry in engine_files.entries}
         if formats.STATS_DUMP in names:
-            statistics = images.statistics(StoredImages(kept, checkpoint.id))
-        config = _stored_config(kept) if formats.CONFIG in names else config
+            statistics = images.statistics(StoredImages(engine_files, checkpoint.id))
+        config = _stored_config(engine_files) if formats.CONFIG in names else config
     if not config.id:
         config = Config(
             id=taken.id,
@@ -111,21 +111,21 @@ def _inspection(
     spec: Mapping[str, Any],
     reveal: bool,
 ) -> Inspection:
-    found = images.processes(files)
+    processes = images.processes(files)
     return Inspection(
         source=source,
         engine=engine,
         format=format,
         config=config,
-        processes=found,
+        processes=processes,
         images_bytes=sum(sizes.values()),
         pages_bytes=sum(size for name, size in sizes.items() if name.startswith("pages-")),
         rootfs_bytes=rootfs_bytes,
         changes=changes,
         statistics=statistics,
         mounts=_mounts(spec),
-        commands={one.pid: _command(files, one.pid) for one in found},
-        environment=_environment(files, found[0].pid, spec, reveal=reveal),
+        commands={process.pid: _command(files, process.pid) for process in processes},
+        environment=_environment(files, processes[0].pid, spec, reveal=reveal),
     )
 
 
@@ -140,28 +140,30 @@ def _command(files: ImageFiles, pid: int) -> tuple[str, ...]:
 def _environment(files: ImageFiles, pid: int, spec: Mapping[str, Any], *, reveal: bool) -> dict[str, str]:
     """Of the first process, from its memory; from the configuration where that is not there. Values are secrets."""
     try:
-        found = images.environment(files, pid)
+        variables = images.environment(files, pid)
     except CheckpointError:
-        found = {}
-    if not found:
+        variables = {}
+    if not variables:
         process = spec.get("process")
         lines = process.get("env") if isinstance(process, Mapping) else None
         pairs = (line.partition("=") for line in lines or () if isinstance(line, str))
-        found = {name: value for name, _, value in pairs}
-    return found if reveal else dict.fromkeys(found, HIDDEN)
+        variables = {name: value for name, _, value in pairs}
+    return variables if reveal else dict.fromkeys(variables, HIDDEN)
 
 
 def _mounts(spec: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
-    found = spec.get("mounts")
-    rows = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
-    return tuple((str(one.get("destination")), str(one.get("type")), str(one.get("source"))) for one in rows[:1000])
+    mounts = spec.get("mounts")
+    rows = [mount for mount in mounts if isinstance(mount, Mapping)] if isinstance(mounts, list) else []
+    return tuple(
+        (str(mount.get("destination")), str(mount.get("type")), str(mount.get("source"))) for mount in rows[:1000]
+    )
 
 
-def _changes_in(found: formats.Archive, limits: Limits) -> tuple[tuple[tuple[str, str], ...], int]:
+def _changes_in(archive: formats.Archive, limits: Limits) -> tuple[tuple[tuple[str, str], ...], int]:
     """What rootfs-diff.tar and the list of deleted files name; nothing is unpacked."""
     changes: list[tuple[str, str]] = []
     total = 0
-    difference = found.directory / formats.ROOTFS_DIFF
+    difference = archive.directory / formats.ROOTFS_DIFF
     if difference.is_file():
         with open(difference, "rb") as file:
             plain = Plain(file, name=formats.ROOTFS_DIFF, limit_bytes=limits.total_bytes)
@@ -172,7 +174,7 @@ def _changes_in(found: formats.Archive, limits: Limits) -> tuple[tuple[tuple[str
                     continue
                 kind = "deleted" if parts[-1].startswith(b".wh.") else KINDS[member.kind]
                 changes.append((_text((*parts[:-1], parts[-1].removeprefix(b".wh."))), kind))
-    deleted = found.deleted()[: MAX_CHANGES - len(changes)]
+    deleted = archive.deleted()[: MAX_CHANGES - len(changes)]
     return (*changes, *((_text((path.lstrip(b"/"),)), "deleted") for path in deleted)), total
 
 
@@ -180,9 +182,9 @@ def _text(parts: tuple[bytes, ...]) -> str:
     return b"/".join(parts).decode("utf-8", "backslashreplace")
 
 
-def _stored_config(kept: Tree) -> Config:
+def _stored_config(engine_files: Tree) -> Config:
     try:
-        found = json.loads(kept.read(formats.CONFIG))
+        document = json.loads(engine_files.read(formats.CONFIG))
     except ValueError:
         return Config()
-    return Config.of(found) if isinstance(found, dict) else Config()
+    return Config.of(document) if isinstance(document, dict) else Config()

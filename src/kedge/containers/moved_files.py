@@ -72,5 +72,5 @@ def _is_linked(path: str, name: str) -> bool:
 
 
 def _identity(path: str) -> list[int]:
-    found = os.lstat(path)
-    return [found.st_dev, found.st_ino]
+    status = os.lstat(path)
+    return [status.st_dev, status.st_ino]

@@ -17,12 +17,12 @@ def is_alive(pid: int) -> bool:
 
 def pids_below(pid: int) -> list[int]:
     """A process and its descendants, as this machine numbers them."""
-    found = [pid]
-    for one in found:
+    pids = [pid]
+    for process in pids:
         try:
-            for thread in os.listdir(f"/proc/{one}/task"):
-                text = Path(f"/proc/{one}/task/{thread}/children").read_text()
-                found += [int(child) for child in re.findall(r"\d+", text)]
+            for thread in os.listdir(f"/proc/{process}/task"):
+                text = Path(f"/proc/{process}/task/{thread}/children").read_text()
+                pids += [int(child) for child in re.findall(r"\d+", text)]
         except OSError:
             continue
-    return found
+    return pids

@@ -46,8 +46,9 @@ class PodName:
             raise Validation(f"{text!r} names no pod", hint="write NAMESPACE/POD or NAMESPACE/POD/CONTAINER")
         return cls(*parts)
 
-    def fits(self, one: cri.PodContainer) -> bool:
-        return (one.pod.namespace, one.pod.name) == (self.namespace, self.pod) and self.container in ("", one.name)
+    def fits(self, container: cri.PodContainer) -> bool:
+        is_of_pod = (container.pod.namespace, container.pod.name) == (self.namespace, self.pod)
+        return is_of_pod and self.container in ("", container.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,102 +91,106 @@ class Workload:
 def workloads(address: str) -> list[Workload]:
     """The newest start of each container of each pod of this node."""
     places = {place.name: place for place in marks.marks()}
-    newest = {(one.pod.id, one.name): one for one in cri.containers(address)}
-    return [_workload(one, places.get(one.id)) for one in newest.values()]
+    newest = {(container.pod.id, container.name): container for container in cri.containers(address)}
+    return [_workload(container, places.get(container.id)) for container in newest.values()]
 
 
-def _workload(one: cri.PodContainer, place: Path | None) -> Workload:
+def _workload(container: cri.PodContainer, place: Path | None) -> Workload:
     mark = marks.find_mark(place) if place is not None else None
-    return Workload(one, place, mark) if mark is not None else Workload(one)
+    return Workload(container, place, mark) if mark is not None else Workload(container)
 
 
 def find(address: str, name: PodName) -> list[Workload]:
     """The running containers that are meant: the one that is named, or all of the pod that opted in."""
-    of_pod = [one for one in workloads(address) if PodName(name.namespace, name.pod).fits(one.container)]
+    of_pod = [workload for workload in workloads(address) if PodName(name.namespace, name.pod).fits(workload.container)]
     if not of_pod:
         raise NotFound(f"there is no pod {name.namespace}/{name.pod} on this node", hint="kedge pod list")
-    found = [one for one in of_pod if name.fits(one.container)]
-    if not found:
-        known = ", ".join(one.container.name for one in of_pod)
+    named = [workload for workload in of_pod if name.fits(workload.container)]
+    if not named:
+        known = ", ".join(workload.container.name for workload in of_pod)
         raise NotFound(f"pod {name.pod} has no container {name.container}", hint=f"it has {known}")
     if not name.container:
-        found = [one for one in found if one.is_opted_in]
-    if not found:
-        known = ", ".join(one.container.name for one in of_pod)
+        named = [workload for workload in named if workload.is_opted_in]
+    if not named:
+        known = ", ".join(workload.container.name for workload in of_pod)
         raise Validation(
             f"no container that {name.namespace}/{name.pod} has now opted in",
             hint=f"kedge pod list shows what sleeps; or name one: {name.namespace}/{name.pod}/CONTAINER, of {known}",
         )
-    running = [one for one in found if one.container.state == "running" and not (one.mark and one.mark.ended)]
+    running = [
+        workload
+        for workload in named
+        if workload.container.state == "running" and not (workload.mark and workload.mark.ended)
+    ]
     if not running:
         raise Conflict(
-            f"of {name.namespace}/{name.pod}, {', '.join(one.container.name for one in found)} does not run",
+            f"of {name.namespace}/{name.pod}, {', '.join(workload.container.name for workload in named)} does not run",
             hint="kedge pod list shows what does, and what sleeps",
         )
     return running
 
 
-def checkpoint(one: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
+def checkpoint(workload: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
     """Checkpoint it, and let it run on."""
-    mark = _claimed(one, manager)
-    request = Request(mark.key if mark else one.key, leave_running=True, lease=mark.claim if mark else None)
-    return make_checkpoint(manager, ContainerSource.of(one.find()), request, companions=companions)
+    mark = _claimed(workload, manager)
+    request = Request(mark.key if mark else workload.key, leave_running=True, lease=mark.claim if mark else None)
+    return make_checkpoint(manager, ContainerSource.of(workload.find()), request, companions=companions)
 
 
-def hibernate(one: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
+def hibernate(workload: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
     """Checkpoint it, asleep, and end it. If that fails, it runs on and does not sleep."""
-    mark = _claimed(one, manager)
-    if one.place is None or mark is None:
+    mark = _claimed(workload, manager)
+    if workload.place is None or mark is None:
         raise Validation(
-            f"{one.name} did not opt in: whoever restarts it would not be told that it sleeps",
+            f"{workload.name} did not opt in: whoever restarts it would not be told that it sleeps",
             hint="run it with the runtime class of Kedge and KEDGE_CHECKPOINT=1",
         )
-    path = marks.mark_of(str(one.place.parent), one.place.name)
+    path = marks.mark_of(str(workload.place.parent), workload.place.name)
     marks.write_mark(path, replace(mark, ending=time.time()))
     try:
         tags = {hibernation.ASLEEP: datetime.now(UTC).isoformat(timespec="seconds")}
         request = Request(mark.key, lease=mark.claim, tags=tags)
-        made = make_checkpoint(manager, ContainerSource.of(one.find()), request, companions=companions)
+        checkpointed = make_checkpoint(manager, ContainerSource.of(workload.find()), request, companions=companions)
     except BaseException:
         marks.write_mark(path, mark)
         raise
     claims.release(manager, mark)
     if path.exists():  # the engine may have noticed, and removed it
         marks.write_mark(path, replace(mark, claim=None, ended=time.time()))
-    return made
+    return checkpointed
 
 
-def _claimed(one: Workload, manager: CheckpointManager) -> Mark | None:
+def _claimed(workload: Workload, manager: CheckpointManager) -> Mark | None:
     """Its mark, with a claim; None if it did not opt in."""
-    if one.place is None or one.mark is None:
+    if workload.place is None or workload.mark is None:
         return None
-    root = str(one.place.parent)
-    mark = claims.ensure(manager, one.mark, root, one.container.id)
-    if mark is not one.mark:
-        marks.write_mark(marks.mark_of(root, one.place.name), mark)
+    root = str(workload.place.parent)
+    mark = claims.ensure(manager, workload.mark, root, workload.container.id)
+    if mark is not workload.mark:
+        marks.write_mark(marks.mark_of(root, workload.place.name), mark)
     return mark
 
 
 def sleeping(manager: CheckpointManager, name: str) -> Iterator[Checkpoint]:
     """What sleeps by that name: NS/POD, NS/OWNER, either with /CONTAINER, or a key."""
     if "/" not in name:
-        found = hibernation.asleep(manager, f"container:{name}")
-        yield from [found] if found is not None else []
+        checkpoint = hibernation.asleep(manager, f"container:{name}")
+        yield from [checkpoint] if checkpoint is not None else []
         return
-    wanted = PodName.parse(name)
-    for one in hibernation.sleepers(manager, f"{wanted.namespace}+"):
-        pod = one.metadata.get("pod")
-        told: Mapping[str, object] = pod if isinstance(pod, dict) else {}
-        owner = one.job.partition("+")[2].partition("@")[0].partition("+")[0]
-        if wanted.pod not in (told.get("name"), owner, owner.partition(":")[2]):
+    pod_name = PodName.parse(name)
+    for checkpoint in hibernation.sleepers(manager, f"{pod_name.namespace}+"):
+        pod = checkpoint.metadata.get("pod")
+        names: Mapping[str, object] = pod if isinstance(pod, dict) else {}
+        owner = checkpoint.job.partition("+")[2].partition("@")[0].partition("+")[0]
+        if pod_name.pod not in (names.get("name"), owner, owner.partition(":")[2]):
             continue
-        if wanted.container in ("", told.get("container")):
-            yield one
+        if pod_name.container in ("", names.get("container")):
+            yield checkpoint
 
 
 def wake(manager: CheckpointManager, name: str) -> list[Checkpoint]:
     """Let what sleeps by that name be restored at its next start."""
-    found = list(sleeping(manager, name))
-    if not found:
+    asleep = list(sleeping(manager, name))
+    if not asleep:
         raise NotFound(f"nothing sleeps by the name {name}", hint="kedge pod list shows what does")
-    return [manager.tag(one.id, **{hibernation.ASLEEP: None}) for one in found]
+    return [manager.tag(checkpoint.id, **{hibernation.ASLEEP: None}) for checkpoint in asleep]

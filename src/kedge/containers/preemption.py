@@ -72,25 +72,25 @@ def candidates(on_found: Callable[[Candidate], object] = lambda _: None) -> list
         state = runc.run(program, root, "state", identity)
         if state.returncode:
             return None
-        told = json.loads(state.stdout)
+        runtime_state = json.loads(state.stdout)
         mark = marks.find_mark(container)
-        if told.get("status") not in ("running", "paused") or mark is None or mark.ended:
+        if runtime_state.get("status") not in ("running", "paused") or mark is None or mark.ended:
             return None
-        candidate = Candidate(identity, root, mark.key, memory_bytes(int(told["pid"])), mark.environment)
+        candidate = Candidate(identity, root, mark.key, memory_bytes(int(runtime_state["pid"])), mark.environment)
         on_found(candidate)
         return candidate
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running = filter(None, pool.map(look, marks.marks()))
-        return sorted(running, key=lambda one: (one.memory_bytes, one.root, one.id))
+        return sorted(running, key=lambda candidate: (candidate.memory_bytes, candidate.root, candidate.id))
 
 
 def memory_bytes(pid: int) -> int:
     """What a process and its descendants have in memory."""
     pages = 0
-    for one in pids_below(pid):
+    for descendant in pids_below(pid):
         try:
-            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
+            pages += int(Path(f"/proc/{descendant}/statm").read_text().split()[1])
         except OSError:  # ended meanwhile
             continue
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -102,17 +102,17 @@ def preempt(deadline_s: float, report: Callable[[Outcome], None] | None = None) 
     outcomes = []
     with Stoppers() as stoppers, ThreadPoolExecutor(AT_ONCE) as pool:
 
-        def stop(one: Candidate) -> Outcome:
+        def stop(candidate: Candidate) -> Outcome:
             begun = time.monotonic()
             if begun >= end:
-                return _outcome(one, "late")
-            stopper = stoppers.for_(one)
-            result, reason = stopper.stop(one, end - begun)
+                return _outcome(candidate, "late")
+            stopper = stoppers.for_(candidate)
+            result, reason = stopper.stop(candidate, end - begun)
             if (
                 result == "unfinished" and stopper.is_gone
             ):  # killed, perhaps for want of memory: nobody passed a signal on
-                result, reason = stoppers.for_(one).stop(one, max(0.0, end - time.monotonic()))
-            return _outcome(one, result, round(time.monotonic() - begun, 3), reason)
+                result, reason = stoppers.for_(candidate).stop(candidate, max(0.0, end - time.monotonic()))
+            return _outcome(candidate, result, round(time.monotonic() - begun, 3), reason)
 
         # A stopper takes a while to start: it does so while the others are still looked for.
         for outcome in pool.map(stop, candidates(stoppers.for_ if deadline_s > 0 else lambda _: None)):
@@ -130,11 +130,11 @@ class Stoppers:
         self._stoppers: dict[tuple[tuple[str, str], ...], Stopper] = {}
         self._all: list[Stopper] = []  # with those that were killed
 
-    def for_(self, one: Candidate) -> Stopper:
-        engine = tuple(sorted(one.environment.items()))
+    def for_(self, candidate: Candidate) -> Stopper:
+        engine = tuple(sorted(candidate.environment.items()))
         with self._lock:
             if engine not in self._stoppers or self._stoppers[engine].is_gone:
-                self._stoppers[engine] = Stopper(one.environment)
+                self._stoppers[engine] = Stopper(candidate.environment)
                 self._all.append(self._stoppers[engine])
             return self._stoppers[engine]
 
@@ -163,13 +163,13 @@ class Stopper:
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 
-    def stop(self, one: Candidate, left_s: float) -> tuple[Result, str]:
+    def stop(self, candidate: Candidate, left_s: float) -> tuple[Result, str]:
         """The result, and why if there is no checkpoint."""
         answer: SimpleQueue[tuple[Result, str]] = SimpleQueue()
         with self._lock:
             number = len(self._asked)
             self._asked[number] = answer
-            line = json.dumps({"number": number, "root": one.root, "id": one.id, "deadline_s": left_s})
+            line = json.dumps({"number": number, "root": candidate.root, "id": candidate.id, "deadline_s": left_s})
             if self.is_gone:
                 return "unfinished", self._reason()
             try:
@@ -185,8 +185,8 @@ class Stopper:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            told = json.loads(line)
-            self._asked[told["number"]].put((told["result"], told["reason"]))
+            answered = json.loads(line)
+            self._asked[answered["number"]].put((answered["result"], answered["reason"]))
         with self._lock:
             self.is_gone = True
             for answer in self._asked.values():  # whoever was answered does not look any more
@@ -213,8 +213,8 @@ class Stopper:
         self._said.close()
 
 
-def _outcome(one: Candidate, result: Result, seconds: float = 0.0, reason: str = "") -> Outcome:
-    return Outcome(one.id, one.root, one.key, one.memory_bytes, result, seconds, reason)
+def _outcome(candidate: Candidate, result: Result, seconds: float = 0.0, reason: str = "") -> Outcome:
+    return Outcome(candidate.id, candidate.root, candidate.key, candidate.memory_bytes, result, seconds, reason)
 
 
 def wait_for_notice(

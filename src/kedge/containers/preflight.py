@@ -118,9 +118,9 @@ def _files(container: Container) -> Iterator[Finding]:
 
 def check_target(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether a checkpoint of a machine with the facts `here` can be restored on one with the facts `there`."""
-    found = list(_differences(here, there))
+    differences = list(_differences(here, there))
     alike = f"{there.get('arch')}, kernel {there.get('kernel')}, CRIU {there.get('criu')}: nothing stands in the way"
-    yield from found or [Finding("target", "ok", alike)]
+    yield from differences or [Finding("target", "ok", alike)]
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:

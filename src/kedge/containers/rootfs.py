@@ -53,13 +53,13 @@ def find_rootfs(bundle: Path, spec_root: str) -> Rootfs:
 
 def _overlay_options(point: Path) -> str | None:
     """The options of the overlay mounted last at `point`; None when that is none."""
-    found = None
+    options = None
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split(" ")
         behind = fields.index("-")
         if _plain(fields[4]) == str(point):
-            found = _plain(fields[behind + 3]) if fields[behind + 1] == "overlay" else None
-    return found
+            options = _plain(fields[behind + 3]) if fields[behind + 1] == "overlay" else None
+    return options
 
 
 def _plain(text: str) -> str:

@@ -99,25 +99,25 @@ def rootfs_tree(directory: Path) -> Tree:
 def read_descriptors(images: Path) -> tuple[str, ...]:
     """What the first three descriptors were, as runc noted them; () where no runtime did."""
     try:
-        found = json.loads((images / "descriptors.json").read_text())
+        names = json.loads((images / "descriptors.json").read_text())
     except FileNotFoundError:
         return ()
-    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+    return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
 def read_processes(images: Path) -> dict[str, Any]:
     """The processes in the images, for people: what diff and lists show."""
     return {
-        str(one.pid): {
-            "name": one.name,
-            "executable": one.executable,
-            "parent": one.parent,
-            "state": one.state,
-            "threads": len(one.threads),
-            "memory_bytes": one.memory_bytes,
-            "open_files": {str(file.fd): f"{file.kind} {file.name}".strip() for file in one.files if file.fd >= 0},
+        str(process.pid): {
+            "name": process.name,
+            "executable": process.executable,
+            "parent": process.parent,
+            "state": process.state,
+            "threads": len(process.threads),
+            "memory_bytes": process.memory_bytes,
+            "open_files": {str(file.fd): f"{file.kind} {file.name}".strip() for file in process.files if file.fd >= 0},
         }
-        for one in image_processes(images)
+        for process in image_processes(images)
     }
 
 
@@ -177,19 +177,19 @@ def find(manager: CheckpointManager, kind: str, name: str) -> Checkpoint:
     """The checkpoint a user means by `name`: an ID, or a key, whose newest sound one is taken."""
     if manager.exists(name):
         return manager.get(name)
-    found = [one for one in generations(manager, kind, name) if one.status != "corrupted"]
-    if not found:
+    sound = [checkpoint for checkpoint in generations(manager, kind, name) if checkpoint.status != "corrupted"]
+    if not sound:
         raise NotFound(f"no checkpoint of {kind} {name}", hint=f"kedge {kind} list shows the checkpoints")
-    return found[-1]
+    return sound[-1]
 
 
 def find_for(manager: CheckpointManager, wish: Wish) -> Checkpoint:
     """The checkpoint that a container asked to begin with: an ID, or a key, of its own namespace and no other."""
     own = f"container:{wish.namespace}+" if wish.namespace else "container:"
     if manager.exists(wish.restore):
-        found = manager.get(wish.restore)
-        if found.job.startswith(own):
-            return found
+        checkpoint = manager.get(wish.restore)
+        if checkpoint.job.startswith(own):
+            return checkpoint
     else:
         for key in (wish.key_of(wish.restore), own.partition(":")[2] + wish.restore, wish.restore):
             if job_of("container", key).startswith(own) and generations(manager, "container", key):

@@ -128,19 +128,19 @@ class Supervision:
         """A checkpoint that fails is told and harms nobody: the command runs on, and an earlier one is still there."""
         try:
             request = Request(self.key, leave_running=leave_running, options=self.options)
-            made = make_checkpoint(self.manager, ProcessSource.of(pid), request, companions=self.companions)
+            checkpointed = make_checkpoint(self.manager, ProcessSource.of(pid), request, companions=self.companions)
         except CheckpointError as error:
             self.say(f"no checkpoint this time: {error}")
             return False
-        self.say(f"checkpoint {made.checkpoint.id}, {made.frozen_ms:.0f} ms" if leave_running else
-                 f"stopped at checkpoint {made.checkpoint.id}")  # fmt: skip
+        self.say(f"checkpoint {checkpointed.checkpoint.id}, {checkpointed.frozen_ms:.0f} ms" if leave_running else
+                 f"stopped at checkpoint {checkpointed.checkpoint.id}")  # fmt: skip
         return True
 
     def _ended(self, status: int) -> int:
         if status == 0 and not self.keep:
-            for one in snapshot.generations(self.manager, "process", self.key):
-                if not one.is_pinned:
-                    self.manager.delete(one.job, one.id)
+            for checkpoint in snapshot.generations(self.manager, "process", self.key):
+                if not checkpoint.is_pinned:
+                    self.manager.delete(checkpoint.job, checkpoint.id)
         return status
 
     @staticmethod
@@ -156,12 +156,12 @@ def _exit_status(pid: int, *, wait: bool = False) -> int | None:
     """As a shell gives it; None while it runs. Other children that were left to us are buried on the way."""
     while True:
         try:
-            found, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
+            ended, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
         except ChildProcessError:
             return 0
-        if found == 0:
+        if ended == 0:
             return None
-        if found == pid:
+        if ended == pid:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
 

@@ -148,7 +148,7 @@ def test_who_is_frozen_elsewhere_is_waited_for(store: kedge.CheckpointManager, m
     claim = elsewhere(store, "container:k")
     with ExitStack() as freezing:
         freezing.enter_context(claims.leaving(store, "k"))
-        with pytest.raises(kedge.Conflict, match="still being frozen"):
+        with pytest.raises(kedge.Conflict, match="still being checkpointed"):
             claims.take(store, "k", "/run/runc", "b", wait_s=0.001)
 
         def ends() -> None:

@@ -26,7 +26,7 @@ from kedge.model import Checkpoint
 
 from . import layout as formats
 from . import oci
-from .importer import KEPT
+from .importer import ENGINE_FILES
 from .layers import write_difference, write_layer
 from .layout import Config, go_time
 from .tar import DIRECTORY, Member
@@ -165,15 +165,15 @@ def _write_index(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, work: P
 
 def _write_archive(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, format: str, work: Path) -> None:
     tar = TarWriter(out)
-    kept = taken.extra.get(KEPT)
-    if kept is not None and _came_from(taken) == format:
-        _add_tree(tar, kept, "")
+    engine_files = taken.extra.get(ENGINE_FILES)
+    if engine_files is not None and _came_from(taken) == format:
+        _add_tree(tar, engine_files, "")
     else:
         config, spec = _documents(checkpoint, taken, format)
         _add_json(tar, formats.CONFIG, config)
         _add_json(tar, formats.SPEC, spec)
-        if kept is not None:
-            _add_tree(tar, kept, "", only=(formats.STATS_DUMP, formats.DUMP_LOG))
+        if engine_files is not None:
+            _add_tree(tar, engine_files, "", only=(formats.STATS_DUMP, formats.DUMP_LOG))
         if format == "containerd":
             _add_json(tar, formats.STATUS, _status(checkpoint))
             _add_json(tar, formats.STATUS_DUMP, _cri_status(checkpoint, Config.of(config)))
@@ -209,8 +209,8 @@ def _spool_layer(taken: Snapshot, tree: Tree, format: str, spool: BinaryIO) -> l
 
 def _documents(checkpoint: Checkpoint, taken: Snapshot, format: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.dump and spec.dump, made from what is known."""
-    kept = taken.extra.get(KEPT)
-    config = Config.of((None if kept is None else _json_in(kept, formats.CONFIG)) or {})
+    engine_files = taken.extra.get(ENGINE_FILES)
+    config = Config.of((None if engine_files is None else _json_in(engine_files, formats.CONFIG)) or {})
     config = replace(
         config,
         id=config.id or taken.id,
@@ -233,8 +233,8 @@ def _documents(checkpoint: Checkpoint, taken: Snapshot, format: str) -> tuple[di
 
 def _came_from(taken: Snapshot) -> str | None:
     """The format of the archive that was imported; None for what was checkpointed here."""
-    kept = taken.extra.get(KEPT)
-    spec = None if kept is None else _json_in(kept, formats.SPEC)
+    engine_files = taken.extra.get(ENGINE_FILES)
+    spec = None if engine_files is None else _json_in(engine_files, formats.SPEC)
     return None if spec is None else formats.format_of(spec)
 
 
@@ -243,10 +243,10 @@ def _json_in(tree: Tree, name: str) -> dict[str, Any] | None:
     if not 0 < sizes.get(name, 0) <= 64 << 20:
         return None
     try:
-        found = json.loads(tree.read(name))
+        document = json.loads(tree.read(name))
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _status(checkpoint: Checkpoint) -> dict[str, object]:

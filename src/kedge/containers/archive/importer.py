@@ -30,7 +30,7 @@ from .layout import Archive
 from .scratch import private_directory
 from .tar import Limits, TarReader
 
-KEPT = "archive"  # the name of the tree with what only the archive's engine understands
+ENGINE_FILES = "archive"  # the name of the tree with what only the archive's engine understands
 _LEFT = (formats.CHECKPOINT, formats.ROOTFS_DIFF, formats.DELETED_FILES)
 
 
@@ -62,12 +62,12 @@ def import_archive(
     _refuse_others()
     limits = limits or Limits()
     with private_directory(work) as home:
-        found = formats.unpack(path, home, limits)
-        upper, left_out = _unpack_rootfs(found, home, limits)
-        name = key or _key_of(found)
-        taken = _snapshot(found, upper)
-        checkpoint, is_new = _save(manager, name, taken, _metadata(taken, found), tags, digest_of(path), lease)
-        return Imported(checkpoint, found.format, tuple(left_out), is_new)
+        archive = formats.unpack(path, home, limits)
+        upper, left_out = _unpack_rootfs(archive, home, limits)
+        name = key or _key_of(archive)
+        taken = _snapshot(archive, upper)
+        checkpoint, is_new = _save(manager, name, taken, _metadata(taken, archive), tags, digest_of(path), lease)
+        return Imported(checkpoint, archive.format, tuple(left_out), is_new)
 
 
 def import_images(
@@ -121,45 +121,45 @@ def _save(
     job, once = snapshot.job_of("container", name), f"archive:{digest}"
     if (known := manager.get_by_key(job, once)) is not None:
         return known, False
-    identity = manager.save(
+    checkpoint_id = manager.save(
         job, name, taken.state(), tags=tags, metadata=dict(metadata), lease=lease, idempotency_key=once
     )
-    return manager.get(identity), True
+    return manager.get(checkpoint_id), True
 
 
-def _unpack_rootfs(found: Archive, home: Path, limits: Limits) -> tuple[Path | None, list[tuple[str, str]]]:
+def _unpack_rootfs(archive: Archive, home: Path, limits: Limits) -> tuple[Path | None, list[tuple[str, str]]]:
     """The changed files as an upper directory, and what was left out of them."""
-    difference = found.directory / formats.ROOTFS_DIFF
+    difference = archive.directory / formats.ROOTFS_DIFF
     if not difference.is_file():
         return None, []
     upper = home / "upper"
     upper.mkdir(mode=0o755)
     with open(difference, "rb") as file, Extraction(upper, name=formats.ROOTFS_DIFF, limits=limits) as extraction:
         plain = Plain(file, name=formats.ROOTFS_DIFF, limit_bytes=limits.total_bytes)
-        extraction.layer(TarReader(plain, name=formats.ROOTFS_DIFF, limits=limits), found.deleted())
+        extraction.layer(TarReader(plain, name=formats.ROOTFS_DIFF, limits=limits), archive.deleted())
         return upper, extraction.left_out
 
 
-def _snapshot(found: Archive, upper: Path | None) -> snapshot.Snapshot:
-    images.inventory(found.images)
+def _snapshot(archive: Archive, upper: Path | None) -> snapshot.Snapshot:
+    images.inventory(archive.images)
     return snapshot.Snapshot(
         kind="container",
-        id=found.config.id,
-        images=snapshot.images_tree(found.images),
-        runtime={"name": found.engine, "version": "", "root": ""},
-        spec=formats.safe_spec(found.spec),
-        descriptors=_descriptors(found),
-        network=_network(found),
+        id=archive.config.id,
+        images=snapshot.images_tree(archive.images),
+        runtime={"name": archive.engine, "version": "", "root": ""},
+        spec=formats.safe_spec(archive.spec),
+        descriptors=_descriptors(archive),
+        network=_network(archive),
         criu={"version": "", "options": []},
-        processes=snapshot.read_processes(found.images),
+        processes=snapshot.read_processes(archive.images),
         rootfs_kind="none" if upper is None else "overlay",
         rootfs=None if upper is None else snapshot.rootfs_tree(upper),
-        extra={KEPT: Tree(found.directory, exclude=_LEFT)},
+        extra={ENGINE_FILES: Tree(archive.directory, exclude=_LEFT)},
     )
 
 
-def _descriptors(found: Archive) -> tuple[str, ...]:
-    path = found.images / formats.DESCRIPTORS
+def _descriptors(archive: Archive) -> tuple[str, ...]:
+    path = archive.images / formats.DESCRIPTORS
     names = formats.read_json(path) if path.is_file() else None
     if names is None:
         return ()
@@ -168,22 +168,22 @@ def _descriptors(found: Archive) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _network(found: Archive) -> network.Network:
+def _network(archive: Archive) -> network.Network:
     """How the container was connected, as far as its configuration tells; a restore compares it."""
-    linux = found.spec.get("linux")
+    linux = archive.spec.get("linux")
     namespaces = linux.get("namespaces") if isinstance(linux, dict) else None
-    for one in namespaces if isinstance(namespaces, list) else []:
-        if isinstance(one, dict) and one.get("type") == "network":
-            return network.Network(mode="external" if one.get("path") else "own", path="")
+    for namespace in namespaces if isinstance(namespaces, list) else []:
+        if isinstance(namespace, dict) and namespace.get("type") == "network":
+            return network.Network(mode="external" if namespace.get("path") else "own", path="")
     return network.Network(mode="host", path="")
 
 
-def _key_of(found: Archive) -> str:
+def _key_of(archive: Archive) -> str:
     """A key from the container's name, without what our names cannot have."""
     name = (
-        formats.annotations_of(found.spec).get("io.kubernetes.cri.container-name")
-        or found.config.name
-        or found.config.id
+        formats.annotations_of(archive.spec).get("io.kubernetes.cri.container-name")
+        or archive.config.name
+        or archive.config.id
     )
     key = re.sub(r"[^A-Za-z0-9._@+-]+", "-", name).strip("-._@+")[:100]
     if not key:
@@ -191,13 +191,17 @@ def _key_of(found: Archive) -> str:
     return key
 
 
-def _metadata(taken: snapshot.Snapshot, found: Archive) -> dict[str, object]:
+def _metadata(taken: snapshot.Snapshot, archive: Archive) -> dict[str, object]:
     return {
         "kind": "container",
         "id": taken.id,
-        "runtime": found.engine,
+        "runtime": archive.engine,
         "network": taken.network["mode"],
         **taken.totals(),
         "is_running": False,
-        "imported": {"format": found.format, "image": found.config.image_name, "at": found.config.checkpointed_at},
+        "imported": {
+            "format": archive.format,
+            "image": archive.config.image_name,
+            "at": archive.config.checkpointed_at,
+        },
     }

@@ -95,19 +95,19 @@ class Seam:
 
     def close(self) -> None:
         """Without a word before, CRIU gives the dump up and lets the processes run on."""
-        for one in (self._asking, self._listening):
-            if one is not None:
-                one.close()
+        for connection in (self._asking, self._listening):
+            if connection is not None:
+                connection.close()
 
 
 @contextmanager
 def seam(attempt: Attempt) -> Iterator[Seam]:
     attempt.bin.mkdir(mode=0o700)
-    made = Seam(attempt.bin)
+    opened = Seam(attempt.bin)
     try:
-        yield made
+        yield opened
     finally:
-        made.close()
+        opened.close()
         shutil.rmtree(attempt.bin, ignore_errors=True)
 
 

@@ -84,8 +84,8 @@ def explain_lines(lines: Iterable[str]) -> Cause | None:
     for line in telling or others:
         for entry in entries():
             for pattern in entry.patterns:
-                if found := pattern.search(line):
-                    return _cause(entry, found, line)
+                if match := pattern.search(line):
+                    return _cause(entry, match, line)
     if telling:
         said = telling[0].partition("): ")[2] or telling[0]
         return Cause("unknown", f"CRIU stopped with: {said}", "kedge container logs shows the whole log", telling[0])
@@ -97,8 +97,8 @@ def explain_file(path: str | os.PathLike[str]) -> Cause | None:
     return explain_lines(_lines_of(os.fspath(path)))
 
 
-def _cause(entry: Entry, found: re.Match[str], line: str) -> Cause:
-    captured = {"what": "", "more": "", **{name: text or "" for name, text in found.groupdict().items()}}
+def _cause(entry: Entry, match: re.Match[str], line: str) -> Cause:
+    captured = {"what": "", "more": "", **{name: text or "" for name, text in match.groupdict().items()}}
     return Cause(entry.code, entry.cause.format(**captured).replace(" ()", "").strip(), entry.fix, line)
 
 

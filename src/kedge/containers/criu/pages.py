@@ -19,7 +19,7 @@ WINDOW_BYTES = 64 * 1024
 
 def cuts(directory: Path) -> dict[str, list[int]]:
     """For each pages file of a CRIU dump, where its chunks end. Corrupted when pagemaps and pages do not fit."""
-    found = {}
+    borders_of = {}
     for memory in pagemap(directory):
         if borders := _borders(memory):
             path = directory / memory.pages_file
@@ -29,8 +29,8 @@ def cuts(directory: Path) -> dict[str, list[int]]:
                     f"{memory.pages_file} has {size:,} bytes, pagemap-{memory.name}.img names {borders[-1]:,}",
                     hint="dump it again",
                 )
-            found[memory.pages_file] = borders
-    return found
+            borders_of[memory.pages_file] = borders
+    return borders_of
 
 
 def validate_images(directory: Path) -> dict[str, list[int]]:

@@ -90,10 +90,10 @@ def ask(program: str, root: str, *arguments: str) -> dict[str, Any]:
             f"{os.path.basename(program)} {' '.join(arguments)}: {done.stderr.strip()[-300:]}",
             hint="runc list, ctr task list or podman ps show what runs",
         )
-    found = json.loads(done.stdout)
-    if not isinstance(found, dict):
+    answer = json.loads(done.stdout)
+    if not isinstance(answer, dict):
         raise NotFound(f"{program} answered nothing about {arguments[-1]}", hint="is it another program?")
-    return found
+    return answer
 
 
 def run(program: str, root: str, *arguments: str) -> subprocess.CompletedProcess[str]:

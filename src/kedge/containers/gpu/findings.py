@@ -33,13 +33,13 @@ def findings(pids: Sequence[int] = ()) -> Iterator[Finding]:
 
 def _of_driver() -> Iterator[Finding]:
     try:
-        found = driver()
+        cuda = driver()
     except (Validation, GpuFailed) as error:
         yield Finding("gpu", "bad", error.message, error.hint)
         return
-    version = f"CUDA {found.version // 1000}.{found.version % 1000 // 10}"
-    devices = ", ".join(f"{device.name} ({device.uuid})" for device in found.devices()) or "no device"
-    moves = "can" if found.can_remap else "cannot"
+    version = f"CUDA {cuda.version // 1000}.{cuda.version % 1000 // 10}"
+    devices = ", ".join(f"{device.name} ({device.uuid})" for device in cuda.devices()) or "no device"
+    moves = "can" if cuda.can_remap else "cannot"
     yield Finding("gpu", "ok", f"{version}: {devices}; a restore {moves} go to another GPU of the kind")
     freed = free_forgotten()
     if freed:

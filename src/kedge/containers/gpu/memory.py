@@ -52,12 +52,12 @@ class GpuMemory:
         free_forgotten()
         if self.mode == "require":
             driver()
-        found = holders(pids)
-        if not found:
+        users = holders(pids)
+        if not users:
             if self.mode == "require":
                 raise Validation("none of the processes uses a GPU", hint="leave --gpu require out")
             return
-        stopped = [pid for pid in found if driver().state(pid) is not State.RUNNING]
+        stopped = [pid for pid in users if driver().state(pid) is not State.RUNNING]
         if stopped:
             raise Conflict(
                 f"process {stopped[0]} is paused on its GPU already",
@@ -66,19 +66,19 @@ class GpuMemory:
         devices = driver().devices()
         self._facts = {
             "driver": driver().version,
-            "processes": len(found),
+            "processes": len(users),
             "devices": [
-                {"uuid": each.uuid, "name": each.name} for each in devices if each.uuid in _used(found, devices)
+                {"uuid": device.uuid, "name": device.name} for device in devices if device.uuid in _used(users, devices)
             ],
         }
         try:
             with phases.phase("gpu lock"):
-                for pid in found:
+                for pid in users:
                     write_note(pid, "checkpoint")
                     self._paused.append(pid)
                     driver().lock(pid)
             with phases.phase("gpu to host"):
-                for pid in found:
+                for pid in users:
                     driver().to_host(pid)
         except BaseException:
             self._undo()
@@ -138,12 +138,12 @@ class GpuMemory:
 
 def resume(pid: int, mapping: Mapping[str, str] | None = None) -> None:
     """From wherever it is to running; a process that is gone is none of our business any more."""
-    found = driver().state(pid)
-    if found is State.CHECKPOINTED:
+    state = driver().state(pid)
+    if state is State.CHECKPOINTED:
         driver().back(pid, mapping or {})
-    if found in (State.CHECKPOINTED, State.LOCKED):
+    if state in (State.CHECKPOINTED, State.LOCKED):
         driver().unlock(pid)
-    if found is State.FAILED:
+    if state is State.FAILED:
         raise GpuFailed(
             f"the driver lost the GPU memory of process {pid}",
             hint="end the process; restore it from the last checkpoint",
@@ -153,15 +153,16 @@ def resume(pid: int, mapping: Mapping[str, str] | None = None) -> None:
 
 def mapping_for(saved: Mapping[str, Any], here: Sequence[Device], *, can_remap: bool) -> dict[str, str]:
     """Which GPU here takes the place of each that was used; {} when the same ones are here."""
-    used = [Device(str(each["uuid"]), str(each["name"])) for each in saved.get("devices", ())]
+    used = [Device(str(device["uuid"]), str(device["name"])) for device in saved.get("devices", ())]
     present = {device.uuid for device in here}
     missing = [device for device in used if device.uuid not in present]
     if not missing:
         return {}
-    free = [device for device in here if device.uuid not in {each.uuid for each in used}]
+    used_uuids = {device.uuid for device in used}
+    free = [device for device in here if device.uuid not in used_uuids]
     mapping = {}
     for device in missing:
-        fitting = next((each for each in free if each.name == device.name), None)
+        fitting = next((other for other in free if other.name == device.name), None)
         if fitting is None:
             raise Conflict(
                 f"there is no free {device.name} here for the one it used",
@@ -188,21 +189,21 @@ def _used(pids: Sequence[int], devices: Sequence[Device]) -> set[str]:
                     if _USED.fullmatch(target):
                         minors.add(target.removeprefix("/dev/nvidia"))
     by_minor = _minors()
-    found = {by_minor[minor] for minor in minors if minor in by_minor}
-    return found or {device.uuid for device in devices}
+    uuids = {by_minor[minor] for minor in minors if minor in by_minor}
+    return uuids or {device.uuid for device in devices}
 
 
 def _minors() -> dict[str, str]:
     """{minor number: UUID} as the kernel's part of the driver tells it."""
-    found = {}
+    uuid_of = {}
     for path in Path("/proc/driver/nvidia/gpus").glob("*/information"):
         with suppress(OSError):
             text = path.read_text(errors="replace")
             uuid = re.search(r"GPU UUID:\s*GPU-([0-9a-fA-F-]{36})", text)
             minor = re.search(r"Device Minor:\s*(\d+)", text)
             if uuid and minor:
-                found[minor[1]] = uuid[1].lower()
-    return found
+                uuid_of[minor[1]] = uuid[1].lower()
+    return uuid_of
 
 
 # --- hibernation: only the GPU is given back, the process stays ---
@@ -234,10 +235,10 @@ def wake(pid: int) -> float:
 
 
 def _not_there(pid: int, what: str) -> Conflict | NotFound:
-    found = driver().state(pid) if os.path.exists(f"/proc/{pid}") else None
-    if found is None:
+    state = driver().state(pid) if os.path.exists(f"/proc/{pid}") else None
+    if state is None:
         return NotFound(f"process {pid} does not use a GPU, or is gone", hint="nvidia-smi shows those that do")
-    return Conflict(f"process {pid} is {found.name.lower()}: it is not one that {what}", hint="kedge container doctor")
+    return Conflict(f"process {pid} is {state.name.lower()}: it is not one that {what}", hint="kedge container doctor")
 
 
 # --- notes: what a killed program leaves for the next one ---

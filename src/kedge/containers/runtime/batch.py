@@ -106,8 +106,8 @@ def main() -> None:
     try:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for line in sys.stdin:
-                asked = json.loads(line)
-                pool.submit(answer, asked["number"], asked["root"], asked["id"], asked["deadline_s"])
+                request = json.loads(line)
+                pool.submit(answer, request["number"], request["root"], request["id"], request["deadline_s"])
     finally:
         batch.close()
 

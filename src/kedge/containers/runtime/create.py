@@ -118,7 +118,11 @@ def _candidates(
     if wish.restore != "latest":
         _import(container, manager, wish, claim, bundle)
     generations = snapshot.generations(manager, "container", wish.key)
-    return [one for one in reversed(generations) if one.status != "corrupted" and "crashed" not in one.tags]
+    return [
+        checkpoint
+        for checkpoint in reversed(generations)
+        if checkpoint.status != "corrupted" and "crashed" not in checkpoint.tags
+    ]
 
 
 def _import(container: CalledContainer, manager: CheckpointManager, wish: Wish, claim: Lease, bundle: Bundle) -> None:

@@ -88,9 +88,9 @@ def _main(pid: int, note: str) -> None:
 
 def _status(process: int, pid: int, began: bytes) -> int | None:
     """As wait(2) gives it: of one that nobody has waited for yet from /proc, else from the kernel (6.15 and newer)."""
-    found = _stat(pid)
-    if len(found) > 49 and found[0] == b"Z" and found[19] == began:
-        return int(found[49])
+    fields = _stat(pid)
+    if len(fields) > 49 and fields[0] == b"Z" and fields[19] == began:
+        return int(fields[49])
     try:
         answer = fcntl.ioctl(process, _GET_INFO, struct.pack("<Q56x", _INFO_EXIT))
     except OSError as error:

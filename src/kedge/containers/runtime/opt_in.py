@@ -75,8 +75,8 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
 
     def asked(note: str, *names: str) -> str:
         """An annotation of ours, else the first of these in the environment or among the annotations."""
-        found = notes.get(f"kedge.dev/{note}")
-        return found or next((value for name in names if (value := environment.get(name) or notes.get(name))), "")
+        note_value = notes.get(f"kedge.dev/{note}")
+        return note_value or next((value for name in names if (value := environment.get(name) or notes.get(name))), "")
 
     restore = asked("restore", "KEDGE_RESTORE", "RESTORE_FROM", "kybernate.io/restore-from")
     is_kept = _is_yes(asked("checkpoint", "KEDGE_CHECKPOINT", "ARCH_ENABLE"))
@@ -120,8 +120,8 @@ def has_made_up_name(pod: str) -> bool:
 def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
     """{namespace, name, container} of a container of a pod, for lists; None of any other."""
     notes = spec.get("annotations") or {}
-    found = [str(notes.get(one, "")) for one in POD]
-    return dict(zip(("namespace", "name", "container"), found, strict=True)) if all(found) else None
+    names = [str(notes.get(one, "")) for one in POD]
+    return dict(zip(("namespace", "name", "container"), names, strict=True)) if all(names) else None
 
 
 def _joined(parts: list[str], unescaped: str = "") -> str:

@@ -22,7 +22,7 @@ def read() -> dict[str, str]:
     command = ["/bin/sh", "-c", f"set -a; . {FILE}; exec env -0"]
     ours = {"PATH": os.environ.get("PATH", "")}
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             command, env=ours, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_READ_S
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -31,18 +31,18 @@ def read() -> dict[str, str]:
         raise Validation(
             f"{FILE} cannot be read: {reason}", hint="its lines are NAME='value', as for a shell"
         ) from error
-    pairs = (entry.partition("=") for entry in os.fsdecode(told).split("\0") if "=" in entry)
+    pairs = (entry.partition("=") for entry in os.fsdecode(output).split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
 
 
 def adopt() -> dict[str, str]:
     """Read the file; what it says, and our own environment does not contradict, holds for this process from now on."""
-    told = read()
-    for name, value in told.items():
+    settings = read()
+    for name, value in settings.items():
         ours = os.environ.setdefault(name, value)
         if name == "PATH":
             os.environ[name] = f"{ours}:{value}"
-    return told
+    return settings
 
 
 def adopt_store() -> None:
