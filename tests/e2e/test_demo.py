@@ -10,6 +10,7 @@ import pytest
 
 from kedge import CheckpointManager
 from kedge.cli import demo_job
+from kedge.cli.commands import demo
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -20,7 +21,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_result_equals_an_uninterrupted_run(tmp_path: Path) -> None:
-    result = run("-m", "kedge.cli.demo_job", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
+    result = run("-m", "kedge", "demo", "--fast", "--keep", "kept", "--json", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     account = json.loads(result.stdout)
     assert account["equal"]
@@ -40,7 +41,7 @@ def test_it_shows_the_real_commands(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     for text in (
         "kill -9",
-        "goes on after step",
+        "resumes after step",
         "equals a run without interruption",
         "$ kedge list heat",
         "$ kedge show heat",
@@ -58,11 +59,9 @@ def test_it_can_run_again_in_the_same_store(tmp_path: Path) -> None:
 
 
 def test_a_failing_job_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.cli.commands.demo import Silent
-
-    monkeypatch.setattr(demo_job.sys, "executable", "/bin/false")
+    monkeypatch.setattr(demo.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="exit code 1"):
-        demo_job.perform(str(tmp_path / "store"), Silent(), steps=3, pause_s=0)
+        list(demo.perform(str(tmp_path / "store"), demo.Account("heat", 3), 0))
 
 
 def test_the_job_needs_no_numpy(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `kedge COMMAND`. One file per group of commands; each imports what it needs when it runs."""
+"""The command line: `kedge COMMAND`. One file for each command; each imports what it needs when it runs."""
 
 import gc
 

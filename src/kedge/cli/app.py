@@ -1,6 +1,6 @@
 """`kedge`: the table of commands, and what happens when one fails.
 
-This module is all that `kedge --help` imports besides click; a command's module is imported when it is called.
+`kedge --help` imports this module, what it imports here, and click; a command's module is imported when it is called.
 """
 
 from __future__ import annotations
@@ -8,91 +8,73 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
 from kedge.terminal.text import columns
 
+from .command import CommandTable, shared_options
 from .failures import report_failure
-from .session import shared_options
 
-SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
-    "Save and bring back": {
-        "save": ("save", "Save JSON, files or a directory tree as a checkpoint."),
-        "restore": ("restore", "Bring a state back: to stdout, files or a directory."),
-        "export": ("export", "Write checkpoints as plain JSON, .npy and .bin files."),
-        "import": ("import_", "Bring checkpoints of an older system into the store."),
+SECTIONS = {
+    "Save and restore": {
+        "save": "Save JSON, files or a directory tree as a checkpoint.",
+        "restore": "Restore a state to stdout, a file or a directory.",
+        "export": "Write checkpoints as plain JSON, .npy and .bin files.",
+        "import": "Import checkpoints from an older system.",
     },
-    "Look": {
-        "jobs": ("find", "List the jobs of the store."),
-        "list": ("find", "List the checkpoints of a job."),
-        "show": ("show", "Show a checkpoint and its state as a tree."),
-        "diff": ("diff", "Show what changed between two checkpoints."),
-        "stats": ("care", "Show numbers of the store or of a job."),
-        "events": ("events", "Show the log of all changes."),
+    "Inspect": {
+        "jobs": "List the jobs of the store.",
+        "list": "List the checkpoints of a job.",
+        "show": "Show a checkpoint and its state as a tree.",
+        "diff": "Show what changed between two checkpoints.",
+        "stats": "Show numbers of the store or of a job.",
+        "events": "Show the log of all changes.",
     },
     "Pipelines": {
-        "run": ("run", "Run a pipeline of a Python file, or resume it."),
-        "runs": ("runs", "List, show, explain, resume and cancel runs."),
-        "approve": ("approve", "Approve or deny what a run waits for."),
-        "llm": ("llm", "Show what calls of models cost; forget or export them."),
+        "run": "Run or resume a pipeline from a Python file.",
+        "runs": "List, show, explain, resume and cancel runs.",
+        "approve": "Approve or deny what a run waits for.",
+        "llm": "Show what LLM calls cost; clear or export cached answers.",
     },
     "Containers": {
-        "container": ("container", "Freeze containers and bring them back."),
-        "pod": ("pod", "Keep pods of Kubernetes, let them sleep, wake them."),
-        "preempt": ("preempt", "Keep all opted-in containers when the machine must go."),
-        "process": ("process", "Run commands that survive being stopped; freeze processes."),
+        "container": "Checkpoint and restore containers.",
+        "pod": "Checkpoint, hibernate and wake Kubernetes pods.",
+        "preempt": "Checkpoint containers before the machine is taken away.",
+        "process": "Checkpoint and restore processes without a container.",
     },
     "Change": {
-        "tag": ("change", "Set or remove tags of a checkpoint."),
-        "pin": ("change", "Keep a checkpoint from every cleanup."),
-        "copy": ("copy", "Copy a job to a new name, or a store to another."),
-        "sync": ("copy", "Keep a second store behind a first."),
-        "delete": ("change", "Delete checkpoints."),
-        "cleanup": ("cleanup", "Delete old checkpoints by a policy."),
+        "tag": "Set or remove tags of a checkpoint.",
+        "pin": "Protect a checkpoint from deletion.",
+        "copy": "Copy a job to a new name, or checkpoints to another store.",
+        "sync": "Bring a second store up to date with the first.",
+        "delete": "Delete checkpoints.",
+        "cleanup": "Delete old checkpoints by a policy.",
     },
     "Service": {
-        "serve": ("serve", "Serve the store over HTTP, with a page for people."),
-        "token": ("token", "Make, list and revoke tokens of the service."),
+        "serve": "Serve the store over HTTP, with a web page.",
+        "token": "Create, list and revoke access tokens of the service.",
     },
-    "Care": {
-        "check": ("care", "Verify what is stored, and repair the index."),
-        "rebuild": ("care", "Rebuild a lost index from the packs."),
-        "migrate": ("care", "Make or upgrade the tables of a store."),
-        "gc": ("care", "Give back the space of deleted checkpoints."),
-        "key": ("key", "Make a key for an encrypted store, or show which."),
-        "rekey": ("key", "Change the keys of an encrypted store."),
-        "audit": ("audit", "Prove that the log of all changes is whole."),
-        "doctor": ("doctor", "Say what this machine and store can do."),
+    "Maintenance": {
+        "check": "Verify what is stored, and repair the index.",
+        "rebuild": "Rebuild a lost index from the packs.",
+        "migrate": "Create or upgrade the tables of a store.",
+        "gc": "Free the space of deleted checkpoints.",
+        "key": "Create a key for an encrypted store, or show its keys.",
+        "rekey": "Change the keys of an encrypted store.",
+        "audit": "Prove that the log of all changes is complete.",
+        "doctor": "Check what this machine and this store can do.",
     },
     "Start": {
-        "demo": ("demo", "Watch a job being killed and resumed."),
-        "completion": ("completion", "Print the completion script of a shell."),
+        "demo": "Watch a job being killed and resumed.",
+        "completion": "Print the completion script of a shell.",
     },
 }
 
-MODULES = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 
-
-class Commands(click.Group):
-    """Loads commands when they are called, prints them in sections, and turns errors into messages and exit codes."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(MODULES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in MODULES:
-            return None
-        command = getattr(import_module(f"kedge.cli.commands.{MODULES[cmd_name]}"), f"{cmd_name}_command")
-        assert isinstance(command, click.Command)  # states the convention of these modules  # nosec B101
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, text) for name, (_, text) in commands.items()], col_spacing=4)
+class App(CommandTable):
+    """The whole program: turns errors into messages and exit codes."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -102,7 +84,7 @@ class Commands(click.Group):
         except click.UsageError as error:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], MODULES, n=1, cutoff=0.5)
+            near = get_close_matches(args[0], self.names, n=1, cutoff=0.5)
             what = f"there is no command {args[0]!r}" + (f", did you mean {near[0]}?" if near else "")
             raise click.UsageError(what, ctx) from error
 
@@ -147,37 +129,25 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
-def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
         from importlib.metadata import version
 
         click.echo(f"kedge {version('kedge')}")
         ctx.exit()
 
 
-def _remember(store: str | None, namespace: str | None, store_key: str | None, as_json: bool) -> None:
-    """Checkpoints of any job: saved durably, verified when loaded.
+_VERSION = click.Option(
+    ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
 
-    The options below may stand before or after the command.
-    """
-    click.get_current_context().obj = {
-        "store": store,
-        "namespace": namespace,
-        "store_key": store_key,
-        "as_json": as_json,
-    }
-
-
-cli = Commands(
+cli = App(
     "kedge",
-    callback=_remember,
-    params=[
-        *shared_options(),
-        click.Option(
-            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
-        ),
-    ],
-    help=_remember.__doc__,
+    "kedge.cli.commands",
+    SECTIONS,
+    params=[*shared_options(), _VERSION],
+    text="Save the state of any job durably, and verify it when it is restored.\n\n"
+    "The options below may stand before or after the command.",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="kedge COMMAND --help explains a command. Exit codes: 0 done, 2 wrong usage, 3 invalid input, "
     "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 9 out of time, 75 paused, 130 interrupted, "

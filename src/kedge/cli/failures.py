@@ -78,10 +78,9 @@ def describe(error: BaseException) -> tuple[str, str, str, int]:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return "interrupted", "interrupted", "", INTERRUPTED
     if isinstance(error, OSError) and error.errno and error.filename is not None:
-        found = storage_error("use", os.fsdecode(error.filename), error)
-        return found.code, found.message, found.hint, found.exit_code
+        return describe(storage_error("use", os.fsdecode(error.filename), error))
     if isinstance(error, MemoryError):
-        return "memory", "not enough memory", "restore a part with --path, or use a larger machine", 1
+        return "memory", "not enough memory", "restore a part with --path, or use a machine with more memory", 1
     return (
         "unexpected",
         f"this should not have happened: {type(error).__name__}: {error}",

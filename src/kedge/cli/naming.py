@@ -37,18 +37,26 @@ def find(manager: CheckpointManager, ref: str) -> Checkpoint:
         near = manager.list(base, limit=1, before=int(seq) + 1)
         if not near or near[0].seq != int(seq):
             raise NotFound(f"job {base} has no checkpoint #{seq}", hint=f"kedge list {base} shows what it has")
-        found = near[0]
+        checkpoint = near[0]
     else:
-        found = _by_id(manager, base) or _newest(manager, base)
+        checkpoint = _by_id(manager, base) or _newest(manager, base)
     if not back:
-        return found
-    earlier = manager.list(found.job, limit=back, before=found.seq)
+        return checkpoint
+    earlier = manager.list(checkpoint.job, limit=back, before=checkpoint.seq)
     if len(earlier) < back:
+        count = "only 1 checkpoint" if len(earlier) == 1 else f"only {len(earlier)} checkpoints"
         raise NotFound(
-            f"job {found.job} has only {len(earlier)} checkpoints before #{found.seq}",
-            hint=f"kedge list {found.job} shows what it has",
+            f"job {checkpoint.job} has {count} before #{checkpoint.seq}",
+            hint=f"kedge list {checkpoint.job} shows what it has",
         )
     return earlier[0]
+
+
+def refuse_other_job(checkpoint: Checkpoint, job: str) -> None:
+    from kedge.errors import NotFound
+
+    if checkpoint.job != job:
+        raise NotFound(f"checkpoint {checkpoint.id} not found in job {job}", hint=f"it belongs to job {checkpoint.job}")
 
 
 def _by_id(manager: CheckpointManager, text: str) -> Checkpoint | None:
@@ -72,7 +80,7 @@ def _newest(manager: CheckpointManager, job: str) -> Checkpoint:
         page = manager.list(job, limit=100, before=page[0].seq)
     if damaged := manager.list(job, limit=1):
         raise Corrupted(
-            f"every checkpoint of job {job} is marked as damaged, such as {damaged[0].id}",
+            f"every checkpoint of job {job} is marked corrupted, such as {damaged[0].id}",
             hint="run kedge check; put lost files back, or restore one by its ID to see what is wrong",
         )
     raise NotFound(
@@ -92,10 +100,10 @@ def job_named(manager: CheckpointManager, name: str) -> Job | None:
 def require_job(manager: CheckpointManager, name: str) -> Job:
     from kedge.errors import NotFound
 
-    found = job_named(manager, name)
-    if found is None:
+    job = job_named(manager, name)
+    if job is None:
         raise NotFound(f"there is no job {name}", hint="kedge jobs lists the jobs")
-    return found
+    return job
 
 
 class JobName(click.ParamType[str]):
@@ -124,12 +132,10 @@ def _completing(ctx: click.Context, ask: Callable[[CheckpointManager], Sequence[
     """Answers from the store the half-typed line names; nothing where that fails, for a shell has no use for errors."""
     from kedge.errors import CheckpointError
 
-    from .session import Session
+    from .command import Session
 
     given = {**ctx.find_root().params, **{k: v for k, v in ctx.params.items() if v is not None}}
-    session = Session(
-        given.get("store"), given.get("namespace") or "default", as_json=False, key=given.get("store_key")
-    )
+    session = Session(given.get("store"), given.get("namespace") or "default", key=given.get("store_key"))
     try:
         with session.open() as manager:
             return ask(manager)

@@ -22,8 +22,8 @@ def is_stream(target: Path) -> bool:
     if str(target) == "/dev/stdout":
         return True
     try:
-        found = target.stat()
-        return stat.S_ISFIFO(found.st_mode) or os.path.samestat(found, os.stat(os.devnull))
+        state = target.stat()
+        return stat.S_ISFIFO(state.st_mode) or os.path.samestat(state, os.stat(os.devnull))
     except OSError:
         return False
 
@@ -119,10 +119,10 @@ def read_bytes(path: str) -> bytes:
 def refuse_other(target: Path, fits: Callable[[int], bool], what: str) -> None:
     """Conflict if there is something else at `target` than `what`: devices, sockets and the like are not replaced."""
     try:
-        found = target.stat()
+        mode = target.stat().st_mode
     except OSError:
         return  # nothing there, or nothing that can be reached: writing says which
-    if not fits(found.st_mode):
+    if not fits(mode):
         raise Conflict(f"{target} exists and is not {what}", hint="choose another name")
 
 

@@ -19,10 +19,9 @@ _TYPES = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "symlink": stat.S_IFL
 
 def entries_below(files: Tree | File, path: str) -> list[FileEntry]:
     """The entries of a tree, all or those at and below a path in it."""
-    found = files.entries
     if not path:
-        return found
-    below = [entry for entry in found if entry.path == path or entry.path.startswith(path + "/")]
+        return files.entries
+    below = [entry for entry in files.entries if entry.path == path or entry.path.startswith(path + "/")]
     if not below:
         raise NotFound(f"the tree has no {path!r}", hint="kedge show --path shows what is in it")
     return below
@@ -39,26 +38,20 @@ def entry_json(entry: FileEntry) -> dict[str, object]:
     }
 
 
+def _path(entry: FileEntry) -> str:
+    return entry.path + ("/" if entry.kind == "directory" else "") + (f" → {entry.target}" if entry.target else "")
+
+
+_COLUMNS: tuple[Column[FileEntry], ...] = (
+    Column("MODE", lambda e: stat.filemode(_TYPES[e.kind] | e.mode), look="dim", is_whole=True, drop=2),
+    Column("SIZE", lambda e: size(e.size_bytes) if e.kind in ("file", "hard link") else "", ">", is_whole=True),
+    Column("MODIFIED", lambda e: exactly(to_datetime(e.mtime_ns // 1000))[:16], look="dim", is_whole=True, drop=1),
+    Column("PATH", _path, least=20),
+)
+
+
 def print_entries(entries: Sequence[FileEntry], most: int) -> None:
-    print_table(
-        (
-            Column("MODE", look="dim", is_whole=True, drop=2),
-            Column("SIZE", ">", is_whole=True),
-            Column("MODIFIED", look="dim", is_whole=True, drop=1),
-            Column("PATH", least=20),
-        ),
-        [
-            (
-                stat.filemode(_TYPES[entry.kind] | entry.mode),
-                size(entry.size_bytes) if entry.kind in ("file", "hard link") else "",
-                exactly(to_datetime(entry.mtime_ns // 1000))[:16],
-                entry.path
-                + ("/" if entry.kind == "directory" else "")
-                + (f" → {entry.target}" if entry.target else ""),
-            )
-            for entry in entries[:most]
-        ],
-    )
+    print_table(_COLUMNS, entries[:most])
     if len(entries) > most:
         more = count_of(len(entries) - most, "more entry", "more entries")
         click.echo(style(f"… {more} (--items N shows more)", "dim"))

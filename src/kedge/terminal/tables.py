@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import click
 
@@ -12,15 +13,19 @@ from .text import clip, pad, pieces, safe, style, terminal_width, width_of
 
 _GAP = 2
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """`drop`: the higher, the sooner it goes when room is short; 0 stays. `is_whole`: never cut.
+class Column(Generic[T]):
+    """A title, and what is told of each value below it.
 
-    `looks` gives cells of that content another look than `look`.
+    `drop`: the higher, the sooner it goes when room is short; 0 stays. `is_whole`: never cut. `looks` gives cells of
+    that content another look than `look`.
     """
 
     title: str
+    text: Callable[[T], str]
     align: str = "<"
     look: str = ""
     drop: int = 0
@@ -29,15 +34,15 @@ class Column:
     looks: Mapping[str, str] = field(default_factory=dict)
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, has_titles: bool = True) -> None:
-    """Print rows under their titles; cells are made harmless here. Columns without any content are left out."""
-    cells = [[safe(cell) for cell in row] for row in rows]
+def print_table(columns: Sequence[Column[T]], values: Iterable[T], *, has_titles: bool = True) -> None:
+    """Print a row for each value; cells are made harmless here. Columns without any content are left out."""
+    cells = [[safe(column.text(value)) for column in columns] for value in values]
     lines = layout(columns, cells, terminal_width())
     for line in lines if has_titles else islice(lines, 1, None):
         click.echo(line)
 
 
-def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+def layout(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
     shown = [n for n in range(len(columns)) if any(row[n] for row in rows)]
     if not shown:
         return
@@ -57,7 +62,7 @@ def layout(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int 
         shown.remove(max(droppable, key=lambda n: columns[n].drop))
 
 
-def _fit(columns: Sequence[Column], widths: dict[int, int], width: int) -> dict[int, int] | None:
+def _fit(columns: Sequence[Column[Any]], widths: dict[int, int], width: int) -> dict[int, int] | None:
     """Widths that fit, the widest columns that may be cut narrowed first; None when nothing helps."""
     excess = sum(widths.values()) + _GAP * (len(widths) - 1) - width
     while excess > 0:
@@ -70,7 +75,7 @@ def _fit(columns: Sequence[Column], widths: dict[int, int], width: int) -> dict[
     return widths
 
 
-def _lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: dict[int, int]) -> Iterator[str]:
+def _lines(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], widths: dict[int, int]) -> Iterator[str]:
     gap = " " * _GAP
     yield gap.join(style(pad(columns[n].title, w, columns[n].align), "head") for n, w in widths.items()).rstrip()
     last = list(widths)[-1]
@@ -84,14 +89,14 @@ def _lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: dic
         yield gap.join(shown).rstrip()
 
 
-def _is_filled(columns: Sequence[Column], widths: Mapping[int, int], width: int) -> bool:
+def _is_filled(columns: Sequence[Column[Any]], widths: Mapping[int, int], width: int) -> bool:
     """Whether without the last column that may go only an ID and the like would be left."""
     is_rest_whole = all(columns[n].is_whole or columns[n].drop for n in widths)
     return is_rest_whole and max(w for n, w in widths.items() if columns[n].is_whole) > width // 2
 
 
 def _broken(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], natural: Mapping[int, int], width: int
+    columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], natural: Mapping[int, int], width: int
 ) -> Iterator[str]:
     """For IDs that leave no room beside them: the ID on lines of its own, the rest of the row below it."""
     widest = max((n for n in natural if columns[n].is_whole), key=lambda n: natural[n])

@@ -63,9 +63,9 @@ def _unsafe() -> re.Pattern[str]:
     return re.compile(_UNSAFE)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return _NAMED.get(found[0]) or (
+def _escape(unsafe: re.Match[str]) -> str:
+    code = ord(unsafe[0])
+    return _NAMED.get(unsafe[0]) or (
         f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
     )
 
@@ -92,14 +92,14 @@ def clip(text: str, width: int) -> str:
     """`text` in at most `width` columns, an ellipsis for what is left out."""
     if width_of(text) <= width:
         return text
-    kept: list[str] = []
+    shown: list[str] = []
     room = width - 1
     for character in text:
         room -= _cell(character)
         if room < 0:
             break
-        kept.append(character)
-    return "".join(kept).rstrip() + "…"
+        shown.append(character)
+    return "".join(shown).rstrip() + "…"
 
 
 def pad(text: str, width: int, align: str = "<") -> str:
@@ -132,6 +132,11 @@ def labelled(label: str, look: str, text: str, width: int | None) -> Iterator[st
     first, *more = (width and [*pieces(safe(text), width - indent)]) or [safe(text)]
     yield f"{style(label, look)} {first}"
     yield from (" " * indent + line for line in more)
+
+
+def print_labelled(label: str, look: str, text: str) -> None:
+    for line in labelled(label, look, text, terminal_width()):
+        click.echo(line)
 
 
 def size(count: int) -> str:
@@ -180,13 +185,11 @@ def terminal_width() -> int | None:
 
 def columns() -> int:
     """$COLUMNS, else what the terminal says, else 80; shutil's function without shutil's imports."""
-    try:
-        found = int(os.environ.get("COLUMNS", "")) or os.get_terminal_size(1).columns
-    except ValueError:
+    text = os.environ.get("COLUMNS", "")
+    count = int(text) if text.isascii() and text.isdigit() else 0
+    if not count:
         try:
-            found = os.get_terminal_size(1).columns
+            count = os.get_terminal_size(1).columns
         except OSError:
-            found = 80
-    except OSError:
-        found = 80
-    return max(40, found or 80)
+            count = 80
+    return max(40, count or 80)

@@ -99,8 +99,8 @@ _NUMBER = re.compile(r"([<>|])([fiuc])(\d+)")
 
 def type_of(summary: BufferSummary) -> str:
     """The type of an array's elements, as numpy and torch name it."""
-    if (found := _NUMBER.fullmatch(summary.dtype)) is not None:
-        order, kind, size_bytes = found.groups()
+    if (number := _NUMBER.fullmatch(summary.dtype)) is not None:
+        order, kind, size_bytes = number.groups()
         return f"{_KINDS[kind]}{8 * int(size_bytes)}{' big-endian' if order == '>' else ''}"
     return {"|b1": "bool"}.get(summary.dtype, summary.dtype)
 

@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 import kedge
 from kedge import CheckpointManager
 from kedge.cli import cli
-from kedge.cli.app import MODULES
 
 Run = Callable[..., Result]
 
@@ -59,7 +58,7 @@ def save(run: Run, step: str, state: object, job: str = "train", *words: str) ->
 # --- help ---
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", cli.names)
 def test_every_command_explains_itself(run: Run, name: str) -> None:
     shown = run(name, "--help").stdout
     assert shown.startswith(f"Usage: kedge {name}")
@@ -72,7 +71,7 @@ def test_every_command_explains_itself(run: Run, name: str) -> None:
 
 def test_help_lists_every_command_in_sections(run: Run) -> None:
     shown = run("--help").stdout
-    for name in MODULES:
+    for name in cli.names:
         assert f"\n  {name} " in shown
 
 

@@ -175,7 +175,7 @@ def test_check_and_gc(run: Run, tmp_path: Path) -> None:
     assert foreseen == freed
     assert freed["chunks_removed"] >= 1
     assert freed["bytes_freed"] >= 3_000_000
-    assert "nothing to give back" in run("gc").stdout
+    assert "nothing to free" in run("gc").stdout
 
 
 def test_check_finds_damage(run: Run, store: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_doctor_looks_at_every_kind_of_directory(run: Run, tmp_path: Path, schem
 
 
 def test_doctor_refuses_a_disk_without_locks(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kedge.cli.commands.doctor_disk.fcntl.flock", lambda *_: None)
+    monkeypatch.setattr("kedge.cli.commands.doctor.disk.fcntl.flock", lambda *_: None)
     found = json.loads(run("doctor", "--json", code=7).stdout)["findings"]
     assert [f["subject"] for f in found if f["status"] == "bad"] == ["locks"]
 
@@ -244,7 +244,7 @@ def test_doctor_refuses_a_disk_without_locks(run: Run, store: Path, monkeypatch:
 def test_doctor_leaves_foreign_places_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
-    monkeypatch.setattr("kedge.cli.commands.doctor_disk.measure_sync", lambda _: pytest.fail("written"))
+    monkeypatch.setattr("kedge.cli.commands.doctor.disk.measure_sync", lambda _: pytest.fail("written"))
     for place in ("mine", "mine/file"):
         found = json.loads(run("doctor", "--store", place, "--json", code=7).stdout)["findings"]
         assert [f["what"].endswith("it cannot become one") for f in found if f["status"] == "bad"] == [True]

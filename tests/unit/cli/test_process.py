@@ -187,7 +187,7 @@ def test_help_imports_little() -> None:
     )
     assert not loaded & {"rich", "numpy", "sqlite3", "zipfile"}
     assert {name for name in loaded if name.startswith("kedge.cli.")} == {
-        "kedge.cli.app", "kedge.cli.failures", "kedge.cli.session",
+        "kedge.cli.app", "kedge.cli.command", "kedge.cli.failures",
     }  # fmt: skip
 
 

@@ -197,7 +197,7 @@ def test_a_state_of_one_tree_or_file_needs_no_path(run: Run, tmp_path: Path) -> 
     assert (tmp_path / "out" / "a").read_text() == "alpha"
     assert "--to DIR" in run("restore", "job", code=3).stderr
     run("save", "job", "both", "--file", "tree/a", "-", data='{"step": 1}')
-    assert "only a, " in run("restore", "job", "--to", "a").stderr
+    assert "only the files at a;" in run("restore", "job", "--to", "a").stderr
     assert (tmp_path / "a").read_text() == "alpha"
     run("restore", "job", "--to", "a.json", code=3)
     run("save", "job", "two", "--file", "tree/a", "--file", "b=tree/a")

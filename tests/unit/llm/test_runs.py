@@ -223,7 +223,7 @@ def test_on_the_command_line(store: kedge.CheckpointManager, kedge_says: Callabl
     assert lines[0]["answer"]["result"]["choices"][0]["message"]["content"] == "answer 1"
     assert lines[1]["cost"] is None
     assert kedge_says("llm", "export").count("\n") == 2
-    assert "1 answer would be forgotten" in kedge_says("llm", "clear", "--model", "house-model")
+    assert "1 answer would be removed" in kedge_says("llm", "clear", "--model", "house-model")
     assert json.loads(kedge_says("llm", "clear", "--older-than", "1d", "--json", "--yes"))["answers"] == 0
     assert "1 answer forgotten" in kedge_says("llm", "clear", "--model", "house-model", "--apply")
     assert len(list(Cache.of(store).entries())) == 1

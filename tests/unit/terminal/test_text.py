@@ -103,12 +103,12 @@ def test_nouns_have_their_article() -> None:
     )
 
 
-COLUMNS = (
-    Column("#", ">", is_whole=True),
-    Column("ID", is_whole=True),
-    Column("STEP", drop=1, least=8),
-    Column("AGE", drop=2, is_whole=True),
-    Column("EMPTY"),
+COLUMNS: tuple[Column[str], ...] = (
+    Column("#", str, ">", is_whole=True),
+    Column("ID", str, is_whole=True),
+    Column("STEP", str, drop=1, least=8),
+    Column("AGE", str, drop=2, is_whole=True),
+    Column("EMPTY", str),
 )
 
 

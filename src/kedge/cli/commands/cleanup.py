@@ -1,4 +1,4 @@
-"""`kedge cleanup`: a retention policy, its plan shown first, executed only when told."""
+"""`kedge cleanup`: a retention policy; its plan is shown, and executed only with --apply."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from kedge.cli.command import Number, Session, apply_option, store_command
 from kedge.cli.naming import JobName, require_job
+from kedge.cli.output import emit_lists
 from kedge.cli.pairs import parse_pairs
-from kedge.cli.session import Number, Session, emit, emit_lists, store_command
 from kedge.terminal.progress import Report, progress
 from kedge.terminal.tables import Column, print_table
 from kedge.terminal.text import age, count_of, size, style
@@ -34,21 +35,23 @@ _SHOWN = 40  # rows of a plan on screen; --json has all
     '"keep": [as in list, with "reasons"], "frees_bytes": …}; with --unset only {"job", "policy": null}.',
 )
 @click.argument("job", required=False, type=JobName())
-@click.option("--all-jobs", is_flag=True, help="Every job instead of one.")
+@click.option("--all-jobs", is_flag=True, help="Clean up every job.")
 @click.option("--keep-last", type=_COUNT, metavar="N", help="Keep the newest N.")
 @click.option(
     "--keep-last-per-level", metavar="LEVEL=N", multiple=True, help="Keep the newest N of a level; repeatable."
 )
-@click.option("--keep-within", metavar="TIME", help="Keep what is younger, seen from the newest: 90m, 36h, 7d, 2w.")
+@click.option(
+    "--keep-within", metavar="TIME", help="Keep what is at most this much older than the newest: 90m, 36h, 7d."
+)
 @click.option("--hourly", type=_COUNT, metavar="N", help="Keep the newest of each of the last N hours that have any.")
 @click.option("--daily", type=_COUNT, metavar="N", help="… of the last N days.")
 @click.option("--weekly", type=_COUNT, metavar="N", help="… of the last N weeks.")
 @click.option("--monthly", type=_COUNT, metavar="N", help="… of the last N months.")
 @click.option("--keep-tag", "keep_tags", metavar="K[=V]", multiple=True, help="Keep what has this tag; repeatable.")
 @click.option("--min-per-level", metavar="LEVEL=N", multiple=True, help="Keep at least N of a level; repeatable.")
-@click.option("--apply", "--yes", "-y", "is_applied", is_flag=True, help="Delete. Without it, only the plan is shown.")
+@apply_option("Delete. Without it, only show the plan.")
 @click.option("--set", "is_set", is_flag=True, help="Also store the policy: it is applied after each save of JOB.")
-@click.option("--unset", "is_unset", is_flag=True, help="Forget the stored policy of JOB.")
+@click.option("--unset", "is_unset", is_flag=True, help="Remove the stored policy of JOB.")
 def cleanup_command(
     session: Session,
     job: str | None,
@@ -58,10 +61,10 @@ def cleanup_command(
     is_unset: bool,
     **rules: object,
 ) -> None:
-    """Delete the old checkpoints of JOB and keep what any of the rules keeps.
+    """Delete the old checkpoints of JOB, except those that any of the rules keeps.
 
-    Without rules, the policy stored for JOB is used. Pinned checkpoints, the newest one and the ancestors
-    of what stays are always kept. Space comes back with `kedge gc`.
+    Without rules, the policy stored for JOB is used. Pinned checkpoints, the newest one and the ancestors of what
+    stays are always kept. `kedge gc` frees the space.
     """
     if (job is None) != all_jobs:
         raise click.UsageError("give a JOB, or --all-jobs" if job is None else "JOB and --all-jobs exclude each other")
@@ -73,10 +76,7 @@ def cleanup_command(
         stored = None if job is None else require_job(manager, job).retention
         if job is not None and is_unset:
             manager.set_retention(job, None)
-            if session.as_json:
-                emit({"job": job, "policy": None})
-            else:
-                click.echo(f"{style(job, 'id')} has no policy of its own any more")
+            session.answer({"job": job, "policy": None}, f"{style(job, 'id')} no longer has a policy of its own")
             return
         policy = _policy(rules, stored)
         if job is not None and is_set:
@@ -175,7 +175,7 @@ class Spool:
 
 
 def _emit(manager: CheckpointManager, policy: RetentionPolicy, job: str | None, is_applied: bool) -> None:
-    """As `Plan.to_json`, in bounded memory."""
+    """As `plan_json`, in bounded memory."""
     head = {"job": job, "policy": json.loads(policy.to_json()), "applied": is_applied}
     frees_bytes = 0
     with Spool() as going, Spool() as staying:
@@ -189,34 +189,22 @@ def _emit(manager: CheckpointManager, policy: RetentionPolicy, job: str | None, 
         emit_lists({**head, "frees_bytes": frees_bytes}, {"delete": going, "keep": staying})
 
 
+_COLUMNS: tuple[Column[Verdict], ...] = (
+    Column("PLAN", lambda v: "keep" if v.reasons else "delete", is_whole=True, looks={"delete": "bad", "keep": "good"}),
+    Column("JOB", lambda v: v.checkpoint.job, drop=2),
+    Column("#", lambda v: str(v.checkpoint.seq), ">", "dim", is_whole=True),
+    Column("ID", lambda v: v.checkpoint.id, look="id", is_whole=True),
+    Column("AGE", lambda v: age(v.checkpoint.created_at), ">", is_whole=True, drop=3),
+    Column("ADDED", lambda v: size(v.checkpoint.stored_bytes), ">", is_whole=True, drop=4),
+    Column("WHY", lambda v: ", ".join(v.reasons), drop=1, least=10),
+)
+
+
 def _print_plan(outcome: Outcome, job: str | None) -> None:
     """Deleted and kept ones in one history, newest last; of a long one, the newest part."""
     if older := outcome.staying + outcome.going - len(outcome.newest):
         click.echo(style(f"… {count_of(older, 'older checkpoint')} (--json shows all)", "dim"))
-    print_table(
-        (
-            Column("PLAN", is_whole=True, looks={"delete": "bad", "keep": "good"}),
-            Column("JOB", drop=2),
-            Column("#", ">", "dim", is_whole=True),
-            Column("ID", look="id", is_whole=True),
-            Column("AGE", ">", is_whole=True, drop=3),
-            Column("ADDED", ">", is_whole=True, drop=4),
-            Column("WHY", drop=1, least=10),
-        ),
-        [
-            (
-                "keep" if verdict.reasons else "delete",
-                c.job if job is None else "",
-                str(c.seq),
-                c.id,
-                age(c.created_at),
-                size(c.stored_bytes),
-                ", ".join(verdict.reasons),
-            )
-            for verdict in outcome.newest
-            for c in [verdict.checkpoint]
-        ],
-    )
+    print_table([column for column in _COLUMNS if job is None or column.title != "JOB"], outcome.newest)
 
 
 def _print_outcome(outcome: Outcome, is_applied: bool) -> None:
@@ -224,7 +212,9 @@ def _print_outcome(outcome: Outcome, is_applied: bool) -> None:
     if not outcome.going:
         click.echo("nothing to delete")
     elif is_applied:
-        click.echo(style(f"{count} deleted", "name") + f", {outcome.staying:,} kept; kedge gc gives back the space")
+        click.echo(style(f"{count} deleted", "name") + f", {outcome.staying:,} kept; kedge gc frees the space")
     else:
         freed = f"up to {size(outcome.frees_bytes)}"
-        click.echo(style(f"would delete {count}", "name") + f" ({freed}), keep {outcome.staying:,}; do it with --apply")
+        click.echo(
+            style(f"would delete {count}", "name") + f" ({freed}), keep {outcome.staying:,}; run it again with --apply"
+        )

@@ -1,19 +1,13 @@
-"""`kedge completion SHELL`: the script that teaches a shell to complete commands, options, jobs and IDs."""
+"""`kedge completion SHELL`: the script with which a shell completes commands, options, jobs and IDs."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
 
-_WHERE = {
-    "bash": 'eval "$(kedge completion bash)" in ~/.bashrc',
-    "zsh": 'eval "$(kedge completion zsh)" in ~/.zshrc, below compinit',
-    "fish": "kedge completion fish > ~/.config/fish/completions/kedge.fish",
-}
-
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice(list(_WHERE)))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> None:
     """Print the completion script of SHELL.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
 
+from kedge.cli.command import Session, store_command
 from kedge.cli.naming import REF_HELP, Ref, find
-from kedge.cli.session import Session, emit, store_command
+from kedge.cli.output import emit
+from kedge.terminal.checkpoints import ID, NUMBER, STEP
 from kedge.terminal.tables import Column, print_table
 from kedge.terminal.text import age, clip, count_of, pad, pieces, safe, size, style, terminal_width, width_of
 
@@ -38,25 +40,30 @@ _LINE_LOOKS = {"+": "good", "-": "bad", "@": "type"}
 def diff_command(session: Session, old: str, new: str) -> None:
     """Show what changed from OLD to NEW, by path inside the state.
 
-    Arrays that are equal are not read; of others it shows how many elements changed, and by how much.
+    Equal arrays are not read; for others it shows how many elements changed, and by how much.
     """
     with session.open() as manager:
         before, after = find(manager, old), find(manager, new)
-        found = manager.diff(before.id, after.id)
-        inside = {change.path: _changed_files(manager, before, after, change) for change in found.changes}
+        diff = manager.diff(before.id, after.id)
+        inside = [_changed_files(manager, before, after, change) for change in diff.changes]
     if session.as_json:
         changes = [
-            {**change.to_json(), "files": [_file_json(each) for each in inside[change.path]]}
-            if inside[change.path]
-            else change.to_json()
-            for change in found.changes
+            {**change.to_json(), **({"files": list(map(_file_json, files))} if files else {})}
+            for change, files in zip(diff.changes, inside, strict=True)
         ]
-        emit({"same": found.is_empty, **found.to_json(), "changes": changes})
+        emit({"same": diff.is_empty, **diff.to_json(), "changes": changes})
         return
     _print_sides(before, after)
+    _print_changes(dict(zip((change.path for change in diff.changes), inside, strict=True)), diff.changes)
+    if diff.left_out:
+        click.echo(style(f"… {count_of(diff.left_out, 'more change')}", "dim"))
+    _print_total(diff)
+
+
+def _print_changes(inside: Mapping[str, Sequence[TreeChange]], changes: Sequence[Change]) -> None:
     width = terminal_width()
-    names = max((min(width_of(safe(change.path or "state")), 36) for change in found.changes), default=0)
-    for run in _runs(found.changes):
+    names = max((min(width_of(safe(change.path or "state")), 36) for change in changes), default=0)
+    for run in _runs(changes):
         if len(run) > 3:
             _print_run(run, width)
             continue
@@ -65,9 +72,6 @@ def diff_command(session: Session, old: str, new: str) -> None:
                 _print_files(change, files, names, width)
             else:
                 _print_change(change, names, width)
-    if found.left_out:
-        click.echo(style(f"… {count_of(found.left_out, 'more change')}", "dim"))
-    _print_total(found)
 
 
 def _changed_files(
@@ -80,7 +84,7 @@ def _changed_files(
     sides = (change.old, change.new)
     if not all(isinstance(side, FilesSummary) and side.kind == "Tree" for side in sides):
         return []
-    old, new = (open_state(manager.store, each.id).files_at(change.path) for each in (before, after))
+    old, new = (open_state(manager.store, side.id).files_at(change.path) for side in (before, after))
     return diff_trees(old, new, exact=True)
 
 
@@ -98,16 +102,16 @@ def _file_json(change: TreeChange) -> dict[str, object]:
 
 def _print_files(change: Change, files: Sequence[TreeChange], names: int, width: int | None) -> None:
     """A tree of files, and below it what changed in it."""
-    counts = Counter(each.what for each in files)
-    told = ", ".join(f"{counts[what]:,} {what}" for what in ("changed", "added", "removed") if counts[what])
+    counts = Counter(file.what for file in files)
+    total = ", ".join(f"{counts[what]:,} {what}" for what in ("changed", "added", "removed") if counts[what])
     sign, look = _SIGNS["changed"]
-    click.echo(style(f"{sign} {pad(safe(change.path or 'state'), names)}", look) + f"  {_value(change.new)}: {told}")
-    for each in files[:_SHOWN_FILES]:
-        sign, look = _SIGNS[each.what]
-        sizes = [size(entry.size_bytes) for entry in (each.old, each.new) if entry is not None]
-        what = f"{', '.join(each.fields)}, " if each.fields else ""
+    click.echo(style(f"{sign} {pad(safe(change.path or 'state'), names)}", look) + f"  {_value(change.new)}: {total}")
+    for file in files[:_SHOWN_FILES]:
+        sign, look = _SIGNS[file.what]
+        sizes = [size(entry.size_bytes) for entry in (file.old, file.new) if entry is not None]
+        what = f"{', '.join(file.fields)}, " if file.fields else ""
         detail = f"  {what}{' → '.join(dict.fromkeys(sizes))}"
-        line = safe(f"    {sign} {each.path}")
+        line = safe(f"    {sign} {file.path}")
         if width is not None:
             line = clip(line, max(20, width - len(detail)))
         click.echo(style(line, look) + style(detail, "dim"))
@@ -116,19 +120,9 @@ def _print_files(change: Change, files: Sequence[TreeChange], names: int, width:
 
 
 def _print_sides(before: Checkpoint, after: Checkpoint) -> None:
-    print_table(
-        (
-            Column("", look="dim", is_whole=True),
-            Column("#", ">", "dim", is_whole=True),
-            Column("ID", look="id", is_whole=True),
-            Column("STEP", drop=2, least=8),
-            Column("AGE", ">", is_whole=True, drop=1),
-        ),
-        [
-            (side, str(each.seq), each.id, each.step, age(each.created_at))
-            for side, each in (("old", before), ("new", after))
-        ],
-    )
+    side: Column[Checkpoint] = Column("", lambda c: "old" if c is before else "new", look="dim", is_whole=True)
+    when: Column[Checkpoint] = Column("AGE", lambda c: age(c.created_at), ">", is_whole=True, drop=1)
+    print_table((side, NUMBER, ID, STEP, when), (before, after))
     click.echo()
 
 
@@ -165,30 +159,17 @@ def _print_run(run: Sequence[Change], width: int | None) -> None:
 
 
 def _print_change(change: Change, names: int, width: int | None) -> None:
-    from kedge.diff import ArrayDelta, TextDelta
+    from kedge.diff import TextDelta
 
     sign, look = _SIGNS[str(change.kind)]
-    path = safe(change.path or "state")
-    head = f"{sign} {path}" + " " * (names - width_of(path))
+    head = f"{sign} {pad(safe(change.path or 'state'), names)}"
     if isinstance(change.detail, TextDelta):
         click.echo(style(head.rstrip(), look))
         for line in str(change.detail).split("\n"):
             text = safe(line)
             click.echo("    " + style(text if width is None else clip(text, width - 4), _LINE_LOOKS.get(line[:1], "")))
         return
-    if isinstance(change.detail, ArrayDelta):
-        detail = f"{_value(change.new)}: {change.detail}"
-        if change.detail.bytes_changed == 1:
-            detail = detail.replace("1 bytes differ", "1 byte differs")
-    elif str(change.kind) == "added":
-        detail = _value(change.new)
-    elif str(change.kind) == "removed":
-        detail = _value(change.old)
-    else:
-        detail = f"{_value(change.old)} → {_value(change.new)}"
-        if change.detail and str(change.kind) != "type_changed":
-            detail += f" ({change.detail})"
-    detail = safe(detail)
+    detail = safe(_detail(change))
     if width is None or width_of(head) + 2 + width_of(detail) <= width:
         click.echo(f"{style(head, look)}  {detail}")
         return
@@ -200,6 +181,24 @@ def _print_change(change: Change, names: int, width: int | None) -> None:
         click.echo(f"    {clip(lines[3] + ' …', width - 4)}")
 
 
+def _detail(change: Change) -> str:
+    """What changed, in one line."""
+    from kedge.diff import ArrayDelta
+
+    kind = str(change.kind)
+    if isinstance(change.detail, ArrayDelta):
+        delta = str(change.detail)
+        if change.detail.bytes_changed == 1:
+            delta = delta.replace("1 bytes differ", "1 byte differs")
+        return f"{_value(change.new)}: {delta}"
+    if kind == "added":
+        return _value(change.new)
+    if kind == "removed":
+        return _value(change.old)
+    note = f" ({change.detail})" if change.detail and kind != "type_changed" else ""
+    return f"{_value(change.old)} → {_value(change.new)}{note}"
+
+
 def _value(value: object) -> str:
     from kedge.terminal.tree import describe
 
@@ -208,11 +207,11 @@ def _value(value: object) -> str:
     return describe(value)[0]
 
 
-def _print_total(found: Diff) -> None:
-    if found.is_empty:
+def _print_total(diff: Diff) -> None:
+    if diff.is_empty:
         click.echo("the states are the same")
         return
-    counts = f"{found.changed:,} changed, {found.added:,} added, {found.removed:,} removed"
-    arrays = f"{size(found.bytes_changed)} of arrays changed, {size(found.shared_bytes)} the same"
-    has_arrays = found.bytes_changed or found.shared_bytes
+    counts = f"{diff.changed:,} changed, {diff.added:,} added, {diff.removed:,} removed"
+    arrays = f"{size(diff.bytes_changed)} of arrays changed, {size(diff.shared_bytes)} the same"
+    has_arrays = diff.bytes_changed or diff.shared_bytes
     click.echo(style(f"\n{counts}" + (f" · {arrays}" if has_arrays else ""), "dim"))

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.cli.session import Number, Session, emit, store_command
+from kedge.cli.command import Number, Session, store_command
+from kedge.cli.output import emit
 from kedge.terminal.text import clip, exactly, safe, style, terminal_width
 
 if TYPE_CHECKING:
+    from kedge.manager import CheckpointManager
     from kedge.model import Event
 
 _PAGE = 1000
@@ -22,31 +24,36 @@ _WAIT_S = 5.0
     "object per line.",
 )
 @click.option("--after", type=Number(0), metavar="N", help="Only events with a higher number.")
-@click.option("--limit", type=Number(1), metavar="N", help="At most so many.  [default: the newest 100]")
-@click.option("--follow", "-f", is_flag=True, help="Wait for new ones, until Ctrl-C.")
+@click.option("--limit", type=Number(1), metavar="N", help="Show at most N.  [default: the newest 100]")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new events, until Ctrl-C.")
 def events_command(session: Session, after: int | None, limit: int | None, follow: bool) -> None:
     """Show who saved, deleted, tagged, pinned or cleaned up what, and when.
 
-    With --after, the events that follow that number; without, the newest ones.
+    With --after, show the events that follow that number, otherwise the newest ones.
     """
     with session.open() as manager:
-        shown: list[Event] = [] if after is not None else manager.events(limit=limit or 100, newest=True)
-        position = shown[-1].id if shown else after or 0
-        while after is not None and (limit is None or len(shown) < limit):
-            page = manager.events(position, _PAGE if limit is None else min(limit - len(shown), _PAGE))
-            if not page:
-                break
-            shown += page
-            position = page[-1].id
+        events = manager.events(limit=limit or 100, newest=True) if after is None else _after(manager, after, limit)
         if session.as_json and not follow:
-            emit({"events": [event.to_json() for event in shown]})
+            emit({"events": [event.to_json() for event in events]})
             return
-        for event in shown:
+        for event in events:
             _print(session, event)
+        position = events[-1].id if events else after or 0
         while follow:
             for event in manager.events(position, _PAGE, wait_s=_WAIT_S):
                 _print(session, event)
                 position = event.id
+
+
+def _after(manager: CheckpointManager, position: int, limit: int | None) -> list[Event]:
+    events: list[Event] = []
+    while limit is None or len(events) < limit:
+        page = manager.events(position, _PAGE if limit is None else min(limit - len(events), _PAGE))
+        if not page:
+            break
+        events += page
+        position = page[-1].id
+    return events
 
 
 def _print(session: Session, event: Event) -> None:
@@ -58,8 +65,7 @@ def _print(session: Session, event: Event) -> None:
     line = f"{event.id:>6}  {exactly(event.at)[:-4]}  {event.action:<9}  "
     width = terminal_width()
     rest = safe(f"{what}  {detail}".strip())
-    who = safe(event.actor)
     if width is None:
-        click.echo(f"{line}{rest}  {who}")
-        return
-    click.echo(style(line, "dim") + clip(rest, max(width - len(line), 10)))
+        click.echo(f"{line}{rest}  {safe(event.actor)}")
+    else:
+        click.echo(style(line, "dim") + clip(rest, max(width - len(line), 10)))

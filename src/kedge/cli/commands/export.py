@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from kedge.cli.command import Session, store_command
 from kedge.cli.naming import REF_HELP, Ref, find, job_named
+from kedge.cli.output import emit, pieces_of
 from kedge.cli.placement import added_to_directory, place_file, placed_directory
-from kedge.cli.session import Session, emit, pieces_of, store_command
 from kedge.codec import BufferSummary
 from kedge.codec.json_view import to_json_view
 from kedge.diff.npy import npy_header
@@ -41,7 +42,7 @@ NNNNNN/N.arrow     its tables of polars and pyarrow (Arrow IPC)
 NNNNNN/N.bin       other byte strings, and files
 NNNNNN/N           trees of files
 
-In state.json, what JSON has no words for is an object with a "$type", for example:
+In state.json, what JSON cannot express is an object with a "$type", for example:
   {"$type": "ndarray", "dtype": "<f4", "shape": [2, 3], "size_bytes": 24, "file": "0.npy"}
   {"$type": "bytes", "size_bytes": 3, "base64": "YWJj"}           short ones; long ones have a "file"
   {"$type": "tuple", "items": [...]}                              set, frozenset, deque alike
@@ -67,7 +68,7 @@ class Sink:
         raise NotImplementedError
 
     def add_tree(self, name: str, tree: Tree, report: Report | None) -> None:
-        raise Validation("this holds trees of files, which go into no zip file", hint=AS_DIRECTORY)
+        raise Validation("trees of files cannot be exported to a zip file", hint=AS_DIRECTORY)
 
 
 class DirectorySink(Sink):
@@ -114,21 +115,21 @@ class ZipSink(Sink):
     "wrote it.  "
     "[default: by the name of DEST]",
 )
-@click.option("--force", is_flag=True, help="Replace what is at DEST; of jobs and artemis, files of the same names.")
+@click.option("--force", is_flag=True, help="Replace what is at DEST; for jobs and artemis, files of the same names.")
 def export_command(session: Session, ref: str, dest: str, form: str | None, force: bool) -> None:
     """Write all checkpoints of JOB, or the one ID, to DEST as plain JSON, with arrays as .npy files beside it.
 
-    DEST is written whole or not at all; the layouts of jobs and artemis may go into a directory that has others. The
-    format json puts arrays into the document, as base64; safetensors takes one checkpoint, the newest of JOB.
+    DEST is written whole or not at all; the layouts of jobs and artemis may go into a directory with other exports.
+    The format json puts arrays into the document, as base64; safetensors takes one checkpoint, the newest of JOB.
     """
     target = Path(dest)
     chosen = form or {".json": "json", ".zip": "zip", ".safetensors": "safetensors"}.get(target.suffix.lower(), "dir")
     with session.open() as manager, progress("exporting", unit="bytes") as report:
-        checkpoints = _wanted(manager, ref)
+        checkpoints = _chosen(manager, ref)
         if chosen == "json":
             files, size_bytes = 1, place_file(target, partial(_write_document, manager, checkpoints), force=force)
         elif chosen == "safetensors":
-            checkpoints = Chosen(deque(checkpoints, 1))
+            checkpoints = deque(checkpoints, 1)
             files, size_bytes = 1, _to_safetensors(manager, checkpoints, target, force)
         elif chosen == "zip":
             files, size_bytes = _to_zip(manager, checkpoints, target, force, report)
@@ -147,7 +148,7 @@ def export_command(session: Session, ref: str, dest: str, form: str | None, forc
         click.echo(f"{what}  ({chosen}, {count_of(files, 'file')}, {size(size_bytes)})", err=True)
 
 
-def _to_safetensors(manager: CheckpointManager, checkpoints: Chosen, target: Path, force: bool) -> int:
+def _to_safetensors(manager: CheckpointManager, checkpoints: Iterable[Checkpoint], target: Path, force: bool) -> int:
     from kedge.integrations.safetensors import write_file
 
     for checkpoint in checkpoints:
@@ -156,39 +157,26 @@ def _to_safetensors(manager: CheckpointManager, checkpoints: Chosen, target: Pat
 
 
 def _to_old_layout(
-    manager: CheckpointManager, checkpoints: Chosen, target: Path, force: bool, form: str
+    manager: CheckpointManager, checkpoints: Iterable[Checkpoint], target: Path, force: bool, form: str
 ) -> tuple[int, int]:
-    """What JSON has no words for is written as everywhere here: an object with a "$type"."""
+    """What JSON cannot express is written as everywhere here: an object with a "$type"."""
     from kedge.legacy.importers.export import artemis_files, jobs_files
 
-    def view(checkpoint: Checkpoint) -> object:
-        state = open_state(manager.store, checkpoint.id)
-        return to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
-
+    view = partial(_whole_view, manager)
     if form == "jobs":
-        found = jobs_files(checkpoints, view)
+        documents = jobs_files(checkpoints, view)
     else:
         jobs = dict.fromkeys(checkpoint.job for checkpoint in checkpoints)
-        found = (file for job in jobs for file in artemis_files(manager, job, view))
+        documents = (file for job in jobs for file in artemis_files(manager, job, view))
     with added_to_directory(target, force=force) as draft:
         sink = DirectorySink(draft)
-        for name, document in found:
+        for name, document in documents:
             sink.add(name, [json.dumps(document, indent=2).encode()])
     return sink.files, sink.size_bytes
 
 
-class Chosen:
-    """The checkpoints to export, read anew each time they are gone through."""
-
-    def __init__(self, checkpoints: Iterable[Checkpoint]) -> None:
-        self._checkpoints = checkpoints
-
-    def __iter__(self) -> Iterator[Checkpoint]:
-        return iter(self._checkpoints)
-
-
-class ChosenJob(Chosen):
-    """Those of a job that can be loaded, up to the newest there is now."""
+class JobHistory:
+    """The checkpoints of a job that can be loaded, up to the newest there is now; read anew by each loop over them."""
 
     def __init__(self, manager: CheckpointManager, job: Job) -> None:
         self._manager = manager
@@ -199,28 +187,31 @@ class ChosenJob(Chosen):
         return (checkpoint for checkpoint in history if checkpoint.status != "corrupted")
 
 
-def _wanted(manager: CheckpointManager, ref: str) -> Chosen:
+def _chosen(manager: CheckpointManager, ref: str) -> Iterable[Checkpoint]:
     """All checkpoints of a job that can be loaded, or the one that is named."""
     if not {"~", "#"} & set(ref) and not manager.exists(ref) and (job := job_named(manager, ref)):
-        return ChosenJob(manager, job)
-    return Chosen([find(manager, ref)])
+        return JobHistory(manager, job)
+    return [find(manager, ref)]
 
 
-def _write_document(manager: CheckpointManager, checkpoints: Chosen, file: BinaryIO) -> None:
-    def documents() -> Iterator[object]:
-        for checkpoint in checkpoints:
-            state = open_state(manager.store, checkpoint.id)
-            view = to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
-            yield {**checkpoint.to_json(), "state": view}
+def _write_document(manager: CheckpointManager, checkpoints: Iterable[Checkpoint], file: BinaryIO) -> None:
+    documents = ({**c.to_json(), "state": _whole_view(manager, c)} for c in checkpoints)
+    file.writelines(piece.encode() for piece in pieces_of({"format": FORMAT}, {"checkpoints": documents}, _to_text))
 
-    file.writelines(piece.encode() for piece in pieces_of({"format": FORMAT}, {"checkpoints": documents()}, _to_text))
+
+def _whole_view(manager: CheckpointManager, checkpoint: Checkpoint) -> object:
+    """A state as one JSON document, arrays included."""
+    state = open_state(manager.store, checkpoint.id)
+    return to_json_view(state.outline, fields_of=with_content(state, MAX_INLINE_BYTES, hint=AS_DIRECTORY))
 
 
 def _to_text(document: object) -> str:
     return json.dumps(document, indent=2)
 
 
-def _write_all(manager: CheckpointManager, checkpoints: Chosen, sink: Sink, report: Report | None) -> None:
+def _write_all(
+    manager: CheckpointManager, checkpoints: Iterable[Checkpoint], sink: Sink, report: Report | None
+) -> None:
     sink.add("README.txt", [README.encode()])
     listed = pieces_of(
         {"format": FORMAT}, {"checkpoints": (checkpoint.to_json() for checkpoint in checkpoints)}, _to_text
@@ -268,7 +259,7 @@ def _as_files(
 
 
 def _to_zip(
-    manager: CheckpointManager, checkpoints: Chosen, target: Path, force: bool, report: Report | None
+    manager: CheckpointManager, checkpoints: Iterable[Checkpoint], target: Path, force: bool, report: Report | None
 ) -> tuple[int, int]:
     files = 0
 

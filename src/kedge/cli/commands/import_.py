@@ -1,4 +1,4 @@
-"""`kedge import`: checkpoints of older systems, looked at first, then brought over, then reported."""
+"""`kedge import`: checkpoints of older systems: looked at first, then imported, then reported."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.cli.session import Session, emit, store_command
+from kedge.cli.command import Session, store_command
+from kedge.cli.output import emit
 from kedge.terminal.progress import progress
-from kedge.terminal.text import count_of, labelled, safe, style, terminal_width
+from kedge.terminal.text import count_of, print_labelled, style
 
 if TYPE_CHECKING:
     from kedge.legacy.importers import Options, Report
@@ -24,8 +25,8 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
 
 @store_command(
     "import",
-    note="Nothing is written to the source, no link in it is followed, no code of it is run. Importing again adds "
-    "what is new; an import that was interrupted goes on. docs/coming-from.md says what each format becomes.",
+    note="The source is never written, no link in it is followed, no code of it is run. Importing again adds "
+    "what is new; an interrupted import continues. docs/coming-from.md says what each format becomes.",
     json_keys='{"dry_run", "imported", "present": imported before, "jobs", "formats": {name: count}, "skipped", '
     '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, "seconds"}. With --watch '
     "one document per round.",
@@ -37,14 +38,19 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
     type=click.Choice(_FORMATS),
     default="auto",
     metavar="FORMAT",
-    help=f"One format only: {', '.join(_FORMATS)}.  [default: auto, by content]",
+    help=f"Import only this format: {', '.join(_FORMATS)}.  [default: auto, by content]",
 )
 @click.option("--job-prefix", default="", help="Put this before the names of all jobs.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be imported, and what would be lost.")
-@click.option("--allow", multiple=True, metavar="module.Class", help="A class in pickles to take as a plain record.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="module.Class",
+    help="Import this class from pickles as a plain record; repeatable.",
+)
 @click.option("--files", default=".", metavar="DIR", help="Where the files of a database's rows are.  [default: .]")
-@click.option("--watch", is_flag=True, help="Go on importing what is new until interrupted.")
-@click.option("--every", default=2.0, metavar="SECONDS", help="How often to look with --watch.  [default: 2]")
+@click.option("--watch", is_flag=True, help="Continue to import what is new, until Ctrl-C.")
+@click.option("--every", default=2.0, metavar="SECONDS", help="With --watch: how often to look.  [default: 2]")
 def import_command(
     session: Session,
     source: str,
@@ -56,9 +62,9 @@ def import_command(
     watch: bool,
     every: float,
 ) -> None:
-    """Bring the checkpoints of an older system, in a directory or a database, into the store.
+    """Import the checkpoints of an older system from a directory or a database.
 
-    Their content says what they are; formats may be mixed. IDs, times and relations stay as they were.
+    Formats are detected by content and may be mixed. IDs, times and relations stay as they were.
     """
     from kedge.legacy.importers import Options, look
 
@@ -98,17 +104,17 @@ def _prefix(text: str) -> str:
 
 def _answer(session: Session, report: Report, *, is_plan: bool, seconds: float) -> None:
     if session.as_json:
-        emit(report_json(report, is_plan=is_plan, seconds=seconds))
+        emit(_report_json(report, is_plan=is_plan, seconds=seconds))
         return
     _print_findings(report)
     word = "would be imported" if is_plan else "imported"
     jobs = count_of(len(report.jobs), "job")
-    known = f", {report.present:,} were there already" if report.present else ""
+    known = f", {report.present:,} {'was' if report.present == 1 else 'were'} there already" if report.present else ""
     click.echo(f"{style('✓', 'good')} {count_of(report.imported, 'checkpoint')} {word}, {jobs}{known}")
 
 
-def report_json(report: Report, *, is_plan: bool, seconds: float) -> dict[str, object]:
-    found = {
+def _report_json(report: Report, *, is_plan: bool, seconds: float) -> dict[str, object]:
+    findings = {
         word: [
             {"source": f.source, "reason": f.reason, "paths": list(f.paths)}
             for f in report.findings
@@ -122,8 +128,8 @@ def report_json(report: Report, *, is_plan: bool, seconds: float) -> dict[str, o
         "present": report.present,
         "jobs": len(report.jobs),
         "formats": dict(report.by_format),
-        **found,
-        "counts": {word: report.counts[word] for word in found},  # type: ignore[index]
+        **findings,
+        "counts": {word: report.counts[word] for word in findings},  # type: ignore[index]
         "seconds": round(seconds, 3),
     }
 
@@ -140,14 +146,12 @@ def _say_plan(plan: Report) -> None:
 
 def _print_findings(report: Report) -> None:
     for word, (mark, look) in _LOOKS.items():
-        found = [finding for finding in report.findings if finding.verdict == word]
-        for finding in found[:_SHOWN]:
+        findings = [finding for finding in report.findings if finding.verdict == word]
+        for finding in findings[:_SHOWN]:
             places = (
                 f" ({', '.join(finding.paths[:8])}{', …' if len(finding.paths) > 8 else ''})" if finding.paths else ""
             )
-            text = f"{word}: {finding.source}: {finding.reason}{places}"
-            for line in labelled(mark, look, safe(text), terminal_width()):
-                click.echo(line)
-        left = report.counts[word] - min(len(found), _SHOWN)  # type: ignore[index]
+            print_labelled(mark, look, f"{word}: {finding.source}: {finding.reason}{places}")
+        left = report.counts[word] - min(len(findings), _SHOWN)  # type: ignore[index]
         if left > 0:
             click.echo(style(f"  … {left:,} more {word}: --json lists them", "dim"))

@@ -1,20 +1,32 @@
-"""`kedge llm`: answers of models that are kept, and what they cost."""
+"""`kedge llm`: cached answers of LLM calls, and what calls cost."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import click
 
-from kedge.cli.session import Session, emit, pass_on, shared_options, store_command, to_json, write_all
+from kedge.cli.command import Session, apply_option, command_group, store_command
+from kedge.cli.output import emit, to_json, write_all
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import count_of, size
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from kedge.llm import Bill
     from kedge.llm.pricing import Tokens
+
+
+class Group(NamedTuple):
+    """The bill of all calls with the same values of --by."""
+
+    values: tuple[str, ...]
+    bill: Bill
+
 
 _FIELDS = ("model", "run", "step")
 
@@ -24,12 +36,12 @@ _FIELDS = ("model", "run", "step")
     json_keys='{"answers": n, "size_bytes": n, "total": BILL, "groups": [{FIELDS of --by, …BILL}]}; '
     "BILL is {paid, found, spent, saved (dollars as text), paid_unpriced, found_unpriced, tokens_paid, tokens_found}",
 )
-@click.option("--by", "by", multiple=True, type=click.Choice(_FIELDS), help="Group by this; may be given again.")
+@click.option("--by", "by", multiple=True, type=click.Choice(_FIELDS), help="Group by this; repeatable.")
 @click.option("--run", "run", help="Only calls of this run.")
 def stats_command(session: Session, by: tuple[str, ...], run: str | None) -> None:
-    """Show what calls of models cost: spent on those that were made, saved by those that were answered from the store.
+    """Show what LLM calls cost: spent on calls that were made, saved by those answered from the cache.
 
-    Models without a known price are unpriced; their calls are counted, never taken for free.
+    Calls of models without a known price are counted as unpriced, never as free.
     """
     from kedge.llm import Bill, totals
     from kedge.llm.cache import JOB
@@ -37,45 +49,35 @@ def stats_command(session: Session, by: tuple[str, ...], run: str | None) -> Non
     fields = by or ("model",)
     with session.open() as manager:
         bills = totals(manager, run=run, by=fields)
-        kept = manager.stats(JOB) if manager.jobs(JOB, limit=1) else {}
+        numbers = manager.stats(JOB) if manager.jobs(JOB, limit=1) else {}
     total = sum(bills.values(), Bill())
-    answers, size_bytes = kept.get("checkpoints", 0), kept.get("size_bytes", 0)
+    answers, size_bytes = numbers.get("checkpoints", 0), numbers.get("size_bytes", 0)
     if session.as_json:
         groups = [{**dict(zip(fields, key, strict=True)), **bill.to_json()} for key, bill in bills.items()]
         emit({"answers": answers, "size_bytes": size_bytes, "total": total.to_json(), "groups": groups})
         return
-    print_facts([("answers", f"{answers:,} kept, {size(size_bytes)}"), ("calls", str(total) or "none yet")])
+    print_facts([("answers", f"{answers:,} cached, {size(size_bytes)}"), ("calls", str(total) or "none yet")])
     if bills:
         click.echo()
-        columns = [Column(field.upper(), look="name") for field in fields]
-        numbers = [Column(title, align=">", is_whole=True, drop=drop) for title, drop in _NUMBERS]
-        print_table([*columns, *numbers], [(*key, *_numbers(bill)) for key, bill in bills.items()])
+        keys: list[Column[Group]] = [Column(name.upper(), _field(n), look="name") for n, name in enumerate(fields)]
+        print_table([*keys, *_NUMBERS], [Group(values, bill) for values, bill in bills.items()])
 
 
-_NUMBERS = (("PAID", 0), ("TOKENS", 2), ("SPENT", 0), ("FOUND", 0), ("TOKENS", 2), ("SAVED", 0))
+def _field(n: int) -> Callable[[Group], str]:
+    return lambda group: group.values[n]
 
 
-def _numbers(bill: Bill) -> tuple[str, ...]:
-    return (
-        f"{bill.paid:,}" if bill.paid else "",
-        _tokens(bill.tokens_paid),
-        _money(bill.paid, bill.spent, bill.paid_unpriced),
-        f"{bill.found:,}" if bill.found else "",
-        _tokens(bill.tokens_found),
-        _money(bill.found, bill.saved, bill.found_unpriced),
-    )
+def _count(calls: int) -> str:
+    return f"{calls:,}" if calls else ""
 
 
-def _money(calls: int, amount: object, unpriced: int) -> str:
-    from decimal import Decimal
-
+def _money(calls: int, amount: Decimal, unpriced: int) -> str:
     from kedge.llm.pricing import dollars
 
     if not calls:
         return ""
     if calls == unpriced:
         return "unpriced"
-    assert isinstance(amount, Decimal)
     return dollars(amount) + (f" + {unpriced:,} unpriced" if unpriced else "")
 
 
@@ -83,14 +85,24 @@ def _tokens(tokens: Tokens) -> str:
     return f"{tokens.input:,} in, {tokens.output:,} out" if tokens.input or tokens.output else ""
 
 
+_NUMBERS: tuple[Column[Group], ...] = (
+    Column("PAID", lambda g: _count(g.bill.paid), ">", is_whole=True),
+    Column("TOKENS", lambda g: _tokens(g.bill.tokens_paid), ">", is_whole=True, drop=2),
+    Column("SPENT", lambda g: _money(g.bill.paid, g.bill.spent, g.bill.paid_unpriced), ">", is_whole=True),
+    Column("CACHED", lambda g: _count(g.bill.found), ">", is_whole=True),
+    Column("TOKENS", lambda g: _tokens(g.bill.tokens_found), ">", is_whole=True, drop=2),
+    Column("SAVED", lambda g: _money(g.bill.found, g.bill.saved, g.bill.found_unpriced), ">", is_whole=True),
+)
+
+
 @store_command("clear", json_keys='{"answers": n, "applied": bool}')
 @click.option("--model", help="Only answers of this model.")
 @click.option("--older-than", metavar="AGE", help="Only answers older than this: 36h, 7d, 1d12h.")
-@click.option("--apply", "--yes", "-y", "is_applied", is_flag=True, help="Forget. Without it, only say how many.")
+@apply_option("Clear. Without it, only say how many.")
 def clear_command(session: Session, model: str | None, older_than: str | None, is_applied: bool) -> None:
-    """Forget answers, so that they are asked and paid for again. Pinned ones stay, and so does what they cost.
+    """Remove cached answers, so that the calls are made and paid for again. Pinned ones and recorded costs stay.
 
-    `kedge gc` gives back their space.
+    `kedge gc` frees their space.
     """
     from kedge.care.retention import parse_duration
     from kedge.llm import Cache
@@ -99,20 +111,16 @@ def clear_command(session: Session, model: str | None, older_than: str | None, i
     with session.open() as manager:
         cache = Cache.of(manager)
         count = cache.clear(model, older_than_s, dry_run=not is_applied)
-    if session.as_json:
-        emit({"answers": count, "applied": is_applied})
-    elif is_applied:
-        click.echo(f"{count_of(count, 'answer')} forgotten")
-    else:
-        click.echo(f"{count_of(count, 'answer')} would be forgotten; --apply does it")
+    text = "removed" if is_applied else "would be removed; run it again with --apply"
+    session.answer({"answers": count, "applied": is_applied}, f"{count_of(count, 'answer')} {text}")
 
 
-@store_command("export", json_keys="one line for each answer in any case")
+@store_command("export", json_keys="one line for each answer, with and without --json")
 @click.option("--model", help="Only answers of this model.")
-@click.option("--to", "target", type=click.Path(path_type=Path), help="A file instead of stdout.")
+@click.option("--to", "target", type=click.Path(path_type=Path), help="Write to this file.  [default: stdout]")
 @click.option("--force", is_flag=True, help="Replace the file.")
 def export_command(session: Session, model: str | None, target: Path | None, force: bool) -> None:
-    """Write answers as JSON lines: {"id", "created_at", "model", "tokens", "cost", "request", "answer"}."""
+    """Write cached answers as JSON lines: {"id", "created_at", "model", "tokens", "cost", "request", "answer"}."""
     from kedge.cli.placement import place_file
     from kedge.codec.json_view import to_json_view
     from kedge.llm import Cache
@@ -139,11 +147,8 @@ def export_command(session: Session, model: str | None, target: Path | None, for
             place_file(target, write, force=force)
 
 
-llm_command = click.Group(
+llm_command = command_group(
     "llm",
-    commands=[stats_command, clear_command, export_command],
-    callback=pass_on,
-    params=shared_options(),
-    help="Answers of models that are kept: what they cost, forgetting them, exporting them.",
-    epilog="JSON: kedge llm COMMAND --help says what each one answers",
+    [stats_command, clear_command, export_command],
+    text="Show what LLM calls cost; clear or export cached answers.",
 )

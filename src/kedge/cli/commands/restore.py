@@ -1,4 +1,4 @@
-"""`kedge restore`: a state, or a part of it, back on stdout, in a file, or as a directory."""
+"""`kedge restore`: a state, or a part of it, on stdout, in a file, or as a directory."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import click
 
-from kedge.cli.naming import JobName, Ref, find
+from kedge.cli.command import Session, store_command
+from kedge.cli.naming import JobName, Ref, find, refuse_other_job
+from kedge.cli.output import emit, to_json, write_all
 from kedge.cli.placement import is_stream, place_file, refuse_other
-from kedge.cli.session import Session, emit, store_command, to_json, write_all
 from kedge.codec import BufferSummary
 from kedge.codec.json_view import to_json_view
 from kedge.diff.npy import npy_header
 from kedge.diff.outline import StoredState, files_in, inside, open_state, split_at_tree, with_content
-from kedge.errors import NotFound, Validation
+from kedge.errors import Validation
 from kedge.files import File, FilesSummary, Tree
 from kedge.terminal.progress import progress
 from kedge.terminal.text import safe, size, style, with_article
-
-if TYPE_CHECKING:
-    from kedge.manager import CheckpointManager
-    from kedge.model import Checkpoint
 
 MAX_INLINE_BYTES = 64 << 20  # of arrays that may go into one JSON document
 _IN_PARTS = "restore a part with --path and --to; kedge export writes all to a directory; kedge show lists them"
@@ -39,7 +36,7 @@ _SUFFIXES = {".json": "json", ".npy": "npy", ".bin": "raw", ".raw": "raw"}
 )
 @click.argument("job", type=JobName())
 @click.argument("ref", metavar="[ID]", required=False, type=Ref())
-@click.option("--to", metavar="FILE|DIR|-", help="Where to.  [default: -, which is stdout]")
+@click.option("--to", metavar="FILE|DIR|-", help="Where to write it.  [default: -, which is stdout]")
 @click.option("--path", metavar="A/B", help="Only this part of the state.")
 @click.option(
     "--format",
@@ -53,18 +50,21 @@ _SUFFIXES = {".json": "json", ".npy": "npy", ".bin": "raw", ".raw": "raw"}
 def restore_command(
     session: Session, job: str, ref: str | None, to: str | None, path: str | None, form: str | None, force: bool
 ) -> None:
-    """Bring back the newest state of JOB, or that of ID, verified on the way.
+    """Restore the newest state of JOB, or that of ID, and verify it on the way.
 
-    JSON goes to stdout or a file; byte strings and files as they are; arrays as .npy; trees of files to a
-    directory. All are written whole or not at all. What JSON cannot say is written as {"$type": …}.
-    A state with one file or tree in it is restored as that.
+    JSON goes to stdout or a file, byte strings and files as they are, arrays as .npy, trees of files to a directory.
+    All are written whole or not at all. What JSON cannot express is written as {"$type": …}. A state with a single
+    file or tree in it is restored as that.
     """
     target = None if to in (None, "-", "/dev/stdout") else Path(str(to))
     with session.open() as manager:
-        state = open_state(manager.store, _chosen(manager, job, ref).id)
+        checkpoint = find(manager, ref or job)
+        if ref is not None:
+            refuse_other_job(checkpoint, job)
+        state = open_state(manager.store, checkpoint.id)
         if session.as_json and target is None:
             view = _view(state, inside(state.outline, path or ""))
-            emit({"checkpoint": state.checkpoint.to_json(), "path": path or "", "state": view})
+            emit({"checkpoint": checkpoint.to_json(), "path": path or "", "state": view})
             return
         if path is None and form is None:
             path = _only_files(state.outline, target)
@@ -79,19 +79,10 @@ def restore_command(
         return
     if session.as_json:
         where = {"path": path or "", "to": str(target), "format": chosen, "bytes": size_bytes}
-        emit({"checkpoint": state.checkpoint.to_json(), **where})
+        emit({"checkpoint": checkpoint.to_json(), **where})
     else:
-        done = f"{style(state.checkpoint.id, 'id')} → {safe(str(target))}  ({chosen}, {size(size_bytes)})"
+        done = f"{style(checkpoint.id, 'id')} → {safe(str(target))}  ({chosen}, {size(size_bytes)})"
         click.echo(done, err=True)
-
-
-def _chosen(manager: CheckpointManager, job: str, ref: str | None) -> Checkpoint:
-    if ref is None:
-        return find(manager, job)
-    found = find(manager, ref)
-    if found.job != job:
-        raise NotFound(f"checkpoint {found.id} not found in job {job}", hint=f"it belongs to job {found.job}")
-    return found
 
 
 def _only_files(outline: object, target: Path | None) -> str | None:
@@ -99,14 +90,14 @@ def _only_files(outline: object, target: Path | None) -> str | None:
 
     Other values of the state are left out only where a place for files is given, and then that is said.
     """
-    found = list(islice(files_in(outline), 2))
+    paths = [path for path, _ in islice(files_in(outline), 2)]
     is_alone = isinstance(outline, FilesSummary) or (isinstance(outline, dict) and len(outline) == 1)
-    if len(found) != 1 or not (is_alone or (target is not None and target.suffix.lower() != ".json")):
+    if len(paths) != 1 or not (is_alone or (target is not None and target.suffix.lower() != ".json")):
         return None
-    ((path, _),) = found
     if not is_alone:
-        click.echo(style(f"only {safe(path)}, which is files; --format json or --path for the rest", "dim"), err=True)
-    return path
+        note = f"only the files at {safe(paths[0])}; use --format json or --path for the rest"
+        click.echo(style(note, "dim"), err=True)
+    return paths[0]
 
 
 def _fitting(part: object, rest: str, suffix: str) -> str:
@@ -126,20 +117,14 @@ def _restore_files(files: Tree | File, rest: str, target: Path | None, *, force:
         if target is None:
             raise Validation("a tree of files needs a directory", hint="give --to DIR, or --path to one of its files")
         refuse_other(target, stat.S_ISDIR, "a directory")
-        with progress("restoring", unit="bytes") as report:
-            files.write_to(target, overwrite=force, progress=report)
-        return files.size_bytes
-    if isinstance(files, File) and target is not None and not is_stream(target):
+    elif isinstance(files, File) and target is not None and not is_stream(target):
         refuse_other(target, stat.S_ISREG, "a regular file")
-        with progress("restoring", unit="bytes") as report:
-            files.write_to(target, overwrite=force, progress=report)
-        return files.size_bytes
-    pieces = files.stream(rest) if isinstance(files, Tree) else files.stream()
-
-    def write(out: BinaryIO) -> None:
-        out.writelines(pieces)
-
-    return _put(write, target, force=force, is_text=False)
+    else:
+        pieces = files.stream(rest) if isinstance(files, Tree) else files.stream()
+        return _put(lambda out: out.writelines(pieces), target, force=force, is_text=False)
+    with progress("restoring", unit="bytes") as report:
+        files.write_to(target, overwrite=force, progress=report)
+    return files.size_bytes
 
 
 def _view(state: StoredState, part: object) -> object:

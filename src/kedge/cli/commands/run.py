@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kedge.cli.command import Session, store_command
+from kedge.cli.output import emit
 from kedge.cli.pairs import parse_json_pairs
-from kedge.cli.session import Session, emit, store_command
 
 if TYPE_CHECKING:
     from kedge.manager import CheckpointManager
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
 
 @store_command("run", json_keys='{"run": …, "status": "completed", "result": what the pipeline returned}')
 @click.argument("target", metavar="FILE.py:PIPELINE")
-@click.option("--id", "key", metavar="KEY", help="The key of the run.  [default: made of the name and the arguments]")
-@click.option("--arg", "args", metavar="NAME=JSON", multiple=True, help="An argument of the pipeline; repeatable.")
+@click.option("--id", "key", metavar="KEY", help="The key of the run.  [default: from the name and the arguments]")
+@click.option("--arg", "args", metavar="NAME=JSON", multiple=True, help="Pass an argument to the pipeline; repeatable.")
 @click.pass_context
 def run_command(ctx: click.Context, session: Session, target: str, key: str | None, args: tuple[str, ...]) -> None:
     """Run a function decorated with @kedge.pipeline, or resume it under the same key.
 
     The store is --store, else the one the decorator names, else $KEDGE_STORE or ./.kedge.
 
-    SIGTERM and Ctrl-C pause it: exit code 75, and the command to resume it on stderr.
+    SIGTERM and Ctrl-C pause it: it exits with 75 and prints the command to resume it on stderr.
     """
     from kedge.pipeline.inbox import parse_run_key
 
@@ -100,20 +101,20 @@ def load_pipeline(target: str) -> Pipeline[..., Any]:
     file, colon, name = target.rpartition(":")
     path = Path(file).absolute()
     if not colon or not name.isidentifier():
-        raise Validation(f"{target!r} names no pipeline", hint="use FILE.py:PIPELINE")
+        raise Validation(f"{target!r} does not name a pipeline", hint="use FILE.py:PIPELINE")
     if not path.is_file():
         raise NotFound(f"there is no file {file}", hint="use FILE.py:PIPELINE")
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) != str(path):
-        raise Validation(f"{file} has the name of a module that is in use", hint="rename the file")
+        raise Validation(f"{file} has the name of a module that is already imported", hint="rename the file")
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise Validation(f"{file} is no Python file", hint="use FILE.py:PIPELINE")
+        raise Validation(f"{file} is not a Python file", hint="use FILE.py:PIPELINE")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not isinstance(found, Pipeline):
+    pipeline = getattr(module, name, None)
+    if not isinstance(pipeline, Pipeline):
         raise NotFound(f"{file} has no pipeline {name}", hint="decorate a function with @kedge.pipeline")
-    return found
+    return pipeline

@@ -1,4 +1,4 @@
-"""`kedge runs`: what pipelines did, and making them go on or end."""
+"""`kedge runs`: what pipelines did; resuming, signalling and cancelling them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,52 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from kedge.cli.command import Number, Session, command_group, store_command
 from kedge.cli.naming import JobName
-from kedge.cli.session import Number, Session, emit, pass_on, shared_options, store_command
+from kedge.cli.output import emit
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import age, count_of, safe, style
 
 if TYPE_CHECKING:
     from kedge.llm.bills import Bill
-    from kedge.pipeline.history import RunSummary
+    from kedge.pipeline.history import Explanation, RunSummary
 
 _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
+
+
+def _wait(wait: Mapping[str, str]) -> str:
+    prompt = f": {wait['prompt']}" if wait.get("prompt") else ""
+    return f"{wait.get('for')} {wait.get('name')}{prompt}"
+
+
+_RUNS: tuple[Column[RunSummary], ...] = (
+    Column("RUN", lambda run: run.key, is_whole=True, look="name"),
+    Column("STATUS", lambda run: "abandoned" if run.is_abandoned else str(run.status)),
+    Column("PIPELINE", lambda run: run.pipeline or "", drop=2),
+    Column("SESSIONS", lambda run: f"{run.sessions}", ">", drop=3),
+    Column("UPDATED", lambda run: age(run.updated_at), drop=1),
+    Column("NOTE", lambda run: run.error or "; ".join(f"waits for {_wait(wait)}" for wait in run.waiting)),
+)
+_STEPS: tuple[Column[Explanation], ...] = (
+    Column("STEP", lambda step: step.path, is_whole=True, look="name"),
+    Column("VERDICT", lambda step: step.verdict),
+    Column("WHY", lambda step: step.reason),
+    Column("CHECKPOINT", lambda step: step.checkpoint or ""),
+)
+
+
+def _execution_note(status: Mapping[str, Any]) -> str:
+    pending = status["pending_approvals"]
+    return f"waits for {count_of(pending, 'approval')}" if pending else status["current_checkpoint"] or ""
+
+
+_EXECUTIONS: tuple[Column[Mapping[str, Any]], ...] = (
+    Column("EXECUTION", lambda status: status["execution_id"], is_whole=True, look="name"),
+    Column("STATE", lambda status: status["state"]),
+    Column("WORKFLOW", lambda status: status["workflow_name"], drop=2),
+    Column("STEPS", lambda s: f"{s['completed_checkpoints']}/{s['total_checkpoints']}", ">", drop=3),
+    Column("NOTE", _execution_note),
+)
 
 
 @store_command(
@@ -29,27 +65,15 @@ _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn",
     "is_abandoned, waiting, progress}]}",
 )
 @click.argument("prefix", default="", type=JobName())
-@click.option("--limit", type=Number(1), help="At most this many.")
+@click.option("--limit", type=Number(1), help="Show at most this many.")
 def list_command(session: Session, prefix: str, limit: int | None) -> None:
     """List the runs whose keys begin with PREFIX."""
     from kedge.pipeline.history import find_runs
 
     with session.open() as manager:
-        found = list(find_runs(manager, prefix, limit))
-    if session.as_json:
-        emit({"runs": [run.to_json() for run in found]})
-    elif found:
-        columns = (
-            Column("RUN", is_whole=True, look="name"),
-            Column("STATUS"),
-            Column("PIPELINE", drop=2),
-            Column("SESSIONS", align=">", drop=3),
-            Column("UPDATED", drop=1),
-            Column("NOTE"),
-        )
-        print_table(columns, [_row(run) for run in found])
-    else:
-        click.echo("no runs" + (f" that begin with {prefix}" if prefix else " yet"), err=True)
+        runs = list(find_runs(manager, prefix, limit))
+    empty = "no runs" + (f" that begin with {prefix}" if prefix else " yet")
+    session.answer_list("runs", runs, _RUNS, lambda run: run.to_json(), empty=empty)
 
 
 @store_command(
@@ -103,7 +127,7 @@ def show_command(session: Session, run: str) -> None:
 @store_command("explain", json_keys='{"run": …, "steps": as in show}')
 @click.argument("run", type=JobName())
 def explain_command(session: Session, run: str) -> None:
-    """Say of each step why it ran, was reused, or is stale, as of the newest session.
+    """Explain for each step why it ran, was reused, or is stale, as of the newest session.
 
     A step runs again when its path, an input or its version changed. To make one run again, delete its checkpoint.
     """
@@ -113,16 +137,15 @@ def explain_command(session: Session, run: str) -> None:
         steps = explain(manager, run)
     if session.as_json:
         emit({"run": run, "steps": [step.to_json() for step in steps]})
-        return
-    columns = (Column("STEP", is_whole=True, look="name"), Column("VERDICT"), Column("WHY"), Column("CHECKPOINT"))
-    print_table(columns, [(s.path, s.verdict, s.reason, s.checkpoint or "") for s in steps])
+    else:
+        print_table(_STEPS, steps)
 
 
 @store_command("resume", json_keys='{"run": …, "argv": […], "cwd": …} with --print; else what the program itself says')
 @click.argument("run", type=JobName())
-@click.option("--print", "only_print", is_flag=True, help="Only show the command that would be run.")
+@click.option("--print", "only_print", is_flag=True, help="Only print the command that would be run.")
 def resume_command(session: Session, run: str, only_print: bool) -> None:
-    """Start the program of a run again, with its arguments and in its directory, so that it goes on.
+    """Start the program of a run again, with its arguments and in its directory, to resume it.
 
     The command is the one recorded in the store when the run was last started: whoever may write the store chooses it.
     """
@@ -132,10 +155,9 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
         argv, cwd = command_of(manager, run)
         store = manager.url
     if only_print:
-        if session.as_json:
-            emit({"run": run, "argv": argv, "cwd": cwd})
-        else:
-            click.echo(f"cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}")
+        session.answer(
+            {"run": run, "argv": argv, "cwd": cwd}, f"cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}"
+        )
         return
     start_again(session, run, argv, cwd, store)
 
@@ -156,15 +178,15 @@ def start_again(session: Session, run: str, argv: list[str], cwd: str, store: st
 @store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')
 @click.argument("run", type=JobName())
 def cancel_command(session: Session, run: str) -> None:
-    """End a run for good. One that is at work stops before its next step; what it finished is kept."""
+    """Cancel a run. One that is running stops before its next step; finished steps stay stored."""
     from kedge.pipeline.history import cancel
 
     with session.open() as manager:
         is_done = cancel(manager, run)
-    if session.as_json:
-        emit({"run": run, "cancelled": is_done})
-    else:
-        click.echo(f"{run} is cancelled" if is_done else f"{run} is at work and will stop before its next step")
+    session.answer(
+        {"run": run, "cancelled": is_done},
+        f"{run} is cancelled" if is_done else f"{run} is running and will stop before its next step",
+    )
 
 
 @store_command("signal", json_keys='{"run": …, "name": …, "message": ID}')
@@ -181,10 +203,7 @@ def signal_command(session: Session, run: str, name: str, value: str) -> None:
     with session.open() as manager:
         find_run(manager, run)
         message = send(manager, run, name, sent)
-    if session.as_json:
-        emit({"run": run, "name": name, "message": message})
-    else:
-        click.echo(f"sent {name} to {run}")
+    session.answer({"run": run, "name": name, "message": message}, f"sent {name} to {run}")
 
 
 def _bill_json(bill: Bill | None) -> dict[str, object] | None:
@@ -192,12 +211,11 @@ def _bill_json(bill: Bill | None) -> dict[str, object] | None:
 
 
 def _status(run: RunSummary) -> str:
-    return f"{run.status}, but its process is gone: it can be resumed" if run.is_abandoned else str(run.status)
-
-
-def _wait(wait: Mapping[str, str]) -> str:
-    prompt = f": {wait['prompt']}" if wait.get("prompt") else ""
-    return f"{wait.get('for')} {wait.get('name')}{prompt}"
+    return (
+        f"{run.status}, but its process is gone: resume it with kedge runs resume {run.key}"
+        if run.is_abandoned
+        else str(run.status)
+    )
 
 
 def _progress(run: RunSummary) -> str:
@@ -207,51 +225,29 @@ def _progress(run: RunSummary) -> str:
     return f"{done:,} of {total:,}" if done is not None and total is not None else f"{done}"
 
 
-def _row(run: RunSummary) -> tuple[str, ...]:
-    status = "abandoned" if run.is_abandoned else str(run.status)
-    note = run.error or "; ".join(f"waits for {_wait(wait)}" for wait in run.waiting)
-    return (run.key, status, run.pipeline or "", f"{run.sessions}", age(run.updated_at), note)
-
-
 @store_command(
     "executions",
     json_keys='{"executions": [{execution_id, correlation_id, workflow_name, state, current_checkpoint, started_at, '
     "completed_at, total_checkpoints, completed_checkpoints, failed_checkpoints, pending_approvals}]}",
 )
-@click.option("--state", type=click.Choice(["running", "paused", "completed", "failed"]), help="Only those in it.")
-@click.option("--limit", type=Number(1), help="At most this many.")
-@click.option("--after", metavar="EXECUTION", help="Go on behind this one (the last one of the page before).")
+@click.option(
+    "--state", type=click.Choice(["running", "paused", "completed", "failed"]), help="Only those in this state."
+)
+@click.option("--limit", type=Number(1), help="Show at most this many.")
+@click.option("--after", metavar="EXECUTION", help="Continue listing after this execution.")
 def executions_command(session: Session, state: str | None, limit: int | None, after: str | None) -> None:
     """List executions of workflows, whose steps are done elsewhere."""
     from kedge.process.workflow import Workflows
 
     with session.open() as manager:
-        found = Workflows(manager).list_executions(state, limit=limit, after=after)
-    if session.as_json:
-        emit({"executions": found})
-    elif found:
-        columns = (
-            Column("EXECUTION", is_whole=True, look="name"),
-            Column("STATE"),
-            Column("WORKFLOW", drop=2),
-            Column("STEPS", align=">", drop=3),
-            Column("NOTE"),
-        )
-        print_table(columns, [_execution_row(each) for each in found])
-    else:
-        click.echo("no executions" + (f" are {state}" if state else " yet"), err=True)
+        executions = Workflows(manager).list_executions(state, limit=limit, after=after)
+    empty = "no executions" + (f" are {state}" if state else " yet")
+    session.answer_list("executions", executions, _EXECUTIONS, dict, empty=empty)
 
 
-def _execution_row(status: Mapping[str, Any]) -> tuple[str, ...]:
-    asks = status["pending_approvals"]
-    note = f"waits for {count_of(asks, 'approval')}" if asks else status["current_checkpoint"] or ""
-    done = f"{status['completed_checkpoints']}/{status['total_checkpoints']}"
-    return status["execution_id"], status["state"], status["workflow_name"], done, note
-
-
-runs_command = click.Group(
+runs_command = command_group(
     "runs",
-    commands=[
+    [
         list_command,
         show_command,
         resume_command,
@@ -260,8 +256,5 @@ runs_command = click.Group(
         signal_command,
         executions_command,
     ],
-    callback=pass_on,
-    params=shared_options(),
-    help="List, show, explain, resume, signal and cancel runs of pipelines.",
-    epilog="JSON: kedge runs COMMAND --help says what each one answers",
+    text="List, show, explain, resume, signal and cancel runs of pipelines.",
 )

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kedge.cli.command import LEVELS, Session, store_command
 from kedge.cli.naming import JobName, Ref, find
 from kedge.cli.pairs import parse_json_pairs, parse_pairs
 from kedge.cli.placement import read_bytes
-from kedge.cli.session import Session, emit, store_command
 from kedge.errors import Validation
 from kedge.terminal.progress import progress, watched
 from kedge.terminal.text import size, style
-
-from .find import LEVELS
 
 if TYPE_CHECKING:
     from kedge.files import File, Tree
@@ -31,13 +29,15 @@ if TYPE_CHECKING:
 @click.argument("file", required=False, type=click.Path(allow_dash=True))
 @click.option("--file", "files", metavar="[NAME=]PATH", multiple=True, help="Store a file under its name; repeatable.")
 @click.option("--tree", "trees", metavar="[NAME=]DIR", multiple=True, help="Store a directory tree; repeatable.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="Leave these out of trees; repeatable.")
-@click.option("--level", type=LEVELS, default="step", show_default=True, help="What the checkpoint is of.")
-@click.option("--parent", metavar="ID", type=Ref(), help="The checkpoint this one grew out of.")
-@click.option("--tag", "tags", metavar="K=V", multiple=True, help="A tag; repeatable.")
-@click.option("--metadata", metavar="K=JSON", multiple=True, help="Metadata; repeatable.")
-@click.option("--pin", is_flag=True, help="Keep it from every cleanup.")
-@click.option("--idempotency-key", metavar="TEXT", help="The same key again answers the first ID and saves nothing.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Leave out of trees what matches; repeatable.")
+@click.option("--level", type=LEVELS, default="step", show_default=True, help="The level of the checkpoint.")
+@click.option("--parent", metavar="ID", type=Ref(), help="The checkpoint it follows from.")
+@click.option("--tag", "tags", metavar="K=V", multiple=True, help="Set a tag; repeatable.")
+@click.option("--metadata", metavar="K=JSON", multiple=True, help="Set metadata; repeatable.")
+@click.option("--pin", is_flag=True, help="Protect it from deletion.")
+@click.option(
+    "--idempotency-key", metavar="TEXT", help="Saving again with the same key saves nothing and prints the first ID."
+)
 def save_command(
     session: Session,
     job: str,
@@ -53,9 +53,9 @@ def save_command(
 ) -> None:
     """Save the JSON in FILE, or on stdin, or the tensors of a .safetensors file, as the next checkpoint of JOB.
 
-    Prints its ID. When that is printed, the checkpoint survives kill -9 and power loss. STEP may be any text.
+    Prints its ID. Once the ID is printed, the checkpoint survives kill -9 and power loss. STEP may be any text.
 
-    With --file and --tree the state is an object of what they name, added to the object in FILE if there is
+    With --file and --tree the state is an object with what they name, added to the object in FILE if there is
     one. Files unchanged since the last checkpoint of JOB are not read again.
     """
     options["tags"] = parse_pairs("--tag", tags)
@@ -66,11 +66,8 @@ def save_command(
             options["parent"] = find(manager, parent).id
         with _watching(state):
             saved = manager.get(manager.save(job, step, state, **options))
-    if session.as_json:
-        emit(saved.to_json())
-        return
-    click.echo(saved.id)
-    if sys.stderr.isatty():
+    session.answer(saved.to_json(), saved.id)
+    if sys.stderr.isatty() and not session.as_json:
         added = f"{size(saved.size_bytes)}, {size(saved.stored_bytes)} added to the store"
         click.echo(style(f"#{saved.seq} of {job}: {added}", "dim"), err=True)
 
@@ -102,7 +99,7 @@ def _add(state: dict[str, object], text: str, make: Any) -> None:
     if not equals or not name or os.path.lexists(text):
         name, path = Path(text).absolute().name, text
     if name in state:
-        raise Validation(f"there are two things called {name}", hint="give one another name: NAME=PATH")
+        raise Validation(f"{name!r} is given twice", hint="give one another name: NAME=PATH")
     state[name] = make(path)
 
 
@@ -120,12 +117,12 @@ def _watching(state: object) -> Iterator[None]:
     from kedge.files import File, Tree
 
     values = state.values() if isinstance(state, dict) else ()
-    found: list[File | Tree] = [value for value in values if isinstance(value, File | Tree)]
+    files: list[File | Tree] = [value for value in values if isinstance(value, File | Tree)]
     with progress("saving", unit="bytes") as report:
-        if report is None or not found:
+        if report is None or not files:
             yield
             return
-        total = sum(value.size_bytes for value in found)
+        total = sum(value.size_bytes for value in files)
         began = _bytes_read()
         with watched(report, lambda: (min(_bytes_read() - began, total), total)):
             yield

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import click
 
-from kedge.cli.session import Number, Session, store_command
+from kedge.cli.command import Number, Session, store_command
 
 
 @store_command("serve", json_keys="nothing: it logs JSON lines on stderr.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=7420, show_default=True, help="The port.")
-@click.option("--workers", type=Number(1), default=1, show_default=True, help="Processes that share the work.")
-@click.option("--path-prefix", default="", metavar="/PATH", help="The prefix a proxy in front takes off.")
-@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name it may be called by; repeatable.")
-@click.option("--trust-proxy", default="127.0.0.1", metavar="IP[,IP]", show_default=True, help="Proxies to believe.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7420, show_default=True, help="Listen on this port.")
+@click.option("--workers", type=Number(1), default=1, show_default=True, help="Number of processes.")
+@click.option("--path-prefix", default="", metavar="/PATH", help="The prefix that a proxy in front removes.")
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Allow this host name; repeatable.")
+@click.option(
+    "--trust-proxy", default="127.0.0.1", metavar="IP[,IP]", show_default=True, help="Trust headers from these proxies."
+)
 @click.option("--drain", type=Number(1), default=30, metavar="S", show_default=True, help="Seconds a stop may take.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def serve_command(
@@ -27,7 +29,7 @@ def serve_command(
     drain: int,
     log_level: str,
 ) -> None:
-    """Serve the store: a page for people, an API for programs.
+    """Serve the store over HTTP: a web page for people, an API for programs.
 
     It listens on this machine only, unless the store has tokens (kedge token create).
     """
@@ -40,7 +42,6 @@ def serve_command(
     except ModuleNotFoundError as error:
         raise Validation(f"serving needs {error.name}", hint=install_hint("server")) from error
 
-    session.export_key()
     place = reachable(session.store or default_url())
     if place.startswith("memory:") and workers > 1:
         raise Validation("several workers cannot share a store in memory", hint="use one, or a directory")

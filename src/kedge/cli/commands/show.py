@@ -6,8 +6,9 @@ import json
 
 import click
 
+from kedge.cli.command import Number, Session, store_command
 from kedge.cli.naming import REF_HELP, Ref, find
-from kedge.cli.session import Number, Session, emit, store_command
+from kedge.cli.output import emit
 from kedge.terminal.tables import print_facts
 from kedge.terminal.text import age, exactly, size, terminal_width
 
@@ -20,12 +21,12 @@ from kedge.terminal.text import age, exactly, size, terminal_width
 )
 @click.argument("ref", metavar="ID|JOB", type=Ref())
 @click.option("--path", metavar="A/B", help="Only this part of the state.")
-@click.option("--depth", type=Number(0), default=4, show_default=True, help="How many levels to open.")
-@click.option("--items", type=Number(1), default=20, show_default=True, help="How many of each to show.")
+@click.option("--depth", type=Number(0), default=4, show_default=True, help="Open this many levels.")
+@click.option("--items", type=Number(1), default=20, show_default=True, help="Show at most this many items of each.")
 def show_command(session: Session, ref: str, path: str | None, depth: int, items: int) -> None:
-    """Show a checkpoint: what is known of it, and its state as a tree.
+    """Show a checkpoint: its facts, and its state as a tree.
 
-    Arrays are shown by type and shape; their bytes are not read.
+    Arrays are shown by type and shape; their content is not read.
     """
     from kedge.codec.json_view import to_json_view
     from kedge.diff.outline import open_state, split_at_tree

@@ -7,70 +7,61 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.cli.session import Session, emit, pass_on, shared_options, store_command
-from kedge.terminal.tables import Column, print_table
+from kedge.cli.command import Session, command_group, store_command
+from kedge.terminal.tables import Column
 from kedge.terminal.text import age, safe, style
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kedge.server.tokens import Tokens
+    from kedge.server.tokens import Token, Tokens
 
 _FIELDS = "{id, name, scope, namespaces, created_at, expires_at, revoked_at, valid}"
 
 
+def _state(token: Token) -> str:
+    return "valid" if token.is_valid else "revoked" if token.revoked_at else "expired"
+
+
+_COLUMNS: tuple[Column[Token], ...] = (
+    Column("ID", lambda token: token.id, look="id", is_whole=True),
+    Column("NAME", lambda token: token.name, is_whole=True),
+    Column("SCOPE", lambda token: str(token.scope)),
+    Column("NAMESPACES", lambda token: ", ".join(token.namespaces), drop=2),
+    Column("CREATED", lambda token: age(token.created_at), drop=1),
+    Column("STATE", _state, looks={"valid": "good", "revoked": "bad", "expired": "warn"}),
+)
+
+
 @store_command("create", json_keys=f'{{"token": the text, shown only now, "about": {_FIELDS}}}')
 @click.argument("name")
-@click.option("--scope", type=click.Choice(["read", "write", "admin"]), required=True, help="What it is good for.")
-@click.option("--for", "more", metavar="NAMESPACE", multiple=True, help="A further namespace; repeatable.")
-@click.option("--expires", "expires_days", type=float, metavar="DAYS", help="Days it is valid.  [default: for ever]")
+@click.option("--scope", type=click.Choice(["read", "write", "admin"]), required=True, help="What it allows.")
+@click.option("--for", "more", metavar="NAMESPACE", multiple=True, help="Another namespace; repeatable.")
+@click.option("--expires", "expires_days", type=float, metavar="DAYS", help="Days it is valid.  [default: forever]")
 def create_command(session: Session, name: str, scope: str, more: tuple[str, ...], expires_days: float | None) -> None:
-    """Make a token for --namespace, called NAME in the log of changes, and print it. It cannot be shown again."""
+    """Create a token for --namespace, called NAME in the log of changes, and print it. It cannot be shown again."""
     with _tokens(session, create=True) as tokens:
-        made, text = tokens.create(name, scope, (session.namespace, *more), expires_days=expires_days)
-    if session.as_json:
-        emit({"token": text, "about": made.to_json()})
-        return
-    click.echo(text)
-    click.echo(style(f"{scope} in {', '.join(made.namespaces)}; keep it: it is not shown again", "dim"), err=True)
+        token, text = tokens.create(name, scope, (session.namespace, *more), expires_days=expires_days)
+    session.answer({"token": text, "about": token.to_json()}, text)
+    if not session.as_json:
+        note = f"{scope} in {', '.join(token.namespaces)}; store it now: it is not shown again"
+        click.echo(style(note, "dim"), err=True)
 
 
 @store_command("list", json_keys=f'{{"tokens": [{_FIELDS}]}}')
 def list_command(session: Session) -> None:
     """List all tokens, without their text."""
     with _tokens(session) as tokens:
-        found = tokens.all()
-    if session.as_json:
-        emit({"tokens": [token.to_json() for token in found]})
-    elif found:
-        columns = (
-            Column("ID", look="id", is_whole=True),
-            Column("NAME", is_whole=True),
-            Column("SCOPE"),
-            Column("NAMESPACES", drop=2),
-            Column("CREATED", drop=1),
-            Column("STATE", looks={"valid": "good", "revoked": "bad", "expired": "warn"}),
-        )
-        states = ["valid" if t.is_valid else "revoked" if t.revoked_at else "expired" for t in found]
-        rows = [
-            (t.id, t.name, str(t.scope), ", ".join(t.namespaces), age(t.created_at), state)
-            for t, state in zip(found, states, strict=True)
-        ]
-        print_table(columns, rows)
-    else:
-        click.echo("no tokens yet", err=True)
+        session.answer_list("tokens", tokens.all(), _COLUMNS, lambda token: token.to_json(), empty="no tokens yet")
 
 
 @store_command("revoke", json_keys=_FIELDS)
 @click.argument("token", metavar="NAME|ID")
 def revoke_command(session: Session, token: str) -> None:
-    """Make a token useless, within a second, for every worker."""
+    """Make a token invalid, within a second, for every worker."""
     with _tokens(session) as tokens:
         revoked = tokens.revoke(token)
-    if session.as_json:
-        emit(revoked.to_json())
-    else:
-        click.echo(f"{safe(revoked.name)} is revoked")
+    session.answer(revoked.to_json(), f"{safe(revoked.name)} is revoked")
 
 
 @contextmanager
@@ -80,18 +71,13 @@ def _tokens(session: Session, *, create: bool = False) -> Iterator[Tokens]:
     from kedge.server.tokens import ACCESS, Tokens
 
     if session.url.startswith(("http://", "https://")):
-        raise Validation(
-            "tokens are not made, shown or revoked over HTTP", hint="run it with --store naming the store itself"
-        )
+        raise Validation("tokens cannot be managed over HTTP", hint="give --store the store itself")
     with CheckpointManager(session.store, namespace=ACCESS, create=create, key=session.key) as manager:
         yield Tokens(manager)
 
 
-token_command = click.Group(
+token_command = command_group(
     "token",
-    commands=[create_command, list_command, revoke_command],
-    callback=pass_on,
-    params=shared_options(),
-    help="Make, list and revoke the tokens of the service.",
-    epilog="JSON: kedge token COMMAND --help says what each one answers",
+    [create_command, list_command, revoke_command],
+    text="Create, list and revoke the access tokens of the service.",
 )

@@ -15,7 +15,9 @@ import pytest
 import zstandard
 
 import kedge
-from kedge.cli.commands.container_archives import export_command, import_command, inspect_command
+from kedge.cli.commands.container.export import export_command
+from kedge.cli.commands.container.import_ import import_command
+from kedge.cli.commands.container.inspect import inspect_command
 from kedge.containers import snapshot
 from kedge.containers.archive import oci
 from kedge.containers.archive.export import export

@@ -1,4 +1,4 @@
-"""Measuring the disk under a store: how long a sync takes, what a large write reaches, which file system it is."""
+"""What `kedge doctor` finds out about the disk under a store: file system, space, syncs, locks, throughput."""
 
 from __future__ import annotations
 
@@ -13,12 +13,75 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kedge.blobs.direct import aligned_memory
+from kedge.blobs.direct import aligned_memory, sync_directory
+from kedge.cli.findings import Finding, judge
+from kedge.terminal.text import size
 
 _SYNCS = 25
 _RENAMES = 9
 _PIECE_BYTES = 4 << 20
 _PIECES = 8
+
+
+_SLOW_SYNC_S = 0.02
+_SKEW_S = 2.0
+_NETWORK = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs")
+
+
+def disk_findings(directory: Path) -> Iterator[Finding]:
+    """Findings about the disk on which `directory` is, or will be."""
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    yield _file_system(mount_of(place))
+    yield from _space(place)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        fix = "check its owner and mode, and how it is mounted"
+        yield Finding("writing", "bad", f"{place} is not writable", fix)
+        return
+    try:
+        yield from _measured(place)
+    except OSError as error:
+        fix = "check free space, quota, and the disk"
+        yield Finding("writing", "bad", f"a test file could not be written: {error}", fix)
+
+
+def _measured(place: Path) -> Iterator[Finding]:
+    latencies, skew_s = measure_sync(place)
+    median = latencies[len(latencies) // 2]
+    yield judge(
+        "sync",
+        median < _SLOW_SYNC_S,
+        f"4 KiB written and synced in {median * 1000:.2f} ms (slowest of {_SYNCS}: {latencies[-1] * 1000:.1f} ms)",
+        "every save waits this long: a local SSD is 10 to 100 times faster",
+    )
+    renames = measure_rename(place)
+    what = f"a file is replaced, whole and durably, in {renames[len(renames) // 2] * 1000:.2f} ms"
+    yield Finding("rename", "ok", what)
+    if has_locks(place):
+        yield Finding("locks", "ok", "a lock of one process keeps another one out")
+    else:
+        yield Finding("locks", "bad", "two processes get the same lock", "use a local disk of this machine")
+    rate, is_direct = measure_direct(place)
+    yield judge(
+        "throughput",
+        is_direct,
+        f"{size(round(rate))}/s durably, O_DIRECT {'works' if is_direct else 'is not supported here'}",
+        "large states are written through the page cache, which takes more CPU time",
+        "note",
+    )
+    if abs(skew_s) > _SKEW_S:
+        what = f"the file system's clock is {skew_s:+.1f} s from this machine's"
+        yield Finding("clocks", "warn", what, "set both by NTP; order in the store does not depend on it")
+
+
+def _space(place: Path) -> Iterator[Finding]:
+    room = os.statvfs(place)
+    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    is_enough = free >= 1 << 30 and free >= total * 0.03
+    yield judge("free space", is_enough, f"{size(free)} of {size(total)}", "free some with kedge cleanup and kedge gc")
+    if room.f_files and room.f_favail < 1000:
+        yield Finding("free space", "warn", f"only {room.f_favail} more files can be created", "delete unneeded files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +107,22 @@ def mount_of(path: Path) -> Mount:
         if inside and len(point) >= len(best.point):
             best = Mount(point, kind, (*fields[5].split(","), *",".join(more).split(",")))
     return best
+
+
+def _file_system(mount: Mount) -> Finding:
+    what = f"{mount.kind or 'unknown'} at {mount.point}"
+    status, note, fix = "ok", "", ""
+    if mount.kind in ("tmpfs", "ramfs"):
+        status, fix = "warn", "it is memory: the store is gone after a reboot"
+    elif mount.kind.startswith(_NETWORK):
+        status, fix = "bad", "locks cannot be trusted over a network: use a local disk"
+    elif {"nobarrier", "barrier=0"} & set(mount.options):
+        status, note, fix = "warn", ", mounted without barriers", "a power cut can lose saves: mount it with barriers"
+    elif "ro" in mount.options:
+        status, note, fix = "bad", ", mounted read-only", "mount it read-write"
+    elif mount.kind == "overlay":
+        status, fix = "note", "the layer of a container: use a volume to keep the store beyond it"
+    return Finding("file system", status, what + note, fix)
 
 
 def measure_sync(directory: Path) -> tuple[list[float], float]:
@@ -73,7 +152,7 @@ def measure_rename(directory: Path) -> list[float]:
             started = time.perf_counter()
             _write_synced(draft, b"%d" % n)
             os.replace(draft, name)
-            _sync(folder)
+            sync_directory(folder)
             times.append(time.perf_counter() - started)
             with open(name, "rb") as file:
                 if file.read() != b"%d" % n or os.path.exists(draft):
@@ -95,14 +174,6 @@ def _write_synced(path: str, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def measure_direct(directory: Path) -> tuple[float, bool]:
@@ -129,8 +200,8 @@ def measure_direct(directory: Path) -> tuple[float, bool]:
 @contextmanager
 def _scratch(directory: Path, flags: int) -> Iterator[int]:
     """A file without a name for long: opened, unlinked, used."""
-    made, name = tempfile.mkstemp(prefix=".kedge-doctor-", dir=directory)
-    os.close(made)
+    draft, name = tempfile.mkstemp(prefix=".kedge-doctor-", dir=directory)
+    os.close(draft)
     try:
         handle = os.open(name, flags)
     finally:

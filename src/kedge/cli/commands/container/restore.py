@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 
 import click
 
-from kedge.cli.session import Session, emit, store_command
-from kedge.terminal.tables import print_facts
-
-from .container_checkpoint import gpu_option
+from kedge.cli.command import Session, store_command
+from kedge.cli.containers import gpu_option, phases, show_phase
 
 
 @store_command("restore", json_keys='{"id": …, "pid": …, "checkpoint": …, "phases_ms": {load, files, restore}}')
@@ -21,13 +19,11 @@ from .container_checkpoint import gpu_option
 def restore_command(
     session: Session, name: str, new_id: str | None, bundle: str | None, root: str | None, gpu: str
 ) -> None:
-    """Restore a container: the newest sound checkpoint of KEY, or the one with that ID.
+    """Restore a container from the newest sound checkpoint of KEY, or from the one with that ID.
 
-    Its files are put in place first; what they were comes back if the restore fails. The container gets the standard
-    streams of this command where its own were pipes.
+    Its files are restored first; if the restore fails, they become what they were. Where its standard streams were
+    pipes, the container gets those of this command.
     """
-    from pathlib import Path
-
     from kedge.containers.bundle import ContainerTarget
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.restore import restore_newest
@@ -41,27 +37,19 @@ def restore_command(
                 taken, new_id=new_id, bundle=None if bundle is None else Path(bundle), root=root
             ),
             companions=[GpuMemory(gpu)],
-            report=_report if sys.stderr.isatty() else None,
+            report=show_phase,
         )
-    facts = {
-        "id": restored.id,
-        "pid": restored.pid,
-        "checkpoint": restored.checkpoint.id,
-        "phases_ms": dict(restored.phases_ms),
-    }
-    if session.as_json:
-        emit(facts)
-        return
-    phases = ", ".join(f"{phase} {ms:.0f} ms" for phase, ms in restored.phases_ms.items())
-    print_facts(
+    session.answer_facts(
+        {
+            "id": restored.id,
+            "pid": restored.pid,
+            "checkpoint": restored.checkpoint.id,
+            "phases_ms": dict(restored.phases_ms),
+        },
         [
             ("container", restored.id),
             ("pid", str(restored.pid)),
             ("checkpoint", restored.checkpoint.id),
-            ("phases", phases),
-        ]
+            ("phases", phases(restored.phases_ms)),
+        ],
     )
-
-
-def _report(phase: str) -> None:
-    click.echo(f"  … {phase}", err=True)

@@ -6,22 +6,25 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kedge.terminal.text import count_of, size
+from kedge.cli.command import Session
+from kedge.cli.findings import Finding, judge
+from kedge.errors import CheckpointError
+from kedge.terminal.text import size
 
-from .doctor import Finding, disk
+from .disk import disk_findings
+from .store import content_of
 
 if TYPE_CHECKING:
-    from kedge.cli.session import Session
     from kedge.index.postgres.server import Connection
 
 _ROUNDS = 15
 _BYTES = 8 << 20
 _SKEW_S = 2.0
+_SLOW_COMMIT_S = 0.05
 
 
-def look_at(url: str) -> Iterator[Finding]:
+def server_findings(url: str) -> Iterator[Finding]:
     """Findings about the servers of a store, whether there is a store yet or not."""
-    from kedge.errors import CheckpointError
     from kedge.urls import blobs_directory, blobs_of
 
     try:
@@ -32,21 +35,19 @@ def look_at(url: str) -> Iterator[Finding]:
     if blobs:
         try:
             if blobs.startswith("file:"):
-                yield from disk(blobs_directory(blobs))
+                yield from disk_findings(blobs_directory(blobs))
             else:
                 yield from _objects(blobs)
         except CheckpointError as error:
             yield Finding("object store", "bad", error.message, error.hint)
 
 
-def look_at_service(session: Session) -> Iterator[Finding]:
+def service_findings(session: Session) -> Iterator[Finding]:
     """Findings about a service: what is under its store, only it can see."""
-    from kedge.errors import CheckpointError
-
     trips = []
     try:
         with session.open() as manager:
-            numbers = manager.stats()
+            content = content_of(manager.stats())
             for _ in range(_ROUNDS):
                 began = time.perf_counter()
                 manager.jobs(limit=1)
@@ -54,7 +55,6 @@ def look_at_service(session: Session) -> Iterator[Finding]:
     except CheckpointError as error:
         yield Finding("service", "bad", error.message, error.hint)
         return
-    content = f"{count_of(numbers['jobs'], 'job')}, {count_of(numbers['checkpoints'], 'checkpoint')}"
     yield Finding("service", "ok", f"{content}, answers in {sorted(trips)[_ROUNDS // 2] * 1000:.1f} ms")
     yield Finding("store", "note", "its disk and its encryption are the service's", "run kedge doctor where it runs")
 
@@ -73,16 +73,11 @@ def _database(url: str) -> Iterator[Finding]:
 
 def _settings(db: Connection) -> Iterator[Finding]:
     names = ("server_version", "fsync", "full_page_writes", "synchronous_commit", "max_connections")
-    found = {n: str((db.execute("SELECT current_setting(%s)", (n,)).fetchone() or [""])[0]) for n in names}
+    settings = {n: str((db.execute("SELECT current_setting(%s)", (n,)).fetchone() or [""])[0]) for n in names}
     number = int((db.execute("SELECT current_setting('server_version_num')").fetchone() or ["0"])[0])
-    is_old = number < 120000
-    yield Finding(
-        "database",
-        "bad" if is_old else "ok",
-        f"PostgreSQL {found['server_version']}, up to {found['max_connections']} connections",
-        "12 or newer is needed" if is_old else "",
-    )
-    off = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if found[name] == "off"]
+    what = f"PostgreSQL {settings['server_version']}, up to {settings['max_connections']} connections"
+    yield judge("database", number >= 120000, what, "12 or newer is needed", "bad")
+    off = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if settings[name] == "off"]
     if off:
         yield Finding(
             "durability", "bad", f"{', '.join(off)} off: saves that returned are lost by a crash", "turn it on"
@@ -105,11 +100,11 @@ def _speed(db: Connection) -> Iterator[Finding]:
         db.execute("SELECT pg_logical_emit_message(true, 'kedge', '')")  # something for the commit to sync
         commits.append(time.perf_counter() - began)
     trip, commit = sorted(trips)[_ROUNDS // 2], sorted(commits)[_ROUNDS // 2]
-    yield Finding(
+    yield judge(
         "latency",
-        "ok" if commit < 0.05 else "warn",
-        f"a question takes {trip * 1000:.2f} ms, a commit {commit * 1000:.2f} ms",
-        "" if commit < 0.05 else "every save waits this long: use a database that is nearer, or a faster disk",
+        commit < _SLOW_COMMIT_S,
+        f"a query takes {trip * 1000:.2f} ms, a commit {commit * 1000:.2f} ms",
+        "every save waits this long: use a database that is nearer, or a faster disk",
     )
     began = time.perf_counter()
     db.execute("SELECT decode(repeat('00', %s), 'hex')", (_BYTES,), binary=True).fetchone()
@@ -125,23 +120,22 @@ def _objects(url: str) -> Iterator[Finding]:
         from kedge.blobs.probe import probe
     blobs = connect(url)
     try:
-        found = probe(blobs)
+        result = probe(blobs)
     finally:
         blobs.close()
-    for problem in found.problems:
+    for problem in result.problems:
         yield Finding("object store", "bad", f"{url}: {problem}", "do not use it for a store: choose another server")
-    if not found.problems:
+    if not result.problems:
         yield Finding("object store", "ok", f"{url}: of two writers one wins, what is written is seen at once")
     yield Finding(
-        "latency", "ok", f"1 KiB is written in {found.put_s * 1000:.1f} ms and read in {found.get_s * 1000:.1f} ms"
+        "latency", "ok", f"1 KiB is written in {result.put_s * 1000:.1f} ms and read in {result.get_s * 1000:.1f} ms"
     )
-    rates = (size(round(rate)) for rate in (found.write_rate, found.read_rate))
+    rates = (size(round(rate)) for rate in (result.write_rate, result.read_rate))
     yield Finding("bandwidth", "ok", "{}/s written, {}/s read, four objects at once".format(*rates))
-    yield _clock("object store", found.skew_s)
+    yield _clock("object store", result.skew_s)
 
 
 def _clock(whose: str, skew_s: float) -> Finding:
     what = f"the {whose} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} this machine"
-    if abs(skew_s) <= _SKEW_S:
-        return Finding("clocks", "ok", what)
-    return Finding("clocks", "warn", what, "set both by NTP; order and leases do not depend on it, signatures may")
+    fix = "set both by NTP; order and leases do not depend on it, signatures may"
+    return judge("clocks", abs(skew_s) <= _SKEW_S, what, fix)

@@ -1,0 +1,240 @@
+"""How a command is declared: the options all commands share, the Session each one gets, and groups of commands.
+
+Part of every start: what `kedge --help` does not need is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from inspect import cleandoc
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kedge.manager import CheckpointManager
+    from kedge.terminal.tables import Column
+
+T = TypeVar("T")
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+LEVELS = click.Choice(["pipeline", "stage", "step", "substep"])
+
+
+class Session(NamedTuple):
+    """The shared options of a command: where it works, and how it answers."""
+
+    store: str | None = None
+    namespace: str = "default"
+    as_json: bool = False
+    key: str | None = None
+
+    def open(self, *, create: bool = False) -> CheckpointManager:
+        """The store. Only commands that save may create one; for others a missing store is NotFound."""
+        from kedge.manager import CheckpointManager
+
+        return CheckpointManager(self.store, namespace=self.namespace, create=create, key=self.key)
+
+    @property
+    def url(self) -> str:
+        from kedge.manager import default_url
+
+        return self.store or default_url()
+
+    def export_key(self) -> None:
+        """For code that opens the store by itself, here and in processes started from here."""
+        if self.key is not None:
+            os.environ["KEDGE_KEY"] = self.key
+            os.environ.pop("KEDGE_KEY_FILE", None)
+
+    def directory(self) -> Path:
+        """Where the embedded store is, whether it exists or not."""
+        from kedge.errors import Validation
+        from kedge.urls import directory_of
+
+        path = directory_of(self.url)
+        if path is None or self.url.startswith("files:"):
+            raise Validation(f"{self.url} is not a store in a directory", hint="kedge check works with every store")
+        return path
+
+    def at_rest(self) -> Session:
+        """The same for the directory that a store in memory is saved to."""
+        is_saved = self.url.startswith("memory:") and self.url != "memory:"
+        return self._replace(store=f"file:{self.url.removeprefix('memory:')}") if is_saved else self
+
+    def answer(self, document: object, *lines: str) -> None:
+        """`document` with --json, else the lines."""
+        if self.as_json:
+            _emit(document)
+            return
+        for line in lines:
+            click.echo(line)
+
+    def answer_facts(self, document: object, facts: Iterable[tuple[str, str]]) -> None:
+        """`document` with --json, else the facts with their labels."""
+        if self.as_json:
+            _emit(document)
+        else:
+            from kedge.terminal.tables import print_facts
+
+            print_facts(facts)
+
+    def answer_list(
+        self,
+        name: str,
+        values: Sequence[T],
+        columns: Sequence[Column[T]],
+        to_json: Callable[[T], object],
+        *,
+        empty: str = "",
+    ) -> None:
+        """`{name: [values]}` with --json, else a table; on stderr `empty` where there is none."""
+        if self.as_json:
+            _emit({name: [to_json(value) for value in values]})
+        elif values:
+            from kedge.terminal.tables import print_table
+
+            print_table(columns, values)
+        elif empty:
+            click.echo(empty, err=True)
+
+
+def _emit(document: object) -> None:
+    from .output import emit
+
+    emit(document)
+
+
+def is_url(store: str) -> bool:
+    """Whether a store is behind a server, not in a directory."""
+    return "://" in store
+
+
+def store_command(name: str, *, note: str = "", json_keys: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A click command with the shared options; the function gets a Session first.
+
+    Its docstring is the help, `note` the last paragraph of it, `json_keys` says what --json answers.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        own: list[click.Parameter] = function.__dict__.pop("__click_params__", [])  # the last decorator comes first
+
+        def call(
+            store: str | None, namespace: str | None, as_json: bool, store_key: str | None = None, **rest: Any
+        ) -> None:
+            function(_session(store, namespace, store_key, as_json), **rest)
+
+        taken = {spelling for param in own for spelling in param.opts}
+        # A command may use the word for something of its own; the shared option then stands before the command.
+        shared = [param for param in shared_options() if taken.isdisjoint(param.opts)]
+        params = [*reversed(own), *shared]
+        text = "\n\n".join(filter(None, (cleandoc(function.__doc__ or ""), note)))
+        return click.Command(name, callback=call, params=params, help=text, epilog=f"JSON: {json_keys}")
+
+    return decorate
+
+
+def shared_options() -> list[click.Parameter]:
+    return [
+        click.Option(["--store"], metavar="DIR|URL", help="The store.  [default: $KEDGE_STORE, else ./.kedge]"),
+        click.Option(["--namespace"], metavar="NAME", help="The namespace (tenant).  [default: default]"),
+        click.Option(
+            ["--key", "store_key"],
+            metavar="KEY",
+            help="The key of an encrypted store: file:PATH or command:PROGRAM.  [default: $KEDGE_KEY, $KEDGE_KEY_FILE]",
+        ),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document."),
+    ]
+
+
+def remember(store: str | None, namespace: str | None, store_key: str | None, as_json: bool) -> None:
+    """The callback of every group: the shared options may stand before its commands too."""
+    click.get_current_context().obj = _session(store, namespace, store_key, as_json)
+
+
+def _session(store: str | None, namespace: str | None, store_key: str | None, as_json: bool) -> Session:
+    before: Session = click.get_current_context().obj or Session()
+    return Session(
+        store or before.store, namespace or before.namespace, as_json or before.as_json, store_key or before.key
+    )
+
+
+def command_group(name: str, commands: Sequence[click.Command], *, text: str) -> click.Group:
+    """A group of few commands, all in one module."""
+    return click.Group(
+        name, commands=commands, callback=remember, params=shared_options(), help=text, epilog=_json_note(name)
+    )
+
+
+class CommandTable(click.Group):
+    """A group whose commands are modules of `package`, each imported when it is called.
+
+    `sections` gives titles, and below each the names of commands with what they do. The module of a command has its
+    name (with an underscore behind a word of Python: `import_`) and defines `<name>_command`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        package: str,
+        sections: Mapping[str, Mapping[str, str]],
+        *,
+        text: str,
+        callback: Callable[..., None] = remember,
+        **options: Any,
+    ) -> None:
+        options = {"params": shared_options(), "epilog": _json_note(name), **options}
+        super().__init__(name, callback=callback, help=text, **options)
+        self.package = package
+        self.sections = sections
+        self.names = [command for section in sections.values() for command in section]
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return self.names
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.names:
+            return None
+        module = import_module(f"{self.package}.{cmd_name}_" if iskeyword(cmd_name) else f"{self.package}.{cmd_name}")
+        command = getattr(module, f"{cmd_name}_command")
+        assert isinstance(command, click.Command)  # states the convention of these modules  # nosec B101
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_spacing=4)
+
+
+def _json_note(name: str) -> str:
+    return f"JSON: see kedge {name} COMMAND --help"
+
+
+def apply_option(text: str) -> Decorator:
+    """For commands that show their plan and execute it only with --apply."""
+    return click.option("--apply", "--yes", "-y", "is_applied", is_flag=True, help=text)
+
+
+class Number(click.ParamType[int]):
+    """A whole number of at least `least`."""
+
+    name = "n"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"must be a whole number (got {value!r})", param, ctx)
+        if number < self.least:
+            self.fail(f"must be at least {self.least} (got {number})", param, ctx)
+        if number >= 1 << 63:
+            self.fail("is too large", param, ctx)
+        return number

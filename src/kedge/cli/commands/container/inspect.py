@@ -1,0 +1,185 @@
+"""`kedge container inspect`: what is in a checkpoint, or in an archive of any engine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.command import Number, Session, store_command
+from kedge.cli.output import emit
+from kedge.terminal.tables import Column, print_facts, print_table
+from kedge.terminal.text import count_of, safe, size, style
+
+from .import_ import MAX_BYTES
+
+if TYPE_CHECKING:
+    from kedge.containers.criu.images import Process
+    from kedge.containers.inspection import Inspection
+
+_SHOWN_CHANGES = 20
+
+
+@store_command(
+    "inspect",
+    json_keys='{"source", "engine", "format", "config", "sizes", "statistics", "processes": [{pid, parent, name, '
+    'state, command, threads, memory_bytes, files, sockets}], "mounts", "changes", "environment"}',
+)
+@click.argument("source", metavar="FILE|ID|KEY")
+@click.option("--tree", "as_tree", is_flag=True, help="Show processes as a tree, with their files and sockets.")
+@click.option("--env", "with_environment", is_flag=True, help="Show the names of environment variables.")
+@click.option("--reveal", is_flag=True, help="Show their values too, which are often secrets.")
+@click.option("--changes", "all_changes", is_flag=True, help="Show all changed files.")
+@click.option("--max-bytes", type=Number(1), default=MAX_BYTES, help="Refuse larger archives.  [default: 64 GiB]")
+def inspect_command(
+    session: Session,
+    source: str,
+    as_tree: bool,
+    with_environment: bool,
+    reveal: bool,
+    all_changes: bool,
+    max_bytes: int,
+) -> None:
+    """Show what is in an archive of any engine, or in a checkpoint: processes, memory, sockets, files, times."""
+    from kedge.containers.archive.tar import Limits
+    from kedge.containers.inspection import inspect_archive, inspect_stored
+
+    if os.path.exists(source):
+        content = inspect_archive(source, limits=Limits(total_bytes=max_bytes), reveal=reveal)
+    else:
+        from kedge.containers import snapshot
+
+        with session.open() as manager:
+            checkpoint = snapshot.find(manager, "container", source)
+            content = inspect_stored(manager, checkpoint.id, reveal=reveal)
+    if session.as_json:
+        emit(_document(content, with_environment or reveal))
+        return
+    print_facts(_facts(content))
+    click.echo()
+    if as_tree:
+        _print_tree(content)
+    else:
+        print_table(_columns(content), content.processes)
+    _print_changes(content, None if all_changes else _SHOWN_CHANGES)
+    if with_environment or reveal:
+        click.echo()
+        print_facts(sorted(content.environment.items()))
+
+
+def _facts(content: Inspection) -> list[tuple[str, str]]:
+    config, figures = content.config, content.statistics.values if content.statistics is not None else {}
+    pages = f"{size(content.pages_bytes)} of memory" if content.pages_bytes else ""
+    times = [
+        f"{what} {figures[key] / 1000:.1f} ms"
+        for key, what in (("freezing_us", "pausing"), ("frozen_us", "paused"), ("memory_dump_us", "memory"))
+        if key in figures
+    ]
+    written = f"{figures['pages_written']:,} pages written" if "pages_written" in figures else ""
+    return [
+        ("container", config.name),
+        ("id", config.id),
+        ("image", config.image_name),
+        ("runtime", config.runtime),
+        ("engine", content.engine + (f" ({content.format} archive)" if content.format != "kedge" else "")),
+        ("created", _moment(config.created_at)),
+        ("checkpointed", _moment(config.checkpointed_at)),
+        ("images", ", ".join(filter(None, (size(content.images_bytes), pages)))),
+        ("changed files", f"{size(content.rootfs_bytes)} in {count_of(len(content.changes), 'path')}"),
+        ("CRIU", ", ".join(filter(None, (*times, written)))),
+    ]
+
+
+def _moment(text: str) -> str:
+    return "" if text.startswith("0001-") else text
+
+
+def _columns(content: Inspection) -> tuple[Column[Process], ...]:
+    return (
+        Column("PID", lambda process: str(process.pid), ">"),
+        Column("PARENT", lambda process: str(process.parent or ""), ">", drop=3),
+        Column("NAME", lambda process: process.name, look="name"),
+        Column("STATE", lambda process: process.state, drop=2),
+        Column("THREADS", lambda process: str(len(process.threads)), ">", drop=4),
+        Column("MEMORY", lambda process: size(process.memory_bytes), ">"),
+        Column("FILES", lambda process: str(len(process.files) - _sockets(process)), ">", drop=1),
+        Column("SOCKETS", lambda process: str(_sockets(process) or ""), ">", drop=1),
+        Column("COMMAND", lambda process: " ".join(content.commands.get(process.pid, ()))),
+    )
+
+
+def _sockets(process: Process) -> int:
+    return sum(file.is_socket for file in process.files)
+
+
+def _print_tree(content: Inspection) -> None:
+    children: dict[int, list[Process]] = {}
+    known = {process.pid for process in content.processes}
+    for process in content.processes:
+        children.setdefault(process.parent if process.parent in known else 0, []).append(process)
+    waiting = [(process, 0) for process in reversed(children.get(0, []))]
+    while waiting:
+        process, depth = waiting.pop()
+        indent = "  " * min(depth, 40)
+        command = " ".join(content.commands.get(process.pid, ())) or process.name
+        threads = count_of(len(process.threads), "thread")
+        about = style(f"{process.state}, {size(process.memory_bytes)}, {threads}", "dim")
+        click.echo(f"{indent}{style(f'[{process.pid}]', 'id')} {safe(command)}  {about}")
+        for file in process.files:
+            peer = f" → {safe(file.peer)}" if file.peer else ""
+            detail = f" {safe(file.detail)}" if file.detail else ""
+            click.echo(f"{indent}    {file.fd:>4} {style(file.kind, 'type')}{detail} {safe(file.name)}{peer}")
+        waiting += [(child, depth + 1) for child in reversed(children.get(process.pid, []))]
+
+
+def _print_changes(content: Inspection, most: int | None) -> None:
+    if not content.changes:
+        return
+    click.echo()
+    for path, kind in content.changes[:most]:
+        mark = style("deleted", "bad") if kind == "deleted" else style(kind, "dim")
+        click.echo(f"{mark}  /{safe(path)}")
+    if most is not None and len(content.changes) > most:
+        click.echo(style(f"{len(content.changes) - most:,} more: --changes shows all", "dim"))
+
+
+def _document(content: Inspection, with_environment: bool) -> dict[str, object]:
+    return {
+        "source": content.source,
+        "engine": content.engine,
+        "format": content.format,
+        "config": content.config.document(),
+        "sizes": {
+            "images_bytes": content.images_bytes,
+            "pages_bytes": content.pages_bytes,
+            "rootfs_bytes": content.rootfs_bytes,
+        },
+        "statistics": None if content.statistics is None else dict(content.statistics.values),
+        "processes": [_process_document(content, process) for process in content.processes],
+        "mounts": [{"destination": place, "type": kind, "source": origin} for place, kind, origin in content.mounts],
+        "changes": [{"path": path, "kind": kind} for path, kind in content.changes],
+        **({"environment": dict(content.environment)} if with_environment else {}),
+    }
+
+
+def _process_document(content: Inspection, process: Process) -> dict[str, object]:
+    def files(is_socket: bool) -> list[dict[str, object]]:
+        return [
+            {"fd": file.fd, "kind": file.kind, "name": file.name, "detail": file.detail, "peer": file.peer}
+            for file in process.files
+            if file.is_socket == is_socket
+        ]
+
+    return {
+        "pid": process.pid,
+        "parent": process.parent,
+        "name": process.name,
+        "state": process.state,
+        "command": list(content.commands.get(process.pid, ())),
+        "executable": process.executable,
+        "threads": [{"tid": thread.tid, "name": thread.name} for thread in process.threads],
+        "memory_bytes": process.memory_bytes,
+        "files": files(is_socket=False),
+        "sockets": files(is_socket=True),
+    }

@@ -1,0 +1,22 @@
+"""`kedge migrate`: the tables of a store in this version's format."""
+
+from __future__ import annotations
+
+from kedge.cli.command import Session, store_command
+from kedge.terminal.text import safe
+
+
+@store_command("migrate", json_keys='{"store": …, "from": format before, 0 when there was none, "to": format now}')
+def migrate_command(session: Session) -> None:
+    """Create the store's tables, or upgrade them to this version of Kedge. Opening a store does the same.
+
+    Upgrades run in one transaction while others wait. A store that a newer Kedge has written is refused. Use this for
+    databases whose ordinary users may not create tables: run it once as a user who may.
+    """
+    from kedge.manager import without_secrets
+    from kedge.urls import migrate
+
+    before, after = migrate(session.url)
+    place = without_secrets(session.url)
+    text = f" has format {after} already" if before == after else f": format {before or 'none'} → {after}"
+    session.answer({"store": place, "from": before, "to": after}, f"{safe(place)}{text}")

@@ -1,0 +1,44 @@
+"""`kedge rekey`: other keys for an encrypted store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from kedge.cli.command import Session, store_command
+from kedge.errors import Corrupted
+from kedge.terminal.progress import progress
+from kedge.terminal.text import count_of, safe, style
+
+
+@store_command(
+    "rekey",
+    json_keys='{"master": ID, "key": ID, "is_rewritten": bool, "checkpoints": rewritten, "unreadable": [IDs]}. '
+    "Exit code 6 when some could not be read: the old data key stays until they are deleted.",
+)
+@click.option("--new-key", metavar="KEY", help="The new master key: file:PATH, command:PROGRAM, or the key itself.")
+@click.option("--rewrite", is_flag=True, help="Create a new data key too and rewrite everything: for a leaked key.")
+def rekey_command(session: Session, new_key: str | None, rewrite: bool) -> None:
+    """Change the keys of the namespace.
+
+    With --new-key only the keyring is written again: all data stays as it is. A key that somebody else may know needs
+    --rewrite too: every checkpoint is encrypted again, and what was there before is removed. Others may save
+    meanwhile. If it is killed, run the same command again: it continues.
+    """
+    if new_key is None and not rewrite:
+        raise click.UsageError("give --new-key, --rewrite, or both")
+    with session.open() as manager, progress("rewriting", unit="checkpoints") as report:
+        done = manager.rekey(new_key, rewrite=rewrite, progress=report)
+        if rewrite and not done.unreadable:
+            manager.gc()
+    lines = [f"{style('✓', 'good')} master key {done.master}, data key {done.key}"]
+    if rewrite:
+        lines.append(f"{count_of(done.checkpoints, 'checkpoint')} rewritten")
+    lines += [
+        f"{style('✗', 'bad')} {safe(checkpoint_id)} cannot be read: delete it, then run this again"
+        for checkpoint_id in done.unreadable
+    ]
+    session.answer(asdict(done), *lines)
+    if done.unreadable:
+        click.get_current_context().exit(Corrupted.exit_code)
