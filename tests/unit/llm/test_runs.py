@@ -225,7 +225,7 @@ def test_on_the_command_line(store: kedge.CheckpointManager, kedge_says: Callabl
     assert kedge_says("llm", "export").count("\n") == 2
     assert "1 answer would be removed" in kedge_says("llm", "clear", "--model", "house-model")
     assert json.loads(kedge_says("llm", "clear", "--older-than", "1d", "--json", "--yes"))["answers"] == 0
-    assert "1 answer forgotten" in kedge_says("llm", "clear", "--model", "house-model", "--apply")
+    assert "1 answer removed" in kedge_says("llm", "clear", "--model", "house-model", "--apply")
     assert len(list(Cache.of(store).entries())) == 1
     assert json.loads(kedge_says("llm", "stats", "--json"))["total"] == told["total"]  # the books stay
 

@@ -17,10 +17,11 @@ _MARK = re.compile(r"(\d{1,18}):([0-9a-f]{64})")
 @store_command("verify", json_keys='{"ok", "entries", "head", "mark": "entries:head", "broken_at": number or null}')
 @click.option("--expect", metavar="MARK", help="An earlier mark: proves that nothing up to it was rewritten.")
 def verify_command(session: Session, expect: str | None) -> None:
-    """Read the log from its beginning and prove that each entry follows from those before it.
+    """Prove that the log is complete and unaltered.
 
-    Whoever can write the store could rewrite the whole log. Keep the mark that is printed somewhere else, and give it
-    to --expect the next time. Exit code 6 when an entry was altered or removed.
+    Reads it from its beginning and checks that each entry follows from those before it. Whoever can write the store
+    could rewrite the whole log. Keep the mark that is printed somewhere else, and give it to --expect the next time.
+    Exit code 6 when an entry was altered or removed.
     """
     mark = _MARK.fullmatch(expect) if expect is not None else None
     if expect is not None and mark is None:

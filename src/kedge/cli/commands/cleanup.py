@@ -43,10 +43,10 @@ _SHOWN = 40  # rows of a plan on screen; --json has all
 @click.option(
     "--keep-within", metavar="TIME", help="Keep what is at most this much older than the newest: 90m, 36h, 7d."
 )
-@click.option("--hourly", type=_COUNT, metavar="N", help="Keep the newest of each of the last N hours that have any.")
-@click.option("--daily", type=_COUNT, metavar="N", help="… of the last N days.")
-@click.option("--weekly", type=_COUNT, metavar="N", help="… of the last N weeks.")
-@click.option("--monthly", type=_COUNT, metavar="N", help="… of the last N months.")
+@click.option("--hourly", type=_COUNT, metavar="N", help="Keep the newest of each of the last N hours with any.")
+@click.option("--daily", type=_COUNT, metavar="N", help="The same for the last N days.")
+@click.option("--weekly", type=_COUNT, metavar="N", help="The same for the last N weeks.")
+@click.option("--monthly", type=_COUNT, metavar="N", help="The same for the last N months.")
 @click.option("--keep-tag", "keep_tags", metavar="K[=V]", multiple=True, help="Keep what has this tag; repeatable.")
 @click.option("--min-per-level", metavar="LEVEL=N", multiple=True, help="Keep at least N of a level; repeatable.")
 @apply_option("Delete. Without it, only show the plan.")

@@ -10,7 +10,10 @@ from kedge.terminal.text import style
 
 @store_command("new", json_keys='{"key": …, "id": …}')
 def new_command(session: Session) -> None:
-    """Print a new random key, for $KEDGE_KEY or a file. Kedge does not store it: without it the store is lost."""
+    """Print a new random key, for $KEDGE_KEY or a file.
+
+    Kedge does not store it. Whoever loses it loses the store.
+    """
     from kedge.crypto import new_master_text, parse_master
 
     text = new_master_text()
@@ -25,7 +28,7 @@ def new_command(session: Session) -> None:
     json_keys='{"encrypted": bool, "cipher", "master_key": ID, "data_key": ID, "old_data_keys", "encrypts_names"}',
 )
 def show_command(session: Session) -> None:
-    """Show how the store is encrypted, and the IDs of its keys, which are not secret."""
+    """Show how the store is encrypted. The IDs of its keys are not secret."""
     with session.open() as manager:
         encryption = manager.encryption
     if encryption is None:

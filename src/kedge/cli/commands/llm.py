@@ -39,7 +39,7 @@ _FIELDS = ("model", "run", "step")
 @click.option("--by", "by", multiple=True, type=click.Choice(_FIELDS), help="Group by this; repeatable.")
 @click.option("--run", "run", help="Only calls of this run.")
 def stats_command(session: Session, by: tuple[str, ...], run: str | None) -> None:
-    """Show what LLM calls cost: spent on calls that were made, saved by those answered from the cache.
+    """Show what LLM calls cost. SPENT is for calls that were made, SAVED for those answered from the cache.
 
     Calls of models without a known price are counted as unpriced, never as free.
     """
@@ -100,7 +100,7 @@ _NUMBERS: tuple[Column[Group], ...] = (
 @click.option("--older-than", metavar="AGE", help="Only answers older than this: 36h, 7d, 1d12h.")
 @apply_option("Clear. Without it, only say how many.")
 def clear_command(session: Session, model: str | None, older_than: str | None, is_applied: bool) -> None:
-    """Remove cached answers, so that the calls are made and paid for again. Pinned ones and recorded costs stay.
+    """Remove cached answers. The calls are then made and paid for again. Pinned answers and recorded costs stay.
 
     `kedge gc` frees their space.
     """
@@ -120,7 +120,10 @@ def clear_command(session: Session, model: str | None, older_than: str | None, i
 @click.option("--to", "target", type=click.Path(path_type=Path), help="Write to this file.  [default: stdout]")
 @click.option("--force", is_flag=True, help="Replace the file.")
 def export_command(session: Session, model: str | None, target: Path | None, force: bool) -> None:
-    """Write cached answers as JSON lines: {"id", "created_at", "model", "tokens", "cost", "request", "answer"}."""
+    """Write cached answers as JSON lines.
+
+    Each is {"id", "created_at", "model", "tokens", "cost", "request", "answer"}.
+    """
     from kedge.cli.placement import place_file
     from kedge.codec.json_view import to_json_view
     from kedge.llm import Cache

@@ -24,7 +24,7 @@ from kedge.terminal.text import safe
 @gpu_option
 @dump_options
 def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool, gpu: str, **options: bool) -> None:
-    """Checkpoint process PID and its descendants, with the files they have open for writing."""
+    """Checkpoint process PID and its descendants. Files that they have open for writing are included."""
     from kedge.containers.checkpoint import Request, make_checkpoint
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.processes import ProcessSource, parse_pid
@@ -38,7 +38,7 @@ def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool
 @store_command("run", json_keys="none: what the command writes is what comes out")
 @click.option("--key", metavar="NAME", required=True, help="The key of its checkpoints.")
 @click.option("--every", "every_s", type=float, metavar="SECONDS", help="Checkpoint it this often.")
-@click.option("--fresh", is_flag=True, help="Start anew, even if there is a checkpoint.")
+@click.option("--fresh", is_flag=True, help="Start from the beginning, even if there is a checkpoint.")
 @click.option("--keep", is_flag=True, help="Keep the checkpoints also when the command has succeeded.")
 @gpu_option
 @dump_options
@@ -53,7 +53,7 @@ def run_command(
     command: tuple[str, ...],
     **options: bool,
 ) -> None:
-    """Run COMMAND (after --), or resume it from its last checkpoint under that key.
+    """Run COMMAND (after --), or resume it from its checkpoint.
 
     SIGTERM and Ctrl-C checkpoint it and end with exit status 75; the same command line resumes it. With --every it
     also survives being killed. When it ends by itself, its exit status is ours; after 0 its checkpoints are deleted.
@@ -76,10 +76,11 @@ def _say(text: str) -> None:
 @click.argument("name", metavar="KEY|ID")
 @gpu_option
 def restore_command(session: Session, name: str, gpu: str) -> None:
-    """Restore processes from the newest sound checkpoint of KEY, or from the one with that ID, and leave them alone.
+    """Restore processes and leave them to themselves.
 
-    Files that they had open for writing are restored first. What they write to pipes, such as those of `process run`,
-    comes out of this command's own streams. To supervise them, use kedge process run --key KEY instead.
+    They are restored from the newest sound checkpoint of KEY, or from the one with that ID. Files that they had open
+    for writing are restored first. What they write to pipes, such as those of `process run`, comes out of this
+    command's own streams. To supervise them, use kedge process run --key KEY instead.
     """
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.processes import ProcessTarget
@@ -110,7 +111,7 @@ def list_command(session: Session, key: str, limit: int) -> None:
 @store_command("hibernate", json_keys='{"pid": …, "seconds": …}')
 @click.argument("pid")
 def hibernate_command(session: Session, pid: str) -> None:
-    """Free the GPU of process PID: its memory there moves into the process, which waits until it is woken.
+    """Free the GPU of process PID. Its memory there moves into the process, which waits until it is woken.
 
     Nothing is stored: this is for several jobs that take turns on one GPU.
     """

@@ -127,9 +127,10 @@ def show_command(session: Session, run: str) -> None:
 @store_command("explain", json_keys='{"run": …, "steps": as in show}')
 @click.argument("run", type=JobName())
 def explain_command(session: Session, run: str) -> None:
-    """Explain for each step why it ran, was reused, or is stale, as of the newest session.
+    """Explain why each step ran, was reused, or is stale.
 
-    A step runs again when its path, an input or its version changed. To make one run again, delete its checkpoint.
+    This is as of the newest session. A step runs again when its path, an input or its version changed. To make one run
+    again, delete its checkpoint.
     """
     from kedge.pipeline.history import explain
 
@@ -145,9 +146,10 @@ def explain_command(session: Session, run: str) -> None:
 @click.argument("run", type=JobName())
 @click.option("--print", "only_print", is_flag=True, help="Only print the command that would be run.")
 def resume_command(session: Session, run: str, only_print: bool) -> None:
-    """Start the program of a run again, with its arguments and in its directory, to resume it.
+    """Resume a run: start its program again, with its arguments.
 
-    The command is the one recorded in the store when the run was last started: whoever may write the store chooses it.
+    The command and its directory are those recorded in the store when the run was last started: whoever may write
+    the store chooses them.
     """
     from kedge.pipeline.history import command_of
 
@@ -194,7 +196,7 @@ def cancel_command(session: Session, run: str) -> None:
 @click.argument("name")
 @click.argument("value", default="null", metavar="[JSON]")
 def signal_command(session: Session, run: str, name: str, value: str) -> None:
-    """Send a value to a run that waits, or will wait, for it with run.signal(NAME)."""
+    """Send a value to a run. It waits, or will wait, for it with run.signal(NAME)."""
     from kedge.cli.pairs import parse_json
     from kedge.pipeline.history import find_run
     from kedge.pipeline.wait import send

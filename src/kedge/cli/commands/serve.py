@@ -17,7 +17,9 @@ from kedge.cli.command import Number, Session, store_command
     "--trust-proxy", default="127.0.0.1", metavar="IP[,IP]", show_default=True, help="Trust headers from these proxies."
 )
 @click.option("--drain", type=Number(1), default=30, metavar="S", show_default=True, help="Seconds a stop may take.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="The least to log."
+)
 def serve_command(
     session: Session,
     host: str,

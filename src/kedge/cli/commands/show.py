@@ -16,7 +16,7 @@ from kedge.terminal.text import age, exactly, size, terminal_width
 @store_command(
     "show",
     note=f"ID|JOB is: {REF_HELP}",
-    json_keys='{"checkpoint": as in list, "path": …, "state": the state, what JSON has no words for as {"$type": …}, '
+    json_keys='{"checkpoint": as in list, "path": …, "state": the state, what JSON cannot express as {"$type": …}, '
     'arrays without their content; of a tree of files "entries": [{path, kind, size_bytes, mode, mtime, target}]}',
 )
 @click.argument("ref", metavar="ID|JOB", type=Ref())

@@ -39,7 +39,10 @@ _COLUMNS: tuple[Column[Token], ...] = (
 @click.option("--for", "more", metavar="NAMESPACE", multiple=True, help="Another namespace; repeatable.")
 @click.option("--expires", "expires_days", type=float, metavar="DAYS", help="Days it is valid.  [default: forever]")
 def create_command(session: Session, name: str, scope: str, more: tuple[str, ...], expires_days: float | None) -> None:
-    """Create a token for --namespace, called NAME in the log of changes, and print it. It cannot be shown again."""
+    """Create a token and print it. It cannot be shown again.
+
+    It is for --namespace; the log of changes calls it NAME.
+    """
     with _tokens(session, create=True) as tokens:
         token, text = tokens.create(name, scope, (session.namespace, *more), expires_days=expires_days)
     session.answer({"token": text, "about": token.to_json()}, text)
