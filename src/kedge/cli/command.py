@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kedge.manager import CheckpointManager
     from kedge.terminal.tables import Column
 
@@ -51,16 +49,6 @@ class Session(NamedTuple):
         if self.key is not None:
             os.environ["KEDGE_KEY"] = self.key
             os.environ.pop("KEDGE_KEY_FILE", None)
-
-    def directory(self) -> Path:
-        """Where the embedded store is, whether it exists or not."""
-        from kedge.errors import Validation
-        from kedge.urls import directory_of
-
-        path = directory_of(self.url)
-        if path is None or self.url.startswith("files:"):
-            raise Validation(f"{self.url} is not a store in a directory", hint="kedge check works with every store")
-        return path
 
     def at_rest(self) -> Session:
         """The same for the directory that a store in memory is saved to."""

@@ -12,7 +12,7 @@ from kedge.chunks import INLINE_BYTES
 from kedge.cli.command import Session, store_command
 from kedge.cli.naming import JobName
 from kedge.cli.output import emit
-from kedge.errors import Corrupted, NotFound
+from kedge.errors import Corrupted, NotFound, Validation
 from kedge.terminal.progress import progress
 from kedge.terminal.text import count_of, print_labelled, safe, size, style
 
@@ -65,8 +65,9 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
 def repair_index(session: Session) -> RepairReport | None:
     """Build a new index, if the present one cannot be opened or finds something wrong with itself."""
     from kedge.care.repair import repair
-    from kedge.manager import actor_here
-    from kedge.urls import find_lock
+    from kedge.care.repair_files import refile
+    from kedge.manager import actor_here, without_secrets
+    from kedge.urls import directory_of, find_lock
 
     try:
         with session.open() as manager:
@@ -74,15 +75,15 @@ def repair_index(session: Session) -> RepairReport | None:
                 return None
     except (Corrupted, NotFound):
         pass  # NotFound: the marker is gone; repair says if there is no store at all
+    directory = directory_of(session.url)
+    if directory is None:
+        raise Validation(
+            f"{without_secrets(session.url)} is not a store in a directory, so its index cannot be repaired",
+            hint="kedge check without --repair works with every store",
+        )
     lock = find_lock(session.key, None)
-    if session.url.startswith("files:"):
-        from kedge.care.repair_files import refile
-        from kedge.urls import directory_of
-
-        path = directory_of(session.url)
-        assert path is not None
-        return refile(path, actor=actor_here(), master=lock.master if lock else None)
-    return repair(session.directory(), actor=actor_here(), master=lock.master if lock else None)
+    repair_it = refile if session.url.startswith("files:") else repair
+    return repair_it(directory, actor=actor_here(), master=lock.master if lock else None)
 
 
 def print_repair(repaired: RepairReport | None) -> None:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from kedge.blobs.direct import aligned_memory, sync_directory
 from kedge.cli.findings import Finding, judge
@@ -48,16 +49,15 @@ def disk_findings(directory: Path) -> Iterator[Finding]:
 
 def _measured(place: Path) -> Iterator[Finding]:
     latencies, skew_s = measure_sync(place)
-    median = latencies[len(latencies) // 2]
+    usual = median(latencies)
     yield judge(
         "sync",
-        median < _SLOW_SYNC_S,
-        f"4 KiB written and synced in {median * 1000:.2f} ms (slowest of {_SYNCS}: {latencies[-1] * 1000:.1f} ms)",
+        usual < _SLOW_SYNC_S,
+        f"4 KiB written and synced in {usual * 1000:.2f} ms (slowest of {_SYNCS}: {latencies[-1] * 1000:.1f} ms)",
         "every save waits this long: a local SSD is 10 to 100 times faster",
     )
-    renames = measure_rename(place)
-    what = f"a file is replaced, whole and durably, in {renames[len(renames) // 2] * 1000:.2f} ms"
-    yield Finding("rename", "ok", what)
+    replaced_ms = median(measure_rename(place)) * 1000
+    yield Finding("rename", "ok", f"a file is replaced, whole and durably, in {replaced_ms:.2f} ms")
     if has_locks(place):
         yield Finding("locks", "ok", "a lock of one process keeps another one out")
     else:
@@ -125,19 +125,27 @@ def _file_system(mount: Mount) -> Finding:
     return Finding("file system", status, what + note, fix)
 
 
+def timed(count: int, action: Callable[[int], object]) -> list[float]:
+    """Sorted times, in seconds, of doing `action` that often; it gets the number of the round."""
+    times = []
+    for n in range(count):
+        started = time.perf_counter()
+        action(n)
+        times.append(time.perf_counter() - started)
+    return sorted(times)
+
+
 def measure_sync(directory: Path) -> tuple[list[float], float]:
     """Sorted times of small synced writes, and how far the file system's clock is from ours, in seconds."""
-    times = []
     with _scratch(directory, os.O_RDWR) as handle:
         os.posix_fallocate(handle, 0, _SYNCS * 4096)
         os.fsync(handle)
-        for n in range(_SYNCS):
-            started = time.perf_counter()
+
+        def write(n: int) -> None:
             os.pwrite(handle, os.urandom(4096), n * 4096)
             os.fdatasync(handle)
-            times.append(time.perf_counter() - started)
-        skew_s = os.fstat(handle).st_mtime - time.time()
-    return sorted(times), skew_s
+
+        return timed(_SYNCS, write), os.fstat(handle).st_mtime - time.time()
 
 
 def measure_rename(directory: Path) -> list[float]:
@@ -145,19 +153,20 @@ def measure_rename(directory: Path) -> list[float]:
 
     OSError when the name does not have the new content afterwards.
     """
-    times = []
     with tempfile.TemporaryDirectory(prefix=".kedge-doctor-", dir=directory) as folder:
-        name, draft = os.path.join(folder, "file"), os.path.join(folder, "file.new")
-        for n in range(_RENAMES):
-            started = time.perf_counter()
-            _write_synced(draft, b"%d" % n)
+        name, draft = Path(folder, "file"), Path(folder, "file.new")
+
+        def replace(n: int) -> None:
+            with open(draft, "wb") as file:
+                file.write(b"%d" % n)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(draft, name)
             sync_directory(folder)
-            times.append(time.perf_counter() - started)
-            with open(name, "rb") as file:
-                if file.read() != b"%d" % n or os.path.exists(draft):
-                    raise OSError(f"{folder} renames files without replacing them")
-    return sorted(times)
+            if name.read_bytes() != b"%d" % n or draft.exists():
+                raise OSError(f"{folder} renames files without replacing them")
+
+        return timed(_RENAMES, replace)
 
 
 def has_locks(directory: Path) -> bool:
@@ -167,13 +176,6 @@ def has_locks(directory: Path) -> bool:
         command = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         other = subprocess.run([sys.executable, "-c", command, file.name], check=False, capture_output=True)
         return other.returncode != 0 and b"BlockingIOError" in other.stderr
-
-
-def _write_synced(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def measure_direct(directory: Path) -> tuple[float, bool]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from kedge.cli.command import Session
 from kedge.cli.findings import Finding, judge
 from kedge.errors import CheckpointError
 from kedge.terminal.text import size
 
-from .disk import disk_findings
+from .disk import disk_findings, timed
 from .store import content_of
 
 if TYPE_CHECKING:
@@ -44,18 +45,14 @@ def server_findings(url: str) -> Iterator[Finding]:
 
 def service_findings(session: Session) -> Iterator[Finding]:
     """Findings about a service: what is under its store, only it can see."""
-    trips = []
     try:
         with session.open() as manager:
             content = content_of(manager.stats())
-            for _ in range(_ROUNDS):
-                began = time.perf_counter()
-                manager.jobs(limit=1)
-                trips.append(time.perf_counter() - began)
+            trip = median(timed(_ROUNDS, lambda _: manager.jobs(limit=1)))
     except CheckpointError as error:
         yield Finding("service", "bad", error.message, error.hint)
         return
-    yield Finding("service", "ok", f"{content}, answers in {sorted(trips)[_ROUNDS // 2] * 1000:.1f} ms")
+    yield Finding("service", "ok", f"{content}, answers in {trip * 1000:.1f} ms")
     yield Finding("store", "note", "its disk and its encryption are the service's", "run kedge doctor where it runs")
 
 
@@ -72,34 +69,33 @@ def _database(url: str) -> Iterator[Finding]:
 
 
 def _settings(db: Connection) -> Iterator[Finding]:
-    names = ("server_version", "fsync", "full_page_writes", "synchronous_commit", "max_connections")
-    settings = {n: str((db.execute("SELECT current_setting(%s)", (n,)).fetchone() or [""])[0]) for n in names}
-    number = int((db.execute("SELECT current_setting('server_version_num')").fetchone() or ["0"])[0])
-    what = f"PostgreSQL {settings['server_version']}, up to {settings['max_connections']} connections"
-    yield judge("database", number >= 120000, what, "12 or newer is needed", "bad")
-    off = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if settings[name] == "off"]
+    def setting(name: str) -> str:
+        return str(_value(db, "SELECT current_setting(%s)", name))
+
+    what = f"PostgreSQL {setting('server_version')}, up to {setting('max_connections')} connections"
+    yield judge("database", int(setting("server_version_num")) >= 120000, what, "12 or newer is needed", "bad")
+    off = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if setting(name) == "off"]
     if off:
-        yield Finding(
-            "durability", "bad", f"{', '.join(off)} off: saves that returned are lost by a crash", "turn it on"
-        )
-    if (db.execute("SELECT pg_is_in_recovery()").fetchone() or [False])[0]:
-        yield Finding(
-            "database", "bad", "this server is a standby, which cannot be written", "use the primary's address"
-        )
+        what = f"{', '.join(off)} off: a crash loses saves that returned"
+        yield Finding("durability", "bad", what, "turn it on")
+    if _value(db, "SELECT pg_is_in_recovery()"):
+        what = "this server is a standby, which cannot be written"
+        yield Finding("database", "bad", what, "use the primary's address")
+
+
+def _value(db: Connection, query: str, *arguments: object) -> Any:
+    """The only value of a query's only row."""
+    (value,) = db.execute(query, arguments).fetchone() or (None,)
+    return value
 
 
 def _speed(db: Connection) -> Iterator[Finding]:
-    trips, commits = [], []
-    skew_s = 0.0
-    for _ in range(_ROUNDS):
-        began, clock = time.perf_counter(), time.time()
-        row = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
-        trips.append(time.perf_counter() - began)
-        skew_s = (row[0] if row else clock) - (clock + time.time()) / 2
-        began = time.perf_counter()
-        db.execute("SELECT pg_logical_emit_message(true, 'kedge', '')")  # something for the commit to sync
-        commits.append(time.perf_counter() - began)
-    trip, commit = sorted(trips)[_ROUNDS // 2], sorted(commits)[_ROUNDS // 2]
+    clock = "SELECT extract(epoch FROM clock_timestamp())::float8"
+    trip = median(timed(_ROUNDS, lambda _: _value(db, clock)))
+    # The message is something for the commit to sync.
+    commit = median(timed(_ROUNDS, lambda _: db.execute("SELECT pg_logical_emit_message(true, 'kedge', '')")))
+    before = time.time()
+    skew_s = _value(db, clock) - (before + time.time()) / 2
     yield judge(
         "latency",
         commit < _SLOW_COMMIT_S,
