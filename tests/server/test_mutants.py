@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 import kedge.index.sqlite.writes
 import kedge.server.auth
 import kedge.server.batches
-import kedge.server.hot
 import kedge.server.limits
+import kedge.server.route
 import kedge.server.routes.executions
 import kedge.server.routes.older
 import kedge.server.runner
@@ -29,10 +29,9 @@ from kedge.server import create_app
 from kedge.server.auth import Access, Needs
 from kedge.server.limits import _Body
 from kedge.server.tokens import Scope
-from tests.server import test_access, test_api, test_hot, test_older_routes, test_process
+from tests.server import test_access, test_api, test_direct_routes, test_older_routes, test_process
 from tests.server.conftest import client_of
 from tests.server.test_access import world  # noqa: F401 - a fixture
-from tests.server.test_hot import short  # noqa: F401 - a fixture
 from tests.server.test_older_routes import Runner
 
 pytestmark = pytest.mark.mutant
@@ -64,8 +63,15 @@ def _any_namespace() -> Any:
     return mock.patch("kedge.server.auth._namespace", lambda caller, wanted, default: wanted or default)
 
 
-def _no_rule_on_the_short_way() -> Any:
-    return mock.patch("kedge.server.hot.rule_of", return_value=Scope.READ)
+def _no_rule_on_direct_routes() -> Any:
+    route = kedge.server.route.DirectRoute
+    real = route._arguments
+
+    async def arguments(self: Any, request: Any) -> Any:
+        with mock.patch.object(self, "_needs", Needs(Scope.READ)):
+            return await real(self, request)
+
+    return mock.patch.object(route, "_arguments", arguments)
 
 
 def _no_key() -> Any:
@@ -125,8 +131,8 @@ def _any_json() -> Any:
 def _any_host() -> Any:
     real = kedge.server.limits.Edge.__init__
 
-    def init(self: Any, app: Any, service: Any, hosts: Any, hot: Any) -> None:
-        real(self, app, service, (), hot)
+    def init(self: Any, app: Any, service: Any, hosts: Any, direct: Any) -> None:
+        real(self, app, service, (), direct)
 
     return mock.patch.object(kedge.server.limits.Edge, "__init__", init)
 
@@ -154,9 +160,9 @@ def _first_answer_for_all() -> Any:
 
 
 NOTICED: dict[str, tuple[Patch, Callable[..., None]]] = {
-    "idempotency key ignored": (_no_key, test_hot.test_keys_and_leases),
-    "scope not checked": (_no_scope, test_hot.test_rules_hold_on_the_short_way),
-    "short way without the route's rule": (_no_rule_on_the_short_way, test_hot.test_rules_hold_on_the_short_way),
+    "idempotency key ignored": (_no_key, test_direct_routes.test_keys_and_leases),
+    "scope not checked": (_no_scope, test_direct_routes.test_rules_hold),
+    "direct route without its rule": (_no_rule_on_direct_routes, test_direct_routes.test_rules_hold),
     "any namespace": (_any_namespace, test_access.test_loopback_only_without_tokens),
     "runner called twice": (_runner_twice, test_older_routes.test_restore_and_resume_calls_the_runner_once),
     "approvals decided twice": (_decided_again, test_api.test_approvals_are_decided_once),
@@ -170,7 +176,7 @@ NOTICED: dict[str, tuple[Patch, Callable[..., None]]] = {
     "tokens never expire": (_valid_for_ever, test_access.test_expired_and_revoked_tokens),
     "one answer for all": (
         _first_answer_for_all,
-        test_hot.test_many_savers_share_commits_and_not_their_mistakes,
+        test_direct_routes.test_many_savers_share_commits_and_not_their_mistakes,
     ),
 }
 

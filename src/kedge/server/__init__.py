@@ -6,7 +6,7 @@
 
 A request goes   edge (limits, request ID, log, metrics) → Needs (who, scope, namespace) → route → a worker thread
 that asks the store. Nothing blocks the event loop; what a route may not do fails before its body is read.
-Plain looks and plain saves go   edge → hot → one thread for all who wait (turns), whose saves are one commit.
+Metadata and small saves are asked for most: those that wait at the same time share a thread and a commit (batches).
 """
 
 from __future__ import annotations

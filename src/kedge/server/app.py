@@ -13,16 +13,15 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import iter_route_contexts
 from fastapi.telemetry import TelemetryConfig
 from starlette.routing import Mount
-from starlette.types import ASGIApp
 
 import kedge
 from kedge.manager import CheckpointManager
 
 from .auth import rule_of
-from .hot import Hot
 from .limits import LOOPBACK_NAMES, Edge, Limits
 from .page import add_page
 from .problems import add_handlers
+from .route import DirectRoute
 from .routes import (
     checkpoints,
     containers,
@@ -43,8 +42,8 @@ from .service import Service
 
 # The router looks through them in this order: those that are asked most come first.
 _ROUTES = (
-    checkpoints,
     saves,
+    checkpoints,
     states,
     jobs,
     older,
@@ -102,12 +101,9 @@ def create_app(
     add_page(app)
     check_rules(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    app.add_middleware(_edge, service=service, hosts=allow_hosts, hot=Hot(app, service))
+    direct = [route for route in app.routes if isinstance(route, DirectRoute)]
+    app.add_middleware(Edge, service=service, hosts=allow_hosts, direct=direct)
     return app
-
-
-def _edge(app: ASGIApp, service: Service, hosts: Collection[str], hot: Hot) -> Edge:
-    return Edge(app, service, hosts, hot)
 
 
 def check_rules(app: FastAPI) -> None:

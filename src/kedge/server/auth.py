@@ -145,7 +145,7 @@ def _dependencies(dependant: Any) -> list[Any]:
 def refuse_unknown_parameters(request: Request) -> None:
     """A misspelled parameter is a mistake, not a wish for the default. The older routes and the page take any."""
     route = request.scope["route"]
-    if not request.query_params or not route.include_in_schema or route.path.startswith(OLDER_PREFIX):
+    if not request.scope["query_string"] or not route.include_in_schema or route.path.startswith(OLDER_PREFIX):
         return
     endpoint = route.endpoint
     if endpoint not in _parameters:
@@ -160,6 +160,11 @@ def refuse_unknown_parameters(request: Request) -> None:
 _parameters: dict[Any, frozenset[str]] = {}
 
 
+def headers_of(request: Request) -> dict[bytes, bytes]:
+    """The headers, of those that come twice the first: quicker than `request.headers` where several are looked for."""
+    return dict(reversed(request.scope["headers"]))
+
+
 def _root(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
 
@@ -167,9 +172,12 @@ def _root(request: Request) -> str:
 async def identify(request: Request) -> Caller:
     """Who asks; Unauthorized or NotAllowed when that is nobody we know."""
     service = service_of(request)
-    header = request.headers.get("authorization")
-    text = _bearer(header) if header is not None else request.cookies.get(COOKIE)
-    if header is None:
+    headers = headers_of(request)
+    header = headers.get(b"authorization")
+    if header is not None:
+        text: str | None = _bearer(header.decode("latin-1"))
+    else:
+        text = request.cookies.get(COOKIE) if b"cookie" in headers else None
         refuse_other_sites(request, has_cookie=text is not None)
     if text is None:
         caller = await _stranger(request, service)
@@ -197,18 +205,6 @@ async def _stranger(request: Request, service: Service) -> Caller:
     return Caller.local(service)
 
 
-def recall_caller(service: Service, client: tuple[str, int] | None, authorization: bytes | None) -> Caller | None:
-    """`identify` from memory alone, for a request without cookie, proxy or origin; None when that cannot tell."""
-    if not service.has_tokens_open:
-        return None
-    if authorization is None:
-        is_known = service.tokens.remember_made() is False and (client is None or is_loopback(client[0]))
-        return Caller.local(service) if is_known else None
-    scheme, _, text = authorization.decode("latin-1").partition(" ")
-    token = service.tokens.recall(text.strip())[1] if scheme.lower() == "bearer" else None
-    return None if token is None else Caller.of(token)
-
-
 def _bearer(header: str) -> str:
     scheme, _, text = header.partition(" ")
     if scheme.lower() != "bearer" or not text.strip():
@@ -230,7 +226,8 @@ def _namespace(caller: Caller, wanted: str | None, default: str) -> str:
 
 def _is_local(request: Request) -> bool:
     """Whether the caller is on this machine, and no proxy speaks for somebody else."""
-    if "x-forwarded-for" in request.headers or "forwarded" in request.headers:
+    headers = headers_of(request)
+    if b"x-forwarded-for" in headers or b"forwarded" in headers:
         return False
     return request.client is None or is_loopback(request.client.host)  # None: a Unix socket
 
@@ -249,10 +246,11 @@ def is_loopback(host: str) -> bool:
 def refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
     if request.method in _SAFE_METHODS:
         return
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    is_ours = origin is not None and urlsplit(origin).netloc == request.headers.get("host")
-    is_other = (site is not None and site not in ("same-origin", "none")) or (origin is not None and not is_ours)
-    if is_other or (has_cookie and not (is_ours or site == "same-origin")):
+    headers = headers_of(request)
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    is_ours = origin is not None and urlsplit(origin).netloc == headers.get(b"host")
+    is_other = (site is not None and site not in (b"same-origin", b"none")) or (origin is not None and not is_ours)
+    if is_other or (has_cookie and not (is_ours or site == b"same-origin")):
         raise NotAllowed("this request comes from another site's page", hint="use the page of this service")
 
 

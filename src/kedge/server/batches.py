@@ -1,7 +1,7 @@
-"""Short work for the store, done in turns by one thread: whatever waits when it comes round is taken at once.
+"""Short questions to the store that wait at the same time, answered together by one thread.
 
 Handing each request to a thread of its own costs more than a look into the index. Here a hand-over serves all who
-came meanwhile; and saves that were taken together are made durable together.
+came meanwhile; and saves that are taken together are made durable together.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MOST = 64  # in one turn: the first is not to wait for ever longer ones
+_MOST = 64  # in one batch: the first is not to wait for ever longer ones
 
 Waiting: TypeAlias = "tuple[T, asyncio.Future[R]]"
 
 
-class Turns(Generic[T, R]):
-    """`serve` answers for each item its result or its error, in order; from the thread of this object alone.
+class Batches(Generic[T, R]):
+    """`serve` answers for each item its result or its error, in order; it is called by the thread of this object alone.
 
-    Where a turn costs much and one more in it little, it waits up to `gather_s` for as many as were served last: they
+    Where a batch costs much and one more in it little, it waits up to `gather_s` for as many as were served last: they
     come back one after the other. Who is alone waits for nobody.
     """
 
@@ -35,7 +35,7 @@ class Turns(Generic[T, R]):
         self._serve = serve
         self._gather_s = gather_s
         self._asked: dict[asyncio.AbstractEventLoop, list[Waiting[T, R]]] = {}  # in the present round of a loop
-        self._waiting: SimpleQueue[list[Waiting[T, R]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Waiting[T, R]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def ask(self, item: T) -> R:
@@ -52,40 +52,45 @@ class Turns(Generic[T, R]):
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        self._waiting.put(self._asked.pop(loop))
+        self._queue.put(self._asked.pop(loop))
 
     def close(self) -> None:
         """Finish what has been asked; somebody may ask again later."""
         if self._thread is not None:
-            self._waiting.put(None)
+            self._queue.put(None)
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
         served = 0
-        while (turn := self._waiting.get()) is not None:
-            until = time.monotonic() + self._gather_s
-            is_last = False
-            while len(turn) < _MOST and not is_last:
-                left_s = until - time.monotonic() if len(turn) < served else 0.0
-                try:
-                    more = self._waiting.get(timeout=left_s) if left_s > 0 else self._waiting.get_nowait()
-                except Empty:
-                    break
-                is_last = more is None
-                turn += more or []
-            served = len(turn)
-            self._take(turn)
+        while (batch := self._queue.get()) is not None:
+            is_last = self._gather(batch, served)
+            served = len(batch)
+            self._answer(batch)
             if is_last:
                 return
 
-    def _take(self, turn: Sequence[Waiting[T, R]]) -> None:
+    def _gather(self, batch: list[Waiting[T, R]], served: int) -> bool:
+        """Add to the batch whoever waits too; True when somebody closes meanwhile."""
+        until = time.monotonic() + self._gather_s
+        while len(batch) < _MOST:
+            left_s = until - time.monotonic() if len(batch) < served else 0.0
+            try:
+                more = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
+            except Empty:
+                return False
+            if more is None:
+                return True
+            batch += more
+        return False
+
+    def _answer(self, batch: Sequence[Waiting[T, R]]) -> None:
         try:
-            results = self._serve([item for item, _ in turn])
+            results = self._serve([item for item, _ in batch])
         except Exception as error:  # noqa: BLE001 - theirs who asked: this thread goes on
-            results = [error] * len(turn)
+            results = [error] * len(batch)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[R], R | BaseException]]] = {}
-        for (_, answer), result in zip(turn, results, strict=True):
+        for (_, answer), result in zip(batch, results, strict=True):
             by_loop.setdefault(answer.get_loop(), []).append((answer, result))
         for loop, answers in by_loop.items():
             try:

@@ -13,16 +13,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from starlette.requests import ClientDisconnect
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kedge.errors import CheckpointError, TooLarge, Unavailable
 
 from .logs import choose_request_id, request_id
+from .problems import answer_to, of_error, of_surprise, problem
 
 if TYPE_CHECKING:
-    from .hot import Hot
+    from .route import DirectRoute
     from .service import Service
 
 _log = logging.getLogger("kedge.access")
@@ -63,12 +66,15 @@ class TooSlow(CheckpointError):
 
 
 class Edge:
-    def __init__(self, app: ASGIApp, service: Service, hosts: Collection[str], hot: Hot) -> None:
+    """Around the application. Direct routes (`route`) are called from here, whatever else there is by the framework."""
+
+    def __init__(self, app: ASGIApp, service: Service, hosts: Collection[str], direct: Sequence[DirectRoute]) -> None:
         self.app = app
-        self.hot = hot
+        self.direct = direct
         self.service = service
         self.hosts = frozenset(host.lower() for host in hosts)
         self.in_flight = 0
+        service.metrics.in_flight.set_function(lambda: self.in_flight)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,29 +85,25 @@ class Edge:
         answer = _Answer(send, request_id.get())
         started = time.perf_counter()
         self.in_flight += 1
-        self.service.metrics.in_flight.set(self.in_flight)
         try:
             refusal = self._refuse(scope, headers)
             if refusal is not None:
                 await refusal(scope, receive, answer)
             else:
-                await self._run(scope, headers, _Body(receive, self.service.limits), answer)
+                await self._run(scope, _Body(receive, self.service.limits), answer)
         finally:
             self.in_flight -= 1
             self._note(scope, answer, time.perf_counter() - started)
             request_id.reset(token)
 
-    async def _run(self, scope: Scope, headers: dict[bytes, bytes], body: Receive, answer: _Answer) -> None:
-        from .problems import of_ours, of_surprise
-
+    async def _run(self, scope: Scope, body: Receive, answer: _Answer) -> None:
         try:
-            rest = await self.hot.answer(scope, headers, body, answer)
-            if rest is not None:
-                await self.app(scope, rest, answer)
-        except CheckpointError as error:  # of the body, in a route that reads it itself; or of a save
+            app = next((route.app for route in self.direct if route.takes(scope)), self.app)
+            await app(scope, body, answer)
+        except (CheckpointError, HTTPException, RequestValidationError) as error:  # of a direct route
             if answer.status:
                 raise
-            await of_ours(self.service, error)(scope, body, answer)
+            await (await answer_to(Request(scope), error))(scope, body, answer)
         except ClientDisconnect:
             answer.status = answer.status or CLIENT_LEFT
         except Exception as error:
@@ -110,8 +112,6 @@ class Edge:
             await of_surprise(error)(scope, body, answer)
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        from .problems import of_error, problem
-
         limits, refused = self.service.limits, self.service.metrics.refused
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name, _, port = host.rpartition(":")
@@ -141,7 +141,6 @@ class Edge:
     def _note(self, scope: Scope, answer: _Answer, seconds: float) -> None:
         route = getattr(scope.get("route"), "path_format", None) or getattr(scope.get("route"), "path", None) or "none"
         metrics, method = self.service.metrics, scope["method"] if scope["method"] in _METHODS else "other"
-        metrics.in_flight.set(self.in_flight)
         metrics.note(method, route, answer.status, seconds)
         if _log.isEnabledFor(logging.INFO):
             client = scope.get("client")
@@ -199,13 +198,11 @@ class _Answer:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            present = {name for name, _ in message["headers"]}
-            message["headers"] = [
-                *message["headers"],
-                *((name, value) for name, value in _HEADERS if name not in present),
-                (b"x-request-id", self._identity),
-            ]
+            own = dict(message["headers"])
+            added = _HEADERS if own.keys().isdisjoint(_NAMES) else [each for each in _HEADERS if each[0] not in own]
+            message["headers"] = [*message["headers"], *added, (b"x-request-id", self._identity)]
         await self._send(message)
 
 
 _HEADERS: Sequence[tuple[bytes, bytes]] = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+_NAMES = frozenset(dict(_HEADERS))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
-import secrets
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ _OWN = {"request": "request_id"}
 
 def choose_request_id(given: str | None) -> str:
     """The caller's own ID where it is a harmless one, else a new one."""
-    return given if given is not None and _GIVEN.fullmatch(given) else secrets.token_hex(8)
+    return given if given is not None and _GIVEN.fullmatch(given) else f"{random.getrandbits(64):016x}"  # nosec B311 - not a secret
 
 
 class JsonLines(logging.Formatter):

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,9 +21,6 @@ from starlette.responses import Response
 from kedge.errors import CheckpointError, LeaseHeld, LeaseLost, StorageError
 
 from .logs import request_id
-
-if TYPE_CHECKING:
-    from .service import Service
 
 OLDER_PREFIX = "/api/checkpoints"
 MEDIA_TYPE = "application/problem+json"
@@ -68,21 +65,20 @@ def without_paths(text: str) -> str:
 
 
 def add_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(CheckpointError, _of_ours)
-    app.add_exception_handler(RequestValidationError, _of_validation)
-    app.add_exception_handler(HTTPException, of_starlette)
+    for kind in (CheckpointError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer_to)
 
 
-async def _of_ours(request: Request, error: Exception) -> Response:
+async def answer_to(request: Request, error: Exception) -> Response:
+    """The answer to an error of a route."""
+    if isinstance(error, RequestValidationError):
+        return _of_validation(request, error)
+    if isinstance(error, HTTPException):
+        return _of_starlette(request, error)
     assert isinstance(error, CheckpointError)
-    return of_ours(request.app.state.service, error, is_older=_is_older(request))
-
-
-def of_ours(service: Service, error: CheckpointError, *, is_older: bool = False) -> Response:
-    """The answer to an error of a route, counted."""
     if isinstance(error, LeaseHeld | LeaseLost):
-        service.metrics.lease_conflicts.inc()
-    return of_error(error, is_older=is_older)
+        request.app.state.service.metrics.lease_conflicts.inc()
+    return of_error(error, is_older=_is_older(request))
 
 
 def of_error(error: CheckpointError, *, is_older: bool = False) -> Response:
@@ -98,8 +94,7 @@ def of_error(error: CheckpointError, *, is_older: bool = False) -> Response:
     return problem(error.http_status, error.code, detail, hint, headers=headers, is_older=is_older)
 
 
-async def _of_validation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _of_validation(request: Request, error: RequestValidationError) -> Response:
     # What was sent is not repeated: it may be huge, or not be JSON at all.
     errors = [
         {"type": str(each["type"]), "loc": [str(part) for part in each["loc"]], "msg": str(each["msg"])}
@@ -117,8 +112,7 @@ async def _of_validation(request: Request, error: Exception) -> Response:
     )
 
 
-async def of_starlette(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _of_starlette(request: Request, error: HTTPException) -> Response:
     code = _CODES.get(error.status_code, "invalid" if error.status_code < 500 else "error")
     detail = "not found" if error.status_code == 404 else str(error.detail)
     headers = dict(error.headers or {})

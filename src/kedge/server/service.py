@@ -14,13 +14,13 @@ from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
-from .batches import Turns
+from .batches import Batches
 from .events import Feeds
 from .limits import Limits
 from .metrics import Metrics
 from .tasks import Tasks
 from .tokens import ACCESS, Tokens
-from .uploads import PlainSave, save_each
+from .uploads import UploadedSave, save_each
 
 T = TypeVar("T")
 
@@ -59,18 +59,18 @@ class Service:
         self._opening = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._tokens: Tokens | None = None
-        self.looks: Turns[tuple[str, str], Checkpoint] = Turns("kedge-looks", self._look_up)
-        self.saves: Turns[PlainSave, Checkpoint] = Turns("kedge-saves", save_each, gather_s=_GATHER_S)
+        self.lookups: Batches[tuple[str, str], Checkpoint] = Batches("kedge-lookups", self._look_up)
+        self.saves: Batches[UploadedSave, Checkpoint] = Batches("kedge-saves", save_each, gather_s=_GATHER_S)
 
-    def _look_up(self, wanted: Sequence[tuple[str, str]]) -> list[Checkpoint | BaseException]:
+    def _look_up(self, names: Sequence[tuple[str, str]]) -> list[Checkpoint | BaseException]:
         """Checkpoints by namespace and ID, without their states."""
-        found: list[Checkpoint | BaseException] = []
-        for namespace, checkpoint_id in wanted:
+        checkpoints: list[Checkpoint | BaseException] = []
+        for namespace, checkpoint_id in names:
             try:
-                found.append(self.manager(namespace).get(checkpoint_id))
-            except Exception as error:  # noqa: BLE001 - of this look alone: those it came with are not to suffer
-                found.append(error)
-        return found
+                checkpoints.append(self.manager(namespace).get(checkpoint_id))
+            except Exception as error:  # noqa: BLE001 - of this one alone: those it came with are not to suffer
+                checkpoints.append(error)
+        return checkpoints
 
     def manager(self, namespace: str) -> CheckpointManager:
         """The manager of a namespace. Which ones may be asked for is decided before (`auth`)."""
@@ -114,7 +114,7 @@ class Service:
         """Let go of everything that was opened here; work that has begun is finished first."""
         self.is_draining = True
         self.tasks.close()
-        self.looks.close()
+        self.lookups.close()
         self.saves.close()
         if self._threads is not None:
             self._threads.shutdown(wait=True)

@@ -40,8 +40,10 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
     def includes(self, other: Scope) -> bool:
-        order = list(Scope)
-        return order.index(self) >= order.index(other)
+        return _ORDER[self] >= _ORDER[other]
+
+
+_ORDER = {scope: n for n, scope in enumerate(Scope)}
 
 
 @dataclass(frozen=True, slots=True)

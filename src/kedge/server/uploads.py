@@ -31,6 +31,7 @@ from .schemas import Save
 if TYPE_CHECKING:
     from .auth import Access
 
+SMALL_BYTES = 64 << 10  # of JSON: quick to read, so that such saves share a thread and a commit
 _MAX_PARTS = 1000
 _ENVELOPE, _STATE = "checkpoint", "state"
 
@@ -38,15 +39,19 @@ _ENVELOPE, _STATE = "checkpoint", "state"
 class Upload:
     """What was sent, not looked into yet. `open` is for a worker thread."""
 
-    def __init__(self, text: bytes | None, form: FormData | None, limits: Limits) -> None:
+    def __init__(self, text: bytes, form: FormData | None, limits: Limits) -> None:
         self._text = text
         self._form = form
         self._limits = limits
 
+    @property
+    def is_small(self) -> bool:
+        return self._form is None and len(self._text) <= SMALL_BYTES
+
     def open(self, stack: ExitStack) -> tuple[Save, codec.Encoded]:
         """The wishes and the encoded state; `stack` keeps the memory it lies in. Validation for anything wrong."""
         if self._form is None:
-            wish = _parse(self._text or b"")
+            wish = _parse(self._text)
             return wish, codec.encode(wish.state)
         parts = dict(self._form.multi_items())
         if len(parts) != len(self._form.multi_items()):
@@ -72,8 +77,8 @@ class Upload:
 
 async def receive(request: HttpRequest, limits: Limits) -> Upload:
     """Take the body in: JSON into memory up to a limit, parts to disk."""
-    kind = media_type(request.headers.get("content-type", "").encode("latin-1"))
-    if kind == b"application/json":
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
         pieces, size = [], 0
         async for piece in request.stream():
             size += len(piece)
@@ -81,58 +86,62 @@ async def receive(request: HttpRequest, limits: Limits) -> Upload:
                 raise TooLarge(f"more than {limits.json_bytes:,} bytes of JSON", hint="send buffers as multipart")
             pieces.append(piece)
         return Upload(b"".join(pieces), None, limits)
-    if kind == b"multipart/form-data":
+    if kind == "multipart/form-data":
         form = await request.form(max_files=_MAX_PARTS, max_fields=8, max_part_size=limits.json_bytes)
-        return Upload(None, form, limits)
+        return Upload(b"", form, limits)
     raise HTTPException(415, "send application/json or multipart/form-data")
 
 
-def media_type(header: bytes) -> bytes:
-    return header.partition(b";")[0].strip().lower()
-
-
 @dataclass(frozen=True, slots=True)
-class PlainSave:
-    """A save that came whole and small, as JSON."""
+class UploadedSave:
+    """A save with its body, which is not read yet."""
 
     access: Access
     job: str
     key: str | None
-    text: bytes
+    upload: Upload
+
+    def read(self, stack: ExitStack) -> tuple[Request, codec.Encoded, str]:
+        wish, encoded = self.upload.open(stack)
+        request = parse_request(
+            self.job,
+            wish.step,
+            level=wish.level,
+            parent=wish.parent,
+            tags=wish.tags,
+            metadata=wish.metadata,
+            pin=wish.pin,
+            lease=None if wish.lease is None else Lease(self.job, wish.lease, "", 0),
+            idempotency_key=self.key,
+            schema_version=wish.schema_version,
+        )
+        return request, encoded, self.access.caller.actor
 
 
-def save_each(saves: Sequence[PlainSave]) -> list[Checkpoint | BaseException]:
+def save_each(saves: Sequence[UploadedSave]) -> list[Checkpoint | BaseException]:
     """Make them durable together, those of a namespace in one commit; for each its checkpoint, or what is wrong."""
     outcomes: dict[int, Checkpoint | BaseException] = {}
-    ready: dict[str, list[tuple[int, tuple[Request, codec.Encoded, str]]]] = {}
-    for n, save in enumerate(saves):
-        try:
-            wish = _parse(save.text)
-            asked = parse_request(save.job, wish.step, **options_of(wish, save.job), idempotency_key=save.key)
-            whole = asked, codec.encode(wish.state), save.access.caller.actor
-            ready.setdefault(save.access.namespace, []).append((n, whole))
-        except Exception as error:  # noqa: BLE001 - of this save alone: those it came with are not to suffer
-            outcomes[n] = error
-    for namespace, those in ready.items():
-        try:
-            done = saves[0].access.service.manager(namespace).save_many([whole for _, whole in those])
-            outcomes.update(zip((n for n, _ in those), done, strict=True))
-        except Exception as error:  # noqa: BLE001 - of this namespace alone
-            outcomes.update((n, error) for n, _ in those)
+    by_namespace: dict[str, dict[int, tuple[Request, codec.Encoded, str]]] = {}
+    with ExitStack() as stack:
+        for n, save in enumerate(saves):
+            try:
+                by_namespace.setdefault(save.access.namespace, {})[n] = save.read(stack)
+            except Exception as error:  # noqa: BLE001 - of this save alone: those it came with are not to suffer
+                outcomes[n] = error
+        for namespace, requests in by_namespace.items():
+            try:
+                results = saves[0].access.service.manager(namespace).save_many(list(requests.values()))
+                outcomes.update(zip(requests, results, strict=True))
+            except Exception as error:  # noqa: BLE001 - of this namespace alone
+                outcomes.update(dict.fromkeys(requests, error))
     return [outcomes[n] for n in range(len(saves))]
 
 
-def options_of(wish: Save, job: str) -> dict[str, Any]:
-    """What a save is asked to record, besides its step and state."""
-    return {
-        "level": wish.level,
-        "parent": wish.parent,
-        "tags": wish.tags,
-        "metadata": wish.metadata,
-        "pin": wish.pin,
-        "schema_version": wish.schema_version,
-        "lease": None if wish.lease is None else Lease(job, wish.lease, "", 0),
-    }
+def save_alone(save: UploadedSave) -> Checkpoint:
+    [outcome] = save_each([save])
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def _parse(text: bytes) -> Save:

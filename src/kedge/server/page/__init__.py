@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from kedge.errors import NotFound
-from kedge.server.problems import of_starlette
+from kedge.server.problems import answer_to
 
 from . import checkpoints, comparison, jobs, retention, runs, session, storage
 from .templates import STATIC, error_page
@@ -48,5 +48,5 @@ async def _nowhere(request: Request, error: Exception) -> Response:
     """An address that nobody has: who reads pages gets one, with the way back."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     if "text/html" not in request.headers.get("accept", "") or path.startswith("/api/"):
-        return await of_starlette(request, error)
+        return await answer_to(request, error)
     return error_page(request, NotFound("there is no such page", hint="the address may be misspelt, or an old one"))

@@ -15,6 +15,7 @@ from kedge.model import Checkpoint, Lease
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
 from kedge.server.responses import JsonAnswer
+from kedge.server.route import DirectRoute
 
 from . import API, PROBLEMS
 from .jobs import PageSize
@@ -26,6 +27,17 @@ Cursor = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="next_c
 _Tag = Annotated[str, Field(pattern=f"{schemas.NAME_PATTERN[:-1]}=[^\\x00]{{0,1024}}$")]
 _Key = Annotated[str, Field(min_length=1, max_length=256)]
 _Filter = Annotated[str, Field(pattern=r'^[^=".\x00]+(\.[^=".\x00]+)*=[^\x00]{0,1024}$')]
+
+
+async def get_checkpoint(access: Reads, checkpoint_id: schemas.CheckpointId) -> Response:
+    """One checkpoint without its state."""
+    checkpoint = await access.service.lookups.ask((access.namespace, checkpoint_id))
+    return JsonAnswer(checkpoint.to_json())
+
+
+router.add_api_route(
+    "/checkpoints/{checkpoint_id}", get_checkpoint, response_model=schemas.Checkpoint, route_class_override=DirectRoute
+)
 
 
 @router.get("/jobs/{job}/checkpoints", response_model=schemas.CheckpointPage)
@@ -72,12 +84,6 @@ async def find_keys(
         return [{"key": name, "checkpoint": checkpoint.to_json()} for name, (checkpoint, _) in stored.items()]
 
     return JsonAnswer({"found": await access.ask(find)})
-
-
-@router.get("/checkpoints/{checkpoint_id}", response_model=schemas.Checkpoint)
-async def get_checkpoint(access: Reads, checkpoint_id: schemas.CheckpointId) -> Any:
-    """One checkpoint without its state."""
-    return JsonAnswer((await access.ask(lambda store: store.get(checkpoint_id))).to_json())
 
 
 @router.delete("/checkpoints/{checkpoint_id}", status_code=204, response_class=Response)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 
-from kedge.manager import CheckpointManager
 from kedge.server import schemas
 from kedge.server.auth import Writes
 from kedge.server.responses import JsonAnswer
-from kedge.server.uploads import Upload, options_of, receive
+from kedge.server.route import DirectRoute
+from kedge.server.uploads import UploadedSave, receive, save_alone
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS, route_class=DirectRoute)
 
 MAX_KEY = 256
 _SAVE = {"$ref": "#/components/schemas/Save"}
@@ -56,15 +55,14 @@ async def save_checkpoint(
     As JSON, or as multipart/form-data: the part `checkpoint` is that JSON, other parts are buffers, which the state
     names as {"$part": "name"}. Parts are streamed to disk.
     """
-    upload = await receive(request, access.service.limits)
+    service = access.service
+    upload = await receive(request, service.limits)
+    save = UploadedSave(access, job, idempotency_key, upload)
     try:
-        saved = await access.ask(lambda store: _save(store, job, upload, idempotency_key))
+        if upload.is_small:
+            saved = await service.saves.ask(save)
+        else:
+            saved = await service.in_thread(lambda: save_alone(save))
     finally:
         await upload.close()
     return JsonAnswer(saved.to_json(), 201)
-
-
-def _save(store: CheckpointManager, job: str, upload: Upload, key: str | None) -> Any:
-    with ExitStack() as stack:
-        wish, encoded = upload.open(stack)
-        return store.save_encoded(job, wish.step, encoded, **options_of(wish, job), idempotency_key=key)

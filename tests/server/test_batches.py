@@ -1,4 +1,4 @@
-"""Short work in turns: each gets its own answer, those who wait are served together, nobody is forgotten."""
+"""Short questions in batches: each gets its own answer, those who wait are served together, nobody is forgotten."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kedge.server.batches import Turns
+from kedge.server.batches import Batches
 from tests.waiting import wait_for_async
 
 
@@ -16,12 +16,12 @@ class Doubling:
     """Waits in its first turn until it is told to go on."""
 
     def __init__(self) -> None:
-        self.turns: list[list[int]] = []
+        self.batches: list[list[int]] = []
         self.go_on = threading.Event()
 
     def __call__(self, items: Sequence[int]) -> list[int | BaseException]:
-        self.turns.append(list(items))
-        if len(self.turns) == 1:
+        self.batches.append(list(items))
+        if len(self.batches) == 1:
             assert self.go_on.wait(20)
         if 99 in items:
             raise RuntimeError("a mistake of ours")
@@ -30,12 +30,12 @@ class Doubling:
 
 def test_who_comes_meanwhile_is_served_together() -> None:
     serve = Doubling()
-    turns = Turns("test", serve)
+    batches = Batches("test", serve)
 
     async def ask() -> list[int | BaseException]:
-        first = asyncio.create_task(turns.ask(1))
-        await wait_for_async(lambda: bool(serve.turns), "nobody is served")
-        others = [asyncio.create_task(turns.ask(item)) for item in (2, -3, 4)]
+        first = asyncio.create_task(batches.ask(1))
+        await wait_for_async(lambda: bool(serve.batches), "nobody is served")
+        others = [asyncio.create_task(batches.ask(item)) for item in (2, -3, 4)]
         await asyncio.sleep(0)  # sleep: a round of the loop, in which they ask
         await asyncio.sleep(0)  # sleep: and one in which they are handed over
         others[2].cancel()  # went away
@@ -43,45 +43,45 @@ def test_who_comes_meanwhile_is_served_together() -> None:
         return await asyncio.gather(first, *others, return_exceptions=True)
 
     answers = asyncio.run(ask())
-    turns.close()
+    batches.close()
     assert answers[:2] == [2, 4]
     assert [type(answer) for answer in answers[2:]] == [ValueError, asyncio.CancelledError]
-    assert serve.turns == [[1], [2, -3, 4]]
+    assert serve.batches == [[1], [2, -3, 4]]
 
 
 def test_a_failure_of_all_reaches_all_and_ends_nothing() -> None:
     serve = Doubling()
     serve.go_on.set()
-    turns = Turns("test", serve, gather_s=0.01)
+    batches = Batches("test", serve, gather_s=0.01)
 
     async def ask() -> None:
-        for answer in await asyncio.gather(turns.ask(99), turns.ask(1), return_exceptions=True):
+        for answer in await asyncio.gather(batches.ask(99), batches.ask(1), return_exceptions=True):
             assert isinstance(answer, RuntimeError)
-        assert await turns.ask(3) == 6
+        assert await batches.ask(3) == 6
 
     asyncio.run(ask())
-    turns.close()
-    asyncio.run(again(turns))
+    batches.close()
+    asyncio.run(again(batches))
 
 
-async def again(turns: Turns[int, int]) -> None:
+async def again(batches: Batches[int, int]) -> None:
     """After the end it begins anew, in another loop."""
-    assert await turns.ask(4) == 8
-    turns.close()
+    assert await batches.ask(4) == 8
+    batches.close()
 
 
 def test_close_finishes_what_was_asked() -> None:
     serve = Doubling()
-    turns = Turns("test", serve, gather_s=5.0)
+    batches = Batches("test", serve, gather_s=5.0)
 
     async def ask() -> list[int]:
-        asked = [asyncio.create_task(turns.ask(item)) for item in range(3)]
-        await wait_for_async(lambda: bool(serve.turns), "nobody is served")
-        asked.append(asyncio.create_task(turns.ask(7)))
+        asked = [asyncio.create_task(batches.ask(item)) for item in range(3)]
+        await wait_for_async(lambda: bool(serve.batches), "nobody is served")
+        asked.append(asyncio.create_task(batches.ask(7)))
         await asyncio.sleep(0)  # sleep: a round of the loop, in which it asks
         await asyncio.sleep(0)  # sleep: and one in which it is handed over
         serve.go_on.set()
-        await asyncio.to_thread(turns.close)  # does not wait for those who were served before to come back
+        await asyncio.to_thread(batches.close)  # does not wait for those who were served before to come back
         return await asyncio.gather(*asked)
 
     assert asyncio.run(ask()) == [0, 2, 4, 14]
@@ -91,10 +91,10 @@ def test_close_finishes_what_was_asked() -> None:
 def test_any_number_at_once(count: int) -> None:
     serve = Doubling()
     serve.go_on.set()
-    turns = Turns("test", serve)
+    batches = Batches("test", serve)
 
     async def ask() -> list[int]:
-        return await asyncio.gather(*(turns.ask(item) for item in range(count) if item != 99))
+        return await asyncio.gather(*(batches.ask(item) for item in range(count) if item != 99))
 
     assert asyncio.run(ask()) == [2 * item for item in range(count) if item != 99]
-    turns.close()
+    batches.close()

@@ -1,46 +1,43 @@
-"""The short way of the two requests that come most: it answers what the long way answers, or leaves it to that one."""
+"""The two requests that come most, on routes that read their parameters themselves: answered as FastAPI would."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
+from fastapi.routing import request_response
 from fastapi.testclient import TestClient
 
 import kedge
 from kedge.server import create_app
-from kedge.server.hot import SMALL_BYTES, Hot
+from kedge.server.route import DirectRoute
+from kedge.server.routes import checkpoints, saves
 from kedge.server.tokens import ACCESS, Tokens
+from kedge.server.uploads import SMALL_BYTES
 from tests.server.conftest import client_of, listening
 
 V1 = "/api/v1"
 SAVE = f"{V1}/jobs/j/checkpoints"
 JSON = {"content-type": "application/json"}
-LONG = {"namespace": "default"}  # a query: such a request goes the long way
 OWN = {"id", "seq", "created_at", "request_id"}  # differ from one request to the next
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each request so far was answered the short way."""
-    taken: list[bool] = []
-    real = Hot.answer
-
-    async def answer(self: Hot, *args: Any) -> Any:
-        try:
-            rest = await real(self, *args)
-        except kedge.CheckpointError:
-            taken.append(True)
-            raise
-        taken.append(rest is None)
-        return rest
-
-    monkeypatch.setattr(Hot, "answer", answer)
-    return taken
+@contextmanager
+def by_fastapi() -> Iterator[None]:
+    """Direct routes called by the framework, which reads their parameters."""
+    routes = [route for module in (checkpoints, saves) for route in module.router.routes]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(DirectRoute, "takes", return_value=False))
+        for route in routes:
+            if isinstance(route, DirectRoute):
+                stack.enter_context(mock.patch.object(route, "app", request_response(route.get_route_handler())))
+        yield
 
 
 @pytest.fixture
@@ -71,25 +68,45 @@ BODIES: list[tuple[bytes, int]] = [
 
 
 @pytest.mark.parametrize(("body", "status"), BODIES)
-def test_saves_are_answered_alike(client: TestClient, short: list[bool], body: bytes, status: int) -> None:
-    answers = [client.post(SAVE, content=body, headers=JSON, params=params) for params in ({}, LONG)]
-    assert told(answers[0]) == told(answers[1])
-    assert answers[0].status_code == status
-    assert short[0] or status == 422  # what is no save at all may be explained by the long way
-    assert not short[1]
+def test_saves_are_answered_alike(client: TestClient, body: bytes, status: int) -> None:
+    answer = client.post(SAVE, content=body, headers=JSON)
+    with by_fastapi():
+        other = client.post(SAVE, content=body, headers=JSON)
+    assert told(answer) == told(other)
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "status"),
+    [
+        (f"{V1}/jobs/-x/checkpoints", {}, 422),
+        (f"{SAVE}?namespace=-x", {"Idempotency-Key": ""}, 422),
+        (f"{SAVE}?namespace=other", {}, 403),
+        (f"{SAVE}?namespace=default", {}, 201),
+        (f"{SAVE}?namespce=default", {}, 422),
+        (SAVE, {"Idempotency-Key": "x" * 257}, 422),
+        (SAVE, {"Authorization": "Bearer kd_wrong"}, 401),
+        (SAVE, {"Origin": "http://evil.example"}, 403),
+        (SAVE, {"content-type": "text/plain"}, 415),
+    ],
+)
+def test_parameters_are_judged_alike(client: TestClient, url: str, headers: dict[str, str], status: int) -> None:
+    answer = client.post(url, content=b'{"step": "s"}', headers={**JSON, **headers})
+    with by_fastapi():
+        other = client.post(url, content=b'{"step": "s"}', headers={**JSON, **headers})
+    assert told(answer) == told(other)
+    assert answer.status_code == status
 
 
 @pytest.mark.parametrize("name", ["", "none_1_00000000", "a b", "..", "%2e%2e%2fx", "x" * 200])
-def test_looks_are_answered_alike(
-    client: TestClient, store: kedge.CheckpointManager, short: list[bool], name: str
-) -> None:
+def test_metadata_is_answered_alike(client: TestClient, store: kedge.CheckpointManager, name: str) -> None:
     url = f"{V1}/checkpoints/{name or store.save('j', 's', 1, tags={'a': 'b'})}"
-    short_answer, long_answer = client.get(url), client.get(url, params=LONG)
-    assert told(short_answer) == told(long_answer)
-    assert short == [not name, False]
+    answer = client.get(url)
+    with by_fastapi():
+        assert told(client.get(url)) == told(answer)
 
 
-def test_keys_and_leases(client: TestClient, store: kedge.CheckpointManager, short: list[bool]) -> None:
+def test_keys_and_leases(client: TestClient, store: kedge.CheckpointManager) -> None:
     def post(state: object, **headers: str) -> Any:
         return client.post(SAVE, json={"step": "s", "state": state}, headers=headers)
 
@@ -98,13 +115,12 @@ def test_keys_and_leases(client: TestClient, store: kedge.CheckpointManager, sho
     assert (first.status_code, again.json(), other.status_code) == (201, first.json(), 409)
     with store.lease("j"):
         assert post(3).status_code == 409
-    assert short == [True] * 4
     assert post(1, **{"Idempotency-Key": "x" * 257}).status_code == 422
     assert "kedge_lease_conflicts_total 1.0" in client.get("/metrics").text
     assert [store.load(c.id) for c in store.list("j")] == [1]
 
 
-def test_what_goes_the_long_way(client: TestClient, short: list[bool]) -> None:
+def test_unusual_requests(client: TestClient) -> None:
     large = {"step": "s", "state": "x" * SMALL_BYTES}
     small = {"step": "s", "state": 1}
     statuses = [
@@ -119,17 +135,15 @@ def test_what_goes_the_long_way(client: TestClient, short: list[bool]) -> None:
         client.post(f"{SAVE}/", json=small).status_code,
     ]
     assert statuses == [201, 201, 403, 403, 401, 401, 201, 415, 404]
-    assert short == [False] * 9
 
 
-def test_a_header_that_comes_twice_is_no_way_in(client: TestClient, short: list[bool]) -> None:
+def test_a_header_that_comes_twice_is_no_way_in(client: TestClient) -> None:
     """Which of two is meant, one place decides."""
     twice = [("Authorization", "Bearer kd_wrong"), ("Authorization", "Bearer kd_wrong")]
     assert client.get(f"{V1}/checkpoints/x", headers=twice).status_code == 401
-    assert short == [False]
 
 
-def test_rules_hold_on_the_short_way(place: Path, make_token: Callable[..., str], short: list[bool]) -> None:
+def test_rules_hold(place: Path, make_token: Callable[..., str]) -> None:
     """Every scope × own and other namespace, without a query."""
     texts = {(s, n): make_token(f"{s}-{n}", s, n) for s in ("read", "write", "admin") for n in ("default", "other")}
     several = make_token("several", "write", "a", "b")
@@ -145,23 +159,18 @@ def test_rules_hold_on_the_short_way(place: Path, make_token: Callable[..., str]
                 assert client.get(look, headers=auth(text)).status_code == (200 if space == "default" else 404)
                 may_save = client.post(SAVE, json={"step": "s"}, headers=auth(text)).status_code
                 assert may_save == (403 if scope == "read" else 201)
-        assert any(short)
         assert client.post(SAVE, json={"step": "s"}, headers=auth(several)).status_code == 422
         assert client.post(SAVE, json={"step": "s"}).status_code == 401
         assert client.get(look).status_code == 401
-        del short[:]
         Tokens(manager).revoke("write-default")
         client.app.state.service.tokens._known.clear()  # type: ignore[attr-defined]
         assert client.post(SAVE, json={"step": "s"}, headers=auth(texts["write", "default"])).status_code == 401
-        assert short == [False]
     with kedge.open(place) as own, kedge.open(place, namespace="other") as other:
         assert {event.actor for event in own.events()} == {"write-default", "admin-default"}
         assert {event.actor for event in other.events()} == {"write-other", "admin-other"}
 
 
-def test_many_savers_share_commits_and_not_their_mistakes(
-    tmp_path: Path, short: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_savers_share_commits_and_not_their_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     real = kedge.CheckpointManager.save_many
 
@@ -181,7 +190,7 @@ def test_many_savers_share_commits_and_not_their_mistakes(
                 return [client.post(f"{V1}/jobs/j{n % 2}/checkpoints", json=body).status_code for body in bodies]
 
         assert list(threads.map(work, range(12))) == [[201, 201, 404] * 3] * 12
-    assert sum(sizes) > 54  # once a second somebody finds out the long way whether there are tokens
+    assert sum(sizes) == 108
     assert max(sizes) > 1
     with kedge.open(tmp_path / "store") as store:
         assert [len(store.list(job)) for job in ("j0", "j1")] == [36, 36]
@@ -209,11 +218,11 @@ def test_a_defect_is_answered_counted_and_found_by_its_id(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("/a/path")
 
-    for name in ("get", "save_many", "save_encoded"):
+    for name in ("get", "save_many"):
         monkeypatch.setattr(kedge.CheckpointManager, name, fail)
-    for query in ({}, LONG):
-        looked = client.get(f"{V1}/checkpoints/x", params=query)
-        saved = client.post(SAVE, json={"step": "s", "state": 1}, params=query)
+    for size in (1, SMALL_BYTES):
+        looked = client.get(f"{V1}/checkpoints/x")
+        saved = client.post(SAVE, json={"step": "s", "state": "x" * size})
         for answer in (looked, saved):
             assert (answer.status_code, answer.json()["code"]) == (500, "unexpected")
             assert answer.json()["request_id"] == answer.headers["x-request-id"]
