@@ -1,14 +1,14 @@
 """The page: the store for people, made of HTML from templates, with htmx for what changes in place.
 
-    rendering.py     who may see a page, templates, errors as pages
+    templates.py     who may see a page, templates, errors as pages
     jobs.py          jobs, and the history of one
     checkpoints.py   a checkpoint, its state, what can be done with it
-    comparison.py     two of them, or one and a live job
+    comparison.py    two of them, or one and a live job
     retention.py     policies, and what they would delete
-    running.py       runs, their items, models; asking.py: approvals
+    runs.py          runs, their items, LLM calls; approvals.py: what waits for a person
     storage.py       what grew, what gc would free, the log of changes
     session.py       signing in
-    graph.py, charts.py, states.py, growth.py    what they draw and count
+    graph.py, charts.py, states.py, growth.py    what they draw and count; memory.py: what is remembered of it
 
 Nothing is fetched from elsewhere. static/vendor/ is brought by `./dev assets` and packed into the wheel; without it,
 and without scripts at all, everything but unfolding and live updates still works.
@@ -25,6 +25,7 @@ from kedge.errors import NotFound
 from kedge.server.problems import answer_to
 
 from . import checkpoints, comparison, jobs, retention, runs, session, storage
+from .memory import PageMemory
 from .templates import STATIC, error_page
 
 
@@ -38,6 +39,7 @@ class _Files(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
+    app.state.page = PageMemory()
     for each in (jobs, checkpoints, comparison, retention, runs, storage, session):
         app.router.routes.extend(each.router.routes)
     app.mount("/static", _Files(directory=STATIC), name="static")

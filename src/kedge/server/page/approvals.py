@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from threading import Lock
-from weakref import WeakKeyDictionary
 
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.pipeline.history import find_run, find_runs
 from kedge.pipeline.wait import decide, decision_of
 from kedge.process.workflow import Workflows
-from kedge.server.auth import Access
-from kedge.server.service import Service
 
 MOST_JOBS = 2000  # that are looked at for the list
 _MOST = 200  # executions
 _LONG = 4000
-_COUNTED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +86,3 @@ def settle(store: CheckpointManager, key: str, name: str, approved: bool, commen
         Workflows(store).approve_checkpoint(key, name, approved, actor=store.actor, comment=comment)
     else:
         decide(store, key, name, approved, actor=store.actor, comment=comment)
-
-
-_counts: WeakKeyDictionary[Service, dict[str, tuple[float, int]]] = WeakKeyDictionary()  # by namespace
-_lock = Lock()
-
-
-def pending_count(access: Access) -> int:
-    """How many wait, for the menu: looked up every few seconds only, because every page shows it."""
-    with _lock:
-        known = _counts.setdefault(access.service, {}).get(access.namespace)
-    if known is not None and time.monotonic() - known[0] < _COUNTED_S:
-        return known[1]
-    count = len(asked(access.store))
-    with _lock:
-        _counts[access.service][access.namespace] = time.monotonic(), count
-    return count
-
-
-def forget_count(access: Access) -> None:
-    with _lock:
-        _counts.get(access.service, {}).pop(access.namespace, None)

@@ -8,19 +8,18 @@ from urllib.parse import quote
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from kedge.diff.outline import StoredState
 from kedge.errors import Corrupted
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server.runner import resume
 
 from . import states
+from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, pretty, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Text = Annotated[str, Query(max_length=4096)]
-_outlines = states.Outlines()
 
 
 @router.get("/checkpoints/{checkpoint_id}")
@@ -29,7 +28,7 @@ async def checkpoint(request: Request, access: Reader, checkpoint_id: str) -> Re
         found = store.get(checkpoint_id)
         level, problem = None, ""
         try:
-            level = states.level_at(_outlines.open(store, found.id), "")
+            level = states.level_at(memory_of(request).outlines.open(store, found.id), "")
         except Corrupted as error:
             problem = str(error)
         before = store.list(found.job, limit=1, before=found.seq)
@@ -49,7 +48,7 @@ async def level(
     request: Request, access: Reader, checkpoint_id: str, path: Text = "", start: Annotated[int, Query(ge=0)] = 0
 ) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        state = _outlines.open(store, checkpoint_id)
+        state = memory_of(request).outlines.open(store, checkpoint_id)
         return {"c": state.checkpoint, "level": states.level_at(state, path, start)}
 
     return await answer(request, access, "level.html", facts)
@@ -58,7 +57,7 @@ async def level(
 @router.get("/checkpoints/{checkpoint_id}/array")
 async def array(request: Request, access: Reader, checkpoint_id: str, path: Text) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        state = _outlines.open(store, checkpoint_id)
+        state = memory_of(request).outlines.open(store, checkpoint_id)
         return {"c": state.checkpoint, "facts": states.array_at(state, path)}
 
     return await answer(request, access, "array.html", facts)
@@ -67,17 +66,16 @@ async def array(request: Request, access: Reader, checkpoint_id: str, path: Text
 @router.get("/checkpoints/{checkpoint_id}/text")
 async def text(request: Request, access: Reader, checkpoint_id: str, path: Text) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        shown, length = states.text_at(_outlines.open(store, checkpoint_id), path)
+        shown, length = states.text_at(memory_of(request).outlines.open(store, checkpoint_id), path)
         return {"text": shown, "length": length}
 
     return await answer(request, access, "text.html", facts)
 
 
 @router.get("/checkpoints/{checkpoint_id}/thumbnail.png")
-async def thumbnail(access: Reader, checkpoint_id: str, path: Text) -> Response:
+async def thumbnail(request: Request, access: Reader, checkpoint_id: str, path: Text) -> Response:
     def draw(store: CheckpointManager) -> bytes:
-        state: StoredState = _outlines.open(store, checkpoint_id)
-        return states.thumbnail_at(state, path)
+        return states.thumbnail_at(memory_of(request).outlines.open(store, checkpoint_id), path)
 
     return Response(await access.ask(draw), media_type="image/png")
 

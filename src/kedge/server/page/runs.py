@@ -35,8 +35,9 @@ from kedge.pipeline.progress import duration
 from kedge.process.workflow import Workflows
 from kedge.server.runner import resume
 
-from .approvals import MOST_JOBS, asked, forget_count, settle
+from .approvals import MOST_JOBS, asked, settle
 from .charts import span_bar
+from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -284,7 +285,7 @@ async def decide(
 ) -> Response:
     def work(store: CheckpointManager) -> None:
         settle(store, key, name, decision == "approve", comment)
-        forget_count(access)
+        memory_of(request).forget_count(access.namespace)
 
     await access.ask(work)
     return see(request, "/approvals", f"{name} of {key} is {'approved' if decision == 'approve' else 'denied'}.")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
-from threading import Lock
 from typing import Annotated, Any, Literal
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from kedge.manager import CheckpointManager
 from kedge.model import Job
-from kedge.server.auth import Access
-from kedge.server.service import Service
 from kedge.server.tasks import Report
 from kedge.terminal.text import count_of, exactly, size
 
 from .charts import stacked_bars
-from .growth import MOST_JOBS, SPANS, Grown, Growth
+from .growth import MOST_JOBS, SPANS, Grown
+from .memory import memory_of
 from .templates import Administrator, PageRoute, Reader, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -31,9 +28,6 @@ _QUICK = 20_000  # checkpoints of a store whose garbage is counted without being
 
 _BARS = {"hour": "a minute", "day": "half an hour", "week": "four hours", "month": "a day", "year": "a week"}
 
-_growth: WeakKeyDictionary[Service, dict[str, Growth]] = WeakKeyDictionary()  # by namespace
-_lock = Lock()
-
 
 @router.get("/storage")
 async def storage(
@@ -42,7 +36,7 @@ async def storage(
     def facts(store: CheckpointManager) -> dict[str, Any]:
         numbers = store.stats()
         jobs = store.jobs(limit=MOST_JOBS)
-        grown = _growth_of(access).look(store, jobs, span)
+        grown = memory_of(request).growth(access.namespace).look(store, jobs, span)
         coloured = [name for name, count in grown.added.most_common(_COLOURS) if count]
         return {
             "numbers": _numbers(numbers),
@@ -60,11 +54,6 @@ async def storage(
         }
 
     return await answer(request, access, "storage.html", facts)
-
-
-def _growth_of(access: Access) -> Growth:
-    with _lock:
-        return _growth.setdefault(access.service, {}).setdefault(access.namespace, Growth())
 
 
 def _chart(grown: Grown, coloured: list[str]) -> Any:

@@ -25,8 +25,8 @@ from kedge.server.problems import without_paths
 from kedge.server.tokens import Scope
 from kedge.terminal.text import age, count_of, exactly, size
 
-from .approvals import pending_count
 from .graph import draw
+from .memory import memory_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -117,7 +117,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "may_write": access is not None and access.caller.scope.includes(Scope.WRITE),
         "may_admin": access is not None and access.caller.scope.includes(Scope.ADMIN),
         "has_runner": access is not None and access.service.runner is not None,
-        "pending": pending_count(access) if access is not None and is_whole else 0,
+        "pending": memory_of(request).pending_count(access) if access is not None and is_whole else 0,
         "notice": _notice(request) if is_whole else "",
         "seen": 0,  # the newest event that the page shows
     }
