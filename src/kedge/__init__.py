@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from .integrations.dask import dask
     from .manager import CheckpointManager
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
-    from .pipeline.declaration import current_run, pipeline
+    from .pipeline.approval import Approval, decide
+    from .pipeline.declaration import current_run, pipeline, step
     from .pipeline.retry import Retry
     from .pipeline.run import Run
     from .pipeline.run import Run as run  # noqa: N813
     from .pipeline.signals import Paused
-    from .pipeline.step import step
-    from .pipeline.wait import Approval, decide, send
+    from .pipeline.wait import send
     from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
 
 __version__ = "0.1.0"

@@ -141,7 +141,7 @@ def test_approvals_are_decided_once_by_runs_and_workflows(page: Page, known: dic
     page.locator(".ask", has_text="pay out").locator("button.danger").click()
     page.wait_for_selector(".empty")
     with kedge.open(known["place"]) as store:
-        from kedge.pipeline.wait import decision_of
+        from kedge.pipeline.approval import decision_of
 
         made = decision_of(store, "publish-site", "go-live")
         assert made is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kedge
-from kedge.pipeline.calls import Calls
+from kedge.pipeline.step import Steps
 from tests.torture.pipelines import Violation, case_for_real, case_in_process
 
 pytestmark = pytest.mark.faults
@@ -55,7 +55,7 @@ def test_a_lease_of_the_dead_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.mutant
 def test_a_step_that_is_not_found_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Calls, "_kept", lambda calls, work: None)
+    monkeypatch.setattr(Steps, "_saved", lambda steps, step: None)
     with pytest.raises((Violation, kedge.Conflict)):
         for number in range(20):
             case_in_process(number)

@@ -23,7 +23,7 @@ from kedge.errors import CheckpointError
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel
 from kedge.pipeline.history import CALLS
-from kedge.pipeline.step import here, payer
+from kedge.pipeline.place import here, payer
 
 from .pricing import Tokens, dollars
 
@@ -163,7 +163,7 @@ class Books:
         if (meter := _meter.get()) is not None:
             meter.bill, meter.model = meter.bill.add(charge), charge.model
         if place is not None:
-            place.run.account.charge(place.path, charge)
+            place.run.charge(place.path, charge)
         if not charge.is_saved:
             self._save((run, step, charge.model), Bill().add(charge))
             return

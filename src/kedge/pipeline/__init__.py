@@ -16,17 +16,18 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from .declaration import Pipeline, current_run, pipeline
+from .approval import Approval, PendingApproval, decide, find_approvals, pending_approvals
+from .declaration import Pipeline, current_run, pipeline, step
 from .retry import Retry
 from .run import Run
 from .signals import Paused
-from .step import step
-from .wait import Approval, decide, send
+from .wait import send
 
 run = Run
 
 __all__ = [
-    "Approval", "Paused", "Pipeline", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
+    "Approval", "Paused", "PendingApproval", "Pipeline", "Retry", "Run", "current_run", "decide", "find_approvals",
+    "pending_approvals", "pipeline", "run", "send", "step",
 ]  # fmt: skip
 
 

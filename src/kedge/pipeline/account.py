@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from .keys import Path, show
+from .keys import Path
 
 if TYPE_CHECKING:
     from kedge.llm.bills import Bill, Charge
 
 MAX_LISTED = 10_000  # steps named in the record of a session
+
+# For what a run or an execution of a workflow waits, as its status record says it
+Waiting = TypedDict(
+    "Waiting",
+    {
+        "for": str,  # approval, signal or time
+        "name": str,  # a path, or the name of an execution's checkpoint
+        "prompt": str,
+        "id": NotRequired[str],  # of an execution's checkpoint, as names may repeat there
+        "asked_at": NotRequired[str],
+        "expires_at": NotRequired[str],
+    },
+)
 
 
 class Account:
@@ -22,7 +35,7 @@ class Account:
         self.executed = 0
         self._reused = 0
         self._names: dict[str, list[str]] = {"ran": [], "reused": []}
-        self._waiting: dict[Path, dict[str, str]] = {}
+        self._waiting: dict[Path, Waiting] = {}
         self._bills: dict[Path, Bill] = {}  # () is that of the whole session
         self.progress: Mapping[str, int | None] | None = None
 
@@ -41,9 +54,9 @@ class Account:
         if len(self._names[what]) < MAX_LISTED:
             self._names[what].append(path)
 
-    def waits(self, path: Path, what: str, prompt: str) -> None:
+    def waits(self, path: Path, waiting: Waiting) -> None:
         with self._lock:
-            self._waiting[path] = {"for": what, "name": show(path), "prompt": prompt}
+            self._waiting[path] = waiting
 
     def waits_no_more(self, path: Path) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Functions as pipelines: `@kedge.pipeline`."""
+"""Functions as pipelines and as steps: `@kedge.pipeline`, `@kedge.step`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from kedge.errors import Conflict
+from kedge.errors import Conflict, Validation
 from kedge.manager import CheckpointManager
 
 from .keys import arguments, digest_of
+from .place import here
+from .retry import Retry
 from .run import Run
-from .step import here
+from .step import Call, Options, parse_options
+
+if TYPE_CHECKING:
+    from kedge.llm.calls import Shared
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,3 +120,88 @@ def pipeline(
         return Pipeline(inner, name, version, store)
 
     return decorate if function is None else decorate(function)
+
+
+@overload
+def step(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retries: int | Retry = 0,
+    timeout_s: float | None = None,
+    timeout_in: str = "process",
+    version: str | int | None = None,
+    cache: bool | Literal["llm"] = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def step(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    retries: int | Retry = 0,
+    timeout_s: float | None = None,
+    timeout_in: str = "process",
+    version: str | int | None = None,
+    cache: bool | Literal["llm"] = True,
+) -> Any:
+    """Make a function a step of whatever run it is called in; outside a run it is an ordinary function.
+
+    `name` may use the arguments, "fetch {url}", so that calls in a loop have paths of their own. With cache=False it
+    runs every time, with the same retries and limits, and its result is not saved. With cache="llm" it runs once for
+    all runs of the store that call it with the same arguments, and what it costs is counted (docs/llm.md).
+    """
+    if cache not in (True, False, "llm"):
+        raise Validation(f"cache={cache!r}", hint='use True, False or "llm"')
+    declared = _Step(name, parse_options(retries, timeout_s, timeout_in, version), cache)
+    return declared.decorate if function is None else declared.decorate(function)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a decorator says about a function."""
+
+    name: str | None
+    options: Options
+    cache: bool | Literal["llm"]
+
+    def decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call_of(sent: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+            share = functools.partial(_share, sent, self.options) if self.cache == "llm" else None
+            return Call(sent, args, kwargs, self.options, is_saved=bool(self.cache), share=share)
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if (place := here()) is None:
+                    return await function(*args, **kwargs)
+                return await place.run.call(self._title(function, args, kwargs), call_of(function, args, kwargs))
+
+            return wrapper
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if (place := here()) is None:
+                return function(*args, **kwargs)
+            # A process finds a function under its name, which the decorated one bears.
+            is_sent = self.options.timeout_s is not None and self.options.timeout_in == "process"
+            title = self._title(function, args, kwargs)
+            return place.run.call(title, call_of(call if is_sent else function, args, kwargs))
+
+        return call
+
+    def _title(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        if self.name is None or "{" not in self.name:
+            return self.name or function.__name__
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self.name.format(**bound.arguments)
+
+
+def _share(function: Callable[..., Any], options: Options, inputs: Mapping[str, bytes]) -> Shared:
+    from kedge.llm.calls import Shared, step_request  # optional: only steps with cache="llm"
+    from kedge.llm.exchange import Policy
+
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return Shared(step_request(name, options.version, inputs), Policy())

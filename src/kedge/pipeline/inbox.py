@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointId, parse_name
+from kedge.model import MAX_STEP_CHARACTERS, Checkpoint, CheckpointId, parse_name
 
 SUFFIX = ":inbox"
 CANCEL = "cancel"
@@ -33,7 +33,7 @@ def post(
     """Leave a message for a run, durably, whether somebody works on it or not."""
     return store.save(
         parse_run_key(key) + SUFFIX,
-        f"{kind} {name}".strip(),
+        f"{kind} {name}".strip()[:MAX_STEP_CHARACTERS],
         {"value": value},
         level="pipeline",
         metadata={"kind": kind, "name": name, "actor": store.actor},

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blake3 import blake3
 
@@ -28,8 +28,10 @@ from .attempt import check_picklable
 from .digests import DIGEST_BYTES, DigestSet
 from .executors import RemoteExecutor, WorkerLost, Workers, workers_for
 from .keys import digest_of, map_key, show
+from .place import Place
 from .progress import Tally
 from .retry import Retry, parse_retries, parse_timeout
+from .session import Session
 from .signals import Paused
 from .worker import (
     PAGE,
@@ -44,9 +46,6 @@ from .worker import (
     save_items,
     split,
 )
-
-if TYPE_CHECKING:
-    from .run import Run
 
 CHUNK_S = 0.1
 MAX_CHUNK = 2000
@@ -140,26 +139,27 @@ class Map:
 
     def __init__(
         self,
-        run: Run,
-        path: tuple[str, ...],
+        session: Session,
+        place: Place,
         version: str,
         function: Callable[[Any], Any],
         key: Callable[[Any], object] | None,
         options: MapOptions,
     ) -> None:
-        self._run = run
+        self._session = session
+        self._run = place.run
         self._key = key
         self._options = options
         is_process = options.executor == "process"
         self._spec = Spec(
-            token=run.token,
-            store=reachable(run.store.url),
-            namespace=run.store.namespace,
-            key=run.store.key_source,
-            lease=run.lease,
-            path=path,
-            tag=map_key(path, version),
-            session=run.session,
+            token=place.run.token,
+            store=reachable(session.store.url),
+            namespace=session.store.namespace,
+            key=session.store.key_source,
+            lease=session.lease,
+            path=place.path,
+            tag=map_key(place.path, version),
+            session=session.number,
             function=function,
             retry=options.retry,
             timeout_s=None if is_process else options.timeout_s,
@@ -192,7 +192,7 @@ class Map:
         local_runs[self._spec.token] = self._run
         self._tally.total = len(items) if isinstance(items, Sized) else None
         workers = workers_for(
-            self._options.executor, self._options.workers, self._options.timeout_s, self._spec, self._run.isolation
+            self._options.executor, self._options.workers, self._options.timeout_s, self._spec, self._session.isolation
         )
         try:
             self._drive(iter(items), workers)
@@ -207,9 +207,9 @@ class Map:
         self._read_results()
         self._show(is_over=True)
         if self._executed:
-            self._run.account.ran(show(self._spec.path), self._executed)
+            self._session.account.ran(show(self._spec.path), self._executed)
         elif self._reused:
-            self._run.account.reused(show(self._spec.path))
+            self._session.account.reused(show(self._spec.path))
         if self._failures > self._allowed():
             self._raise_failure()
         return self._answer()
@@ -227,7 +227,7 @@ class Map:
                 if self._failures > self._allowed():
                     self._again.clear()
                     break
-                self._run.pause_point()
+                self._session.pause_point()
                 if self._again:
                     chunk = [self._again.popleft()]
                 elif not (chunk := self._next_chunk(source)):
@@ -238,7 +238,7 @@ class Map:
                 continue
             finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
             if not finished:
-                self._run.pause_point()
+                self._session.pause_point()
             for future in finished:
                 self._finish(future, pending.pop(future), workers)
             self._show()
@@ -246,8 +246,8 @@ class Map:
     def _show(self, *, is_over: bool = False) -> None:
         tally = self._tally
         tally.done, tally.reused, tally.failed = self._executed, self._reused, self._failures
-        tally.money = self._run.account.money(self._spec.path)
-        self._run.watcher.items(self._spec.path, tally, is_over=is_over)
+        tally.money = self._session.account.money(self._spec.path)
+        self._session.watcher.items(self._spec.path, tally, is_over=is_over)
 
     def _next_chunk(self, source: Iterator[Item]) -> list[Item]:
         size = 1 if self._options.executor == "process" and self._options.timeout_s is not None else self._chunk
@@ -329,12 +329,12 @@ class Map:
                 self._again.append(item)
                 continue
             failure = item_error(item.label, error, self._attempts[item.number])
-            save_items(self._run.store, self._spec, [], [], [(item, failure)])
+            save_items(self._session.store, self._spec, [], [], [(item, failure)])
             self._count_failure(item.number, failure)
 
     def _catch_up(self, *, with_results: bool) -> None:
         """Learn what is durable, from the records since the last look."""
-        store, add = self._run.store, self._done.add
+        store, add = self._session.store, self._done.add
         for record, digests in read_keys(store, self._spec, self._read_to):
             self._read_to = record.seq
             for digest in digests:
@@ -369,7 +369,7 @@ class Map:
     def _raise_failure(self) -> None:
         failure = self._last_failure
         assert failure is not None  # nosec B101 # something failed
-        where = f"item {failure.key} of map {show(self._spec.path)} of run {self._run.key}"
+        where = f"item {failure.key} of map {show(self._spec.path)} of run {self._session.key}"
         more = "" if self._failures == 1 else f"; {self._failures} items failed"
         if failure.exception is not None:
             failure.exception.add_note(f"It failed in {where}{more}.")
@@ -378,7 +378,7 @@ class Map:
 
     def _answer(self) -> Any:
         if not self._options.collect:
-            return Results(self._run.store, self._spec.lease.job, self._spec.tag, self._seen)
+            return Results(self._session.store, self._spec.lease.job, self._spec.tag, self._seen)
         if not self._options.is_ordered:
             return self._in_order_of_completion
         return [self._results.pop(number) for number in range(self._taken)]

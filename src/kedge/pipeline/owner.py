@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from kedge.errors import LeaseHeld
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
+from kedge.model import Checkpoint, CheckpointLevel, Job, Lease, RunStatus
 from kedge.store.lease import is_holder_gone, machine, started
+
+LOOK_EVERY_S = 0.02  # for the end of another owner's lease
+_PAGE = 500
 
 
 def this_process() -> dict[str, object]:
@@ -28,20 +32,34 @@ def is_gone(owner: object) -> bool:
 
 
 @contextmanager
-def take_lease(store: CheckpointManager, key: str, ttl_s: float) -> Iterator[Lease]:
-    """A context that holds the lease of a run; that of a dead owner on this machine is ended first.
+def take_lease(store: CheckpointManager, key: str, ttl_s: float, wait_s: float = 0.0) -> Iterator[Lease]:
+    """A context that holds the lease of a job; that of a dead owner on this machine is ended first.
 
-    Without this, a run killed a second ago could only go on when its lease has run out.
+    Without this, a run killed a second ago could only go on when its lease has run out. An owner that is alive is
+    waited for, `wait_s` at most; then LeaseHeld is raised.
     """
+    until, has_broken = time.monotonic() + wait_s, False
     with ExitStack() as stack:
-        try:
-            lease = stack.enter_context(store.lease(key, ttl_s))
-        except LeaseHeld as error:
-            if not is_holder_gone(error.holder):
-                raise
-            store.break_lease(Lease(key, error.token, error.holder, ttl_s))
-            lease = stack.enter_context(store.lease(key, ttl_s))
+        lease: Lease | None = None
+        while lease is None:
+            try:
+                lease = stack.enter_context(store.lease(key, ttl_s))
+            except LeaseHeld as error:
+                if not has_broken and is_holder_gone(error.holder):
+                    has_broken = True
+                    store.break_lease(Lease(key, error.token, error.holder, ttl_s))
+                elif time.monotonic() >= until:
+                    raise
+                else:
+                    time.sleep(LOOK_EVERY_S)
         yield lease
+
+
+def walk_jobs(store: CheckpointManager, prefix: str = "", after: str | None = None) -> Iterator[Job]:
+    """Jobs by name, a page at a time."""
+    while page := store.jobs(prefix, _PAGE, after):
+        after = page[-1].name
+        yield from page
 
 
 def newest_status(store: CheckpointManager, key: str) -> Checkpoint | None:

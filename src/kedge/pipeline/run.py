@@ -2,7 +2,9 @@
 
 A run is a job of the store. Every finished step is a checkpoint of that job, saved under the step's key (path, inputs,
 version) as idempotency key before the next step begins; every change of the run's status is a checkpoint of level
-pipeline. All are fenced by the run's lease, so that a stale owner is refused at its next write (I5).
+pipeline. What a program calls is here, and goes down once:
+
+    run → step, map or wait → session → store
 """
 
 from __future__ import annotations
@@ -15,30 +17,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kedge.errors import Cancelled, CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.urls import reachable
 
-from . import wait as waiting
-from .account import Account
-from .attempt import Isolation
-from .calls import Calls, one_line, traceback_of
-from .inbox import CANCEL, Inbox, parse_run_key
-from .keys import Path, show, step_key
-from .owner import held_by_another, newest_status, save_status, take_lease, this_process
-from .progress import watcher
+from .approval import Approval
+from .inbox import parse_run_key
+from .keys import Path, show
+from .owner import held_by_another, take_lease
+from .place import Place, place_in
 from .retry import Retry
-from .signals import Paused, Signals
-from .step import PLAIN, UNSET, Place, parse_options, parse_version, place_in
+from .session import Session, not_entered
+from .signals import Paused
+from .step import UNSET, Call, Steps, parse_options, parse_version
+from .wait import parse_question, parse_seconds, wait_for_approval, wait_for_signal, wait_for_time
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-INBOX_EVERY_S = 1.0
-PROGRESS_EVERY_S = 10.0
+    from kedge.llm.bills import Charge
 
 
 class Run:
@@ -59,26 +59,36 @@ class Run:
         """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case."""
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
-            raise Validation(f"grace_s={grace_s!r} makes no sense", hint="use 0 to 86400 seconds")
+            raise Validation(f"grace_s must be from 0 to 86400 seconds (got {grace_s!r})")
         self.version = parse_version(version)
         self.pipeline = pipeline
-        self.session = 0
         self._given = store
         self._ttl_s = ttl_s
-        self._signals = Signals(grace_s)
+        self._grace_s = grace_s
         self._wants_signals = signals
-        self.watcher = watcher(progress)
-        self.isolation = Isolation()
-        self.calls = Calls(self)
-        self.account = Account()
-        self._inbox_at = 0.0
-        self.is_imported = False  # some of its steps were done by an older system
-        self._progress_at = 0.0
+        self._progress = progress
         self._stack: ExitStack | None = None
+        self._session: Session | None = None  # the newest one, also when it is over
+        self._steps: Steps
         self.token = os.urandom(16).hex()  # by which workers in this process find it
-        self.store: CheckpointManager
-        self._lease: Lease
-        self._inbox: Inbox
+
+    @property
+    def session(self) -> int:
+        """How many processes have worked on this run so far, this one included; 0 before it is entered."""
+        return 0 if self._session is None else self._session.number
+
+    @property
+    def store(self) -> CheckpointManager:
+        return self._at_work().store
+
+    @property
+    def lease(self) -> Lease:
+        return self._at_work().lease
+
+    def _at_work(self) -> Session:
+        if self._session is None or not self._session.is_open:
+            raise not_entered(self.key)
+        return self._session
 
     # Entering and leaving
 
@@ -87,102 +97,58 @@ class Run:
             raise Conflict(f"run {self.key} is entered already", hint="make another one with kedge.run()")
         with ExitStack() as stack:
             if isinstance(self._given, CheckpointManager):
-                self.store = self._given
+                store = self._given
             else:
-                self.store = stack.enter_context(CheckpointManager(self._given))
+                store = stack.enter_context(CheckpointManager(self._given))
             try:
-                self._lease = stack.enter_context(take_lease(self.store, self.key, self._ttl_s))
+                lease = stack.enter_context(take_lease(store, self.key, self._ttl_s))
             except LeaseHeld as error:
                 raise held_by_another(self.key, error) from error
-            self._continue_history()
-            stack.callback(self.isolation.close)
+            session = Session(
+                store,
+                lease,
+                version=self.version,
+                pipeline=self.pipeline,
+                grace_s=self._grace_s,
+                progress=self._progress,
+            )
+            stack.callback(session.isolation.close)
             if self._wants_signals:
-                self._signals.install()
-            stack.callback(self._signals.restore)
-            self._record(RunStatus.RUNNING, command=_command())
+                session.signals.install()
+            stack.callback(session.signals.restore)
+            session.record(RunStatus.RUNNING, with_command=True)
             stack.enter_context(Place(self).entered())
-            self._stack = stack.pop_all()
+            self._session, self._steps, self._stack = session, Steps(session), stack.pop_all()
+            self.pipeline = session.pipeline
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         stack, self._stack = self._stack, None
-        if stack is None:
+        session = self._session
+        if stack is None or session is None:
             return
         with stack:
-            self._signals.disarm()
-            self._settle()
-            self.watcher.close()
+            session.is_open = False
+            session.signals.disarm()
+            session.settle()
+            session.watcher.close()
             status = _status_after(error)
-            if status is RunStatus.PAUSED and self._signals.stopping and not isinstance(error, Paused):
-                error = Paused(self._signals.stopping)  # asyncio made a cancellation of it
+            if status is RunStatus.PAUSED and session.signals.stopping and not isinstance(error, Paused):
+                error = Paused(session.signals.stopping)  # asyncio made a cancellation of it
             try:
                 if not isinstance(error, LeaseLost):  # else the run belongs to somebody else
-                    self._record(status, error=error)
+                    session.record(status, error=error)
             except CheckpointError as failure:
                 if error is None:
                     raise
                 error.add_note(f"The end of run {self.key} could not be recorded: {failure}")
-            self._say_how_to_resume(status, error)
+            _say_how_to_resume(session, status, error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.__exit__(kind, error, trace)
-
-    def _continue_history(self) -> None:
-        newest = newest_status(self.store, self.key)
-        if newest is None:
-            if self.store.list(self.key, limit=1):
-                raise Conflict(f"job {self.key} is not a run", hint="it holds checkpoints of its own: use another key")
-            self._inbox = Inbox(self.store, self.key)
-            self.session = 1
-            return
-        last = newest.metadata
-        known = last.get("pipeline")
-        if self.pipeline is not None and known is not None and known != self.pipeline:
-            raise Conflict(
-                f"run {self.key} belongs to pipeline {known}, not to {self.pipeline}",
-                hint="use another key for another pipeline",
-            )
-        self.pipeline = self.pipeline or (known if isinstance(known, str) else None)
-        if last.get("status") == RunStatus.CANCELLED:
-            raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
-        self.is_imported = last.get("imported") is True
-        self._inbox = Inbox(self.store, self.key, _number(last.get("inbox")))
-        self.session = _number(last.get("session")) + 1
-
-    def _record(
-        self, status: RunStatus, *, error: BaseException | None = None, command: Mapping[str, object] | None = None
-    ) -> None:
-        """The run's status as a checkpoint; at the end of a session with what it did."""
-        state = self.account.names()
-        metadata: dict[str, object] = {
-            "session": self.session,
-            "version": self.version,
-            "pipeline": self.pipeline,
-            "inbox": self._inbox.seen,
-            "owner": this_process(),
-            "token": self._lease.token,
-            **self.account.facts(),
-        }
-        if self.is_imported:
-            metadata["imported"] = True
-        if command is not None:
-            state["command"] = command
-        if error is not None and status is not RunStatus.COMPLETED:
-            metadata["error"] = one_line(error)
-            state["traceback"] = traceback_of(error)
-        save_status(self.store, self._lease, status, state, metadata)
-
-    def _say_how_to_resume(self, status: RunStatus, error: BaseException | None) -> None:
-        command = resume_command(self.store, self.key)
-        if status is RunStatus.PAUSED:
-            sys.stderr.write(f"kedge: run {self.key} is paused ({error}); to resume it: {command}\n")
-        elif isinstance(error, SystemExit):  # nobody shows its notes
-            sys.stderr.write(f"kedge: run {self.key} failed ({error}); to resume it: {command}\n")
-        elif status is RunStatus.FAILED and error is not None and not isinstance(error, LeaseLost):
-            error.add_note(f"Run {self.key} failed; what is finished is kept. To resume it: {command}")
 
     # Steps
 
@@ -207,8 +173,15 @@ class Run:
         Of a coroutine function this is a coroutine. `timeout_in` is explained in `pipeline.attempt`.
         """
         options = parse_options(retries, timeout_s, timeout_in, version)
-        call = self.calls.run_async if inspect.iscoroutinefunction(function) else self.calls.run
-        return call(name, function, args, kwargs, options, inputs=inputs)
+        return self.call(name, Call(function, args, kwargs, options, inputs))
+
+    def call(self, name: str, call: Call) -> Any:
+        """A step with parsed options; a coroutine where its function is one. `step`, `llm` and decorators end here."""
+        self._at_work()
+        place = place_in(self).below(name)
+        if inspect.iscoroutinefunction(call.function):
+            return self._steps.run_async(place, call)
+        return self._steps.run(place, call)
 
     def llm(
         self,
@@ -241,30 +214,31 @@ class Run:
                 f"step {name}: messages is a {type(messages).__name__}, not a list of messages",
                 hint='use messages=[{"role": "user", "content": "…"}]',
             )
-        asked = {"model": model, "messages": list(messages), **parameters}
-        request = call_request(call, asked, sample, options.version)
-        is_old = self.is_imported and not (sample or self.version or options.version)
+        request = call_request(
+            call, {"model": model, "messages": list(messages), **parameters}, sample, options.version
+        )
+        is_old = self._at_work().is_imported and not (sample or self.version or options.version)
         older = imported_request(self.key, request.body) if is_old else None
         shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s), older)
-        start = self.calls.run_async if inspect.iscoroutinefunction(call) else self.calls.run
         if sample:
             options = replace(options, version=f"{options.version} sample {sample}")
-        return start(name, call, (), request.body, options, shared=shared)
+        share = None if shared is None else lambda _: shared
+        return self.call(name, Call(call, (), request.body, options, share=share))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Steps inside belong to the stage: its name is part of their paths. Stages may be nested."""
-        place = place_in(self)
+        session, place = self._at_work(), place_in(self)
         if place.level not in (CheckpointLevel.PIPELINE, CheckpointLevel.STAGE):
             raise Validation(f"stage {name!r} is inside step {show(place.path)}", hint="steps inside a step need none")
         path = (*place.path, parse_step(name))
-        executed, began = self.account.executed, time.monotonic()
-        self.watcher.stage(path)
+        executed, began = session.account.executed, time.monotonic()
+        session.watcher.stage(path)
         with Place(self, path, CheckpointLevel.STAGE).entered():
             yield
-        if (steps := self.account.executed - executed) > 0:
-            metadata = {"kind": "stage", "session": self.session, "seconds": round(time.monotonic() - began, 3)}
-            self.save(path, {"steps": steps}, CheckpointLevel.STAGE, metadata)
+        if (steps := session.account.executed - executed) > 0:
+            metadata = {"kind": "stage", "seconds": round(time.monotonic() - began, 3)}
+            session.save(path, {"steps": steps}, CheckpointLevel.STAGE, metadata)
 
     def map(
         self,
@@ -290,15 +264,15 @@ class Run:
         again when the run is resumed. With collect=False the answer reads results from the store as you iterate over
         it, and nothing but 16 bytes for each item is kept in memory.
         """
-        from .map import Map, check_function, name_of, parse_map_options
+        from .map import Map, check_function, name_of, parse_map_options  # start time: processes, executors
 
+        session = self._at_work()
         options = parse_map_options(workers, executor, order, on_error, retries, timeout_s, collect)
-        declared = parse_options(0, None, "process", version).version
-        path = place_in(self).below(parse_step(name or name_of(function))).path
-        check_function(function, f"map {show(path)}")
-        self.calls.claim(path)
-        self.pause_point()
-        return Map(self, path, f"{self.version}/{declared}", function, key, options).run(items)
+        place = place_in(self).below(parse_step(name or name_of(function)))
+        check_function(function, f"map {show(place.path)}")
+        self._steps.claim(place.path)
+        session.pause_point()
+        return Map(session, place, f"{self.version}/{parse_version(version)}", function, key, options).run(items)
 
     # Waiting for others
 
@@ -307,7 +281,7 @@ class Run:
 
         It may be sent before the run asks. After `wait_s` the process pauses and exits; None waits on.
         """
-        return self._wait_for(name, lambda path: waiting.for_signal(self, path, name, wait_s))
+        return self._wait_for(name, lambda session, path: wait_for_signal(session, path, name, wait_s))
 
     def approval(
         self,
@@ -317,162 +291,77 @@ class Run:
         expires_s: float | None = None,
         wait_s: float | None = None,
         on_denied: str = "raise",
-    ) -> waiting.Approval:
+    ) -> Approval:
         """Wait until somebody approves or denies (`kedge.decide`, `kedge approve`): once, by name, for good.
 
         After `wait_s` the process pauses and exits, and waiting costs nothing: 0 at once, None never. After `expires_s`
         from the first asking it counts as denied. A denial raises Denied here, now and whenever the run is resumed,
         unless on_denied="return".
         """
-        ask = waiting.parse_ask(prompt, expires_s, on_denied)
-        kept = self._wait_for(name, lambda path: waiting.for_decision(self, path, ask, wait_s))
-        decision = waiting.Approval(**kept)
-        if not decision.approved and ask.raises:
+        question = parse_question(prompt, expires_s, on_denied)
+        saved = self._wait_for(name, lambda session, path: wait_for_approval(session, path, question, wait_s))
+        decision = Approval(**saved)
+        if not decision.approved and question.raises_denial:
             raise decision.denied(self.key, name)
         return decision
 
     def sleep(self, seconds: float, *, name: str | None = None, wait_s: float | None = None) -> None:
         """Go on `seconds` after the first time the run came here, whatever happened in between."""
-        seconds = waiting.parse_seconds("seconds", seconds)
-        self._wait_for(name or f"sleep {seconds:g} s", lambda path: waiting.for_time(self, path, seconds, wait_s))
+        seconds = parse_seconds("seconds", seconds)
+        self._wait_for(
+            name or f"sleep {seconds:g} s", lambda session, path: wait_for_time(session, path, seconds, wait_s)
+        )
 
-    def _wait_for(self, name: str, wait: Callable[[Path], Any]) -> Any:
-        """A step that waits: its answer is kept like any result."""
-        path = place_in(self).below(parse_step(name)).path
-        return self.calls.run(name, wait, (path,), {}, PLAIN, inputs=None)
+    def _wait_for(self, name: str, wait: Callable[[Session, Path], Any]) -> Any:
+        """A step that waits: its answer is saved like any result."""
+        session, path = self._at_work(), place_in(self).below(parse_step(name)).path
+        return self.call(name, Call(wait, (session, path), inputs=None))
 
-    def asked(self, path: Path, question: Mapping[str, object]) -> Mapping[str, Any]:
-        """The question as it was first asked in this run, with the time of that."""
-        key = "asked:" + step_key(path, "", {})
-        found = self.store.load_by_key(self.key, key)
-        if found is None:
-            metadata = {"kind": "asked", "session": self.session}
-            self.save(path, {**question, "asked_at": time.time()}, CheckpointLevel.STEP, metadata, key)
-            found = self.store.load_by_key(self.key, key)
-        state: Any = found[1] if found else {}
-        return state  # type: ignore[no-any-return]
-
-    @contextmanager
-    def seen_waiting(self, path: Path, what: str, prompt: str = "") -> Iterator[None]:
-        """While this lasts, the run says for what it waits."""
-        self.account.waits(path, what, prompt)
-        self._record(RunStatus.PAUSED)
-        try:
-            yield
-        except Paused:
-            raise  # it still waits
-        except BaseException:
-            self.account.waits_no_more(path)
-            raise
-        self.account.waits_no_more(path)
-        self._record(RunStatus.RUNNING)
+    # Telling others
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Say how far the run is: `kedge runs show` tells it, as of the newest record of the run."""
         if isinstance(done, bool) or not isinstance(done, int) or done < 0 or (total is not None and total < done):
             raise Validation(f"progress {done!r} of {total!r} makes no sense", hint="use whole numbers, done ≤ total")
-        self.account.progress = {"done": done, "total": total}
-        if time.monotonic() >= self._progress_at:
-            self._progress_at = time.monotonic() + PROGRESS_EVERY_S
-            self._record(RunStatus.RUNNING)
+        self._at_work().record_progress(done, total)
 
     def log(self, text: str, **fields: object) -> None:
         """A line in the history of the run, durable; `kedge runs show` prints the last ones."""
-        path = place_in(self).path
-        metadata = {"kind": "log", "session": self.session, "text": str(text)[:2000], "fields": fields}
-        self.save(path or ("log",), {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
+        path = place_in(self).path or ("log",)
+        metadata = {"kind": "log", "text": str(text)[:2000], "fields": fields}
+        self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
 
-    # What map and others use
+    # What code inside a step reaches through its place
 
-    def save(
-        self,
-        path: Path,
-        state: object,
-        level: CheckpointLevel,
-        metadata: Mapping[str, object],
-        idempotency_key: str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        """A checkpoint of this run, fenced by its lease."""
-        self.store.save(
-            self.key,
-            show(path),
-            state,
-            level=level,
-            tags=tags,
-            metadata={**metadata, "path": list(path)},
-            lease=self._lease,
-            idempotency_key=idempotency_key,
-        )
+    def charge(self, path: Path, charge: Charge) -> None:
+        """Count an LLM call for the step at `path`; also one whose answer comes after the end of the session."""
+        if self._session is not None:
+            self._session.account.charge(path, charge)
 
     @contextmanager
     def at_item(self, path: Path, label: str, attempt: int) -> Iterator[None]:
         """The place of an item of a map, for steps inside it. An item that is tried again calls them again."""
-        place = Place(self, (*path, label), CheckpointLevel.SUBSTEP)
+        session, place = self._at_work(), Place(self, (*path, label), CheckpointLevel.SUBSTEP)
         if attempt > 1:
-            self.calls.forget_below(place.path)
+            self._steps.unclaim_below(place.path)
         try:
             with place.entered():
                 yield
         finally:
-            self.account.close_bill(place.path)
-
-    def _settle(self) -> None:
-        """At the end: what was answered from the store is written down, and shown."""
-        if self.account.bill() is None:
-            return
-        from kedge.llm.cache import Cache
-
-        Cache.of(self.store).close()
-        self.watcher.money(self.account.money())
-
-    def pause(self, reason: str) -> NoReturn:
-        raise Paused(reason)
-
-    def rest(self, seconds: float) -> None:
-        """Wait before the next attempt, or until the run is asked to stop."""
-        self._signals.wait(seconds)
-
-    def check_entered(self) -> None:
-        if self._stack is None:
-            raise Conflict(f"run {self.key} is not entered", hint="use it in a with block")
-
-    @property
-    def lease(self) -> Lease:
-        return self._lease
-
-    def pause_point(self) -> None:
-        """Between two pieces of work: here a run stops, waits, or learns that it was cancelled."""
-        self.check_entered()
-        signals = self._signals
-        if signals.is_asked_to_record:
-            signals.is_asked_to_record = False
-            self._record(RunStatus.RUNNING)
-        if signals.must_wait():
-            self._record(RunStatus.PAUSED)
-            while signals.must_wait():
-                time.sleep(0.05)
-                self._read_inbox()
-            if not signals.stopping:
-                self._record(RunStatus.RUNNING)
-        if signals.stopping:
-            raise Paused(signals.stopping)
-        self._read_inbox()
-
-    def _read_inbox(self) -> None:
-        now = time.monotonic()
-        if now < self._inbox_at:
-            return
-        self._inbox_at = now + INBOX_EVERY_S
-        for message in self._inbox.new():
-            if message.metadata.get("kind") == CANCEL:
-                raise Cancelled(
-                    f"run {self.key} was cancelled by {message.metadata.get('actor')}",
-                    hint="what it finished is kept; use another key to start anew",
-                )
+            session.account.close_bill(place.path)
 
     def __repr__(self) -> str:
         return f"<kedge run {self.key}, session {self.session}>"
+
+
+def _say_how_to_resume(session: Session, status: RunStatus, error: BaseException | None) -> None:
+    key, command = session.key, resume_command(session.store, session.key)
+    if status is RunStatus.PAUSED:
+        sys.stderr.write(f"kedge: run {key} is paused ({error}); to resume it: {command}\n")
+    elif isinstance(error, SystemExit):  # nobody shows its notes
+        sys.stderr.write(f"kedge: run {key} failed ({error}); to resume it: {command}\n")
+    elif status is RunStatus.FAILED and error is not None and not isinstance(error, LeaseLost):
+        error.add_note(f"Run {key} failed; what is finished is kept. To resume it: {command}")
 
 
 def resume_command(store: CheckpointManager, key: str) -> str:
@@ -483,11 +372,6 @@ def resume_command(store: CheckpointManager, key: str) -> str:
     return f"kedge runs resume {key} --store {place}{tenant}"
 
 
-def _command() -> dict[str, object]:
-    """How this process was started, for `kedge runs resume`."""
-    return {"argv": list(sys.orig_argv), "cwd": os.getcwd()}
-
-
 def _status_after(error: BaseException | None) -> RunStatus:
     if error is None:
         return RunStatus.COMPLETED
@@ -496,7 +380,3 @@ def _status_after(error: BaseException | None) -> RunStatus:
     if isinstance(error, SystemExit) and not isinstance(error, Paused):  # sys.exit(1) is how many programs fail
         return RunStatus.PAUSED if error.code in (None, 0) else RunStatus.FAILED
     return RunStatus.FAILED if isinstance(error, Exception) else RunStatus.PAUSED
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0

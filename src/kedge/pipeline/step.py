@@ -1,27 +1,30 @@
-"""A step: the options it is declared with, where it stands, and the decorator."""
+"""The steps of a run: each is answered from the store, or attempted until it succeeds or fails for good, and saved.
+
+path claimed → saved under its key? → that result
+             → attempt, attempt, … → result, durable under the key (I1)          every failed attempt is recorded, too
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from kedge.errors import Validation
-from kedge.model import CheckpointLevel
+from kedge.errors import Cancelled, Corrupted, LeaseLost, UnsupportedType, Validation
+from kedge.model import Checkpoint, parse_step
 
-from .attempt import TIMEOUT_IN
-from .keys import Path
+from .attempt import TIMEOUT_IN, await_within, call_in_thread
+from .failure import one_line, traceback_of
+from .keys import Path, arguments, digest_of, imported_tag, show, step_key
+from .place import Place
 from .retry import Retry, parse_retries, parse_timeout
+from .session import Session
 
 if TYPE_CHECKING:
-    from .run import Run
-
-P = ParamSpec("P")
-R = TypeVar("R")
+    from kedge.llm.calls import Shared
 
 UNSET: Any = object()
 
@@ -54,111 +57,231 @@ def parse_version(version: str | int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in a run the code stands that runs now."""
+class Call:
+    """A call of a step, as the program makes it."""
 
-    run: Run
-    path: Path = ()
-    level: CheckpointLevel = CheckpointLevel.PIPELINE
-
-    def below(self, name: str) -> Place:
-        """The place of a step that is called here: a step, or a substep inside another one."""
-        is_inner = self.level in (CheckpointLevel.STEP, CheckpointLevel.SUBSTEP)
-        return Place(self.run, (*self.path, name), CheckpointLevel.SUBSTEP if is_inner else CheckpointLevel.STEP)
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        token = _here.set(self)
-        try:
-            yield
-        finally:
-            _here.reset(token)
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = PLAIN
+    inputs: Any = UNSET  # instead of the arguments
+    is_saved: bool = True  # else it runs every time
+    share: Callable[[Mapping[str, bytes]], Shared] | None = None  # with other runs; takes the digests of its inputs
 
 
-_here: ContextVar[Place | None] = ContextVar("kedge_place", default=None)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call at its place, with the key its result is saved under."""
 
-# (run, step) for which code works that is in another process than the run
-payer: ContextVar[tuple[str, str]] = ContextVar("kedge_payer", default=("", ""))
+    place: Place
+    call: Call
+    inputs: Mapping[str, bytes]  # digests
+    key: str
+    version: str
+    shared: Shared | None
+
+    @property
+    def path(self) -> Path:
+        return self.place.path
+
+    @property
+    def title(self) -> str:
+        return f"step {show(self.place.path)}"
 
 
-def here() -> Place | None:
-    return _here.get()
+class Steps:
+    """The steps of one session. From several threads and tasks at once."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._claimed: set[Path] = set()
+        self._ahead: dict[str, tuple[Checkpoint, Callable[[], object]]] = {}
 
-def place_in(run: Run) -> Place:
-    """Where `run` stands in this thread or task: at its root, unless the code is inside one of its stages or steps."""
-    place = _here.get()
-    return place if place is not None and place.run is run else Place(run)
+    def run(self, place: Place, call: Call) -> Any:
+        """The result of a step; durable when this returns."""
+        step = self._begin(place, call)
+        if (saved := self._saved(step)) is not None:
+            return saved["result"]
+        for attempt in itertools.count(1):
+            self._session.pause_point()
+            began = time.monotonic()
+            try:
+                with place.entered():
+                    result = self._attempt(step)
+            except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
+                self._session.signals.wait(self._record_failure(step, error, attempt))
+            else:
+                self._save(step, result, attempt, time.monotonic() - began)
+                return result
+        raise AssertionError("unreachable")
 
+    async def run_async(self, place: Place, call: Call) -> Any:
+        """The same for a coroutine function; the store is never waited for on the event loop."""
+        from asyncio import to_thread
 
-@overload
-def step(function: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def step(
-    *,
-    name: str | None = None,
-    retries: int | Retry = 0,
-    timeout_s: float | None = None,
-    timeout_in: str = "process",
-    version: str | int | None = None,
-    cache: bool | Literal["llm"] = True,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def step(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    retries: int | Retry = 0,
-    timeout_s: float | None = None,
-    timeout_in: str = "process",
-    version: str | int | None = None,
-    cache: bool | Literal["llm"] = True,
-) -> Any:
-    """Make a function a step of whatever run it is called in; outside a run it is an ordinary function.
+        step = self._begin(place, call)
+        if (saved := await to_thread(self._saved, step)) is not None:
+            return saved["result"]
+        for attempt in itertools.count(1):
+            await to_thread(self._session.pause_point)
+            began = time.monotonic()
+            try:
+                with place.entered():
+                    result = await await_within(self._attempt_async(step), call.options.timeout_s, step.title)
+            except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
+                wait_s = await to_thread(self._record_failure, step, error, attempt)
+                await to_thread(self._session.signals.wait, wait_s)
+            else:
+                await to_thread(self._save, step, result, attempt, time.monotonic() - began)
+                return result
+        raise AssertionError("unreachable")
 
-    `name` may use the arguments, "fetch {url}", so that calls in a loop have paths of their own. With cache=False it
-    is run every time, with the same retries and limits, and its result is not kept. With cache="llm" it is run once for
-    all runs of the store that call it with the same arguments, and what it costs is counted (docs/llm.md).
-    """
-    if cache not in (True, False, "llm"):
-        raise Validation(f"cache={cache!r}", hint='use True, False or "llm"')
-    options = parse_options(retries, timeout_s, timeout_in, version)  # nonsense is refused where it is written
-
-    def decorate(inner: Callable[..., Any]) -> Callable[..., Any]:
-        title = name or inner.__name__
-        signature = inspect.signature(inner)
-
-        def title_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-            if name is None or "{" not in name:
-                return title
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return name.format(**bound.arguments)
-
-        if inspect.iscoroutinefunction(inner):
-
-            @functools.wraps(inner)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                place = here()
-                if place is None:
-                    return await inner(*args, **kwargs)
-                return await place.run.calls.run_async(
-                    title_of(args, kwargs), inner, args, kwargs, options, keep=bool(cache), is_shared=cache == "llm"
+    def claim(self, path: Path) -> None:
+        """One path, one step: else two of them would be told apart only by chance."""
+        self._session.check_open()
+        parse_step(path[-1])
+        if len(path) > 1:
+            parse_step(show(path))
+        with self._lock:
+            if path in self._claimed:
+                raise Validation(
+                    f"run {self._session.key} has two steps with the path {show(path)}",
+                    hint="give each call a name of its own, such as one with a number, or use run.map",
                 )
+            self._claimed.add(path)
 
-            return wrapper
+    def unclaim_below(self, path: Path) -> None:
+        """The steps inside a step that is tried again will be called again."""
+        with self._lock:
+            for other in [o for o in self._claimed if len(o) > len(path) and o[: len(path)] == path]:
+                self._claimed.discard(other)
 
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            place = here()
-            if place is None:
-                return inner(*args, **kwargs)
-            # A process finds a function under its name, which the decorated one bears.
-            sent = call if options.timeout_s is not None and options.timeout_in == "process" else inner
-            return place.run.calls.run(
-                title_of(args, kwargs), sent, args, kwargs, options, keep=bool(cache), is_shared=cache == "llm"
+    def _begin(self, place: Place, call: Call) -> Step:
+        if not callable(call.function):
+            raise Validation(
+                f"step {place.path[-1]!r}: {call.function!r:.100} cannot be called",
+                hint="use run.step(name, function, *arguments)",
             )
+        self.claim(place.path)
+        given = arguments(call.function, call.args, call.kwargs) if call.inputs is UNSET else {"inputs": call.inputs}
+        inputs = {
+            name: digest_of(value, lambda name=name: f"step {show(place.path)}, input {name}")  # type: ignore[misc]
+            for name, value in given.items()
+        }
+        version = f"{self._session.version}/{call.options.version}"
+        shared = call.share(inputs) if call.share is not None else None
+        return Step(place, call, inputs, step_key(place.path, version, inputs), version, shared)
 
-        return call
+    # What was saved before
 
-    return decorate if function is None else decorate(function)
+    def _saved(self, step: Step) -> Any:
+        if not step.call.is_saved:
+            return None
+        session = self._session
+        try:
+            result = self._load(step.key)
+        except Corrupted as error:
+            raise Corrupted(
+                f"the result of {step.title} of run {session.key} is damaged: {error.message}",
+                hint=f"kedge runs explain {session.key} shows its ID; kedge delete {session.key} ID, and it runs again",
+            ) from error
+        if result is None and session.is_imported:
+            result = self._imported(step)
+        if result is not None:
+            session.account.reused(show(step.path))
+            session.watcher.step(step.path, "reused")
+        return result
+
+    def _load(self, key: str) -> object | None:
+        """What is saved under a step's key. Steps are mostly asked for in the order in which they were saved."""
+        store = self._session.store
+        if (ahead := self._ahead.pop(key, None)) is not None:
+            return ahead[1]()
+        if (saved := store.load_by_key(self._session.key, key)) is None:
+            return None
+        checkpoint, state = saved
+        self._ahead = store.read_ahead(self._session.key, checkpoint.seq)
+        return state
+
+    def _imported(self, step: Step) -> object | None:
+        """What an older system had done at this path, if that ended well. Who declares a version wants it done anew."""
+        if step.version != "/":
+            return None
+        store = self._session.store
+        newest = store.list(self._session.key, tags={"imported": imported_tag(step.path)}, limit=1)
+        if not newest or newest[0].metadata.get("kind") != "step":
+            return None
+        answer: object = store.load(newest[0].id)
+        return answer
+
+    # One attempt
+
+    def _attempt(self, step: Step) -> Any:
+        if step.shared is None:
+            return self._call(step)
+        from kedge.llm.exchange import drive
+
+        return drive(step.shared.steps(self._session.store), lambda: self._call(step))
+
+    def _attempt_async(self, step: Step) -> Awaitable[Any]:
+        call = step.call
+        if step.shared is None:
+            return call.function(*call.args, **call.kwargs)  # type: ignore[no-any-return]
+        from kedge.llm.exchange import drive_async
+
+        return drive_async(step.shared.steps(self._session.store), lambda: call.function(*call.args, **call.kwargs))
+
+    def _call(self, step: Step) -> Any:
+        call, timeout_s = step.call, step.call.options.timeout_s
+        if timeout_s is None:
+            return call.function(*call.args, **call.kwargs)
+        if call.options.timeout_in == "thread":
+            return call_in_thread(call.function, call.args, call.kwargs, timeout_s, step.title)
+        payer = (self._session.key, show(step.path))
+        return self._session.isolation.call(call.function, call.args, call.kwargs, timeout_s, step.title, payer)
+
+    # What is saved of it
+
+    def _record_failure(self, step: Step, error: Exception, attempt: int) -> float:
+        """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
+        if isinstance(error, LeaseLost | Cancelled):
+            raise error
+        session, retry = self._session, step.call.options.retry
+        line = one_line(error)
+        metadata = {"kind": "attempt", "attempt": attempt, "error": line}
+        session.save(step.path, {"traceback": traceback_of(error)}, step.place.level, metadata)
+        session.watcher.step(step.path, "failed", note=line)
+        if not retry.allows(error, attempt):
+            times = "" if attempt == 1 else f", {attempt} times"
+            error.add_note(f"It failed in {step.title} of run {session.key}{times}.")
+            raise error
+        self.unclaim_below(step.path)
+        return retry.wait_s(attempt)
+
+    def _save(self, step: Step, result: object, attempts: int, seconds: float) -> None:
+        """Durable before the next step begins (I1)."""
+        session = self._session
+        if step.call.is_saved:
+            metadata: dict[str, object] = {
+                "kind": "step",
+                "attempts": attempts,
+                "seconds": round(seconds, 6),
+                "version": step.version,
+                "inputs": {name: digest.hex()[:16] for name, digest in step.inputs.items()},
+            }
+            if bill := session.account.bill(step.path):
+                metadata["llm"] = bill.to_json()
+            try:
+                session.save(step.path, {"result": result}, step.place.level, metadata, step.key)
+            except UnsupportedType as error:
+                _name_result(error, f"the result of {step.title}")
+        session.account.ran(show(step.path))
+        session.watcher.step(step.path, "ran", seconds, money=session.account.money(step.path))
+
+
+def _name_result(error: UnsupportedType, what: str) -> NoReturn:
+    path = error.path.replace('state["result"]', "result", 1)
+    raise UnsupportedType(
+        f"{what} cannot be saved: {error.message.replace(error.path, path)}", hint=error.hint, path=path
+    ) from error

@@ -6,66 +6,49 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from kedge.errors import Conflict, Denied, NotFound, Validation
+from kedge.errors import Validation
 from kedge.manager import CheckpointManager
-from kedge.model import CheckpointId, parse_decision, parse_step
+from kedge.model import CheckpointId, parse_step
 
-from .inbox import SUFFIX, parse_run_key, post
-from .keys import Path, show, step_key
-from .owner import newest_status
-
-if TYPE_CHECKING:
-    from .run import Run
+from .account import Waiting
+from .approval import Approval, PendingApproval, decision_of, expire
+from .inbox import SUFFIX, post
+from .keys import Path, show
+from .session import Session
+from .signals import Paused
 
 T = TypeVar("T")
 
-SIGNAL, APPROVAL = "signal", "approval"
+SIGNAL, TIME = "signal", "time"
 LOOK_EVERY_S = 0.2
-EXPIRED = "expiry"
+LOOK_AT_CLOCK_EVERY_S = 0.02
 _LONGEST_S = 10 * 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Approval:
-    """A decision: final, and by whom."""
+class Question:
+    """What `run.approval` asks."""
 
-    approved: bool
-    actor: str
-    comment: str = ""
-    decided_at: str = ""
-
-    def denied(self, key: str, name: str) -> Denied:
-        why = f": {self.comment}" if self.comment else ""
-        return Denied(
-            f"approval {name} of run {key} was denied by {self.actor}{why}", hint="a denial is final; use another key"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
     prompt: str
     expires_s: float | None
-    raises: bool
+    raises_denial: bool
 
 
-def parse_ask(prompt: str, expires_s: float | None, on_denied: str) -> Ask:
+def parse_question(prompt: str, expires_s: float | None, on_denied: str) -> Question:
     if on_denied not in ("raise", "return"):
         raise Validation(f"on_denied={on_denied!r}", hint='use "raise" or "return"')
     if expires_s is not None:
         parse_seconds("expires_s", expires_s)
-    return Ask(str(prompt)[:2000], expires_s, on_denied == "raise")
+    return Question(str(prompt)[:2000], expires_s, on_denied == "raise")
 
 
 def parse_seconds(name: str, seconds: float) -> float:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= _LONGEST_S:
-        raise Validation(f"{name}={seconds!r} makes no sense", hint="use seconds from 0 on")
+        raise Validation(f"{name} must be from 0 to {_LONGEST_S} seconds (got {seconds!r})")
     return seconds
-
-
-# What others do
 
 
 def send(store: CheckpointManager, key: str, name: str, value: object = None) -> CheckpointId:
@@ -73,95 +56,57 @@ def send(store: CheckpointManager, key: str, name: str, value: object = None) ->
     return post(store, key, SIGNAL, parse_step(name), value)
 
 
-def decide(
-    store: CheckpointManager, key: str, name: str, approved: bool, *, actor: str | None = None, comment: str = ""
-) -> Approval:
-    """Approve or deny what a run waits for, for good. Conflict when it was decided, NotFound when nobody asked.
-
-    `name` is the path of the approval, with the stages it is in.
-    """
-    approved = parse_decision(approved)
-    made = decision_of(store, key, name)
-    if made is None:
-        newest = newest_status(store, parse_run_key(key))
-        waits = newest.metadata.get("waiting") if newest else None
-        if not any(w.get("for") == APPROVAL and w.get("name") == name for w in waits or ()):  # type: ignore[attr-defined]
-            raise NotFound(f"run {key} does not wait for approval {name}", hint="kedge runs show RUN says for what")
-        try:
-            return _settle(store, key, name, approved, actor or store.actor, comment)
-        except Conflict:
-            made = decision_of(store, key, name)  # somebody was faster
-            if made is None:
-                raise
-    word = "approved" if made.approved else "denied"
-    raise Conflict(f"approval {name} of run {key} was {word} by {made.actor}", hint="a decision is final")
-
-
-def decision_of(store: CheckpointManager, key: str, name: str) -> Approval | None:
-    found = store.load_by_key(parse_run_key(key) + SUFFIX, _decision_key(name))
-    state: Any = found[1] if found else None
-    return None if state is None else Approval(**state["value"])
-
-
-def _settle(store: CheckpointManager, key: str, name: str, approved: bool, actor: str, comment: str) -> Approval:
-    """The index sees to it that a decision is made once: all of them have the same idempotency key."""
-    made = Approval(bool(approved), str(actor)[:200], str(comment)[:2000], datetime.now(UTC).isoformat())
-    post(store, key, APPROVAL, name, asdict(made), idempotency_key=_decision_key(name))
-    return made
-
-
-def _decision_key(name: str) -> str:
-    return "decision:" + step_key((name,), "", {})
-
-
-# What a run does
-
-
-def for_signal(run: Run, path: Path, name: str, wait_s: float | None) -> Any:
+def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | None) -> Any:
     def look() -> tuple[Any] | None:
-        wanted = {"kind": SIGNAL, "name": name}
-        for message in run.store.list(run.key + SUFFIX, metadata=wanted, after=0, limit=1):
-            state: Any = run.store.load(message.id)
-            return (state["value"],)
-        return None
+        first = session.store.list(session.key + SUFFIX, metadata={"kind": SIGNAL, "name": name}, after=0, limit=1)
+        if not first:
+            return None
+        state: Any = session.store.load(first[0].id)
+        return (state["value"],)
 
-    return _wait(run, path, SIGNAL, "", look, wait_s)
+    return _wait(session, path, {"for": SIGNAL, "name": show(path), "prompt": ""}, look, wait_s)
 
 
-def for_decision(run: Run, path: Path, ask: Ask, wait_s: float | None) -> dict[str, object]:
-    asked = run.asked(path, {"prompt": ask.prompt})
-    name = show(path)
+def wait_for_approval(session: Session, path: Path, question: Question, wait_s: float | None) -> dict[str, object]:
+    """The decision as plain data, as it is saved."""
+    name, store = show(path), session.store
+    asked_at = session.asked_at(path, {"prompt": question.prompt})
+    until = None if question.expires_s is None else _moment(asked_at + question.expires_s)
+    asked = PendingApproval(session.key, "run", name, name, question.prompt, _moment(asked_at), until)
 
     def look() -> tuple[Approval] | None:
-        made = decision_of(run.store, run.key, name)
-        if made is None and ask.expires_s is not None and time.time() >= asked["asked_at"] + ask.expires_s:
-            try:
-                made = _settle(run.store, run.key, name, False, EXPIRED, f"nobody decided within {ask.expires_s:g} s")
-            except Conflict:
-                made = decision_of(run.store, run.key, name)  # at the last moment
-        return None if made is None else (made,)
+        decision = decision_of(store, session.key, name)
+        if decision is None and asked.is_expired:
+            decision = expire(store, asked)
+        return None if decision is None else (decision,)
 
-    return asdict(_wait(run, path, APPROVAL, ask.prompt, look, wait_s))
+    return asdict(_wait(session, path, asked.waiting(), look, wait_s))
 
 
-def for_time(run: Run, path: Path, seconds: float, wait_s: float | None) -> None:
-    until = run.asked(path, {"seconds": seconds})["asked_at"] + seconds
+def wait_for_time(session: Session, path: Path, seconds: float, wait_s: float | None) -> None:
+    until = session.asked_at(path, {"seconds": seconds}) + seconds
     if time.time() < until:
-        _wait(run, path, "time", "", lambda: (None,) if time.time() >= until else None, wait_s)
+        waiting: Waiting = {"for": TIME, "name": show(path), "prompt": ""}
+        _wait(session, path, waiting, lambda: (None,) if time.time() >= until else None, wait_s)
 
 
-def _wait(run: Run, path: Path, what: str, prompt: str, look: Callable[[], tuple[T] | None], wait_s: float | None) -> T:
-    """What `look` finds, sooner or later; after `wait_s` the run pauses, and looks again when it is resumed."""
+def _wait(
+    session: Session, path: Path, waiting: Waiting, look: Callable[[], tuple[T] | None], wait_s: float | None
+) -> T:
+    """What `look` answers, sooner or later; after `wait_s` the run pauses, and looks again when it is resumed."""
     if wait_s is not None:
         parse_seconds("wait_s", wait_s)
-    found = look()
-    if found is not None:
-        return found[0]
+    if (answer := look()) is not None:
+        return answer[0]
     give_up = None if wait_s is None else time.monotonic() + wait_s
-    with run.seen_waiting(path, what, prompt):
-        while (found := look()) is None:
+    with session.waiting(path, waiting):
+        while (answer := look()) is None:
             if give_up is not None and time.monotonic() >= give_up:
-                run.pause(f"it waits for {what} {show(path)}")
-            run.pause_point()
-            time.sleep(LOOK_EVERY_S if what != "time" else 0.02)
-    return found[0]
+                raise Paused(f"it waits for {waiting['for']} {waiting['name']}")
+            session.pause_point()
+            time.sleep(LOOK_AT_CLOCK_EVERY_S if waiting["for"] == TIME else LOOK_EVERY_S)
+    return answer[0]
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -28,8 +28,8 @@ from kedge.model import Checkpoint, CheckpointLevel, Lease
 from .attempt import call_in_thread
 from .digests import DIGEST_BYTES
 from .keys import Path, show
+from .place import payer as payer_here
 from .retry import Retry
-from .step import payer as payer_here
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event

@@ -1,33 +1,27 @@
-"""Workflows with people in them: executions, their checkpoints, and approvals that are decided once.
+"""Workflows with people in them: executions whose steps are done elsewhere, by agents and people.
 
 An execution is a job of the store, and every change to it is a checkpoint of that job that holds the whole execution:
-its history is the list of them. Each change is made under a short lease, so that of two processes that decide at the
-same time one gets a Conflict.
-
-    execution    running → paused ⇄ running → completed or failed
-    checkpoint   active → completed, failed; paused while its approval is pending; skipped
-    approval     pending → approved or denied, once, by a named actor; an expired one is denied
+its history is the list of them. Each change is made under a short lease. Its approvals are those of runs
+(`pipeline.approval`): listed with them and decided in the inbox, once; the execution follows a decision when it is
+next looked at.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from kedge.errors import Conflict, LeaseHeld, NotFound, Validation
+from kedge.errors import Conflict, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import (
+    MAX_STEP_CHARACTERS,
     Checkpoint,
     CheckpointLevel,
-    Job,
     Lease,
     parse_choice,
     parse_decision,
@@ -35,46 +29,24 @@ from kedge.model import (
     parse_name,
     parse_step,
 )
+from kedge.pipeline.approval import Approval, decide_once, decision_of, expire
+from kedge.pipeline.inbox import SUFFIX
+from kedge.pipeline.owner import take_lease, walk_jobs
+from kedge.pipeline.wait import parse_seconds
+
+from .execution import ApprovalStatus, Execution, ExecutionState, OnDenied, Step, StepState, now
+
+__all__ = [
+    "ApprovalStatus", "CheckpointCallback", "ExecutionState", "OnDenied", "StepState", "UnknownExecution", "Workflows",
+]  # fmt: skip
+
+T = TypeVar("T")
 
 _PREFIX = "exec_"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@+-]+")
 _LEASE_S = 10.0
-_PAGE = 200
 
-State = dict[str, Any]
 CheckpointCallback = Callable[[str, Mapping[str, Any]], object]
-
-
-class ExecutionState(StrEnum):
-    RUNNING = "running"
-    PAUSED = "paused"
-    COMPLETED = "completed"
-    FAILED = "failed"
-
-
-class StepState(StrEnum):
-    """Where a checkpoint of a workflow is."""
-
-    PENDING = "pending"
-    ACTIVE = "active"
-    PAUSED = "paused"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-class ApprovalStatus(StrEnum):
-    PENDING = "pending"
-    APPROVED = "approved"
-    DENIED = "denied"
-
-
-class OnDenied(StrEnum):
-    """What a denial does to the execution."""
-
-    FAIL = "fail"
-    SKIP = "skip"  # the checkpoint is skipped, the execution goes on
-    PAUSE = "pause"  # it stays where it is, for good
 
 
 class UnknownExecution(NotFound, ValueError):
@@ -106,19 +78,10 @@ class Workflows:
         """A new execution; its ID."""
         slug = _NOT_IN_NAMES.sub("-", correlation_id)[:60].strip("-._@+") or "x"
         execution_id = f"{_PREFIX}{slug}_{int(time.time())}_{uuid4().hex[:8]}"
-        state: State = {
-            "execution_id": execution_id,
-            "correlation_id": correlation_id,
-            "workflow_name": workflow_name,
-            "state": ExecutionState.RUNNING.value,
-            "started_at": _now(),
-            "completed_at": None,
-            "current_checkpoint": None,
-            "checkpoints": [],
-            "global_data": dict(initial_data or {}),
-        }
+        execution = Execution(execution_id, correlation_id, workflow_name, started_at=now())
+        execution.global_data = dict(initial_data or {})
         with self._store.lease(execution_id, _LEASE_S) as lease:
-            self._save(lease, "start", state)
+            self._save(lease, "start", execution)
         return execution_id
 
     def create_checkpoint(
@@ -135,36 +98,15 @@ class Workflows:
         """A new checkpoint of a running execution. With approval_required both wait until somebody decides."""
         parse_step(checkpoint_name)
         rule = parse_choice(OnDenied, on_denied)
-        if expires_s is not None and (isinstance(expires_s, bool) or not 0 < expires_s <= 10 * 366 * 86_400):
-            raise Validation(f"expires_s={expires_s!r} makes no sense", hint="use seconds above 0")
-        with self._changing(execution_id, f"create {checkpoint_name}") as state:
-            if state["state"] != ExecutionState.RUNNING:
-                raise Conflict(f"execution {execution_id} is {state['state']}", hint="only a running one goes on")
-            made: dict[str, Any] = {
-                "checkpoint_id": uuid4().hex,
-                "checkpoint_name": checkpoint_name,
-                "agent_id": agent_id,
-                "correlation_id": state["correlation_id"],
-                "state": (StepState.PAUSED if approval_required else StepState.ACTIVE).value,
-                "started_at": _now(),
-                "completed_at": None,
-                "input_data": input_data,
-                "output_data": None,
-                "error_details": None,
-                "approval_required": bool(approval_required),
-                "approval_status": ApprovalStatus.PENDING.value if approval_required else None,
-                "approval_actor": None,
-                "approval_comment": "",
-                "approval_at": None,
-                "approval_expires_at": _later(expires_s) if approval_required and expires_s else None,
-                "on_denied": rule.value,
-            }
-            state["checkpoints"].append(made)
-            state["current_checkpoint"] = made["checkpoint_id"]
-            if approval_required:
-                state["state"] = ExecutionState.PAUSED.value
-        self._tell(execution_id, made, asks=bool(approval_required))
-        return deepcopy(made)
+        if expires_s is not None and not parse_seconds("expires_s", expires_s):
+            raise Validation("expires_s must be above 0 (got 0)")
+        step = self._change(
+            execution_id,
+            f"create {checkpoint_name}",
+            lambda e: e.create(checkpoint_name, agent_id, input_data, approval_required, expires_s, rule),
+        )
+        self._tell(execution_id, step, self._approval_callbacks if approval_required else ())
+        return step.document()
 
     def complete_checkpoint(
         self, execution_id: str, checkpoint_name: str, output_data: Any = None, success: bool = True
@@ -173,23 +115,11 @@ class Workflows:
 
         A failed one fails the execution. One whose approval is pending or denied is a Conflict.
         """
-        with self._changing(execution_id, f"complete {checkpoint_name}") as state:
-            found = _find(state, checkpoint_name)
-            if found["approval_required"] and found["approval_status"] != ApprovalStatus.APPROVED:
-                raise Conflict(
-                    f"the approval of {checkpoint_name} is {found['approval_status']}", hint="nothing goes on behind it"
-                )
-            if found["state"] != StepState.ACTIVE:
-                return False
-            if state["state"] != ExecutionState.RUNNING:
-                raise Conflict(f"execution {execution_id} is {state['state']}", hint="resume it first")
-            found["state"] = (StepState.COMPLETED if success else StepState.FAILED).value
-            found["completed_at"] = _now()
-            found["output_data" if success else "error_details"] = output_data
-            if not success:
-                _end(state, ExecutionState.FAILED)
-        self._tell(execution_id, found)
-        return True
+        change = f"complete {checkpoint_name}"
+        step = self._change(execution_id, change, lambda e: e.complete(checkpoint_name, output_data, success))
+        if step is not None:
+            self._tell(execution_id, step)
+        return step is not None
 
     def approve_checkpoint(
         self,
@@ -202,82 +132,39 @@ class Workflows:
     ) -> bool:
         """Decide, once and for good; answers `approved`. Conflict when it was decided, or has expired."""
         approved = parse_decision(approved)
-        who = actor or self._store.actor
-        with self._changing(execution_id, f"{'approve' if approved else 'deny'} {checkpoint_name}") as state:
-            found = _find(state, checkpoint_name, pending=True)
-            if found["approval_status"] is None:
-                raise Conflict(f"{checkpoint_name} needs no approval", hint="complete it instead")
-            if found["approval_status"] != ApprovalStatus.PENDING:
-                raise Conflict(
-                    f"{checkpoint_name} was {found['approval_status']} by {found['approval_actor']}",
-                    hint="a decision is final",
-                )
-            _decide(state, found, approved, who, comment)
-        self._tell(execution_id, found)
+        execution = self._current(execution_id)
+        step = execution.find(checkpoint_name, is_pending=True)
+        if step.approval_status is None:
+            raise Conflict(f"{checkpoint_name} needs no approval", hint="complete it instead")
+        if not step.is_pending:
+            raise Conflict(
+                f"{checkpoint_name} was {step.approval_status} by {step.approval_actor}", hint="a decision is final"
+            )
+        decide_once(self._store, execution.asked(step), approved, actor or self._store.actor, comment)
+        self._tell(execution_id, self._current(execution_id).find(step.checkpoint_id))
         return approved
 
     def pause_execution(self, execution_id: str) -> bool:
         """False when it was paused already."""
-        with self._changing(execution_id, "pause") as state:
-            _refuse_ended(state)
-            if state["state"] == ExecutionState.PAUSED:
-                return False
-            state["state"] = ExecutionState.PAUSED.value
-        return True
+        return self._change(execution_id, "pause", Execution.pause)
 
     def resume_execution(self, execution_id: str) -> bool:
         """Go on; False when it was running. Nothing resumes past an approval that is pending or denied."""
-        with self._changing(execution_id, "resume") as state:
-            _refuse_ended(state)
-            for checkpoint in state["checkpoints"]:
-                if checkpoint["state"] == StepState.PAUSED:
-                    raise Conflict(
-                        f"the approval of {checkpoint['checkpoint_name']} is {checkpoint['approval_status']}",
-                        hint="it has to be approved first"
-                        if checkpoint["approval_status"] == "pending"
-                        else "it is final",
-                    )
-            if state["state"] == ExecutionState.RUNNING:
-                return False
-            state["state"] = ExecutionState.RUNNING.value
-        return True
+        return self._change(execution_id, "resume", Execution.resume)
 
     def complete_execution(self, execution_id: str, success: bool = True) -> bool:
         """End it; a successful end needs all checkpoints to be done. False when it had ended so."""
-        wanted = ExecutionState.COMPLETED if success else ExecutionState.FAILED
-        with self._changing(execution_id, f"end {wanted}") as state:
-            if state["state"] == wanted:
-                return False
-            _refuse_ended(state)
-            is_open = [
-                c["checkpoint_name"] for c in state["checkpoints"] if c["state"] in ("active", "paused", "pending")
-            ]
-            if success and is_open:
-                raise Conflict(f"{', '.join(is_open)} of {execution_id} is not done", hint="complete it first")
-            _end(state, wanted)
-        return True
+        state = ExecutionState.COMPLETED if success else ExecutionState.FAILED
+        return self._change(execution_id, f"end {state}", lambda e: e.end(state))
 
     # Looking
 
     def get_execution(self, execution_id: str) -> dict[str, Any]:
         """The whole execution as it is now."""
-        state = self._load(execution_id)
-        return self._expired(execution_id) if _expire(state) else state
+        return self._current(execution_id).document()
 
     def get_execution_status(self, execution_id: str) -> dict[str, Any]:
-        state = self.get_execution(execution_id)
-        checkpoints = state["checkpoints"]
-        names = {c["checkpoint_id"]: c["checkpoint_name"] for c in checkpoints}
-        return {
-            **{name: state[name] for name in ("execution_id", "correlation_id", "workflow_name", "state")},
-            "current_checkpoint": names.get(state["current_checkpoint"]),
-            "started_at": state["started_at"],
-            "completed_at": state["completed_at"],
-            "total_checkpoints": len(checkpoints),
-            "completed_checkpoints": _count(checkpoints, state=StepState.COMPLETED),
-            "failed_checkpoints": _count(checkpoints, state=StepState.FAILED),
-            "pending_approvals": _count(checkpoints, approval_status=ApprovalStatus.PENDING),
-        }
+        return self._current(execution_id).status()
 
     def list_executions(
         self,
@@ -291,8 +178,8 @@ class Workflows:
 
         With `most_jobs` no more jobs than that are looked at.
         """
-        wanted = None if state_filter is None else parse_choice(ExecutionState, state_filter)
-        return list(islice(self._statuses(wanted, after, most_jobs), parse_limit(limit)))
+        state = None if state_filter is None else parse_choice(ExecutionState, state_filter)
+        return list(islice(self._statuses(state, after, most_jobs), parse_limit(limit)))
 
     def get_checkpoint_history(self, execution_id: str) -> list[dict[str, Any]]:
         """Every change, oldest first: what, when, by whom, and the state it led to."""
@@ -314,157 +201,92 @@ class Workflows:
             raise Validation(f"max_age_days={max_age_days!r}", hint="use a number of days from 0 on")
         limit = datetime.now(UTC) - timedelta(days=max_age_days)
         removed = 0
-        for execution_id, newest in self._executions():
+        for newest in self._newest():
             if newest.metadata.get("state") in ("completed", "failed") and newest.created_at < limit:
-                for checkpoint in self._store.walk(execution_id):
-                    self._store.delete(execution_id, checkpoint.id)
+                for job in (newest.job + SUFFIX, newest.job):
+                    for checkpoint in self._store.walk(job):
+                        self._store.delete(job, checkpoint.id)
                 removed += 1
         return removed
 
     # Inside
 
-    @contextmanager
-    def _changing(self, execution_id: str, change: str) -> Iterator[State]:
-        """The newest state under a lease; saved when the block ends and has changed it."""
+    def _change(self, execution_id: str, name: str, change: Callable[[Execution], T]) -> T:
+        """Make a change under the execution's lease and answer what it answers; False and None change nothing."""
         self._load(execution_id)
-        with ExitStack() as stack:
-            lease = self._take_lease(stack, execution_id)
-            state = self._load(execution_id)
-            if _expire(state):
-                self._save(lease, "expire", state)
-            before = deepcopy(state)
-            yield state
-            if state != before:
-                self._save(lease, change, state)
+        with take_lease(self._store, execution_id, _LEASE_S, self._wait_s) as lease:
+            execution = self._load(execution_id)
+            for step, decision in self._decisions(execution):
+                execution.apply(step, decision)
+                verb = "approve" if decision.approved else "deny"
+                self._save(lease, f"{verb} {step.checkpoint_name}", execution, decision.actor)
+            answer = change(execution)
+            if answer is not False and answer is not None:
+                self._save(lease, name, execution)
+            return answer
 
-    def _take_lease(self, stack: ExitStack, execution_id: str) -> Lease:
-        """Changes are short: wait for that of another process."""
-        until = time.monotonic() + self._wait_s
-        while True:
-            try:
-                return stack.enter_context(self._store.lease(execution_id, _LEASE_S))
-            except LeaseHeld:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(0.02)
+    def _current(self, execution_id: str) -> Execution:
+        """The execution, following what was decided since it was last changed."""
+        execution = self._load(execution_id)
+        if self._decisions(execution):
+            self._change(execution_id, "", lambda _: None)
+            execution = self._load(execution_id)
+        return execution
 
-    def _expired(self, execution_id: str) -> State:
-        with self._changing(execution_id, "expire") as state:
-            return state
+    def _decisions(self, execution: Execution) -> list[tuple[Step, Approval]]:
+        """What was decided, by somebody or by expiry, and is not part of the execution yet."""
+        decisions = []
+        for step in execution.pending():
+            asked = execution.asked(step)
+            decision = decision_of(self._store, asked.job, asked.id)
+            if decision is None and asked.is_expired:
+                decision = expire(self._store, asked)
+            if decision is not None:
+                decisions.append((step, decision))
+        return decisions
 
-    def _load(self, execution_id: str) -> State:
-        found = self._store.load_latest(parse_name("execution ID", execution_id))
-        if found is None or found[0].metadata.get("kind") != "execution":
+    def _load(self, execution_id: str) -> Execution:
+        newest = self._store.load_latest(parse_name("execution ID", execution_id))
+        if newest is None or newest[0].metadata.get("kind") != "execution":
             raise UnknownExecution(f"execution {execution_id} not found", hint="list_executions() shows what there is")
-        state: Any = found[1]
-        return state  # type: ignore[no-any-return]
+        document: Any = newest[1]
+        return Execution.parse(document)
 
-    def _save(self, lease: Lease, change: str, state: State) -> None:
-        expires = any(c["approval_expires_at"] and c["approval_status"] == "pending" for c in state["checkpoints"])
+    def _save(self, lease: Lease, change: str, execution: Execution, actor: str | None = None) -> None:
         metadata = {
             "kind": "execution",
-            "state": state["state"],
-            "workflow": state["workflow_name"],
-            "actor": self._store.actor,
-            "expires": expires,
+            "state": execution.state,
+            "workflow": execution.workflow_name,
+            "actor": actor or self._store.actor,
+            "waiting": [execution.asked(step).waiting() for step in execution.pending()],
         }
-        self._store.save(lease.job, change, state, level=CheckpointLevel.PIPELINE, metadata=metadata, lease=lease)
+        self._store.save(
+            lease.job,
+            change[:MAX_STEP_CHARACTERS],
+            execution.document(),
+            level=CheckpointLevel.PIPELINE,
+            metadata=metadata,
+            lease=lease,
+        )
 
     def _statuses(
-        self, wanted: ExecutionState | None, after: str | None, most_jobs: int | None
+        self, state: ExecutionState | None, after: str | None, most_jobs: int | None
     ) -> Iterator[dict[str, Any]]:
-        for execution_id, newest in self._executions(after, most_jobs):
-            if wanted and newest.metadata.get("state") != wanted and not newest.metadata.get("expires"):
-                continue
-            status = self.get_execution_status(execution_id)
-            if wanted is None or status["state"] == wanted:
-                yield status
+        for newest in self._newest(after, most_jobs):
+            # A paused one may have been decided since.
+            if state is None or newest.metadata.get("state") in (state, ExecutionState.PAUSED):
+                status = self.get_execution_status(newest.job)
+                if state is None or status["state"] == state:
+                    yield status
 
-    def _executions(self, after: str | None = None, most_jobs: int | None = None) -> Iterator[tuple[str, Checkpoint]]:
-        for job in islice(self._jobs(after), most_jobs):
+    def _newest(self, after: str | None = None, most_jobs: int | None = None) -> Iterator[Checkpoint]:
+        """The newest checkpoint of each execution."""
+        for job in islice(walk_jobs(self._store, _PREFIX, after), most_jobs):
             newest = self._store.list(job.name, limit=1)
             if newest and newest[0].metadata.get("kind") == "execution":
-                yield job.name, newest[0]
+                yield newest[0]
 
-    def _jobs(self, after: str | None) -> Iterator[Job]:
-        while page := self._store.jobs(_PREFIX, _PAGE, after):
-            after = page[-1].name
-            yield from page
-
-    def _tell(self, execution_id: str, checkpoint: Mapping[str, Any], *, asks: bool = False) -> None:
+    def _tell(self, execution_id: str, step: Step, callbacks: Iterable[CheckpointCallback] = ()) -> None:
         """Callbacks come after the change is durable, and outside the lease: they may change the execution again."""
-        for callback in [
-            *(self._approval_callbacks if asks else ()),
-            *self._callbacks.get(checkpoint["checkpoint_name"], ()),
-        ]:
-            callback(execution_id, deepcopy(dict(checkpoint)))
-
-
-def _find(state: State, name_or_id: str, *, pending: bool = False) -> dict[str, Any]:
-    """By ID; by name the newest that is open, or whose approval is pending, else the newest."""
-    for checkpoint in state["checkpoints"]:
-        if checkpoint["checkpoint_id"] == name_or_id:
-            return checkpoint  # type: ignore[no-any-return]
-    named = [c for c in state["checkpoints"] if c["checkpoint_name"] == name_or_id]
-    if not named:
-        raise NotFound(
-            f"execution {state['execution_id']} has no checkpoint {name_or_id}",
-            hint="get_execution() shows its checkpoints",
-        )
-    fitting = [
-        c for c in named if (c["approval_status"] == "pending" if pending else c["state"] in ("active", "paused"))
-    ]
-    return (fitting or named)[-1]  # type: ignore[no-any-return]
-
-
-def _decide(state: State, checkpoint: dict[str, Any], approved: bool, actor: str, comment: str) -> None:
-    checkpoint["approval_status"] = (ApprovalStatus.APPROVED if approved else ApprovalStatus.DENIED).value
-    checkpoint["approval_actor"] = actor
-    checkpoint["approval_comment"] = comment
-    checkpoint["approval_at"] = _now()
-    if approved:
-        checkpoint["state"] = StepState.ACTIVE.value
-    elif checkpoint["on_denied"] == OnDenied.FAIL:
-        checkpoint["state"] = StepState.FAILED.value
-        _end(state, ExecutionState.FAILED)
-        return
-    elif checkpoint["on_denied"] == OnDenied.SKIP:
-        checkpoint["state"] = StepState.SKIPPED.value
-        checkpoint["completed_at"] = _now()
-    else:
-        return
-    if not any(c["state"] == StepState.PAUSED for c in state["checkpoints"]):
-        state["state"] = ExecutionState.RUNNING.value
-
-
-def _expire(state: State) -> bool:
-    """Deny what nobody decided in time."""
-    now, is_changed = _now(), False
-    for checkpoint in state["checkpoints"]:
-        until = checkpoint["approval_expires_at"]
-        if checkpoint["approval_status"] == ApprovalStatus.PENDING and until is not None and until <= now:
-            _decide(state, checkpoint, False, "expiry", "nobody decided in time")
-            is_changed = True
-    return is_changed
-
-
-def _refuse_ended(state: State) -> None:
-    if state["state"] in (ExecutionState.COMPLETED, ExecutionState.FAILED):
-        raise Conflict(f"execution {state['execution_id']} is {state['state']}", hint="start a new one")
-
-
-def _end(state: State, how: ExecutionState) -> None:
-    state["state"] = how.value
-    state["completed_at"] = _now()
-
-
-def _count(checkpoints: list[dict[str, Any]], **wanted: str) -> int:
-    return sum(all(c[name] == value for name, value in wanted.items()) for c in checkpoints)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def _later(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+        for callback in [*callbacks, *self._callbacks.get(step.checkpoint_name, ())]:
+            callback(execution_id, step.document())

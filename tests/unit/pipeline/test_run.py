@@ -269,7 +269,7 @@ def test_one_owner_at_a_time_and_a_stale_one_is_refused(store: CheckpointManager
         assert run.step("mine", lambda: 1) == 1
     stale = kedge.run("r", store=store, signals=False)
     with pytest.raises(kedge.LeaseLost), stale:
-        store.break_lease(stale._lease)  # as if it had been suspended for longer than its lease
+        store.break_lease(stale.lease)  # as if it had been suspended for longer than its lease
         with kedge.run("r", store=store, signals=False) as run:
             assert run.step("x", lambda: "theirs") == "theirs"
         stale.step("y", lambda: "mine", retries=AT_ONCE)
@@ -438,7 +438,7 @@ def test_damaged_results_of_a_map_are_named_and_run_again_when_deleted(tmp_path:
 def test_a_cancelled_run_stops_before_its_next_step_and_stays_so(
     store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["kedge.pipeline.run"], "INBOX_EVERY_S", 0)
+    monkeypatch.setattr(sys.modules["kedge.pipeline.session"], "INBOX_EVERY_S", 0)
     with pytest.raises(kedge.Cancelled), kedge.run("r", store=store) as run:
         run.step("one", lambda: 1)
         assert not cancel(store, "r")  # its owner is at work

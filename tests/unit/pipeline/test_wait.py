@@ -11,7 +11,7 @@ import pytest
 import kedge
 from kedge import CheckpointManager, Conflict, Denied, NotFound, Paused, Validation
 from kedge.pipeline.history import find_run, logs_of
-from kedge.pipeline.run import Run
+from kedge.pipeline.session import Session
 from tests.waiting import Clock, wait_for
 
 
@@ -37,7 +37,8 @@ def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointMan
         assert caught.value.code == 75
     found = find_run(store, "r")
     assert found.status == "paused"
-    assert found.waiting == [{"for": "approval", "name": "release/publish", "prompt": "Go live?"}]
+    (waiting,) = found.waiting
+    assert [waiting["for"], waiting["name"], waiting["prompt"]] == ["approval", "release/publish", "Go live?"]
     with pytest.raises(NotFound):
         kedge.decide(store, "r", "other", True)
     with pytest.raises(kedge.Validation, match="no decision"):
@@ -134,7 +135,7 @@ def test_sleep_counts_from_the_first_time(store: CheckpointManager, monkeypatch:
 
 @pytest.mark.mutant
 def test_a_sleep_that_began_anew_would_be_seen(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Run, "asked", lambda _, __, about: {**about, "asked_at": time.time()})
+    monkeypatch.setattr(Session, "asked_at", lambda *_: time.time())
     with pytest.raises(AssertionError, match=r"\[10, 0\]"):
         check_sleep(store, monkeypatch)
 

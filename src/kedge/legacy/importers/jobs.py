@@ -26,6 +26,7 @@ from .common import (
 
 FORM = "jobs"
 EXECUTION_PREFIX = "exec_"
+_MOST = 112  # characters of an execution's name: its inbox has a name, too
 
 
 def kind_of(document: object) -> str | None:
@@ -89,7 +90,7 @@ def drafts(document: Document, source: str, options: Options, *, is_cut: bool = 
 def _execution(document: Document, source: str, options: Options, is_cut: bool) -> Found:
     """An execution that `kedge.workflow` goes on with, approvals included."""
     old_id = str(document["execution_id"])
-    job = name_of(old_id.removeprefix(EXECUTION_PREFIX), prefix=EXECUTION_PREFIX + options.job_prefix)
+    job = name_of(old_id.removeprefix(EXECUTION_PREFIX), most=_MOST, prefix=EXECUTION_PREFIX + options.job_prefix)
     state = _text_in(document.get("state"), ExecutionState, "running")
     entries = document.get("checkpoints")
     steps = [
@@ -125,7 +126,11 @@ def _execution(document: Document, source: str, options: Options, is_cut: bool) 
             "state": state,
             "workflow": clean(document["workflow_name"]),
             "actor": "import",
-            "expires": False,
+            "waiting": [
+                {"for": "approval", "name": clean(step["checkpoint_name"]), "id": step["checkpoint_id"], "prompt": ""}
+                for step in steps
+                if step["approval_status"] == "pending"
+            ],
             "legacy": legacy(FORM, kind="execution", id=old_id, salvaged=is_cut or None),
         },
     )

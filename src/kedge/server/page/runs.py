@@ -16,6 +16,7 @@ from kedge.llm.bills import Bill, totals
 from kedge.llm.pricing import dollars
 from kedge.manager import CheckpointManager
 from kedge.model import RunStatus
+from kedge.pipeline.approval import decide
 from kedge.pipeline.history import (
     Explanation,
     RunSummary,
@@ -35,7 +36,7 @@ from kedge.pipeline.progress import duration
 from kedge.process.workflow import Workflows
 from kedge.server.runner import resume
 
-from .approvals import MOST_JOBS, asked, settle
+from .approvals import MOST_JOBS, asked
 from .charts import span_bar
 from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, see
@@ -275,7 +276,7 @@ async def approvals(request: Request, access: Reader) -> Response:
 
 
 @router.post("/approvals")
-async def decide(
+async def decide_approval(
     request: Request,
     access: Writer,
     key: Annotated[str, Form(max_length=128)],
@@ -284,7 +285,7 @@ async def decide(
     comment: Annotated[str, Form(max_length=2000)] = "",
 ) -> Response:
     def work(store: CheckpointManager) -> None:
-        settle(store, key, name, decision == "approve", comment)
+        decide(store, key, name, decision == "approve", actor=store.actor, comment=comment)
         memory_of(request).forget_count(access.namespace)
 
     await access.ask(work)

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Body, Query
 
 from kedge.codec.json_view import to_json_view
 from kedge.manager import CheckpointManager
-from kedge.pipeline.owner import newest_status
-from kedge.pipeline.wait import decide
+from kedge.pipeline.approval import decide, pending_approvals
 from kedge.process.workflow import Workflows
 from kedge.server import schemas
 from kedge.server.auth import Access, Reads, Writes
@@ -117,15 +116,7 @@ async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 5
 async def decide_approval(access: Writes, wish: schemas.Decide) -> Any:
     """Approve or deny, for good: a second decision is a conflict. The token's name is kept with it."""
     actor = access.caller.actor
-
-    def settle(store: CheckpointManager) -> None:
-        if _is_execution(store, wish.run):
-            workflows = Workflows(store)
-            workflows.approve_checkpoint(wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment)
-        else:
-            decide(store, wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment)
-
-    await access.ask(settle)
+    await access.ask(lambda store: decide(store, wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment))
     return {
         "run": wish.run,
         "name": wish.name,
@@ -136,30 +127,15 @@ async def decide_approval(access: Writes, wish: schemas.Decide) -> Any:
 
 
 def _pending(store: CheckpointManager, name: str) -> Iterator[dict[str, Any]]:
-    if _is_execution(store, name):
-        for each in Workflows(store).get_execution(name)["checkpoints"]:
-            if each["approval_status"] == "pending":
-                yield {
-                    "run": name,
-                    "name": each["checkpoint_name"],
-                    "kind": "execution",
-                    "prompt": "",
-                    "asked_at": each["started_at"],
-                    "expires_at": each["approval_expires_at"],
-                }
-        return
-    newest = newest_status(store, name)
-    waiting = newest.metadata.get("waiting") if newest else None
-    for wait in waiting if isinstance(waiting, list) else ():
-        if newest is not None and wait.get("for") == "approval":
-            yield {
-                "run": name,
-                "name": wait.get("name", ""),
-                "kind": "run",
-                "prompt": wait.get("prompt", ""),
-                "asked_at": newest.timestamp,
-                "expires_at": None,
-            }
+    for approval in pending_approvals(store, name):
+        yield {
+            "run": approval.job,
+            "name": approval.name,
+            "kind": approval.kind,
+            "prompt": approval.prompt,
+            "asked_at": approval.asked_at.isoformat() if approval.asked_at else "",
+            "expires_at": approval.expires_at.isoformat() if approval.expires_at else None,
+        }
 
 
 def _is_execution(store: CheckpointManager, name: str) -> bool:

@@ -1,0 +1,183 @@
+"""Approvals, of runs and of executions of workflows: asked in the newest status record, decided in the inbox, once.
+
+asked      an entry under "waiting" in the newest status record of the job
+decided    a message in the job's inbox, under an idempotency key made of the approval's ID: the index sees to it that
+           there is one decision, whoever is how fast
+expired    denied by `expiry`, the same way
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from kedge.errors import Conflict, Denied, NotFound
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, parse_decision
+
+from .account import Waiting
+from .inbox import SUFFIX, parse_run_key, post
+from .keys import step_key
+from .owner import newest_status, walk_jobs
+
+APPROVAL = "approval"
+EXPIRY = "expiry"  # who denies what nobody decided in time
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A decision: final, and by whom."""
+
+    approved: bool
+    actor: str
+    comment: str = ""
+    decided_at: str = ""
+
+    @property
+    def word(self) -> str:
+        return "approved" if self.approved else "denied"
+
+    def denied(self, key: str, name: str) -> Denied:
+        why = f": {self.comment}" if self.comment else ""
+        return Denied(
+            f"approval {name} of run {key} was denied by {self.actor}{why}", hint="a denial is final; use another key"
+        )
+
+    def conflict(self, key: str, name: str) -> Conflict:
+        """What a second decision gets."""
+        return Conflict(f"approval {name} of {key} was {self.word} by {self.actor}", hint="a decision is final")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingApproval:
+    """What somebody is asked to decide."""
+
+    job: str  # the key of a run, or the ID of an execution
+    kind: str  # run or execution
+    name: str  # a path, or the name of an execution's checkpoint
+    id: str  # which `decide` takes, too: names of checkpoints may repeat
+    prompt: str
+    asked_at: datetime | None  # None where an importer did not know
+    expires_at: datetime | None = None
+
+    @property
+    def is_expired(self) -> bool:
+        return self.expires_at is not None and time.time() >= self.expires_at.timestamp()
+
+    def waiting(self) -> Waiting:
+        """The entry of a status record."""
+        entry: Waiting = {"for": APPROVAL, "name": self.name, "prompt": self.prompt}
+        if self.asked_at is not None:
+            entry["asked_at"] = self.asked_at.isoformat()
+        if self.id != self.name:
+            entry["id"] = self.id
+        if self.expires_at is not None:
+            entry["expires_at"] = self.expires_at.isoformat()
+        return entry
+
+
+def pending_approvals(store: CheckpointManager, job: str) -> list[PendingApproval]:
+    """What a run or an execution waits for and nobody has decided; [] for a job that is neither."""
+    return [asked for asked in _asked(store, job) if not asked.is_expired and decision_of(store, job, asked.id) is None]
+
+
+def find_approvals(store: CheckpointManager, *, most_jobs: int | None = None) -> list[PendingApproval]:
+    """Those of all jobs, by job; at most `most_jobs` are looked at."""
+    return [asked for job in islice(walk_jobs(store), most_jobs) for asked in pending_approvals(store, job.name)]
+
+
+def decide(
+    store: CheckpointManager, key: str, name: str, approved: bool, *, actor: str | None = None, comment: str = ""
+) -> Approval:
+    """Approve or deny what a run, or an execution of a workflow, waits for: for good.
+
+    `name` is the path of the approval, with the stages it is in, or the name or ID of an execution's checkpoint.
+    Raises Conflict when it was decided or has expired, NotFound when nobody asked.
+    """
+    approved = parse_decision(approved)
+    matching = [asked for asked in _asked(store, parse_run_key(key)) if name in (asked.id, asked.name)]
+    if not matching:
+        decided = store.list(key + SUFFIX, metadata={"kind": APPROVAL, "name": name}, limit=1)
+        if decided:
+            raise _decision_in(store.load(decided[0].id)).conflict(key, name)
+        raise NotFound(f"run {key} does not wait for approval {name}", hint="kedge runs show RUN says for what")
+    asked = matching[-1]
+    if asked.is_expired:
+        raise expire(store, asked).conflict(key, name)
+    return decide_once(store, asked, approved, actor or store.actor, comment)
+
+
+def decide_once(store: CheckpointManager, asked: PendingApproval, approved: bool, actor: str, comment: str) -> Approval:
+    """Make a decision durable; Conflict when there is one."""
+    decision = Approval(approved, str(actor)[:200], str(comment)[:2000], datetime.now(UTC).isoformat())
+    try:
+        post(store, asked.job, APPROVAL, asked.name, asdict(decision), idempotency_key=_decision_key(asked.id))
+    except Conflict:
+        if (earlier := decision_of(store, asked.job, asked.id)) is None:
+            raise
+        raise earlier.conflict(asked.job, asked.name) from None
+    return decision
+
+
+def expire(store: CheckpointManager, asked: PendingApproval) -> Approval:
+    """The decision about an approval whose time is over: a denial, unless somebody decided at the last moment."""
+    try:
+        return decide_once(store, asked, False, EXPIRY, "nobody decided in time")
+    except Conflict:
+        if (earlier := decision_of(store, asked.job, asked.id)) is None:
+            raise
+        return earlier
+
+
+def decision_of(store: CheckpointManager, job: str, approval_id: str) -> Approval | None:
+    message = store.load_by_key(parse_run_key(job) + SUFFIX, _decision_key(approval_id))
+    return None if message is None else _decision_in(message[1])
+
+
+def _decision_in(message: Any) -> Approval:
+    return Approval(**message["value"])
+
+
+def _decision_key(approval_id: str) -> str:
+    return "decision:" + step_key((approval_id,), "", {})
+
+
+def _asked(store: CheckpointManager, job: str) -> list[PendingApproval]:
+    record = status_record(store, job)
+    waiting = record.metadata.get("waiting") if record is not None else None
+    if record is None or not isinstance(waiting, list):
+        return []
+    return [_parse(record, entry) for entry in waiting if entry["for"] == APPROVAL]
+
+
+def status_record(store: CheckpointManager, job: str) -> Checkpoint | None:
+    """The newest record that says how a run or an execution is; None for a job that is neither."""
+    newest = store.list(job, limit=1)
+    kind = newest[0].metadata.get("kind") if newest else None
+    if kind is None:
+        return None
+    return newest[0] if kind in ("run", "execution") else newest_status(store, job)
+
+
+def _parse(record: Checkpoint, entry: Waiting) -> PendingApproval:
+    return PendingApproval(
+        record.job,
+        str(record.metadata["kind"]),
+        entry["name"],
+        entry.get("id", entry["name"]),
+        entry["prompt"],
+        parse_moment(entry.get("asked_at")) or record.created_at,
+        parse_moment(entry.get("expires_at")),
+    )
+
+
+def parse_moment(text: object) -> datetime | None:
+    """A moment from its ISO text, in UTC where that does not say; None for what is none."""
+    try:
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

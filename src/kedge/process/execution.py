@@ -1,0 +1,271 @@
+"""An execution of a workflow: its checkpoints, and what may become of them. Nothing here knows a store.
+
+execution    running → paused ⇄ running → completed or failed
+checkpoint   active → completed, failed; paused while its approval is pending; skipped
+approval     pending → approved or denied, once, by a named actor; an expired one is denied
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import uuid4
+
+from kedge.errors import Conflict, NotFound
+from kedge.model import MAX_STEP_CHARACTERS
+from kedge.pipeline.approval import Approval, PendingApproval, parse_moment
+
+
+class ExecutionState(StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class StepState(StrEnum):
+    """Where a checkpoint of a workflow is."""
+
+    PENDING = "pending"
+    ACTIVE = "active"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class ApprovalStatus(StrEnum):
+    PENDING = "pending"
+    APPROVED = "approved"
+    DENIED = "denied"
+
+
+class OnDenied(StrEnum):
+    """What a denial does to the execution."""
+
+    FAIL = "fail"
+    SKIP = "skip"  # the checkpoint is skipped, the execution goes on
+    PAUSE = "pause"  # it stays where it is, for good
+
+
+@dataclass(slots=True)
+class Step:
+    """A checkpoint of an execution. What is stored, and answered to callers, is a dictionary of these fields."""
+
+    checkpoint_id: str
+    checkpoint_name: str
+    agent_id: str
+    correlation_id: str
+    state: str = StepState.ACTIVE.value
+    started_at: str = ""
+    completed_at: str | None = None
+    input_data: Any = None
+    output_data: Any = None
+    error_details: Any = None
+    approval_required: bool = False
+    approval_status: str | None = None  # None: it needs none
+    approval_actor: str | None = None
+    approval_comment: str = ""
+    approval_at: str | None = None
+    approval_expires_at: str | None = None
+    on_denied: str = OnDenied.FAIL.value
+    metadata: Any = None  # of imported ones
+
+    @property
+    def is_pending(self) -> bool:
+        return self.approval_status == ApprovalStatus.PENDING
+
+    def document(self) -> dict[str, Any]:
+        """A copy that its receiver may change."""
+        return deepcopy(_document(self))
+
+
+@dataclass(slots=True)
+class Execution:
+    """A whole execution. Its methods raise Conflict for what its state does not allow, and then change nothing."""
+
+    execution_id: str
+    correlation_id: str
+    workflow_name: str
+    state: str = ExecutionState.RUNNING.value
+    started_at: str = ""
+    completed_at: str | None = None
+    current_checkpoint: str | None = None  # an ID
+    checkpoints: list[Step] = field(default_factory=list)
+    global_data: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Execution:
+        """The execution that `document` gave, or an importer wrote."""
+        steps = [Step(**step) for step in document["checkpoints"]]
+        return cls(**{**document, "checkpoints": steps})
+
+    def document(self) -> dict[str, Any]:
+        return {**_document(self), "checkpoints": [_document(step) for step in self.checkpoints]}
+
+    # Changes
+
+    def create(
+        self, name: str, agent_id: str, data: Any, approval_required: bool, expires_s: float | None, on_denied: OnDenied
+    ) -> Step:
+        self._require_running("only a running one goes on")
+        step = Step(uuid4().hex, name, agent_id, self.correlation_id, started_at=now(), input_data=data)
+        step.on_denied = on_denied.value
+        if approval_required:
+            step.approval_required = True
+            step.approval_status = ApprovalStatus.PENDING.value
+            step.approval_expires_at = None if expires_s is None else now(expires_s)
+            step.state = StepState.PAUSED.value
+            self.state = ExecutionState.PAUSED.value
+        self.checkpoints.append(step)
+        self.current_checkpoint = step.checkpoint_id
+        return step
+
+    def complete(self, name_or_id: str, data: Any, success: bool) -> Step | None:
+        """None when it was completed before. A failed checkpoint fails the execution."""
+        step = self.find(name_or_id)
+        if step.approval_required and step.approval_status != ApprovalStatus.APPROVED:
+            raise Conflict(f"the approval of {name_or_id} is {step.approval_status}", hint="nothing goes on behind it")
+        if step.state != StepState.ACTIVE:
+            return None
+        self._require_running("resume it first")
+        step.completed_at = now()
+        if success:
+            step.state, step.output_data = StepState.COMPLETED.value, data
+        else:
+            step.state, step.error_details = StepState.FAILED.value, data
+            self._end(ExecutionState.FAILED)
+        return step
+
+    def apply(self, step: Step, decision: Approval) -> None:
+        """Follow a decision. A denied checkpoint with on_denied="pause" stays paused, and the execution with it."""
+        step.approval_status = (ApprovalStatus.APPROVED if decision.approved else ApprovalStatus.DENIED).value
+        step.approval_actor = decision.actor
+        step.approval_comment = decision.comment
+        step.approval_at = decision.decided_at
+        if decision.approved:
+            step.state = StepState.ACTIVE.value
+        elif step.on_denied == OnDenied.FAIL:
+            step.state = StepState.FAILED.value
+            self._end(ExecutionState.FAILED)
+            return
+        elif step.on_denied == OnDenied.SKIP:
+            step.state = StepState.SKIPPED.value
+            step.completed_at = now()
+        if all(other.state != StepState.PAUSED for other in self.checkpoints):
+            self.state = ExecutionState.RUNNING.value
+
+    def pause(self) -> bool:
+        """False when it was paused already."""
+        self._refuse_ended()
+        is_running = self.state == ExecutionState.RUNNING
+        self.state = ExecutionState.PAUSED.value
+        return is_running
+
+    def resume(self) -> bool:
+        """False when it was running. Nothing resumes past an approval that is pending or denied."""
+        self._refuse_ended()
+        for step in self.checkpoints:
+            if step.state == StepState.PAUSED:
+                raise Conflict(
+                    f"the approval of {step.checkpoint_name} is {step.approval_status}",
+                    hint="it has to be approved first" if step.is_pending else "it is final",
+                )
+        is_paused = self.state == ExecutionState.PAUSED
+        self.state = ExecutionState.RUNNING.value
+        return is_paused
+
+    def end(self, state: ExecutionState) -> bool:
+        """False when it had ended so. A successful end needs all checkpoints to be done."""
+        if self.state == state:
+            return False
+        self._refuse_ended()
+        unfinished = [
+            step.checkpoint_name
+            for step in self.checkpoints
+            if step.state in (StepState.ACTIVE, StepState.PAUSED, StepState.PENDING)
+        ]
+        if state is ExecutionState.COMPLETED and unfinished:
+            raise Conflict(f"{', '.join(unfinished)} of {self.execution_id} is not done", hint="complete it first")
+        self._end(state)
+        return True
+
+    def _end(self, state: ExecutionState) -> None:
+        self.state = state.value
+        self.completed_at = now()
+
+    def _require_running(self, hint: str) -> None:
+        if self.state != ExecutionState.RUNNING:
+            raise Conflict(f"execution {self.execution_id} is {self.state}", hint=hint)
+
+    def _refuse_ended(self) -> None:
+        if self.state in (ExecutionState.COMPLETED, ExecutionState.FAILED):
+            raise Conflict(f"execution {self.execution_id} is {self.state}", hint="start a new one")
+
+    # Looking
+
+    def find(self, name_or_id: str, *, is_pending: bool = False) -> Step:
+        """By ID; by name the newest that is open, or whose approval is pending, else the newest."""
+        for step in self.checkpoints:
+            if step.checkpoint_id == name_or_id:
+                return step
+        named = [step for step in self.checkpoints if step.checkpoint_name == name_or_id]
+        if not named:
+            raise NotFound(
+                f"execution {self.execution_id} has no checkpoint {name_or_id}",
+                hint="get_execution() shows its checkpoints",
+            )
+        open_states = (StepState.ACTIVE, StepState.PAUSED)
+        fitting = [step for step in named if (step.is_pending if is_pending else step.state in open_states)]
+        return (fitting or named)[-1]
+
+    def pending(self) -> list[Step]:
+        return [step for step in self.checkpoints if step.is_pending]
+
+    def asked(self, step: Step) -> PendingApproval:
+        """The approval that a checkpoint waits for, as it is listed with those of runs."""
+        return PendingApproval(
+            self.execution_id,
+            "execution",
+            _text(step.checkpoint_name),
+            step.checkpoint_id,
+            _text(f"{self.workflow_name}: {step.agent_id} asks to continue"),
+            parse_moment(step.started_at),
+            parse_moment(step.approval_expires_at),
+        )
+
+    def status(self) -> dict[str, Any]:
+        """The execution in short."""
+        names = {step.checkpoint_id: step.checkpoint_name for step in self.checkpoints}
+        states = [step.state for step in self.checkpoints]
+        return {
+            "execution_id": self.execution_id,
+            "correlation_id": self.correlation_id,
+            "workflow_name": self.workflow_name,
+            "state": self.state,
+            "current_checkpoint": names.get(self.current_checkpoint or ""),
+            "started_at": self.started_at,
+            "completed_at": self.completed_at,
+            "total_checkpoints": len(states),
+            "completed_checkpoints": states.count(StepState.COMPLETED),
+            "failed_checkpoints": states.count(StepState.FAILED),
+            "pending_approvals": len(self.pending()),
+        }
+
+
+def now(later_s: float = 0) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=later_s)).isoformat(timespec="microseconds")
+
+
+def _document(value: Step | Execution) -> dict[str, Any]:
+    """The fields by name; `dataclasses.asdict` would also take apart what callers put into them."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def _text(value: object) -> str:
+    """Text that metadata can hold: what was imported may be anything."""
+    return str(value).encode("utf-8", "backslashreplace").decode()[:MAX_STEP_CHARACTERS]
