@@ -48,6 +48,7 @@ class RunStatus(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    ABANDONED = "abandoned"  # never recorded: it says running, and its process is gone (`pipeline.owner.status_of`)
 
 
 _E = TypeVar("_E", bound=StrEnum)

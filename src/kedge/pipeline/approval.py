@@ -100,9 +100,8 @@ def decide(
     approved = parse_decision(approved)
     matching = [asked for asked in _asked(store, parse_run_key(key)) if name in (asked.id, asked.name)]
     if not matching:
-        decided = store.list(key + SUFFIX, metadata={"kind": APPROVAL, "name": name}, limit=1)
-        if decided:
-            raise _decision_in(store.load(decided[0].id)).conflict(key, name)
+        if (earlier := decision_of(store, key, name) or _decision_by_name(store, key, name)) is not None:
+            raise earlier.conflict(key, name)
         raise NotFound(f"run {key} does not wait for approval {name}", hint="kedge runs show RUN says for what")
     asked = matching[-1]
     if asked.is_expired:
@@ -135,6 +134,12 @@ def expire(store: CheckpointManager, asked: PendingApproval) -> Approval:
 def decision_of(store: CheckpointManager, job: str, approval_id: str) -> Approval | None:
     message = store.load_by_key(parse_run_key(job) + SUFFIX, _decision_key(approval_id))
     return None if message is None else _decision_in(message[1])
+
+
+def _decision_by_name(store: CheckpointManager, job: str, name: str) -> Approval | None:
+    """The newest decision about a checkpoint of this name, which the execution no longer waits for."""
+    messages = store.list(job + SUFFIX, metadata={"kind": APPROVAL, "name": name}, limit=1)
+    return _decision_in(store.load(messages[0].id)) if messages else None
 
 
 def _decision_in(message: Any) -> Approval:

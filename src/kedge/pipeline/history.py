@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import Cancelled, Conflict, LeaseHeld, NotFound
@@ -14,7 +15,7 @@ from kedge.model import Checkpoint, RunStatus
 from .inbox import CANCEL, post
 from .items import maps_of
 from .keys import show
-from .owner import is_gone, newest_status, save_status, take_lease
+from .owner import newest_status, save_status, status_of, take_lease, walk_jobs
 
 CALLS = "llm:calls"  # the job of records about calls of models
 _PAGE = 500
@@ -36,12 +37,16 @@ class RunSummary:
     steps_reused: int
     error: str
     updated_at: datetime
-    is_abandoned: bool  # said to be running, but its process is gone: it resumes at once
-    waiting: Sequence[Mapping[str, str]]  # [{"for": approval, signal or time, "name": path, "prompt": …}]
+    waiting: Sequence[Mapping[str, str]]  # each an `account.Waiting`
     progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Its process is gone: it resumes at once."""
+        return self.status is RunStatus.ABANDONED
+
     def to_json(self) -> dict[str, object]:
-        facts = {name: getattr(self, name) for name in self.__slots__}
+        facts = {name: getattr(self, name) for name in (*self.__slots__, "is_abandoned")}
         return {**facts, "status": str(self.status), "updated_at": self.updated_at.isoformat()}
 
 
@@ -80,21 +85,9 @@ def find_runs(
     store: CheckpointManager, prefix: str = "", limit: int | None = None, *, most_jobs: int | None = None
 ) -> Iterator[RunSummary]:
     """Runs by key; jobs that are no runs are passed over, and at most `most_jobs` are looked at."""
-    after, found, left = None, 0, most_jobs
-    while page := store.jobs(prefix, _PAGE if left is None else min(_PAGE, left or 1), after):
-        after = page[-1].name
-        if left is not None:
-            if left <= 0:
-                return
-            left -= len(page)
-        for job in page:
-            summary = run_of(store, job.name)
-            if summary is None:
-                continue
-            yield replace(summary, updated_at=job.updated_at)
-            found += 1
-            if found == limit:
-                return
+    jobs = islice(walk_jobs(store, prefix), most_jobs)
+    runs = ((run_of(store, job.name), job.updated_at) for job in jobs)
+    yield from islice((replace(run, updated_at=at) for run, at in runs if run is not None), limit)
 
 
 def run_of(store: CheckpointManager, job: str) -> RunSummary | None:
@@ -112,10 +105,9 @@ def find_run(store: CheckpointManager, key: str) -> RunSummary:
 
 def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
     about = newest.metadata
-    status = RunStatus(str(about.get("status")))
     return RunSummary(
         newest.job,
-        status,
+        status_of(newest),
         _text(about.get("pipeline")) or None,
         _text(about.get("version")),
         _count(about.get("session")),
@@ -123,7 +115,6 @@ def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
         _count(about.get("reused")),
         _text(about.get("error")),
         updated_at,
-        status is RunStatus.RUNNING and is_gone(about.get("owner")),
         _list(about.get("waiting")),
         _mapping(about.get("progress")),
     )
@@ -287,7 +278,7 @@ def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
         with take_lease(store, key, ttl_s) as lease:
             newest = newest_status(store, key)
             assert newest is not None  # nosec B101 # find_run has raised
-            save_status(store, lease, RunStatus.CANCELLED, {}, newest.metadata)
+            save_status(store, lease, RunStatus.CANCELLED, {}, {**newest.metadata, "waiting": []})
     except LeaseHeld:
         return False
     return True

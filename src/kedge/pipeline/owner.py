@@ -68,6 +68,16 @@ def newest_status(store: CheckpointManager, key: str) -> Checkpoint | None:
     return found[0] if found and found[0].metadata.get("kind") == "run" else None
 
 
+def status_of(record: Checkpoint) -> RunStatus:
+    """The status of a run by its newest status record, for everybody who shows or decides by it.
+
+    One that is said to be running is abandoned when its process surely does not exist any more: it resumes at once.
+    """
+    status = RunStatus(str(record.metadata.get("status")))
+    is_abandoned = status is RunStatus.RUNNING and is_gone(record.metadata.get("owner"))
+    return RunStatus.ABANDONED if is_abandoned else status
+
+
 def save_status(
     store: CheckpointManager, lease: Lease, status: RunStatus, state: object, metadata: Mapping[str, object]
 ) -> None:

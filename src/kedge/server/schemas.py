@@ -233,7 +233,7 @@ class Diff(Answer):
 
 class Run(Answer):
     key: str
-    status: Literal["running", "paused", "completed", "failed", "cancelled"]
+    status: Literal["running", "paused", "completed", "failed", "cancelled", "abandoned"]
     pipeline: str | None
     version: str
     sessions: int

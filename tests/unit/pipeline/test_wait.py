@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Conflict, Denied, NotFound, Paused, Validation
-from kedge.pipeline.history import find_run, logs_of
+from kedge.pipeline.approval import find_approvals, pending_approvals
+from kedge.pipeline.history import cancel, find_run, logs_of
 from kedge.pipeline.session import Session
+from kedge.process import Workflows
 from tests.waiting import Clock, wait_for
 
 
@@ -51,6 +54,43 @@ def test_an_approval_pauses_the_process_and_is_decided_once(store: CheckpointMan
     assert pipeline().actor == "ada"
     assert done == ["published"]
     assert find_run(store, "r").waiting == []
+
+
+def test_pending_approvals_are_listed_until_somebody_decides(store: CheckpointManager) -> None:
+    for key in ("r", "s", "t"):
+        with pytest.raises(Paused), kedge.run(key, store=store) as run:
+            run.approval("go", prompt="Now?", expires_s=3600, wait_s=0)
+    flow = Workflows(store)
+    execution = flow.start_workflow_execution("c", "release")
+    made = flow.create_checkpoint(execution, "publish", "agent", approval_required=True)
+    store.save("plain", "s", {})
+
+    def listed() -> list[tuple[str, str, str]]:
+        return [(asked.job, asked.kind, asked.name) for asked in find_approvals(store)]
+
+    asked = [("r", "run", "go"), ("s", "run", "go"), ("t", "run", "go")]
+    assert listed() == [(execution, "execution", "publish"), *asked]
+    (pending,) = pending_approvals(store, "r")
+    assert (pending.prompt, pending.expires_at) == ("Now?", pending.asked_at + timedelta(hours=1))  # type: ignore[operator]
+    kedge.decide(store, "r", "go", True, actor="ada")
+    cancel(store, "s")
+    kedge.decide(store, execution, made["checkpoint_id"], True, actor="bob")  # the same call for both
+    assert listed() == asked[2:]
+    assert flow.get_execution(execution)["checkpoints"][0]["approval_actor"] == "bob"
+    assert flow.get_checkpoint_history(execution)[-1]["change"] == "approve publish"
+    for again in ("publish", made["checkpoint_id"]):
+        with pytest.raises(Conflict):
+            kedge.decide(store, execution, again, False)
+
+
+def test_nobody_decides_what_has_expired(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(Paused), kedge.run("r", store=store) as run:
+        run.approval("go", expires_s=60, wait_s=0)
+    clock.advance(61)
+    assert pending_approvals(store, "r") == []
+    with pytest.raises(Conflict, match="was denied by expiry"):
+        kedge.decide(store, "r", "go", True)
 
 
 def test_nothing_goes_on_behind_a_denial(store: CheckpointManager) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from kedge.care.retention import RetentionPolicy
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, parse_name
-from kedge.pipeline.owner import newest_status
+from kedge.pipeline.owner import newest_status, status_of
 from kedge.terminal.text import size
 
 from .charts import sparkline, timeline
@@ -72,7 +72,7 @@ def _job_row(store: CheckpointManager, job: Job) -> JobRow:
         text = str(status.get("state", ""))
     else:
         run = newest_status(store, job.name) if kind is not None else None
-        text = str(run.metadata.get("status", "")) if run is not None else ""
+        text = str(status_of(run)) if run is not None else ""
     label = f"size of the last {len(recent)} checkpoints, the newest {size(recent[-1].size_bytes)}" if recent else ""
     return JobRow(job, text, _OWN.get(job.name, ""), sparkline([c.size_bytes for c in recent], label))
 
@@ -120,7 +120,7 @@ async def job(
             "is_first": before is None,
             "timeline": timeline(marks[-_ROWS:]),
             "policy": policy_in_words(found.retention),
-            "run": str(run.metadata.get("status")) if run is not None else None,
+            "run": str(status_of(run)) if run is not None else None,
         }
 
     if part == "rows" and down_to is not None and await access.ask(lambda store: _is_long(store, job, before, down_to)):

@@ -51,7 +51,7 @@ def page_of(
 async def list_runs(
     access: Reads,
     prefix: Prefix = "",
-    status: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|cancelled)$")] = None,
+    status: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|cancelled|abandoned)$")] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
 ) -> Any:
