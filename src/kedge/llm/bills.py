@@ -179,10 +179,10 @@ class Books:
     def write(self) -> None:
         """Make durable what has been added up so far."""
         with self._lock:
-            found, self._found = self._found, []
+            charges, self._found = self._found, []
             self._due = time.monotonic() + WRITE_EVERY_S
         bills: dict[tuple[str, str, str], Bill] = {}
-        for charge in found:
+        for charge in charges:
             key = (charge.run, charge.step, charge.model)
             bills[key] = bills.get(key, Bill()).add(charge)
         for key, bill in bills.items():

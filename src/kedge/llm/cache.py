@@ -71,16 +71,19 @@ class Cache:
     def find(self, request: Request, ttl_s: float | None = None) -> Answer | None:
         """The answer that is kept, unless it is older than `ttl_s`; counted as a hit, and as money saved."""
         try:
-            found = self.store.load_by_key(JOB, request.key)
+            saved = self.store.load_by_key(JOB, request.key)
         except Corrupted as error:
             self._damaged.add(request.key)
             warnings.warn(
                 f"a kept answer of {request.model} is damaged and will be asked for again: {error}", stacklevel=2
             )
             return None
-        if found is None or (ttl_s is not None and _age_s(found[0]) > ttl_s):
+        if saved is None:
             return None
-        answer = _answer_of(*found)
+        entry, state = saved
+        if ttl_s is not None and _age_s(entry) > ttl_s:
+            return None
+        answer = _answer_of(entry, state)
         self.counters["hits"] += 1
         self.books.charge(answer.charge(is_saved=True))
         return answer
@@ -145,16 +148,16 @@ class Cache:
         try:
             flight.claim = self.store.save(FLIGHTS, request.model[:200], _this_process(), idempotency_key=request.key)
         except Conflict:
-            found = self._load_flight(request.key)
-            claim, since = _waiting.get(request.key, ("", 0.0))
-            if found is not None and found[0].id != claim:
-                since = time.monotonic()
-                _waiting[request.key] = found[0].id, since
-            if found is not None and not is_gone(found[1]) and time.monotonic() - since < WAIT_S:
-                self.counters["waits"] += 1
-                return False
-            if found is not None:
-                self.store.delete(FLIGHTS, found[0].id)
+            if (other := self._load_flight(request.key)) is not None:
+                record, process = other
+                claim, since = _waiting.get(request.key, ("", 0.0))
+                if record.id != claim:
+                    since = time.monotonic()
+                    _waiting[request.key] = record.id, since
+                if not is_gone(process) and time.monotonic() - since < WAIT_S:
+                    self.counters["waits"] += 1
+                    return False
+                self.store.delete(FLIGHTS, record.id)
             return self._claim(request, flight)
         _waiting.pop(request.key, None)
         return True

@@ -32,8 +32,8 @@ def imported_request(run: str, body: Mapping[str, Any]) -> Request | None:
 
     None for a conversation: only a single prompt, system messages aside, was a key there.
     """
-    told = [m for m in body.get("messages", ()) if not (isinstance(m, Mapping) and m.get("role") == "system")]
-    content = told[0].get("content") if len(told) == 1 and isinstance(told[0], Mapping) else None
+    prompts = [m for m in body.get("messages", ()) if not (isinstance(m, Mapping) and m.get("role") == "system")]
+    content = prompts[0].get("content") if len(prompts) == 1 and isinstance(prompts[0], Mapping) else None
     return Request("IMPORTED", run, {"prompt": content}) if isinstance(content, str) else None
 
 
@@ -58,8 +58,8 @@ def asking(cache: Cache, request: Request, policy: Policy, older: Request | None
     def look() -> Answer | None:
         if policy.mode == "refresh":
             return None
-        found = cache.find(request, policy.ttl_s)
-        return cache.find(older, policy.ttl_s) if found is None and older is not None else found
+        answer = cache.find(request, policy.ttl_s)
+        return cache.find(older, policy.ttl_s) if answer is None and older is not None else answer
 
     if (answer := (yield Store(look))) is not None:
         return answer.content["result"]
@@ -71,7 +71,7 @@ def asking(cache: Cache, request: Request, policy: Policy, older: Request | None
             prepare()
             with metered() as meter:
                 result = storable((yield Send()))
-            answer = yield Store(lambda: _kept(cache, request, policy, result, meter))
+            answer = yield Store(lambda: _saved(cache, request, policy, result, meter))
     except BaseException:
         flight.end()
         raise
@@ -79,7 +79,7 @@ def asking(cache: Cache, request: Request, policy: Policy, older: Request | None
     return answer.content["result"]
 
 
-def _kept(cache: Cache, request: Request, policy: Policy, result: Any, meter: Meter) -> Answer:
+def _saved(cache: Cache, request: Request, policy: Policy, result: Any, meter: Meter) -> Answer:
     """What was paid is written down, unless the client that made the call did so; then the answer is made durable."""
     if bill := meter.bill:
         cost = None if bill.paid_unpriced or bill.found_unpriced else bill.spent + bill.saved
@@ -100,8 +100,8 @@ def _priced(request: Request, result: Any) -> Answer:
 
 
 def _model(request: Request, result: Any) -> str:
-    told = result.get("model") if isinstance(result, Mapping) else None
-    return told if request.model == "unknown" and isinstance(told, str) and told else request.model
+    model = result.get("model") if isinstance(result, Mapping) else None
+    return model if request.model == "unknown" and isinstance(model, str) and model else request.model
 
 
 def storable(result: Any) -> Any:
@@ -116,7 +116,7 @@ def storable(result: Any) -> Any:
             return dump(mode="json")
         path = error.path.replace("state", "result", 1)
         raise UnsupportedType(
-            f"an answer cannot be kept: {error.message.replace(error.path, path)}",
+            f"an answer cannot be saved: {error.message.replace(error.path, path)}",
             hint="return text or plain data from the call",
             path=path,
         ) from error

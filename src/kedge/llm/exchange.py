@@ -22,7 +22,7 @@ from .pricing import prepare, price, tokens_of
 T = TypeVar("T")
 
 MODES = ("record", "replay", "refresh", "off")
-KEPT_HEADERS = ("content-type", "request-id", "x-request-id")
+SAVED_HEADERS = ("content-type", "request-id", "x-request-id")
 HIT = "x-kedge-cache"
 _LAST_LINES = (b"data: [DONE]", b"data:[DONE]")
 _LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete")
@@ -133,7 +133,7 @@ def who_asks() -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Hit:
     """Answered from the cache."""
 
     headers: Mapping[str, str]
@@ -151,7 +151,7 @@ class Plain:
     """Pass the response on as it is."""
 
 
-Result = Found | Streamed | Plain
+Result = Hit | Streamed | Plain
 
 
 def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -> Generator[Step, Any, Result]:
@@ -165,7 +165,7 @@ def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -
         yield Send()
         return Plain()
     if policy.mode != "refresh" and (answer := (yield Store(lambda: cache.find(request, policy.ttl_s)))):
-        return _found(answer)
+        return _hit(answer)
     if policy.mode == "replay":
         raise (yield Store(lambda: describe_nearest(cache, request)))
     flight = yield from turn(cache, request)
@@ -181,7 +181,7 @@ def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -
 
 def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Generator[Step, Any, Result]:
     if policy.mode != "refresh" and (answer := (yield Store(lambda: cache.find(request, policy.ttl_s)))):
-        return _found(answer)  # that of somebody who was at it while we waited
+        return _hit(answer)  # that of somebody who was at it while we waited
     prepare()
     response = yield Send()
     if response.status_code != 200:
@@ -203,8 +203,8 @@ def turn(cache: Cache, request: Request) -> Generator[Step, Any, Flight]:
     return flight  # type: ignore[no-any-return]
 
 
-def _found(answer: Answer) -> Found:
-    return Found({**answer.content["headers"], HIT: "hit"}, answer.content["body"])
+def _hit(answer: Answer) -> Hit:
+    return Hit({**answer.content["headers"], HIT: "hit"}, answer.content["body"])
 
 
 class Recorder:
@@ -263,8 +263,8 @@ class Recorder:
             body = content.decode()
         except UnicodeDecodeError:
             return  # no vendor's answer
-        kept = {name: headers[name] for name in KEPT_HEADERS if name in headers}
-        answer = Answer({"headers": kept, "body": body}, paid.model, paid.tokens, paid.cost)
+        saved = {name: headers[name] for name in SAVED_HEADERS if name in headers}
+        answer = Answer({"headers": saved, "body": body}, paid.model, paid.tokens, paid.cost)
         is_replacing = self._policy.mode == "refresh" or self._policy.ttl_s is not None
         self._cache.keep(self._request, answer, replace=is_replacing)
 

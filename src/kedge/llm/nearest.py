@@ -18,15 +18,15 @@ _SHOWN_CHARACTERS = 60
 
 def describe_nearest(cache: Cache, request: Request) -> ReplayMiss:
     """The error for a request that was never recorded."""
-    wanted = dict(_leaves(request.document()))
+    asked = dict(_leaves(request.document()))
     best: tuple[float, list[str], str] | None = None
     for entry in cache.newest(COMPARED):
-        known = dict(_leaves(cache.load(entry)[0]))
-        names = wanted.keys() | known.keys()
-        different = sorted(name for name in names if wanted.get(name, ...) != known.get(name, ...))
+        recorded = dict(_leaves(cache.load(entry)[0]))
+        names = asked.keys() | recorded.keys()
+        different = sorted(name for name in names if asked.get(name, ...) != recorded.get(name, ...))
         likeness = 1 - len(different) / max(len(names), 1)
         if best is None or likeness > best[0]:
-            lines = [_difference(name, known.get(name, ...), wanted.get(name, ...)) for name in different[:SHOWN]]
+            lines = [_difference(name, recorded.get(name, ...), asked.get(name, ...)) for name in different[:SHOWN]]
             if len(different) > SHOWN:
                 lines.append(f"and {len(different) - SHOWN} more")
             best = likeness, lines, entry.id
@@ -39,12 +39,12 @@ def describe_nearest(cache: Cache, request: Request) -> ReplayMiss:
     )
 
 
-def _difference(name: str, known: object, wanted: object) -> str:
-    if known is ...:
-        return f"{name} {_clipped(wanted)} is new"
-    if wanted is ...:
-        return f"{name} {_clipped(known)} is gone"
-    return f"{name} was {_clipped(known)}, is {_clipped(wanted)}"
+def _difference(name: str, recorded: object, asked: object) -> str:
+    if recorded is ...:
+        return f"{name} {_clipped(asked)} is new"
+    if asked is ...:
+        return f"{name} {_clipped(recorded)} is gone"
+    return f"{name} was {_clipped(recorded)}, is {_clipped(asked)}"
 
 
 def _clipped(value: object) -> str:

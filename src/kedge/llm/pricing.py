@@ -72,10 +72,10 @@ def price(model: str, tokens: Tokens | None, url: str = "", at: datetime | None 
     when = at or datetime.now(UTC)
     for place in (url, None) if url else (None,):  # a gateway of one's own is known by its models alone
         try:
-            found = calc_price(usage, model, provider_api_url=place, genai_request_timestamp=when)
+            calculated = calc_price(usage, model, provider_api_url=place, genai_request_timestamp=when)
         except (LookupError, ValueError):
             continue
-        return Decimal(found.total_price)
+        return Decimal(calculated.total_price)
     return None
 
 

@@ -19,7 +19,7 @@ from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 
 from .cache import Cache
-from .exchange import Found, Policy, Recorder, Streamed, drive, drive_async, exchange
+from .exchange import Hit, Policy, Recorder, Streamed, drive, drive_async, exchange
 from .keys import is_call
 
 LIBRARIES = ("httpx2", "httpx")
@@ -88,9 +88,9 @@ def _client(
 def _library(name: str | None) -> ModuleType:
     if name is not None and name not in LIBRARIES:
         raise Validation(f"library={name!r}", hint=f"use one of: {', '.join(LIBRARIES)}")
-    for each in LIBRARIES if name is None else (name,):
+    for candidate in LIBRARIES if name is None else (name,):
         try:
-            return import_module(each)
+            return import_module(candidate)
         except ModuleNotFoundError:
             continue
     raise Validation(
@@ -122,7 +122,7 @@ class _Common:
 
     def _answer(self, result: Any, response: Any, kind: str) -> Any:
         """The response to hand out."""
-        if isinstance(result, Found):
+        if isinstance(result, Hit):
             return self._library.Response(200, headers=dict(result.headers), content=result.body.encode())
         if isinstance(result, Streamed):
             response.stream = self._parts[kind](self._library, response, result.recorder)

@@ -80,10 +80,10 @@ class Isolation:
     def drop(self, workers: int) -> None:
         """Kill the processes of one pool, whatever they are at."""
         with self._lock:
-            found = self._pools.pop(workers, None)
-        if found is not None:
-            found[0].stop()  # type: ignore[no-untyped-call]
-            found[0].join()
+            pool, _ = self._pools.pop(workers, (None, None))
+        if pool is not None:
+            pool.stop()  # type: ignore[no-untyped-call]
+            pool.join()
 
     def close(self) -> None:
         for workers in list(self._pools):

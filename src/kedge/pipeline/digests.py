@@ -6,6 +6,11 @@ DIGEST_BYTES = 16
 _BUCKETS = 4096
 
 
+def split(digests: bytes) -> list[bytes]:
+    """Digests that are stored one behind the other."""
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+
+
 class DigestSet:
     """Digests by their first 12 bits, in unsorted buckets that are searched: small, and fast into the millions."""
 

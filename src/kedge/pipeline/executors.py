@@ -1,6 +1,6 @@
 """Where the items of a map are worked on: threads, processes, an Executor of the user's, or other machines.
 
-A worker that ends without an answer is WorkerLost: `fanout` finds out what was durable and goes on with the rest.
+A worker that ends without an answer is WorkerLost: `map` finds out what was durable and goes on with the rest.
 """
 
 from __future__ import annotations

@@ -97,10 +97,10 @@ def run_of(store: CheckpointManager, job: str) -> RunSummary | None:
 
 
 def find_run(store: CheckpointManager, key: str) -> RunSummary:
-    found = run_of(store, key)
-    if found is None:
+    run = run_of(store, key)
+    if run is None:
         raise NotFound(f"there is no run {key}", hint="kedge runs list shows the runs")
-    return found
+    return run
 
 
 def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
@@ -262,7 +262,7 @@ def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
     """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
     if run.status is RunStatus.CANCELLED:
         raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
-    if run.status is RunStatus.COMPLETED and not any(each.failed for each in maps_of(store, run.key)):
+    if run.status is RunStatus.COMPLETED and not any(items.failed for items in maps_of(store, run.key)):
         raise Conflict(f"run {run.key} is completed", hint="there is nothing to resume; a new key starts anew")
 
 

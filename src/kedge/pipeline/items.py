@@ -10,7 +10,7 @@ from kedge.errors import Corrupted
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
-from .digests import DIGEST_BYTES
+from .digests import DIGEST_BYTES, split
 from .keys import digest_of, show
 
 _PAGE = 5000
@@ -47,23 +47,23 @@ def maps_of(store: CheckpointManager, key: str) -> list[MapItems]:
             if record.metadata.get("kind") == "items" and isinstance(path := record.metadata.get("path"), list):
                 name = show(tuple(map(str, path)))
                 maps.setdefault(name, MapItems(name)).records.append(record)
-    for found in maps.values():
-        _count(store, found)
+    for items in maps.values():
+        _count(store, items)
     return list(maps.values())
 
 
-def _count(store: CheckpointManager, found: MapItems) -> None:
+def _count(store: CheckpointManager, items: MapItems) -> None:
     failing: dict[bytes, str] = {}  # digest by which an item is known when it is done → its key
-    for record in found.records:
+    for record in items.records:
         done = record.metadata.get("items")
-        found.done += done if isinstance(done, int) else 0
+        items.done += done if isinstance(done, int) else 0
         if failing:
             for digest in _done_in(store, record):
                 if (key := failing.get(digest)) is not None:
-                    found.failed.pop(key, None)
+                    items.failed.pop(key, None)
         if record.metadata.get("failed"):
             for item in failures_in(store, record):
-                found.failed[item.key] = item
+                items.failed[item.key] = item
                 failing.update((digest, item.key) for digest in _digests(item.key))
 
 
@@ -85,8 +85,7 @@ def _done_in(store: CheckpointManager, record: Checkpoint) -> Sequence[bytes]:
         state: Any = {"keys": bytes.fromhex(listed)} if isinstance(listed, str) else store.load(record.id, only="keys")
     except Corrupted:
         return ()  # what cannot be read is done again
-    keys = state["keys"]
-    return [keys[n : n + DIGEST_BYTES] for n in range(0, len(keys), DIGEST_BYTES)]
+    return split(state["keys"])
 
 
 def failures_in(store: CheckpointManager, record: Checkpoint) -> list[FailedItem]:
@@ -95,15 +94,15 @@ def failures_in(store: CheckpointManager, record: Checkpoint) -> list[FailedItem
         state: Any = store.load(record.id, only="failed/*")
     except Corrupted as error:
         return [FailedItem(f"record {record.id}", error.message, "", 0, record.id)]
-    told = state.get("failed", []) if isinstance(state, dict) else []
+    failures = state.get("failed", []) if isinstance(state, dict) else []
     return [
         FailedItem(
-            str(each.get("key")),
-            str(each.get("error", "")),
-            str(each.get("traceback", "")),
-            int(each.get("attempts") or 1),
+            str(failure.get("key")),
+            str(failure.get("error", "")),
+            str(failure.get("traceback", "")),
+            int(failure.get("attempts") or 1),
             record.id,
         )
-        for each in told
-        if isinstance(each, dict)
+        for failure in failures
+        if isinstance(failure, dict)
     ]

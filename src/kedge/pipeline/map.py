@@ -25,7 +25,7 @@ from kedge.manager import CheckpointManager
 from kedge.urls import reachable
 
 from .attempt import check_picklable
-from .digests import DIGEST_BYTES, DigestSet
+from .digests import DIGEST_BYTES, DigestSet, split
 from .executors import RemoteExecutor, WorkerLost, Workers, workers_for
 from .keys import digest_of, map_key, show
 from .place import Place
@@ -44,7 +44,6 @@ from .worker import (
     local_runs,
     read_keys,
     save_items,
-    split,
 )
 
 CHUNK_S = 0.1
@@ -118,19 +117,19 @@ def _parse_on_error(on_error: str | float) -> tuple[float, bool]:
 class Results:
     """The results of a map, read from the store as they are asked for: in the order in which they were saved."""
 
-    def __init__(self, store: CheckpointManager, job: str, tag: str, wanted: DigestSet) -> None:
+    def __init__(self, store: CheckpointManager, job: str, tag: str, digests: DigestSet) -> None:
         self._store = store
         self._job = job
         self._tag = tag
-        self._wanted = wanted
+        self._digests = digests
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._digests)
 
     def __iter__(self) -> Iterator[Any]:
         for digests, state in read_batches(self._store, self._job, self._tag):
             for digest, result in zip(digests, state["results"], strict=True):
-                if digest in self._wanted:
+                if digest in self._digests:
                     yield result
 
 
@@ -167,7 +166,7 @@ class Map:
             wants_results=options.collect and not isinstance(options.executor, RemoteExecutor),
         )
         self._done = DigestSet()  # durable, in this session or before
-        self._kept: dict[bytes, Any] = {}  # results of earlier sessions, when they are asked for
+        self._earlier: dict[bytes, Any] = {}  # results of earlier sessions, when they are asked for
         self._read_to = 0
         self._seen = DigestSet()
         self._repeats: Counter[bytes] = Counter()
@@ -267,7 +266,7 @@ class Map:
             if digest in done:
                 self._reused += 1
                 if collects:
-                    self._place(number, self._kept[digest])
+                    self._place(number, self._earlier[digest])
                 continue
             yield Item(digest, label or digest.hex(), number, value)
 
@@ -312,14 +311,14 @@ class Map:
 
     def _after_loss(self, error: CheckpointError, chunk: list[Item]) -> None:
         """A worker died or was stopped: what it had made durable counts, the rest of its chunk is run one by one."""
-        self._kept.clear()
+        self._earlier.clear()
         self._catch_up(with_results=self._options.collect)
         rest = [item for item in chunk if item.digest not in self._done]
         for item in chunk:
             if item.digest in self._done:
                 self._executed += 1
                 if self._options.collect:
-                    self._place(item.number, self._kept[item.digest])
+                    self._place(item.number, self._earlier[item.digest])
         if len(chunk) > 1:
             self._again.extend(rest)
             return
@@ -341,13 +340,13 @@ class Map:
                 add(digest)
             if with_results:
                 state = load_batch(store, self._spec, record)
-                self._kept.update(zip(digests, state["results"], strict=True))
+                self._earlier.update(zip(digests, state["results"], strict=True))
 
     def _read_results(self) -> None:
         if self._unread:
             self._catch_up(with_results=True)
             for digest, number in self._unread.items():
-                self._place(number, self._kept.pop(digest))
+                self._place(number, self._earlier.pop(digest))
 
     # Answers
 

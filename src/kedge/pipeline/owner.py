@@ -64,8 +64,8 @@ def walk_jobs(store: CheckpointManager, prefix: str = "", after: str | None = No
 
 def newest_status(store: CheckpointManager, key: str) -> Checkpoint | None:
     """The newest status record of a run; found by tag, however many steps and items came after it (I6)."""
-    found = store.list(key, tags={"kind": "run"}, limit=1)
-    return found[0] if found and found[0].metadata.get("kind") == "run" else None
+    newest = store.list(key, tags={"kind": "run"}, limit=1)
+    return newest[0] if newest and newest[0].metadata.get("kind") == "run" else None
 
 
 def status_of(record: Checkpoint) -> RunStatus:

@@ -192,10 +192,10 @@ class Terminal:
         return self._progress
 
 
-def watcher(wanted: bool | None) -> Watcher:
+def watcher(progress: bool | None) -> Watcher:
     """True: shown somehow. None: shown where stderr is a terminal. False: not shown."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if wanted is False or (wanted is None and not is_terminal):
+    if progress is False or (progress is None and not is_terminal):
         return Nobody()
     return Terminal() if is_terminal else Lines(sys.stderr)
 

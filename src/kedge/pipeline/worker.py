@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
 
 from .attempt import call_in_thread
-from .digests import DIGEST_BYTES
+from .digests import split
+from .failure import one_line, traceback_of
 from .keys import Path, show
 from .place import payer as payer_here
 from .retry import Retry
@@ -42,8 +42,6 @@ BATCH_ITEMS = 1000
 BATCH_BYTES = 256 * 1024
 WAIT_S = 0.5  # that results wait for a slow item behind them
 KEYS_IN_METADATA = 16  # items of a batch whose digests are listed with it, so that resuming need not read it
-MAX_ERROR_CHARACTERS = 500
-MAX_TRACEBACK_CHARACTERS = 20_000
 
 _PR_SET_PDEATHSIG = 1
 _IMMUTABLE = (int, float, bool, type(None), complex)
@@ -169,10 +167,6 @@ def load_batch(store: CheckpointManager, spec: Spec, record: Checkpoint) -> Any:
             f"results of map {show(spec.path)} of run {spec.lease.job} are damaged: {error.message}",
             hint=f"kedge delete {spec.lease.job} {record.id}, and their items run again",
         ) from error
-
-
-def split(keys: bytes) -> list[bytes]:
-    return [keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES)]
 
 
 def call_for(account: tuple[str, str], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -357,11 +351,7 @@ def save_items(
 
 
 def item_error(label: str, error: Exception, attempts: int) -> ItemError:
-    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
-    trace = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
-    return ItemError(
-        label, " ".join(text.split())[:MAX_ERROR_CHARACTERS], trace[-MAX_TRACEBACK_CHARACTERS:], attempts, error
-    )
+    return ItemError(label, one_line(error), traceback_of(error), attempts, error)
 
 
 def _sendable(failure: ItemError) -> ItemError:

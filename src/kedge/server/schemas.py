@@ -231,7 +231,7 @@ class Diff(Answer):
     left_out: int
 
 
-class Run(Answer):
+class RunAnswer(Answer):
     key: str
     status: Literal["running", "paused", "completed", "failed", "cancelled", "abandoned"]
     pipeline: str | None
@@ -247,7 +247,7 @@ class Run(Answer):
 
 
 class RunPage(Answer):
-    runs: list[Run]
+    runs: list[RunAnswer]
     next_cursor: str | None = Field(description="A page may be empty and still have a next one.")
 
 
@@ -266,7 +266,7 @@ class LogLine(Answer):
 
 
 class RunDetail(Answer):
-    run: Run
+    run: RunAnswer
     steps: list[Step]
     log: list[LogLine]
 

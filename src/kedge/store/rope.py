@@ -60,10 +60,10 @@ class _Level:
     new: slice  # the digests that an earlier level did not have at their place
 
 
-class Run:
+class Pieces:
     """Pieces in a row. Saved again, it is not grouped again; of a run like an earlier one, only what differs is."""
 
-    def __init__(self, pieces: Sequence[Piece], earlier: Run | None = None) -> None:
+    def __init__(self, pieces: Sequence[Piece], earlier: Pieces | None = None) -> None:
         self.pieces = pieces
         self._levels: list[_Level] = []
         self._nodes: dict[bytes, bytes] = {}  # the chunks above the pieces
@@ -109,7 +109,7 @@ class Run:
 class PartedTree:
     """A tree as it is saved: bytes, and runs of pieces."""
 
-    parts: Sequence[bytes | Run]
+    parts: Sequence[bytes | Pieces]
 
     @property
     def size_bytes(self) -> int:

@@ -22,7 +22,7 @@ from kedge.errors import CheckpointError, Corrupted, StorageError, Unavailable, 
 from kedge.index.sqlite.sweep import integrity_problems
 from kedge.manager import CheckpointManager
 from kedge.store.request import Request
-from kedge.store.rope import PartedTree, Piece, Run
+from kedge.store.rope import PartedTree, Piece, Pieces
 from tests.parts import library
 from tests.unit.cli.test_app import Run as Command
 from tests.unit.cli.test_app import run, store  # noqa: F401 - fixtures
@@ -80,7 +80,7 @@ def parted(manager: CheckpointManager) -> str:
     """A state whose names of chunks are in chunks themselves, which are in a pack."""
     head, size = b"\xdc" + (40).to_bytes(2, "big"), 5000
     draw = random.Random(4)
-    lines = Run(
+    lines = Pieces(
         [Piece(b"\xda" + size.to_bytes(2, "big") + draw.randbytes(size // 2).hex().encode()) for _ in range(40)]
     )
     saved = manager.store.save(Request(job="job", step="parted"), PartedTree([head, lines]), actor="t")

@@ -22,7 +22,7 @@ import kedge
 from kedge.errors import CheckpointError, Conflict, Corrupted, UnsupportedFormat, Validation
 from kedge.process.workflow import Workflows
 from kedge.store.request import Request
-from kedge.store.rope import PartedTree, Piece, Run
+from kedge.store.rope import PartedTree, Piece, Pieces
 from tests.parts import require
 
 require("module:cryptography")
@@ -50,7 +50,7 @@ def fill(store: kedge.CheckpointManager) -> dict[str, str]:
         "zeros": store.save(job, step, bytes(2_000_000)),
     }  # fmt: skip
     head = b"\xdc" + (40).to_bytes(2, "big")
-    run = Run([Piece(b"\xd9\x28" + f"conversation-line {n:>22}".encode()) for n in range(40)])
+    run = Pieces([Piece(b"\xd9\x28" + f"conversation-line {n:>22}".encode()) for n in range(40)])
     parted = store.store.save(Request(job=job, step=step), PartedTree([head, run]), actor=store.actor)
     ids["parted"] = parted.id
     store.tag(ids["text"], **{"tag-name": "prod-env"})

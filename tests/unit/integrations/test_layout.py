@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 import kedge
 from kedge.integrations.langgraph import KedgeSaver
 from kedge.integrations.langgraph.layout import Item, encode, lay_channel
-from kedge.store.rope import Run
+from kedge.store.rope import Pieces
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 KIB = 1024
@@ -231,7 +231,7 @@ def test_a_block_needs_all_its_items_in_order() -> None:
 
     def pieces(of: list[Item]) -> int:
         run = type(laid)(of).parts[1]
-        assert isinstance(run, Run)
+        assert isinstance(run, Pieces)
         assert b"".join(piece.data for piece in run.pieces) in b"".join(item.data for item in of)
         return len(run.pieces)
 

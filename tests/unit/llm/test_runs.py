@@ -131,7 +131,7 @@ def test_failures_are_tried_again_and_not_kept(store: kedge.CheckpointManager) -
 
 def test_answers_that_cannot_be_kept(store: kedge.CheckpointManager) -> None:
     with kedge.run("r", store=store) as run:
-        with pytest.raises(kedge.UnsupportedType, match="an answer cannot be kept"):
+        with pytest.raises(kedge.UnsupportedType, match="an answer cannot be saved"):
             run.llm("object", lambda **_: object(), **question("x"))
 
         async def later() -> str:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 import kedge
 from kedge.codec import encode
 from kedge.store.request import Request
-from kedge.store.rope import PartedTree, Piece, Run, parts_of
+from kedge.store.rope import PartedTree, Piece, Pieces, parts_of
 
 
 def tree_of(texts: list[str]) -> PartedTree:
     """{"texts": texts} in parts, as an integration would lay it out."""
     head = b"\x81" + encode("texts").tree + b"\xdd" + len(texts).to_bytes(4, "big")
-    return PartedTree([head, Run([Piece(encode(text).tree) for text in texts])])
+    return PartedTree([head, Pieces([Piece(encode(text).tree) for text in texts])])
 
 
 def save(store: kedge.CheckpointManager, texts: list[str]) -> kedge.Checkpoint:
@@ -110,12 +110,12 @@ def test_nonsense_is_corrupted(packed: bytes) -> None:
 def test_a_run_made_from_an_earlier_one_is_the_same_run(data: st.DataObject) -> None:
     rnd = random.Random(data.draw(st.integers(0, 1 << 32)))
     pieces = [Piece(rnd.randbytes(rnd.randint(1, 20))) for _ in range(rnd.randint(0, 300))]
-    run = Run(pieces)
+    run = Pieces(pieces)
     for _ in range(6):
         at, gone = rnd.randint(0, len(pieces)), rnd.choice([0, 0, 1, 1, 2, 40])
         new = [Piece(rnd.randbytes(9)) for _ in range(rnd.choice([0, 1, 1, 2, 30]))]
         pieces = [*pieces[:at], *new, *pieces[at + gone :]]
-        run, whole = Run(pieces, run), Run(pieces)
+        run, whole = Pieces(pieces, run), Pieces(pieces)
         assert (run.tops, run.size_bytes) == (whole.tops, whole.size_bytes)
         waiting = whole.tops
         while waiting:

@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any
 
 from kedge import codec
-from kedge.store.rope import PartedTree, Piece, Run
+from kedge.store.rope import PartedTree, Piece, Pieces
 
 from . import types
 from .copies import ATOMS, copied, is_copyable, is_same
@@ -138,7 +138,7 @@ class Channel:
         self._segments = segments
         self._earlier = earlier if earlier is not None and earlier._run is not None else None
         self._same = same
-        self._run: Run | None = None
+        self._run: Pieces | None = None
         self._pieces: Sequence[Piece] = ()
         self._marks: Sequence[tuple[int, int, bytes]] = ()  # items laid, pieces they took, what is left over then
 
@@ -154,7 +154,7 @@ class Channel:
         return self._data if self.items is None else b"".join([_array(len(self.items)), *[i.data for i in self.items]])
 
     @cached_property
-    def parts(self) -> tuple[bytes, Run | None, bytes]:
+    def parts(self) -> tuple[bytes, Pieces | None, bytes]:
         """The value as bytes, a run where it is long enough for one, and bytes again."""
         pieces: list[Piece] = []
         if self.items is None:
@@ -165,7 +165,7 @@ class Channel:
         if pieces and len(pieces[0].data) < SMALL_BYTES:  # what stands before the first long text stays in the manifest
             first, pieces = first + pieces[0].data, pieces[1:]
         if pieces:
-            self._run = Run(pieces, self._earlier._run if self._earlier is not None else None)
+            self._run = Pieces(pieces, self._earlier._run if self._earlier is not None else None)
         self._earlier = None  # it, and what came before it, may go
         return first, self._run, small
 
@@ -278,7 +278,7 @@ def lay_tree(
     head: bytes, channels: Mapping[str, Channel], names: tuple[str, str], *, whole_bytes: int = 0
 ) -> PartedTree | codec.Encoded:
     """{names[0]: head, names[1]: {channel: value}} as a tree in parts; in one piece up to `whole_bytes` of values."""
-    parts: list[bytes | Run] = []
+    parts: list[bytes | Pieces] = []
     plain = _map(2) + _name(names[0]) + head + _name(names[1]) + _map(len(channels))
     if whole_bytes and sum([channel.size_bytes for channel in channels.values()]) <= whole_bytes:
         return codec.Encoded(plain + b"".join([_name(name) + one.whole() for name, one in channels.items()]), [])
