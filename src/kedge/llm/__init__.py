@@ -1,4 +1,4 @@
-"""Never pay twice for a call of a model.
+"""Never pay twice for an LLM call.
 
 client = openai.OpenAI(http_client=kedge.llm.http_client(store="my-store"))     # any call, streams too
 text = run.llm("summarise", ask, model="gpt-5-mini", messages=[…])                 # in a pipeline

@@ -1,4 +1,4 @@
-"""Answers of models, kept in the store like everything else: each is a checkpoint of the job `llm:cache`.
+"""LLM answers, saved in the store like everything else: each is a checkpoint of the job `llm:cache`.
 
 A request's key is the idempotency key of its answer, so finding one is a look-up, and keeping one twice is impossible.
 Whatever the store does with checkpoints it does with answers: verify, retain, collect, list, show, encrypt.

@@ -1,4 +1,4 @@
-"""Calls of models by functions of the user's own: `run.llm` and `@kedge.step(cache="llm")`."""
+"""LLM calls by functions of the user's own: `run.llm` and `@kedge.step(cache="llm")`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from kedge.errors import UnsupportedType, Validation
 from kedge.manager import CheckpointManager
 
 from .bills import Meter, metered
-from .cache import Answer, Cache
-from .exchange import Policy, Send, Step, Store, turn
+from .cache import Answer, Cache, Flight
+from .exchange import Policy, Send, Step, Store, once
 from .keys import Request, canonical, parse_sample
-from .nearest import describe_nearest
 from .pricing import prepare, price, tokens_of
 
 
@@ -51,32 +50,16 @@ class Shared:
     older: Request | None = None  # the same as an older system knew it
 
     def steps(self, store: CheckpointManager) -> Generator[Step, Any, Any]:
-        return asking(Cache.of(store), self.request, self.policy, self.older)
+        cache = Cache.of(store)
 
-
-def asking(cache: Cache, request: Request, policy: Policy, older: Request | None = None) -> Generator[Step, Any, Any]:
-    def look() -> Answer | None:
-        if policy.mode == "refresh":
-            return None
-        answer = cache.find(request, policy.ttl_s)
-        return cache.find(older, policy.ttl_s) if answer is None and older is not None else answer
-
-    if (answer := (yield Store(look))) is not None:
-        return answer.content["result"]
-    if policy.mode == "replay":
-        raise (yield Store(lambda: describe_nearest(cache, request)))
-    flight = yield from turn(cache, request)
-    try:
-        if (answer := (yield Store(look))) is None:
+        def call(_: Flight) -> Generator[Step, Any, Answer]:
             prepare()
             with metered() as meter:
                 result = storable((yield Send()))
-            answer = yield Store(lambda: _saved(cache, request, policy, result, meter))
-    except BaseException:
-        flight.end()
-        raise
-    yield Store(flight.end)
-    return answer.content["result"]
+            return (yield Store(lambda: _saved(cache, self.request, self.policy, result, meter)))  # type: ignore[no-any-return]
+
+        answer = yield from once(cache, self.policy, self.request, call, self.older)
+        return answer.content["result"]
 
 
 def _saved(cache: Cache, request: Request, policy: Policy, result: Any, meter: Meter) -> Answer:

@@ -40,7 +40,7 @@ class Policy:
             raise Validation(f"mode={self.mode!r}", hint=f"use one of: {', '.join(MODES)}")
         number = self.ttl_s
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | float) or not number > 0):
-            raise Validation(f"ttl_s={number!r} makes no sense", hint="use seconds above 0, or None for no end")
+            raise Validation(f"ttl_s must be seconds above 0 (got {number!r})", hint="use None for no end")
 
 
 # What an exchange asks for
@@ -164,13 +164,36 @@ def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -
             )
         yield Send()
         return Plain()
-    if policy.mode != "refresh" and (answer := (yield Store(lambda: cache.find(request, policy.ttl_s)))):
-        return _hit(answer)
+    result = yield from once(cache, policy, request, lambda flight: _call(cache, policy, request, flight))
+    return _hit(result) if isinstance(result, Answer) else result
+
+
+def once(
+    cache: Cache,
+    policy: Policy,
+    request: Request,
+    call: Callable[[Flight], Generator[Step, Any, T]],
+    older: Request | None = None,
+) -> Generator[Step, Any, Answer | T]:
+    """The answer that is saved for a request, else what `call` gives, made by one of all who ask the same just now.
+
+    `older` is the same request as an older system knew it. A call that gives a stream ends the flight itself.
+    """
+
+    def look() -> Answer | None:
+        if policy.mode == "refresh":
+            return None
+        answer = cache.find(request, policy.ttl_s)
+        return cache.find(older, policy.ttl_s) if answer is None and older is not None else answer
+
+    if (answer := (yield Store(look))) is not None:
+        return answer  # type: ignore[no-any-return]
     if policy.mode == "replay":
         raise (yield Store(lambda: describe_nearest(cache, request)))
     flight = yield from turn(cache, request)
     try:
-        result = yield from _call(cache, policy, request, flight)
+        answer = yield Store(look)  # that of somebody who was at it while we waited
+        result = answer if answer is not None else (yield from call(flight))
     except BaseException:
         flight.end()
         raise
@@ -179,9 +202,7 @@ def exchange(cache: Cache, policy: Policy, method: str, url: str, body: bytes) -
     return result
 
 
-def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Generator[Step, Any, Result]:
-    if policy.mode != "refresh" and (answer := (yield Store(lambda: cache.find(request, policy.ttl_s)))):
-        return _hit(answer)  # that of somebody who was at it while we waited
+def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Generator[Step, Any, Streamed | Plain]:
     prepare()
     response = yield Send()
     if response.status_code != 200:

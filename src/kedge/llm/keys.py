@@ -50,7 +50,7 @@ def current_sample() -> int:
 
 def parse_sample(number: int) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 31:
-        raise Validation(f"sample={number!r} makes no sense", hint="use whole numbers from 0 on")
+        raise Validation(f"sample must be a whole number from 0 on (got {number!r})")
     return number
 
 

@@ -63,7 +63,7 @@ class Account:
             self._waiting.pop(path, None)
 
     def charge(self, path: Path, charge: Charge) -> None:
-        """Count a call of a model for the step that made it, and for all that this is part of."""
+        """Count an LLM call for the step that made it, and for all that this is part of."""
         from kedge.llm.bills import Bill
 
         with self._lock:
@@ -74,7 +74,7 @@ class Account:
         return self._bills.get(path)
 
     def money(self, path: Path = ()) -> str:
-        """What calls of models cost in this session, as text; "" when there were none."""
+        """What LLM calls cost in this session, as text; "" when there were none."""
         return str(self._bills.get(path, ""))
 
     def close_bill(self, path: Path) -> None:

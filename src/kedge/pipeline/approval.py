@@ -9,6 +9,7 @@ expired    denied by `expiry`, the same way
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -155,7 +156,7 @@ def _asked(store: CheckpointManager, job: str) -> list[PendingApproval]:
     waiting = record.metadata.get("waiting") if record is not None else None
     if record is None or not isinstance(waiting, list):
         return []
-    return [_parse(record, entry) for entry in waiting if entry["for"] == APPROVAL]
+    return [_parse(record, entry) for entry in waiting if isinstance(entry, dict) and entry.get("for") == APPROVAL]
 
 
 def status_record(store: CheckpointManager, job: str) -> Checkpoint | None:
@@ -167,13 +168,14 @@ def status_record(store: CheckpointManager, job: str) -> Checkpoint | None:
     return newest[0] if kind in ("run", "execution") else newest_status(store, job)
 
 
-def _parse(record: Checkpoint, entry: Waiting) -> PendingApproval:
+def _parse(record: Checkpoint, entry: Mapping[str, object]) -> PendingApproval:
+    name = str(entry.get("name", ""))
     return PendingApproval(
         record.job,
         str(record.metadata["kind"]),
-        entry["name"],
-        entry.get("id", entry["name"]),
-        entry["prompt"],
+        name,
+        str(entry.get("id", name)),
+        str(entry.get("prompt", "")),
         parse_moment(entry.get("asked_at")) or record.created_at,
         parse_moment(entry.get("expires_at")),
     )

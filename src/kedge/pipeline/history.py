@@ -17,7 +17,7 @@ from .items import maps_of
 from .keys import show
 from .owner import newest_status, save_status, status_of, take_lease, walk_jobs
 
-CALLS = "llm:calls"  # the job of records about calls of models
+CALLS = "llm:calls"  # the job of records about LLM calls
 _PAGE = 500
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def logs_of(store: CheckpointManager, key: str, limit: int = 20) -> list[Checkpo
 
 
 def bills_of(store: CheckpointManager, key: str) -> dict[str, Bill]:
-    """What calls of models cost in all sessions of a run, by step with all that is inside it; "" is the whole run."""
+    """What LLM calls cost in all sessions of a run, by step with all that is inside it; "" is the whole run."""
     if not store.list(CALLS, tags={"run": key}, limit=1):
         return {}
     from kedge.llm.bills import Bill, totals

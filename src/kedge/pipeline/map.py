@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +80,7 @@ def parse_map_options(
     collect: bool,
 ) -> MapOptions:
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024):
-        raise Validation(f"workers={workers!r} makes no sense", hint="use a whole number from 1 to 1024")
+        raise Validation(f"workers must be a whole number from 1 to 1024 (got {workers!r})")
     if not isinstance(executor, Executor) and executor not in ("thread", "process"):
         raise Validation(f"executor={executor!r}", hint='use "thread", "process", or a concurrent.futures.Executor')
     if order not in ("input", "completed"):
@@ -127,10 +127,14 @@ class Results:
         return len(self._digests)
 
     def __iter__(self) -> Iterator[Any]:
-        for digests, state in read_batches(self._store, self._job, self._tag):
-            for digest, result in zip(digests, state["results"], strict=True):
-                if digest in self._digests:
-                    yield result
+        after = 0
+        while page := self._store.list(self._job, tags={"map": self._tag}, after=after, limit=PAGE):
+            after = page[-1].seq
+            for record in page:
+                batch: Any = self._store.load(record.id)
+                for digest, result in zip(split(batch["keys"]), batch["results"], strict=True):
+                    if digest in self._digests:
+                        yield result
 
 
 class Map:
@@ -170,8 +174,7 @@ class Map:
         self._read_to = 0
         self._seen = DigestSet()
         self._repeats: Counter[bytes] = Counter()
-        self._results: dict[int, Any] = {}
-        self._in_order_of_completion: list[Any] = []
+        self._results: dict[int, Any] = {}  # by number, in the order in which they came
         self._taken = 0
         self._reused = 0
         self._executed = 0
@@ -266,7 +269,7 @@ class Map:
             if digest in done:
                 self._reused += 1
                 if collects:
-                    self._place(number, self._earlier[digest])
+                    self._results[number] = self._earlier[digest]
                 continue
             yield Item(digest, label or digest.hex(), number, value)
 
@@ -302,7 +305,7 @@ class Map:
             self._unread.update((item.digest, item.number) for item in chunk if item.number in numbers)
         elif self._options.collect:
             for number, result in zip(outcome.done, outcome.results, strict=True):
-                self._place(number, result)
+                self._results[number] = result
         for number, failure in outcome.failed.items():
             self._count_failure(number, failure)
         if outcome.done and outcome.seconds > 0:
@@ -318,7 +321,7 @@ class Map:
             if item.digest in self._done:
                 self._executed += 1
                 if self._options.collect:
-                    self._place(item.number, self._earlier[item.digest])
+                    self._results[item.number] = self._earlier[item.digest]
         if len(chunk) > 1:
             self._again.extend(rest)
             return
@@ -346,21 +349,15 @@ class Map:
         if self._unread:
             self._catch_up(with_results=True)
             for digest, number in self._unread.items():
-                self._place(number, self._earlier.pop(digest))
+                self._results[number] = self._earlier.pop(digest)
 
     # Answers
-
-    def _place(self, number: int, result: Any) -> None:
-        if self._options.is_ordered:
-            self._results[number] = result
-        else:
-            self._in_order_of_completion.append(result)
 
     def _count_failure(self, number: int, failure: ItemError) -> None:
         self._failures += 1
         self._last_failure = failure
         if self._options.collect:
-            self._place(number, failure)
+            self._results[number] = failure
 
     def _allowed(self) -> float:
         return self._options.tolerated * max(self._taken, 100) if self._options.is_share else self._options.tolerated
@@ -379,18 +376,8 @@ class Map:
         if not self._options.collect:
             return Results(self._session.store, self._spec.lease.job, self._spec.tag, self._seen)
         if not self._options.is_ordered:
-            return self._in_order_of_completion
+            return list(self._results.values())
         return [self._results.pop(number) for number in range(self._taken)]
-
-
-def read_batches(store: CheckpointManager, job: str, tag: str) -> Iterator[tuple[Sequence[bytes], Any]]:
-    """The batches of a map, oldest first, a page at a time."""
-    after = 0
-    while page := store.list(job, tags={"map": tag}, after=after, limit=PAGE):
-        after = page[-1].seq
-        for record in page:
-            state: Any = store.load(record.id)
-            yield split(state["keys"]), state
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .keys import Path, show
 
@@ -28,7 +28,7 @@ class Tally:
     done: int = 0  # in this session
     reused: int = 0
     failed: int = 0
-    money: str = ""  # what calls of models cost
+    money: str = ""  # what LLM calls cost
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
 
@@ -59,35 +59,23 @@ class Tally:
         return text + (f"; {self.money}" if self.money else "")
 
 
-class Watcher(Protocol):
-    """Told what happens in a run, by any of its threads."""
+class Watcher:
+    """Told what happens in a run, by any of its threads. This one shows nothing."""
 
     def stage(self, path: Path) -> None: ...
 
     def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None:
-        """`verdict` is ran, reused or failed; `money` what calls of models inside it cost."""
-        ...
+        """`verdict` is ran, reused or failed; `money` what LLM calls inside it cost."""
 
     def items(self, path: Path, tally: Tally, *, is_over: bool) -> None: ...
 
     def money(self, text: str) -> None:
-        """What calls of models cost in all."""
-        ...
+        """What LLM calls cost in all."""
 
     def close(self) -> None: ...
 
 
-class Nobody:
-    """Nothing is shown."""
-
-    def stage(self, path: Path) -> None: ...
-    def step(self, path: Path, verdict: str, seconds: float | None = None, note: str = "", money: str = "") -> None: ...
-    def items(self, path: Path, tally: Tally, *, is_over: bool) -> None: ...
-    def money(self, text: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class Lines:
+class Lines(Watcher):
     """A line for each step, and for a map one every ten seconds."""
 
     def __init__(self, out: TextIO) -> None:
@@ -111,9 +99,6 @@ class Lines:
     def money(self, text: str) -> None:
         self._say(f"models: {text}")
 
-    def close(self) -> None:
-        pass
-
     def _say(self, text: str) -> None:
         safe = "".join(c if c.isprintable() else "?" for c in text)
         try:
@@ -123,7 +108,7 @@ class Lines:
             pass  # nobody reads it any more; the run goes on
 
 
-class Terminal:
+class Terminal(Watcher):
     """The tree of steps as it grows, with a bar for each map at work (rich, imported when first needed)."""
 
     def __init__(self, console: Any = None) -> None:
@@ -196,7 +181,7 @@ def watcher(progress: bool | None) -> Watcher:
     """True: shown somehow. None: shown where stderr is a terminal. False: not shown."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if progress is False or (progress is None and not is_terminal):
-        return Nobody()
+        return Watcher()
     return Terminal() if is_terminal else Lines(sys.stderr)
 
 

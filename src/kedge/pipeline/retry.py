@@ -64,4 +64,4 @@ def _check(name: str, value: object, least: float, most: float, *, whole: bool =
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:  # type: ignore[operator]
         kind = "a whole number" if whole else "a number"
-        raise Validation(f"{name}={value!r} makes no sense", hint=f"use {kind} from {least:g} to {most:g}")
+        raise Validation(f"{name} must be {kind} from {least:g} to {most:g} (got {value!r})")

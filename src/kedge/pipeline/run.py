@@ -322,7 +322,7 @@ class Run:
     def progress(self, done: int, total: int | None = None) -> None:
         """Say how far the run is: `kedge runs show` tells it, as of the newest record of the run."""
         if isinstance(done, bool) or not isinstance(done, int) or done < 0 or (total is not None and total < done):
-            raise Validation(f"progress {done!r} of {total!r} makes no sense", hint="use whole numbers, done ≤ total")
+            raise Validation(f"progress must be whole numbers, done ≤ total (got {done!r} of {total!r})")
         self._at_work().record_progress(done, total)
 
     def log(self, text: str, **fields: object) -> None:

@@ -177,7 +177,7 @@ def call_for(account: tuple[str, str], function: Callable[..., Any], args: Any, 
 
 @contextmanager
 def _on_account(run: str, step: str) -> Iterator[None]:
-    """Calls of models inside are paid by a run that is not in this process; written down at the end, as the process
+    """LLM calls inside are paid by a run that is not in this process; written down at the end, as the process
     may be killed between two pieces of work."""
     token = payer_here.set((run, step))
     try:

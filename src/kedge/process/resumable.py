@@ -86,7 +86,7 @@ class CheckpointPolicy:
             self.retention()
         except OverflowError as error:
             raise Validation(
-                f"max_age_hours={self.max_age_hours!r} makes no sense", hint="use None for no end"
+                f"max_age_hours is too large (got {self.max_age_hours!r})", hint="use None for no end"
             ) from error
 
     def should_checkpoint_by_items(self, items: int) -> bool:
@@ -398,7 +398,7 @@ def _check_positive(name: str, value: object, *, whole: bool) -> None:
         return
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not value > 0:  # type: ignore[operator]
-        raise Validation(f"{name}={value!r} makes no sense", hint="use a number above 0")
+        raise Validation(f"{name} must be a number above 0 (got {value!r})")
 
 
 def _memory_mb() -> float:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import kedge
-from kedge.pipeline.progress import Lines, Nobody, Tally, Terminal, duration, watcher
+from kedge.pipeline.progress import Lines, Tally, Terminal, Watcher, duration, watcher
 
 
 def test_the_time_left_comes_from_this_sessions_rate() -> None:
@@ -70,8 +70,8 @@ def test_a_terminal() -> None:
 
 
 def test_who_watches(tmp_path: Path) -> None:
-    assert isinstance(watcher(None), Nobody)
-    assert isinstance(watcher(False), Nobody)
+    assert isinstance(watcher(None), Watcher)
+    assert isinstance(watcher(False), Watcher)
     assert isinstance(watcher(True), Lines)
     broken = Lines((tmp_path / "x").open("w"))
     broken._out.close()

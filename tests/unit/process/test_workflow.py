@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
@@ -128,6 +129,34 @@ def test_of_many_deciders_one_decides(workflows: Workflows, store: CheckpointMan
         thread.join()
     assert outcomes.count("refused") == 7
     assert len(outcomes) == 8
+
+
+@pytest.mark.mutant
+def test_decisions_without_one_key_would_be_seen(
+    workflows: Workflows, store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kedge.pipeline.approval._decision_key", lambda _: uuid4().hex)
+    with pytest.raises(AssertionError):
+        test_of_many_deciders_one_decides(workflows, store)
+
+
+def test_a_decision_is_followed_though_its_maker_was_killed(
+    workflows: Workflows, store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the decision, which is durable, and the change of the execution."""
+    execution = workflows.start_workflow_execution("c", "release")
+    workflows.create_checkpoint(execution, "go", "agent", approval_required=True)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workflows, "_change", killed)
+        with pytest.raises(KeyboardInterrupt):
+            workflows.approve_checkpoint(execution, "go", False, actor="ada")
+    with pytest.raises(Conflict, match="was denied by ada"):
+        workflows.approve_checkpoint(execution, "go", True)
+    assert [e["execution_id"] for e in workflows.list_executions("failed")] == [execution]
 
 
 def test_the_same_name_twice_and_failures(workflows: Workflows) -> None:
