@@ -114,7 +114,7 @@ def test_killed_and_started_again_at_once(program: Program) -> None:
     process.kill()
     process.communicate()
     found = program.runs()["script"]
-    assert found["status"] == "running"
+    assert found["status"] == "abandoned"
     assert found["is_abandoned"]
     program.run("program.py", "5", "0.2")  # its lease still runs, but its owner is known to be gone
     lines = program.lines()

@@ -161,14 +161,14 @@ class Execution:
 
     def pause(self) -> bool:
         """False when it was paused already."""
-        self._refuse_ended()
+        self.refuse_ended()
         is_running = self.state == ExecutionState.RUNNING
         self.state = ExecutionState.PAUSED.value
         return is_running
 
     def resume(self) -> bool:
         """False when it was running. Nothing resumes past an approval that is pending or denied."""
-        self._refuse_ended()
+        self.refuse_ended()
         for step in self.checkpoints:
             if step.state == StepState.PAUSED:
                 raise Conflict(
@@ -183,7 +183,7 @@ class Execution:
         """False when it had ended so. A successful end needs all checkpoints to be done."""
         if self.state == state:
             return False
-        self._refuse_ended()
+        self.refuse_ended()
         unfinished = [
             step.checkpoint_name
             for step in self.checkpoints
@@ -202,8 +202,12 @@ class Execution:
         if self.state != ExecutionState.RUNNING:
             raise Conflict(f"execution {self.execution_id} is {self.state}", hint=hint)
 
-    def _refuse_ended(self) -> None:
-        if self.state in (ExecutionState.COMPLETED, ExecutionState.FAILED):
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (ExecutionState.COMPLETED, ExecutionState.FAILED)
+
+    def refuse_ended(self) -> None:
+        if self.has_ended:
             raise Conflict(f"execution {self.execution_id} is {self.state}", hint="start a new one")
 
     # Looking
@@ -224,7 +228,8 @@ class Execution:
         return (fitting or named)[-1]
 
     def pending(self) -> list[Step]:
-        return [step for step in self.checkpoints if step.is_pending]
+        """The checkpoints that wait for a decision; none once the execution has ended."""
+        return [] if self.has_ended else [step for step in self.checkpoints if step.is_pending]
 
     def asked(self, step: Step) -> PendingApproval:
         """The approval that a checkpoint waits for, as it is listed with those of runs."""

@@ -140,6 +140,7 @@ class Workflows:
             raise Conflict(
                 f"{checkpoint_name} was {step.approval_status} by {step.approval_actor}", hint="a decision is final"
             )
+        execution.refuse_ended()
         decide_once(self._store, execution.asked(step), approved, actor or self._store.actor, comment)
         self._tell(execution_id, self._current(execution_id).find(step.checkpoint_id))
         return approved

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import kedge
 from kedge import CheckpointManager, Conflict, NotFound, Validation
 from kedge.cli import cli
+from kedge.pipeline import pending_approvals
 from kedge.process.workflow import Workflows
 from tests.waiting import wait_for
 
@@ -96,6 +97,19 @@ def test_a_denial_follows_the_rule(workflows: Workflows, rule: str, execution_st
     if rule != "skip":
         with pytest.raises(Conflict):
             workflows.resume_execution(execution)
+
+
+def test_an_approval_does_not_revive_what_has_ended(workflows: Workflows, store: CheckpointManager) -> None:
+    execution = workflows.start_workflow_execution("c", "release")
+    workflows.create_checkpoint(execution, "go", "agent", approval_required=True)
+    assert len(pending_approvals(store, execution)) == 1
+    workflows.complete_execution(execution, success=False)
+    assert pending_approvals(store, execution) == []
+    with pytest.raises(Conflict):
+        workflows.approve_checkpoint(execution, "go", True)
+    with pytest.raises(NotFound):
+        kedge.decide(store, execution, "go", True)
+    assert workflows.get_execution_status(execution)["state"] == "failed"
 
 
 def test_an_approval_expires(workflows: Workflows) -> None:
