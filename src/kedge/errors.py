@@ -8,6 +8,7 @@
     │   ├── TooLarge       more than is taken at once       too_large        413     3
     │   └── UnsupportedType (TypeError)                     unsupported_type 422     3
     ├── Conflict                                            conflict         409     5
+    │   ├── IdempotencyConflict  key used for another state idempotency_conflict 409 5
     │   ├── LeaseHeld      someone else may write           lease_held       409     5
     │   ├── LeaseLost      our right to write is gone       lease_lost       409     5
     │   ├── Cancelled      somebody ended the run           cancelled        409     5
@@ -114,6 +115,12 @@ class Conflict(CheckpointError):
     code = "conflict"
     http_status = 409
     exit_code = 5
+
+
+class IdempotencyConflict(Conflict):
+    """The idempotency key was used for another state of the same job; nothing was saved."""
+
+    code = "idempotency_conflict"
 
 
 class LeaseHeld(Conflict):

@@ -15,9 +15,9 @@ import pytest
 
 import kedge
 from kedge.legacy.importers import bring, directory, folder, geo_core, pickle_child, writer
-from tests.compat import test_import as formats
-from tests.compat import test_import_hostile as hostile
-from tests.compat.writers import jobs
+from tests.legacy.importers import test_formats as formats
+from tests.legacy.importers import test_hostile as hostile
+from tests.legacy.importers.writers import jobs
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.faults

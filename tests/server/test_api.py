@@ -50,7 +50,7 @@ def test_an_idempotency_key(client: TestClient, store: kedge.CheckpointManager) 
     first, again, other = post({"n": 1}), post({"n": 1}), post({"n": 2})
     assert first.status_code == again.status_code == 201
     assert first.json() == again.json()
-    assert (other.status_code, other.json()["code"]) == (409, "conflict")
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
     assert len(store.list("j")) == 1
 
 

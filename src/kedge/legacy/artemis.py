@@ -1,4 +1,4 @@
-"""artemis: `from kedge.compat.artemis import CheckpointManager`. A card is a run, saved as an imported one would be.
+"""artemis: `from kedge.legacy.artemis import CheckpointManager`. A card is a run, saved as an imported one would be.
 
 Corrected: a result that cannot be kept changes nothing, every run that is not completed resumes, a stage is in the list
 of its latest attempt only, the cache is one object that is filled again on resuming, and history stays.

@@ -1,4 +1,4 @@
-"""jobs: `from kedge.compat.jobs import CheckpointManager`. Both of its interfaces, on a store.
+"""jobs: `from kedge.legacy.jobs import CheckpointManager`. Both of its interfaces, on a store.
 
 Corrected: IDs are no paths, order is that of saving, delete says what happened, approvals cannot be passed by.
 """

@@ -1,4 +1,4 @@
-"""unified (geo): `from kedge.compat.unified import UnifiedCheckpointManager, CheckpointableProcess, …`.
+"""unified (geo): `from kedge.legacy.unified import UnifiedCheckpointManager, CheckpointableProcess, …`.
 
 Corrected: integrity comes from the store, order from sequence numbers, nothing is swallowed, the caller's data is not
 changed, and what cannot be kept is named by its path.

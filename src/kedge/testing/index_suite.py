@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import CheckpointError, Conflict, NotFound
+from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
 from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen
 
@@ -105,7 +105,7 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite):
         first = save(index, record(**key))[0]
         assert save(index, record(**key)) == [first]
         assert len(index.list("job")) == 1
-        with pytest.raises(Conflict):
+        with pytest.raises(IdempotencyConflict):
             save(index, record(idempotency_key="k", request_digest=b"other"))
         assert save(index, record("another", **key))[0].id != first.id
 
@@ -231,7 +231,7 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite):
         ]
         outcomes = index.commit_each(saves)
         kinds = [type(outcome) for outcome in outcomes]
-        assert kinds == [Checkpoint, IdTaken, NotFound, Checkpoint, Checkpoint, Conflict, Checkpoint]
+        assert kinds == [Checkpoint, IdTaken, NotFound, Checkpoint, Checkpoint, IdempotencyConflict, Checkpoint]
         answered = [outcome.id for outcome in outcomes if isinstance(outcome, Checkpoint)]
         assert answered == [saves[0][0].id, keyed.id, keyed.id, saves[6][0].id]
         assert [c.id for c in index.list("job")] == [taken, saves[0][0].id, keyed.id]

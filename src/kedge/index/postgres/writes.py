@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kedge.errors import Conflict, NotFound
+from kedge.errors import Conflict, IdempotencyConflict, NotFound
 from kedge.index.reads import missing
 from kedge.index.rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of
 from kedge.index.sqlite.writes import holds_plain, plain_refused
@@ -187,7 +187,7 @@ class PostgresWrites(PostgresTransaction):
         if found is None or found[1] == new.takes_key_from:
             return None
         if found[15] != new.request_digest:
-            raise Conflict(
+            raise IdempotencyConflict(
                 f"idempotency key {new.idempotency_key!r} of job {new.job} was used for another state",
                 hint=f"it belongs to checkpoint {found[1]}; use a new key for a new state",
             )

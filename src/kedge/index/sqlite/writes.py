@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from kedge.errors import Conflict, NotFound, Validation
+from kedge.errors import Conflict, IdempotencyConflict, NotFound, Validation
 from kedge.index.reads import missing
 from kedge.index.rows import CHECKPOINT, DAMAGED, SEQ_BITS, Row, checkpoint_of, find_chunks
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus, to_datetime
@@ -156,7 +156,7 @@ class Writes(Transactions):
         if found is None or found[1] == new.takes_key_from:
             return None
         if found[15] != new.request_digest:
-            raise Conflict(
+            raise IdempotencyConflict(
                 f"idempotency key {new.idempotency_key!r} of job {new.job} was used for another state",
                 hint=f"it belongs to checkpoint {found[1]}; use a new key for a new state",
             )

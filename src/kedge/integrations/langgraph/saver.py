@@ -25,7 +25,7 @@ from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.serde.types import ERROR
 
 from kedge import codec
-from kedge.errors import Conflict, LeaseHeld, NotFound, UnsupportedType, Validation
+from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
 from kedge.store import lease
@@ -185,9 +185,7 @@ class KedgeSaver(BaseCheckpointSaver[int]):
     def _commit(self, request: Any, encoded: Any, thread: str) -> Checkpoint:
         try:
             return self.manager.commit(request, encoded)
-        except Conflict as conflict:
-            if request.idempotency_key is None or "idempotency key" not in conflict.message:
-                raise
+        except IdempotencyConflict as conflict:
             raise Conflict(
                 f"thread {thread!r} was continued by another run since this one read it",
                 hint="let one run end before the next begins, or branch: give the checkpoint_id to continue from",

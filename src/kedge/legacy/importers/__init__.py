@@ -1,6 +1,6 @@
 """Checkpoints of older systems, brought into a store (docs/coming-from.md).
 
-    from kedge.importers import bring, look
+    from kedge.legacy.importers import bring, look
 
     plan = look("old/checkpoints")                   nothing is changed
     report = bring("old/checkpoints", store)         again: nothing new; interrupted: goes on

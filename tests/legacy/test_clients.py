@@ -15,8 +15,8 @@ import kedge
 from kedge.legacy import arch, artemis, jobs, unified
 from kedge.legacy.importers import bring
 
-from .writers import artemis as old_cards
-from .writers import jobs as old_jobs
+from .importers.writers import artemis as old_cards
+from .importers.writers import jobs as old_jobs
 
 # --- artemis ---
 

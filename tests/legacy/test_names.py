@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
-ROWS = re.findall(r"^\| .*? \| `(kedge\.compat\.[\w.]+)` \| (.*?) \|$", DOCUMENT, re.MULTILINE)
+ROWS = re.findall(r"^\| .*? \| `(kedge\.legacy\.[\w.]+)` \| (.*?) \|$", DOCUMENT, re.MULTILINE)
 
 
 def find(name: str) -> object:
@@ -39,4 +39,4 @@ def test_both_sides_exist(old: str, new: str) -> None:
 def test_everything_public_is_listed(module: str) -> None:
     listed = {old.rpartition(".")[2] for old, _ in ROWS if f".{module}." in old}
     aliases = {"NotFound", "Corrupted", "Validation", "DefaultCheckpointValidator"}
-    assert set(importlib.import_module(f"kedge.compat.{module}").__all__) - aliases == listed
+    assert set(importlib.import_module(f"kedge.legacy.{module}").__all__) - aliases == listed

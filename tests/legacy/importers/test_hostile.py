@@ -156,8 +156,8 @@ def test_a_pickle_that_never_ends_is_given_up() -> None:
 def test_the_child_can_reach_nothing() -> None:
     code = """
 import os, socket, subprocess, sys, tempfile
-from kedge.legacy.importers import unpickling_child
-unpickling_child.confine()
+from kedge.legacy.importers import pickle_child
+pickle_child.confine()
 def refused(call):
     try: call()
     except (OSError, MemoryError): return True
@@ -262,7 +262,7 @@ def test_duplicate_ids_and_cyclic_parents(old: Path, store: kedge.CheckpointMana
 def memory_of(folder: Path, *words: str) -> tuple[str, int]:
     """What an import of `folder` prints, and how much memory it took, in bytes."""
     code = (
-        "import sys, kedge\nfrom kedge.importers import bring\n"
+        "import sys, kedge\nfrom kedge.legacy.importers import bring\n"
         "with kedge.open('memory:') as store:\n"
         "    report = bring(sys.argv[1], store)\n"
         "print(report.imported, [f.reason for f in report.findings])\n"
