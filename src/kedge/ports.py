@@ -166,8 +166,8 @@ class Index(Protocol):
         idempotency key with the same request digest answers the first checkpoint instead of inserting, with
         another digest it is IdempotencyConflict, unless it is the key of the checkpoint in `takes_key_from`: that one
         loses it to this record; an unknown parent is NotFound, unless `seq` is given: what is copied or rebuilt may
-        come without its ancestors; a used ID is IdTaken; a `key_id` that is not the current one is KeysChanged; the first
-        save of a job without a `key_id` in an encrypted store is a Conflict (I10).
+        come without its ancestors; a used ID is IdTaken; a `key_id` that is not the current one is KeysChanged; the
+        first save of a job without a `key_id` in an encrypted store is a Conflict (I10).
         New chunks that exist already keep their first location, unless that is damaged. Concurrent callers may
         share one sync.
         """

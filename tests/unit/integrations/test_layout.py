@@ -16,8 +16,9 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 import kedge
+from kedge.codec.fragments import encode_fragment as encode
 from kedge.integrations.langgraph import KedgeSaver
-from kedge.integrations.langgraph.layout import Item, encode, lay_channel
+from kedge.integrations.langgraph.layout import Item, ListChannel, lay_list
 from kedge.store.rope import Pieces
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -227,15 +228,14 @@ def test_who_remembers_nothing_meets_what_was_laid_by_items(store: kedge.Checkpo
 
 def test_a_block_needs_all_its_items_in_order() -> None:
     items = [f"{n:03}" + "x" * 997 for n in range(100)]
-    laid = lay_channel(items, 896, joins=True)
+    laid = lay_list(items, 896, joins=True)
 
     def pieces(of: list[Item]) -> int:
-        run = type(laid)(of).parts[1]
+        run = ListChannel(of).parts[1]
         assert isinstance(run, Pieces)
         assert b"".join(piece.data for piece in run.pieces) in b"".join(item.data for item in of)
         return len(run.pieces)
 
-    assert laid.items is not None
     assert pieces(list(laid.items)) < 10
     assert pieces([laid.items[1], laid.items[0], *laid.items[2:]]) > 30
     assert pieces([*laid.items[1:]]) > 30
@@ -246,12 +246,11 @@ def test_a_list_like_an_earlier_one_is_laid_as_by_itself() -> None:
     """What is taken over from an earlier list makes no difference."""
     rnd = random.Random(1)
     items = [some_item(rnd) for _ in range(300)]
-    laid = lay_channel(items, 896, joins=True)
+    laid = lay_list(items, 896, joins=True)
     for _ in range(40):
         items = edited(items, rnd)
-        laid = lay_channel(items, 896, laid, joins=True)
-        assert laid.items is not None
-        alone = type(laid)(laid.items)
+        laid = lay_list(items, 896, laid, joins=True)
+        alone = ListChannel(laid.items)
         first, run, rest = laid.parts
         again, other, end = alone.parts
         assert (first, rest) == (again, end)

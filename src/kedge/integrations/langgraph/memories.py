@@ -6,13 +6,11 @@ and deletes what it replaces afterwards: whatever happens in between, one of the
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from operator import eq, ge, gt, le, lt, ne
-from typing import Any, Self
+from typing import Any
 
 from langgraph.store.base import (
     BaseStore,
@@ -29,38 +27,23 @@ from langgraph.store.base import (
 )
 
 from kedge.errors import Conflict, NotFound, Validation
-from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, is_utf8
 
-from . import names
+from . import history, names
+from .opened import Opened, in_thread
 
 Namespace = tuple[str, ...]
 
 _ITEM = "item"  # the tag by which an item is found
-_PAGE = 200
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {"$eq": eq, "$ne": ne, "$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
 
 
-class KedgeStore(BaseStore):
+class KedgeStore(Opened, BaseStore):
     """`graph.compile(checkpointer=KedgeSaver(manager), store=KedgeStore(manager))`.
 
     `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. Items are searched by
     namespace and filter, newest first; searching by meaning, which needs embeddings, is refused.
     """
-
-    def __init__(self, store: str | os.PathLike[str] | CheckpointManager | None = None) -> None:
-        self._is_owner = not isinstance(store, CheckpointManager)
-        self.manager = store if isinstance(store, CheckpointManager) else CheckpointManager(store)
-
-    def close(self) -> None:
-        if self._is_owner:
-            self.manager.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """One after the other: what is put is durable, and seen by those behind it."""
@@ -80,14 +63,13 @@ class KedgeStore(BaseStore):
                 raise Validation(f"{type(op).__name__} is no operation of a store", hint="use get, put, search, …")
         return answers
 
-    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        return await asyncio.to_thread(self.batch, list(ops))
+    abatch = in_thread(batch)
 
     def _get(self, op: GetOp) -> Item | None:
         job, tag = names.memory_job(op.namespace), _tag(op.key)
-        while found := self.manager.list(job, tags=tag, limit=1):
+        while newest := self.manager.list(job, tags=tag, limit=1):
             try:
-                return Item(**self._fields(found[0]))
+                return Item(**self._fields(newest[0]))
             except NotFound:
                 continue  # replaced while it was read
         return None
@@ -121,34 +103,28 @@ class KedgeStore(BaseStore):
     def _items(self, prefix: Namespace) -> Iterator[dict[str, Any]]:
         for job, namespace in self._jobs(prefix):
             seen: set[str] = set()
-            before: int | None = None
-            while page := self.manager.list(job, limit=_PAGE, before=before):
-                before = page[0].seq
-                for checkpoint in reversed(page):
-                    if (item := checkpoint.tags.get(_ITEM, "")) not in seen:
-                        seen.add(item)
-                        try:
-                            yield self._fields(checkpoint)
-                        except NotFound:  # replaced, or deleted, since the page was read
-                            if (now := self._get(GetOp(namespace, str(checkpoint.metadata["key"])))) is not None:
-                                yield {name: getattr(now, name) for name in Item.__slots__}
+            for checkpoint in history.newest_first(self.manager, job):
+                if (item := checkpoint.tags.get(_ITEM, "")) not in seen:
+                    seen.add(item)
+                    try:
+                        yield self._fields(checkpoint)
+                    except NotFound:  # replaced, or deleted, since the page was read
+                        if (now := self._get(GetOp(namespace, str(checkpoint.metadata["key"])))) is not None:
+                            yield {name: getattr(now, name) for name in Item.__slots__}
 
     def _list(self, op: ListNamespacesOp) -> list[Namespace]:
         conditions = op.match_conditions or ()
-        found = [namespace for _, namespace in self._jobs(()) if all(_matches(namespace, each) for each in conditions)]
-        cut = sorted({namespace[: op.max_depth] for namespace in found})
+        matching = [namespace for _, namespace in self._jobs(()) if all(_matches(namespace, c) for c in conditions)]
+        cut = sorted({namespace[: op.max_depth] for namespace in matching})
         return cut[op.offset : op.offset + op.limit]
 
     def _jobs(self, prefix: Namespace) -> Iterator[tuple[str, Namespace]]:
         """The namespaces with this prefix that hold an item."""
-        beginning, after = names.memory_prefix(prefix), None
-        while page := self.manager.jobs(beginning, limit=_PAGE, after=after):
-            after = page[-1].name
-            for job in page:
-                newest = self.manager.list(job.name, limit=1)
-                named = newest[0].metadata.get("namespace") if newest else None
-                if isinstance(named, list) and tuple(named[: len(prefix)]) == prefix:
-                    yield job.name, tuple(named)
+        for job in history.jobs(self.manager, names.memory_prefix(prefix)):
+            newest = self.manager.list(job, limit=1)
+            namespace = newest[0].metadata.get("namespace") if newest else None
+            if isinstance(namespace, list) and tuple(namespace[: len(prefix)]) == prefix:
+                yield job, tuple(namespace)
 
     def _fields(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {

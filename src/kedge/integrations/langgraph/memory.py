@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .layout import Channel
 
@@ -13,6 +14,7 @@ MOST_CHECKPOINTS = 128
 MOST_VIEWS = 4096
 _MOST_READERS = 16
 
+T = TypeVar("T")
 Key = tuple[str, str | None]  # job, LangGraph's checkpoint ID; None: before the first
 
 
@@ -40,20 +42,13 @@ class Memory:
 
     def keep(self, key: Key, laid: Laid) -> None:
         with self._lock:
-            self._laid[key] = laid
-            self._laid.move_to_end(key)
-            while len(self._laid) > MOST_CHECKPOINTS:
-                self._laid.popitem(last=False)
+            _keep(self._laid, key, laid, MOST_CHECKPOINTS)
 
     def saw(self, key: Key, newest: int) -> None:
         """Somebody was given this checkpoint while `newest` was the number of the thread's newest."""
         with self._lock:
-            views = self._views.setdefault(key, [])
-            views.append(newest)
-            del views[:-_MOST_READERS]
-            self._views.move_to_end(key)
-            while len(self._views) > MOST_VIEWS:
-                self._views.popitem(last=False)
+            views = [*self._views.get(key, ()), newest]
+            _keep(self._views, key, views[-_MOST_READERS:], MOST_VIEWS)
 
     def continues(self, key: Key) -> int | None:
         """The newest number known to whoever now continues this checkpoint; None when nobody was given it."""
@@ -63,6 +58,14 @@ class Memory:
 
     def forget(self, job: str) -> None:
         with self._lock:
-            for kept in (self._laid, self._views):
-                for key in [key for key in kept if key[0] == job]:
-                    del kept[key]
+            for known in (self._laid, self._views):
+                for key in [key for key in known if key[0] == job]:
+                    del known[key]
+
+
+def _keep(known: OrderedDict[Key, T], key: Key, value: T, most: int) -> None:
+    """Enter a value as the newest; the oldest goes where there are more than `most`."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > most:
+        known.popitem(last=False)

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from functools import lru_cache
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import get_checkpoint_id
 
 from kedge.errors import Validation
 from kedge.model import CheckpointId, is_utf8
@@ -25,6 +29,29 @@ _MOST_THREAD = 72
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 _ESCAPE = re.compile(r"\+([0-9A-F]{2})")
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a config names: a thread, a namespace in it, and perhaps a checkpoint there."""
+
+    thread: str
+    namespace: str = ""
+    checkpoint_id: str | None = None
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> Address:
+        chosen = config["configurable"]
+        return cls(str(chosen["thread_id"]), chosen.get("checkpoint_ns") or "", get_checkpoint_id(config) or None)
+
+    @property
+    def job(self) -> str:
+        return job_of(self.thread, self.namespace)
+
+    def config(self, checkpoint_id: str) -> RunnableConfig:
+        """The config of another checkpoint of the same history."""
+        chosen = {"thread_id": self.thread, "checkpoint_ns": self.namespace, "checkpoint_id": checkpoint_id}
+        return {"configurable": chosen}
 
 
 def job_of(thread_id: str, namespace: str = "") -> str:
@@ -54,6 +81,11 @@ def id_of(job: str, checkpoint_id: str) -> CheckpointId:
         raise Validation(f"checkpoint_id={checkpoint_id!r}", hint="use the ID LangGraph gave")
     plain = checkpoint_id if _PLAIN_ID.fullmatch(checkpoint_id) else "x" + _hash(checkpoint_id, 32)
     return CheckpointId(f"{plain}@{_hash(job, 8)}")
+
+
+def plain_id(checkpoint_id: str) -> str:
+    """What `id_of` was made of, where that was a plain ID."""
+    return checkpoint_id.partition("@")[0]
 
 
 def memory_job(namespace: tuple[str, ...]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core import documents, messages
 from langchain_core.messages import BaseMessage
 from langgraph import types as graph_types
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.checkpoint.serde import types as channel_types
 
 from kedge.codec import register
 from kedge.codec.kinds import by_class
@@ -23,7 +23,10 @@ _MESSAGES = (
     "HumanMessage", "HumanMessageChunk", "RemoveMessage", "SystemMessage", "SystemMessageChunk", "ToolMessage",
     "ToolMessageChunk",
 )  # fmt: skip
-_GRAPH_TYPES = ("Command", "Interrupt", "Overwrite", "TimeoutPolicy")
+_GRAPH_TYPES = (
+    (graph_types, "Command"), (graph_types, "Interrupt"), (graph_types, "Overwrite"), (graph_types, "TimeoutPolicy"),
+    (channel_types, "_DeltaSnapshot"),  # has no public name, and stands in checkpoints
+)  # fmt: skip
 
 message_classes: frozenset[type] = frozenset()
 
@@ -36,10 +39,9 @@ def register_all() -> None:
         _enter(f"langchain.{cls.__name__}", cls, *_by_difference(cls))
     message_classes = frozenset(found)
     _enter("langchain.Document", documents.Document)
-    for name in _GRAPH_TYPES:
-        if hasattr(graph_types, name):
-            _enter(f"langgraph.{name}", getattr(graph_types, name))
-    _enter("langgraph.DeltaSnapshot", _DeltaSnapshot)
+    for module, name in _GRAPH_TYPES:
+        if hasattr(module, name):
+            _enter(f"langgraph.{name.removeprefix('_')}", getattr(module, name))
     _enter("langgraph.Send", graph_types.Send, _take_send, _make_send)
     for cls in vars(builtins).values():
         if isinstance(cls, type) and issubclass(cls, Exception) and not issubclass(cls, BaseExceptionGroup):

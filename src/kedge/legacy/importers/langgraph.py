@@ -197,7 +197,7 @@ class Threads:
         if not found.writes:
             return False
         known: set[str] = set()
-        for row in history.writes_of(self._manager.store, self._manager.get(own_id)):
+        for row in history.writes_of(self._manager, self._manager.get(own_id)):
             state: Any = self._manager.load(row.id)
             known.add(state["task"]["id"])
         new = [task for task in found.writes if task not in known]
