@@ -34,14 +34,8 @@ def look(source: str, options: Options | None = None, *, progress: Progress | No
     for done, found in enumerate(_everything(source, options or Options())):
         if isinstance(found, Finding):
             report.find(found)
-        elif isinstance(found, Draft):
-            report.imported += 1
-            report.by_format[found.form] += 1
-            report.jobs.add(found.job)
         else:
-            report.imported += 1
-            report.by_format[found.form] += 1
-            report.jobs.add(f"{found.thread}@{found.namespace}")
+            report.count(found.form, found.job if isinstance(found, Draft) else f"{found.thread}@{found.namespace}")
         if progress:
             progress(done + 1, 0)
     return report

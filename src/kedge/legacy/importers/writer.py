@@ -13,13 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from kedge import codec
 from kedge.chunks import INLINE_BYTES
-from kedge.errors import CheckpointError, Conflict, LeaseHeld, NotFound, StorageError
+from kedge.errors import CheckpointError, Conflict, NotFound, StorageError
 from kedge.manager import CheckpointManager
-from kedge.model import CheckpointId, CheckpointStatus
-from kedge.ports import IdTaken, KeysChanged, NewCheckpoint
-from kedge.store.local import local_store
-from kedge.store.manifest import Manifest, pack_manifest
-from kedge.store.record import new_record
+from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, new_checkpoint_id
 from kedge.store.request import Request, parse_request
 
 from .common import Draft, Finding, Verdict, clean, digest
@@ -45,6 +41,12 @@ class Report:
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(finding)
 
+    def count(self, form: str, job: str) -> None:
+        """One more that is imported."""
+        self.imported += 1
+        self.by_format[form] += 1
+        self.jobs.add(job)
+
     def of(self, verdict: Verdict) -> list[Finding]:
         return [finding for finding in self.findings if finding.verdict is verdict]
 
@@ -55,20 +57,26 @@ class _Ready:
     request: Request
     encoded: codec.Encoded
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.request.job, str(self.request.idempotency_key)
+
 
 class Writer:
-    """Collects drafts and commits them in batches."""
+    """Collects drafts and saves them in batches."""
 
     def __init__(self, manager: CheckpointManager, report: Report, *, is_owner: bool = False) -> None:
         """`is_owner`: the drafts are the newest word on their jobs, whoever wrote these before."""
         self._manager = manager
         self._is_owner = is_owner
-        self._store = local_store(manager.store, "importing")
+        self._store = manager.store
         self._report = report
         self._batch: list[_Ready] = []
         self._size_bytes = 0
         self._renamed: dict[str, CheckpointId] = {}
         self._foreign: dict[str, bool] = {}
+        # Old IDs begin with the names of steps: a store that hides these keeps the IDs in its sealed metadata only.
+        self._hides_names = bool((manager.encryption or {}).get("encrypts_names"))
 
     def add(self, draft: Draft) -> None:
         try:
@@ -88,154 +96,107 @@ class Writer:
             )
             encoded = codec.encode(draft.state)
         except CheckpointError as error:
-            self._report.find(Finding(Verdict.SKIPPED, draft.source, clean(error.message)))
+            self._skip(draft, error.message)
             return
         draft.state = None
-        if encoded.buffers or len(encoded.tree) > INLINE_BYTES:
-            self.flush()
-            self._write_large(_Ready(draft, request, encoded))
-            return
+        size_bytes = len(encoded.tree)
+        is_large = bool(encoded.buffers) or size_bytes > INLINE_BYTES
+        if is_large:
+            self.flush()  # a batch saves its large states last, and order is that of saving
         self._batch.append(_Ready(draft, request, encoded))
-        self._size_bytes += len(encoded.tree)
-        if len(self._batch) >= BATCH or self._size_bytes >= BATCH_BYTES:
+        self._size_bytes += size_bytes
+        if is_large or len(self._batch) >= BATCH or self._size_bytes >= BATCH_BYTES:
             self.flush()
 
     def flush(self) -> None:
         batch, self._batch, self._size_bytes = self._batch, [], 0
-        records = [(ready, self._record(ready)) for ready in self._new_ones(batch)]
-        if not records:
-            return
-        try:
-            self._commit([record for _, record in records])
-        except (IdTaken, NotFound, Conflict):
-            for ready, record in records:  # one of them is special; find out which
-                self._commit_alone(ready, record)
-        else:
-            for ready, _ in records:
-                self._count(ready.draft)
+        saves = [(ready, self._request(ready)) for ready in self._new_ones(batch)]
+        for (ready, request), outcome in zip(saves, self._save(saves), strict=True):
+            self._settle(ready, request, outcome)
 
-    def _commit(self, records: Sequence[NewCheckpoint]) -> None:
-        try:
-            self._store.index.commit(records, actor=self._manager.actor)
-        except KeysChanged:
-            self._store.refresh_keys()
-            self._store.index.commit(records, actor=self._manager.actor)
-
-    def _hides_names(self) -> bool:
-        """Old IDs begin with the names of steps: a store that hides these keeps the IDs in its sealed metadata only."""
-        return self._store.vault is not None and self._store.vault.hides_names
+    def _save(self, saves: Sequence[tuple[_Ready, Request]]) -> Sequence[Checkpoint | BaseException]:
+        actor = self._manager.actor
+        return self._store.save_many([(request, ready.encoded, actor) for ready, request in saves]) if saves else ()
 
     def _new_ones(self, batch: Sequence[_Ready]) -> list[_Ready]:
         """Those that the store does not have, and whose jobs are nobody else's."""
-        by_job: dict[str, list[_Ready]] = {}
+        keys: dict[str, list[str]] = {}
         for ready in batch:
-            by_job.setdefault(ready.request.job, []).append(ready)
-        known: set[tuple[str, str]] = set()
-        for job, some in by_job.items():
-            keys = [str(ready.request.idempotency_key) for ready in some]
-            known |= {(job, key) for key in self._store.find(job, keys)}
-        new = []
+            keys.setdefault(ready.request.job, []).append(ready.key[1])
+        known = {
+            (job, key): checkpoint
+            for job, of_job in keys.items()
+            for key, (checkpoint, _) in self._store.find(job, of_job).items()
+        }
+        new: dict[tuple[str, str], _Ready] = {}
         for ready in batch:
-            key = (ready.request.job, str(ready.request.idempotency_key))
-            if key in known:
+            job = ready.request.job
+            if ready.key in known or ready.key in new:
                 self._report.present += 1
-                self._report.jobs.add(key[0])
-            elif not self._is_owner and ready.draft.found_by is None and self._is_foreign(ready.request.job):
-                why = f"job {ready.request.job} has checkpoints of its own by now, and is not added to"
-                self._report.find(Finding(Verdict.SKIPPED, ready.draft.source, why))
+                self._report.jobs.add(job)
+                if ready.key in known:
+                    self._mark(ready.draft, known[ready.key])  # an import may have been killed before it came to that
+            elif not self._is_owner and ready.draft.found_by is None and self._is_foreign(job):
+                self._skip(ready.draft, f"job {job} has checkpoints of its own by now, and is not added to")
             else:
-                known.add(key)
-                new.append(ready)
-        return new
+                new[ready.key] = ready
+        return list(new.values())
 
     def _is_foreign(self, job: str) -> bool:
         if job not in self._foreign:
-            newest = self._store.list(job, limit=1)
+            newest = self._manager.list(job, limit=1)
             self._foreign[job] = bool(newest) and "legacy" not in newest[0].metadata
         return self._foreign[job]
 
-    def _record(self, ready: _Ready) -> NewCheckpoint:
-        request = self._with_parent(ready)
-        created_us = request.created_us or _now_us()
-        packed = pack_manifest(Manifest(ready.encoded.tree))
-        checkpoint_id = request.checkpoint_id
-        if checkpoint_id is None or self._hides_names():
-            checkpoint_id = self._store.new_id(request.step, created_us)
-            if request.checkpoint_id is not None:
-                self._renamed[request.checkpoint_id] = checkpoint_id
-        record = new_record(
-            request, checkpoint_id, created_us, len(ready.encoded.tree), packed, content=ready.encoded.tree
-        )
-        return record if ready.draft.status is record.status else replace(record, status=ready.draft.status)
+    def _request(self, ready: _Ready) -> Request:
+        """The request with the IDs that this store has for the draft and its parent."""
+        request = ready.request
+        if request.parent is not None:
+            request = replace(request, parent=self._renamed.get(request.parent, request.parent))
+        if self._hides_names and request.checkpoint_id is not None:
+            drawn = new_checkpoint_id("checkpoint", request.created_us or time.time_ns() // 1000)
+            self._renamed[request.checkpoint_id] = drawn
+            request = replace(request, checkpoint_id=drawn)
+        return request
 
-    def _with_parent(self, ready: _Ready) -> Request:
-        parent = ready.request.parent
-        return ready.request if parent is None else replace(ready.request, parent=self._renamed.get(parent, parent))
-
-    def _commit_alone(self, ready: _Ready, record: NewCheckpoint) -> None:
-        for _ in range(3):
-            try:
-                self._commit([record])
-            except IdTaken:
-                record = replace(record, id=self._other_id(ready, record.id))
-            except NotFound:
-                why = f"its parent {record.parent} is not there; it has none now"
-                self._report.find(Finding(Verdict.LOSSY, ready.draft.source, why))
-                record = replace(record, parent=None)
-            except (LeaseHeld, Conflict) as error:
-                self._report.find(Finding(Verdict.SKIPPED, ready.draft.source, clean(error.message)))
-                return
+    def _settle(self, ready: _Ready, request: Request, outcome: Checkpoint | BaseException) -> None:
+        """Count what was saved. What has no parent any more is saved without, what has another's ID under another."""
+        for _ in range(2):
+            if isinstance(outcome, NotFound) and request.parent is not None:
+                parent = self._renamed.get(request.parent)
+                if parent is None:
+                    self._lose(ready.draft, f"its parent {request.parent} is not there; it has none now")
+                request = replace(request, parent=parent)
+            elif (
+                isinstance(outcome, Conflict) and request.checkpoint_id and self._manager.exists(request.checkpoint_id)
+            ):
+                request = replace(request, checkpoint_id=self._other_id(ready, request.checkpoint_id))
             else:
-                self._count(ready.draft)
-                return
-        self._report.find(Finding(Verdict.SKIPPED, ready.draft.source, "no free ID for it"))
+                break
+            (outcome,) = self._save([(ready, request)])
+        if isinstance(outcome, Checkpoint):
+            self._mark(ready.draft, outcome)
+            self._report.count(ready.draft.form, ready.draft.job)
+        elif isinstance(outcome, CheckpointError) and not isinstance(outcome, StorageError):
+            self._skip(ready.draft, outcome.message)
+        else:
+            raise outcome
 
     def _other_id(self, ready: _Ready, taken: str) -> CheckpointId:
         """Another checkpoint has the ID: an older version of the same one, or that of another job."""
-        request = ready.request
-        if request.checkpoint_id is None:
-            return self._store.new_id(request.step, request.created_us or _now_us())
-        other = CheckpointId(f"{taken[:110]}@{digest(f'{request.job}/{ready.draft.key}')[:12]}")
-        self._renamed[request.checkpoint_id] = other
-        if not self._is_same_job(taken, request.job):
-            why = f"ID {taken} belongs to another checkpoint; it is {other} now"
-            self._report.find(Finding(Verdict.LOSSY, ready.draft.source, why))
+        other = CheckpointId(f"{taken[:110]}@{digest(f'{ready.request.job}/{ready.draft.key}')[:12]}")
+        self._renamed[str(ready.request.checkpoint_id)] = other
+        if self._manager.get(taken).job != ready.request.job:
+            self._lose(ready.draft, f"ID {taken} belongs to another checkpoint; it is {other} now")
         return other
 
-    def _is_same_job(self, checkpoint_id: str, job: str) -> bool:
-        try:
-            return self._store.get(checkpoint_id).job == job
-        except NotFound:
-            return False
+    def _mark(self, draft: Draft, saved: Checkpoint) -> None:
+        """Give what was archived in the old system that status."""
+        if draft.status is not CheckpointStatus.CREATED and saved.status is CheckpointStatus.CREATED:
+            self._manager.set_status(saved.id, draft.status)
 
-    def _write_large(self, ready: _Ready) -> None:
-        if not self._new_ones([ready]):
-            return
-        request = self._with_parent(ready)
-        if self._hides_names():
-            request = replace(request, checkpoint_id=None)
-        if request.parent is not None and not self._store.knows(request.parent):
-            why = f"its parent {request.parent} is not there; it has none now"
-            self._report.find(Finding(Verdict.LOSSY, ready.draft.source, why))
-            request = replace(request, parent=None)
-        if request.checkpoint_id is not None and self._store.knows(request.checkpoint_id):
-            request = replace(request, checkpoint_id=self._other_id(ready, request.checkpoint_id))
-        try:
-            saved = self._store.save(request, ready.encoded, actor=self._manager.actor)
-        except StorageError:
-            raise
-        except CheckpointError as error:
-            self._report.find(Finding(Verdict.SKIPPED, ready.draft.source, clean(error.message)))
-            return
-        if ready.draft.status is not CheckpointStatus.CREATED:
-            self._store.index.update(saved.id, status=ready.draft.status, actor=self._manager.actor)
-        self._count(ready.draft)
+    def _lose(self, draft: Draft, why: str) -> None:
+        self._report.find(Finding(Verdict.LOSSY, draft.source, why))
 
-    def _count(self, draft: Draft) -> None:
-        self._report.imported += 1
-        self._report.by_format[draft.form] += 1
-        self._report.jobs.add(draft.job)
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
+    def _skip(self, draft: Draft, why: str) -> None:
+        self._report.find(Finding(Verdict.SKIPPED, draft.source, clean(why)))
