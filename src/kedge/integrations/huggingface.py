@@ -32,8 +32,8 @@ class KedgeCallback(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         name = f"checkpoint-{state.global_step}"
-        found = {"step": state.global_step, "epoch": state.epoch, _FILES: Tree(Path(args.output_dir) / name)}
-        self.manager.save(self.job, name, found, metadata={"global_step": state.global_step})
+        state_to_save = {"step": state.global_step, "epoch": state.epoch, _FILES: Tree(Path(args.output_dir) / name)}
+        self.manager.save(self.job, name, state_to_save, metadata={"global_step": state.global_step})
 
     def restore(self, output_dir: str | os.PathLike[str], checkpoint_id: str | None = None) -> str | None:
         """Write the newest checkpoint, or the one that is named, below `output_dir`; None when there is none yet.
@@ -41,10 +41,10 @@ class KedgeCallback(TrainerCallback):  # type: ignore[misc]
         Files that stand there under the same names are replaced.
         """
         if checkpoint_id is None:
-            found = self.manager.load_latest(self.job)
-            if found is None:
+            latest = self.manager.load_latest(self.job)
+            if latest is None:
                 return None
-            checkpoint, state = found
+            checkpoint, state = latest
         else:
             checkpoint, state = self.manager.get(checkpoint_id), self.manager.load(checkpoint_id)
         if not isinstance(state, dict) or not isinstance(state.get(_FILES), Tree):

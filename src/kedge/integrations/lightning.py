@@ -39,20 +39,20 @@ class KedgeCheckpointIO(CheckpointIO):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Data only, whatever `weights_only` says: a checkpoint here holds nothing else."""
         device = map_location if isinstance(map_location, str) or hasattr(map_location, "index") else None
-        found: Any = self.manager.load(self._find(os.fspath(path))[-1].id, device=device)
-        return dict(found)
+        state: Any = self.manager.load(self._find(os.fspath(path))[-1].id, device=device)
+        return dict(state)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        for found in self._find(os.fspath(path)):
-            self.manager.delete(self.job, found.id)
+        for checkpoint in self._find(os.fspath(path)):
+            self.manager.delete(self.job, checkpoint.id)
 
     def _find(self, name: str) -> list[Checkpoint]:
-        found = self.manager.list(self.job, metadata={"path": name})
-        if not found:
-            found = [checkpoint for checkpoint in self.manager.walk(self.job) if checkpoint.id == name]
-        if not found:
+        checkpoints = self.manager.list(self.job, metadata={"path": name})
+        if not checkpoints:
+            checkpoints = [checkpoint for checkpoint in self.manager.walk(self.job) if checkpoint.id == name]
+        if not checkpoints:
             raise NotFound(f"job {self.job} has no checkpoint {name}", hint=f"kedge list {self.job}")
-        return found
+        return checkpoints
 
     def teardown(self) -> None:
         if self._is_owner:

@@ -42,17 +42,17 @@ _AS_DIRECTORY = "export it to a directory: kedge export ID DIR"
 def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -> int:
     """Write the tensors and arrays of a checkpoint, each verified, one in memory at a time; answers their number."""
     state = open_state(manager.store, checkpoint_id)
-    found: dict[str, tuple[str, tuple[int, ...], Any]] = {}
+    tensors: dict[str, tuple[str, tuple[int, ...], Any]] = {}
     places: dict[int, str] = {}
     for name, summary in _tensors(state.outline, ""):
         dtype, shape = _form(name, summary)
-        if name in found or name == "__metadata__":
+        if name in tensors or name == "__metadata__":
             raise Validation(f"two tensors would be called {name}", hint=_AS_DIRECTORY)
-        found[name] = dtype, shape, summary
+        tensors[name] = dtype, shape, summary
         places[id(summary)] = name
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "kedge": _rest(state, places)}}
     end = 0
-    for name, (dtype, shape, _) in found.items():
+    for name, (dtype, shape, _) in tensors.items():
         begin, end = end, end + TORCH_DTYPES[dtype] * math.prod(shape)
         header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
@@ -60,9 +60,9 @@ def write_file(manager: CheckpointManager, checkpoint_id: str, file: BinaryIO) -
     if len(text) > _MOST_HEADER_BYTES:
         raise Validation("its names and values do not fit into the header of a safetensors file", hint=_AS_DIRECTORY)
     file.write(len(text).to_bytes(8, "little") + text)
-    for name, (dtype, _, summary) in found.items():
+    for name, (dtype, _, summary) in tensors.items():
         file.write(_bytes(state, summary, name, TORCH_DTYPES[dtype]))
-    return len(found)
+    return len(tensors)
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -54,11 +54,11 @@ class FilesystemCheckpointRepository(CheckpointRepository):
         codec.encode(document)  # what cannot be kept is refused by its path before anything is written
         report = Report()
         writer = Writer(self.store, report, is_owner=True)
-        for found in drafts(document, "", f"card {checkpoint.card_id}", Options()):
-            if isinstance(found, Draft):
-                if found.tags.get("kind") == "run":
-                    found.key += os.urandom(8).hex()  # what was said before may be said again
-                writer.add(found)
+        for draft in drafts(document, "", f"card {checkpoint.card_id}", Options()):
+            if isinstance(draft, Draft):
+                if draft.tags.get("kind") == "run":
+                    draft.key += os.urandom(8).hex()  # what was said before may be said again
+                writer.add(draft)
         writer.flush()
         if refused := report.of(Verdict.SKIPPED):
             raise Conflict(f"card {checkpoint.card_id} was not saved: {refused[0].reason}", hint="nothing was changed")
@@ -78,13 +78,13 @@ class FilesystemCheckpointRepository(CheckpointRepository):
         return bool([self.store.delete(checkpoint.job, checkpoint.id) for checkpoint in history])
 
     def list_all(self) -> list[str]:
-        found = []
+        cards = []
         for job in self.store.jobs():
             record = newest_status(self.store, job.name)
             if record is not None:
                 legacy: Any = record.metadata.get("legacy") or {}
-                found.append(str(legacy.get("job", job.name)))
-        return found
+                cards.append(str(legacy.get("job", job.name)))
+        return cards
 
 
 def create_checkpoint_repository(storage_type: str = "filesystem", **options: Any) -> CheckpointRepository:
@@ -106,16 +106,16 @@ class CheckpointRestorer:
         return CheckpointValidator.can_resume_checkpoint(self._repository.load(card_id))
 
     def resume(self, card_id: str) -> PipelineCheckpoint | None:
-        found = self._repository.load(card_id)
-        if found is None or not CheckpointValidator.can_resume_checkpoint(found):
+        card = self._repository.load(card_id)
+        if card is None or not CheckpointValidator.can_resume_checkpoint(card):
             return None
-        found.status = CheckpointStatus.RESUMED
-        found.resume_count += 1
-        found.last_resume_time = datetime.now()  # noqa: DTZ005 - local, as all of them
-        self._repository.save(found)
+        card.status = CheckpointStatus.RESUMED
+        card.resume_count += 1
+        card.last_resume_time = datetime.now()  # noqa: DTZ005 - local, as all of them
+        self._repository.save(card)
         if self._cache is not None:
-            self._cache.restore_cache_from_checkpoint(found)
-        return found
+            self._cache.restore_cache_from_checkpoint(card)
+        return card
 
 
 class CheckpointManager:
@@ -161,8 +161,8 @@ class CheckpointManager:
             start_time=start_time,
             end_time=end_time,
         )
-        made = self._keep(CheckpointUpdater.update_with_stage(self._current(), stage))
-        self.llm_cache.restore_cache_from_checkpoint(made)
+        card = self._keep(CheckpointUpdater.update_with_stage(self._current(), stage))
+        self.llm_cache.restore_cache_from_checkpoint(card)
 
     def set_current_stage(self, stage_name: str) -> None:
         self._change(current_stage=stage_name)
@@ -202,16 +202,16 @@ class CheckpointManager:
         return self.checkpoint
 
     def _change(self, **fields: Any) -> None:
-        made = PipelineCheckpoint.from_dict(self._current().to_dict())
+        changed = PipelineCheckpoint.from_dict(self._current().to_dict())
         for name, value in fields.items():
-            setattr(made, name, value)
-        made.updated_at = datetime.now()  # noqa: DTZ005 - local, as all of them
-        self._keep(made)
+            setattr(changed, name, value)
+        changed.updated_at = datetime.now()  # noqa: DTZ005 - local, as all of them
+        self._keep(changed)
 
-    def _keep(self, made: PipelineCheckpoint) -> PipelineCheckpoint:
+    def _keep(self, card: PipelineCheckpoint) -> PipelineCheckpoint:
         """Durable first, then ours: what cannot be saved leaves the checkpoint as it was."""
-        self.repository.save(made)
-        self.checkpoint = made
+        self.repository.save(card)
+        self.checkpoint = card
         if self.verbose:
-            sys.stderr.write(f"kedge: card {self.card_id}: {made.status.value}, {made.stages_completed} stages done\n")
-        return made
+            sys.stderr.write(f"kedge: card {self.card_id}: {card.status.value}, {card.stages_completed} stages done\n")
+        return card

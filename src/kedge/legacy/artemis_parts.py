@@ -53,19 +53,19 @@ class CheckpointUpdater:
     @staticmethod
     def update_with_stage(checkpoint: PipelineCheckpoint, stage: StageCheckpoint) -> PipelineCheckpoint:
         """The checkpoint with a stage in the one list it belongs to; a repeated one counts as a retry."""
-        made = PipelineCheckpoint.from_dict(checkpoint.to_dict())
-        if stage.stage_name in made.stage_checkpoints:
-            stage.retry_count = made.stage_checkpoints[stage.stage_name].retry_count + 1
-        made.stage_checkpoints[stage.stage_name] = stage
+        card = PipelineCheckpoint.from_dict(checkpoint.to_dict())
+        if stage.stage_name in card.stage_checkpoints:
+            stage.retry_count = card.stage_checkpoints[stage.stage_name].retry_count + 1
+        card.stage_checkpoints[stage.stage_name] = stage
         for word in ("completed", "failed", "skipped"):
-            kept = [name for name in getattr(made, f"{word}_stages") if name != stage.stage_name]
-            setattr(made, f"{word}_stages", [*kept, stage.stage_name] if stage.status == word else kept)
-        made.stages_completed = len(made.completed_stages)
-        stages = made.stage_checkpoints.values()
-        made.total_duration_seconds = sum(s.duration_seconds for s in stages if s.status == "completed")
-        made.estimated_remaining_seconds = ProgressCalculator.estimate_remaining(made)
-        made.updated_at = datetime.now()  # noqa: DTZ005 - these cards have local times
-        return made
+            others = [name for name in getattr(card, f"{word}_stages") if name != stage.stage_name]
+            setattr(card, f"{word}_stages", [*others, stage.stage_name] if stage.status == word else others)
+        card.stages_completed = len(card.completed_stages)
+        stages = card.stage_checkpoints.values()
+        card.total_duration_seconds = sum(s.duration_seconds for s in stages if s.status == "completed")
+        card.estimated_remaining_seconds = ProgressCalculator.estimate_remaining(card)
+        card.updated_at = datetime.now()  # noqa: DTZ005 - these cards have local times
+        return card
 
 
 class LLMCacheKeyGenerator:
@@ -95,13 +95,13 @@ class LLMCacheManager:
 
     def restore_cache_from_checkpoint(self, checkpoint: PipelineCheckpoint) -> int:
         """Take over the answers of all stages; says how many."""
-        found = 0
+        count = 0
         for stage in checkpoint.stage_checkpoints.values():
             for entry in stage.llm_responses:
                 if isinstance(entry, dict) and "prompt" in entry:
                     self.store_response(checkpoint.card_id, stage.stage_name, entry["prompt"], entry.get("response"))
-                    found += 1
-        return found
+                    count += 1
+        return count
 
     def clear_cache(self) -> None:
         self._answers.clear()

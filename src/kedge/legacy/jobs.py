@@ -6,13 +6,12 @@ Corrected: IDs are no paths, order is that of saving, delete says what happened,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from kedge import manager
 from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import Checkpoints
-from kedge.process.workflow import ApprovalStatus, CheckpointCallback, ExecutionState, StepState, Workflows
+from kedge.process.workflow import ApprovalStatus, ExecutionState, StepState, Workflows
 
 from . import store_in
 from .importers.common import name_of
@@ -22,6 +21,11 @@ CheckpointState = StepState
 __all__ = ["ApprovalStatus", "CheckpointManager", "CheckpointState", "ExecutionState"]
 
 _MOST = 118  # as imported jobs are named
+
+
+def _of_workflows(name: str) -> Any:
+    """A method of Workflows, under its own name."""
+    return property(lambda self: getattr(self._workflows, name))
 
 
 class CheckpointManager(manager.CheckpointManager):
@@ -66,17 +70,6 @@ class CheckpointManager(manager.CheckpointManager):
 
     # Workflows
 
-    def register_checkpoint_callback(self, checkpoint_name: str, callback: CheckpointCallback) -> None:
-        self._workflows.register_checkpoint_callback(checkpoint_name, callback)
-
-    def register_approval_callback(self, callback: CheckpointCallback) -> None:
-        self._workflows.register_approval_callback(callback)
-
-    def start_workflow_execution(
-        self, correlation_id: str, workflow_name: str, initial_data: Mapping[str, Any] | None = None
-    ) -> str:
-        return self._workflows.start_workflow_execution(correlation_id, workflow_name, initial_data)
-
     def create_checkpoint(
         self,
         execution_id: str,
@@ -90,29 +83,19 @@ class CheckpointManager(manager.CheckpointManager):
             execution_id, checkpoint_name, agent_id, input_data, approval_required=approval_required
         )
 
-    def complete_checkpoint(
-        self, execution_id: str, checkpoint_name: str, output_data: Any = None, success: bool = True
-    ) -> bool:
-        return self._workflows.complete_checkpoint(execution_id, checkpoint_name, output_data, success)
-
-    def pause_execution(self, execution_id: str) -> bool:
-        return self._workflows.pause_execution(execution_id)
-
-    def resume_execution(self, execution_id: str) -> bool:
-        return self._workflows.resume_execution(execution_id)
-
     def approve_checkpoint(self, execution_id: str, checkpoint_name: str, approved: bool = True) -> bool:
         return self._workflows.approve_checkpoint(execution_id, checkpoint_name, approved)
-
-    def get_execution_status(self, execution_id: str) -> dict[str, Any]:
-        return self._workflows.get_execution_status(execution_id)
-
-    def list_executions(self, state_filter: ExecutionState | str | None = None) -> Any:
-        return self._workflows.list_executions(state_filter)
 
     def get_checkpoint_history(self, execution_id: str) -> Any:
         """The checkpoints of an execution as they are now, oldest first."""
         return self._workflows.get_execution(execution_id)["checkpoints"]
 
-    def cleanup_old_executions(self, max_age_days: float = 30) -> int:
-        return self._workflows.cleanup_old_executions(max_age_days)
+    register_checkpoint_callback = _of_workflows("register_checkpoint_callback")
+    register_approval_callback = _of_workflows("register_approval_callback")
+    start_workflow_execution = _of_workflows("start_workflow_execution")
+    complete_checkpoint = _of_workflows("complete_checkpoint")
+    pause_execution = _of_workflows("pause_execution")
+    resume_execution = _of_workflows("resume_execution")
+    get_execution_status = _of_workflows("get_execution_status")
+    list_executions = _of_workflows("list_executions")
+    cleanup_old_executions = _of_workflows("cleanup_old_executions")

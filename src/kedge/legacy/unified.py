@@ -86,8 +86,8 @@ class CheckpointStorage:
 
     def load(self, checkpoint_id: str) -> CheckpointData:
         """With its data, verified; NotFound, or Corrupted."""
-        found = self.store.get(checkpoint_id)
-        return self._data(found, self.store.load(found.id))
+        checkpoint = self.store.get(checkpoint_id)
+        return self._data(checkpoint, self.store.load(checkpoint.id))
 
     def exists(self, checkpoint_id: str) -> bool:
         return self.store.exists(checkpoint_id)
@@ -99,13 +99,13 @@ class CheckpointStorage:
 
     def list(self, filter: CheckpointFilter | None = None) -> Any:
         """CheckpointData without data, oldest first within each process; with a limit, the newest ones."""
-        wanted = filter or CheckpointFilter()
-        jobs = [name_of(wanted.process_name)] if wanted.process_name else [job.name for job in self.store.jobs()]
+        chosen = filter or CheckpointFilter()
+        jobs = [name_of(chosen.process_name)] if chosen.process_name else [job.name for job in self.store.jobs()]
         every = [
-            c for job in jobs for c in self.store.walk(job, level=wanted.level) if c.metadata.get("kind") == "unified"
+            c for job in jobs for c in self.store.walk(job, level=chosen.level) if c.metadata.get("kind") == "unified"
         ]
-        found = [made for c in every if wanted.matches(made := self._data(c, None))]
-        return found if wanted.limit is None else found[-wanted.limit :]
+        matching = [data for c in every if chosen.matches(data := self._data(c, None))]
+        return matching if chosen.limit is None else matching[-chosen.limit :]
 
     def cleanup(self, max_age_days: float = 7, max_count: int | None = None) -> int:
         """Delete what is older, or beyond `max_count` of a process; never its newest, nor a parent of one kept."""
@@ -126,22 +126,27 @@ class CheckpointStorage:
     def get_stats(self) -> dict[str, Any]:
         return {"backend": self.store.place, **self.store.stats()}
 
-    def _data(self, found: Checkpoint, state: Any) -> CheckpointData:
-        about = found.metadata
-        children = [str(c.id) for c in self.store.walk(found.job) if c.parent == found.id] if state is not None else []
+    def children_of(self, checkpoint_id: str) -> Any:
+        """The IDs of the checkpoints whose parent this one is."""
+        job = self.store.get(checkpoint_id).job
+        return [str(checkpoint.id) for checkpoint in self.store.walk(job) if checkpoint.parent == checkpoint_id]
+
+    def _data(self, checkpoint: Checkpoint, state: Any) -> CheckpointData:
+        about = checkpoint.metadata
+        children = [] if state is None else self.children_of(checkpoint.id)
         metadata = CheckpointMetadata(
-            process_name=str(about.get("process_name", found.job)),
+            process_name=str(about.get("process_name", checkpoint.job)),
             process_version=str(about.get("process_version", "1.0.0")),
             tags=list(about.get("tags") or ()),  # type: ignore[call-overload]
             description=str(about.get("description", "")),
-            size_bytes=found.size_bytes,
-            checksum=found.digest,
-            parent_checkpoint_id=found.parent,
+            size_bytes=checkpoint.size_bytes,
+            checksum=checkpoint.digest,
+            parent_checkpoint_id=checkpoint.parent,
             child_checkpoint_ids=children,
         )
-        status = CheckpointStatus(str(found.status))
-        at = found.created_at
-        return CheckpointData(found.id, found.level, status, state, metadata, at, at, None, found.parent)
+        status = CheckpointStatus(str(checkpoint.status))
+        at = checkpoint.created_at
+        return CheckpointData(checkpoint.id, checkpoint.level, status, state, metadata, at, at, None, checkpoint.parent)
 
 
 def _place(config: StorageConfig) -> str:
@@ -183,7 +188,7 @@ class UnifiedCheckpointManager:
         process_version: str = "1.0.0",
     ) -> str:
         chosen = CheckpointLevel(level)
-        made = CheckpointData(
+        checkpoint = CheckpointData(
             generate_checkpoint_id(level=chosen),
             chosen,
             CheckpointStatus.CREATED,
@@ -191,15 +196,15 @@ class UnifiedCheckpointManager:
             CheckpointMetadata(process_name, process_version, list(tags), description),
             parent_id=parent_id,
         )
-        self.storage.save(made)
-        return made.checkpoint_id
+        self.storage.save(checkpoint)
+        return checkpoint.checkpoint_id
 
     def load(self, checkpoint_id: str) -> CheckpointData:
         return self.storage.load(checkpoint_id)
 
     def load_latest(self, process_name: str, level: CheckpointLevel | str | None = None) -> CheckpointData | None:
-        found = self.storage.store.load_latest(name_of(process_name), level=level)
-        return None if found is None else self.storage._data(*found)
+        latest = self.storage.store.load_latest(name_of(process_name), level=level)
+        return None if latest is None else self.storage._data(*latest)
 
     def resume_from(self, checkpoint_id: str) -> Any:
         """The data of a checkpoint, which becomes the newest of its process again."""
@@ -222,8 +227,7 @@ class CheckpointRegistry:
         return self._storage.store.get(checkpoint_id).parent
 
     def children_of(self, checkpoint_id: str) -> Any:
-        found = self._storage.store.get(checkpoint_id)
-        return [c.id for c in self._storage.store.walk(found.job) if c.parent == found.id]
+        return self._storage.children_of(checkpoint_id)
 
     def cleanup(self, max_age_days: float = 7, max_count: int | None = None) -> int:
         return self._storage.cleanup(max_age_days, max_count)

@@ -147,15 +147,15 @@ class CheckpointFilter:
     parent_id: str | None = None
     limit: int | None = None
 
-    def matches(self, found: CheckpointData) -> bool:
+    def matches(self, checkpoint: CheckpointData) -> bool:
         return (
-            (self.process_name is None or found.metadata.process_name == self.process_name)
-            and (self.level is None or found.level == self.level)
-            and (self.status is None or found.status == self.status)
-            and (self.created_after is None or found.created_at >= _aware(self.created_after))
-            and (self.created_before is None or found.created_at <= _aware(self.created_before))
-            and (not self.tags or set(self.tags) <= set(found.metadata.tags))
-            and (self.parent_id is None or found.parent_id == self.parent_id)
+            (self.process_name is None or checkpoint.metadata.process_name == self.process_name)
+            and (self.level is None or checkpoint.level == self.level)
+            and (self.status is None or checkpoint.status == self.status)
+            and (self.created_after is None or checkpoint.created_at >= _aware(self.created_after))
+            and (self.created_before is None or checkpoint.created_at <= _aware(self.created_before))
+            and (not self.tags or set(self.tags) <= set(checkpoint.metadata.tags))
+            and (self.parent_id is None or checkpoint.parent_id == self.parent_id)
         )
 
 
@@ -201,17 +201,17 @@ def generate_checkpoint_id(prefix: str = "chk", level: CheckpointLevel | str | N
 
 def parse_checkpoint_id(checkpoint_id: str) -> dict[str, Any]:
     """original_id, prefix, level (or None), timestamp (UTC)."""
-    found = _ID.fullmatch(checkpoint_id)
-    if found is None:
+    match = _ID.fullmatch(checkpoint_id)
+    if match is None:
         raise Validation(
             f"{checkpoint_id[:80]!r} is no ID of generate_checkpoint_id", hint="chk_step_20250725_160211_…"
         )
-    level = found["level"]
+    level = match["level"]
     return {
         "original_id": checkpoint_id,
-        "prefix": found["prefix"],
+        "prefix": match["prefix"],
         "level": None if level is None else CheckpointLevel(level),
-        "timestamp": datetime.strptime(found["date"] + found["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC),
+        "timestamp": datetime.strptime(match["date"] + match["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC),
     }
 
 

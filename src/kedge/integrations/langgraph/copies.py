@@ -38,7 +38,7 @@ def copied(value: Any) -> Any:
         return tuple(copied(item) for item in value)
     extra = value.__pydantic_extra__
     was_set = set(value.__pydantic_fields_set__)
-    return types.made(kind, copied(value.__dict__), was_set, None if extra is None else copied(extra))
+    return types.new_message(kind, copied(value.__dict__), was_set, None if extra is None else copied(extra))
 
 
 def is_same(ours: Any, other: Any) -> bool:
@@ -72,9 +72,9 @@ def _same_fields(ours: dict[str, Any], other: dict[str, Any]) -> bool:
     if len(ours) != len(other):
         return False
     for name, value in ours.items():
-        found = other.get(name, _NOTHING)
-        if value is found or (type(value) in _CONTAINERS and type(value) is type(found) and not value and not found):
+        theirs = other.get(name, _NOTHING)
+        if value is theirs or (type(value) in _CONTAINERS and type(value) is type(theirs) and not value and not theirs):
             continue  # nearly always: the same text, or nothing in either
-        if not is_same(value, found):
+        if not is_same(value, theirs):
             return False
     return True

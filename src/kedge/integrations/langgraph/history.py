@@ -64,10 +64,10 @@ def walk(
     manager: CheckpointManager,
     job: str,
     checkpoint_id: str | None,
-    wanted: Mapping[str, object],
+    filter: Mapping[str, object],
     before: RunnableConfig | None,
 ) -> Iterator[Checkpoint]:
-    """Checkpoints of a job, newest first. `wanted` is applied as far as the index can; the caller compares exactly."""
+    """Checkpoints of a job, newest first. `filter` is applied as far as the index can; the caller compares exactly."""
     limit_id = get_checkpoint_id(before) if before else None
     limit = None if limit_id is None else _find(manager, job, limit_id)
     if checkpoint_id is not None:
@@ -78,7 +78,7 @@ def walk(
     below = None if limit is None else limit.seq
     is_compared = limit_id is not None and limit is None  # IDs grow with time
     for checkpoint in newest_first(
-        manager, job, level=CheckpointLevel.STEP, metadata=filterable(wanted) or None, before=below
+        manager, job, level=CheckpointLevel.STEP, metadata=filterable(filter) or None, before=below
     ):
         if not is_compared or names.plain_id(checkpoint.id) < str(limit_id):
             yield checkpoint

@@ -152,16 +152,16 @@ def _matches(namespace: Namespace, condition: MatchCondition) -> bool:
     if len(namespace) < len(path):
         return False
     part = namespace[: len(path)] if condition.match_type == "prefix" else namespace[len(namespace) - len(path) :]
-    return all(wanted in ("*", label) for label, wanted in zip(part, path, strict=True))
+    return all(expected in ("*", label) for label, expected in zip(part, path, strict=True))
 
 
-def _fits(value: Any, wanted: Any) -> bool:
+def _fits(value: Any, filter: Any) -> bool:
     """Whether a value has what a filter asks for: equality by key, and comparisons such as {"age": {"$gte": 18}}."""
-    if not isinstance(wanted, Mapping):
-        return bool(value == wanted)
-    if any(str(name).startswith("$") for name in wanted):
-        return all(_compares(value, name, operand) for name, operand in wanted.items())
-    return isinstance(value, Mapping) and all(_fits(value.get(name), each) for name, each in wanted.items())
+    if not isinstance(filter, Mapping):
+        return bool(value == filter)
+    if any(str(name).startswith("$") for name in filter):
+        return all(_compares(value, name, operand) for name, operand in filter.items())
+    return isinstance(value, Mapping) and all(_fits(value.get(name), expected) for name, expected in filter.items())
 
 
 def _compares(value: Any, name: str, operand: Any) -> bool:

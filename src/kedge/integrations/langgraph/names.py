@@ -104,7 +104,7 @@ def _part(text: str, most: int) -> str:
 
 
 def _escape(text: str) -> str:
-    return _UNSAFE.sub(lambda found: "".join(f"+{byte:02X}" for byte in found[0].encode()), text)
+    return _UNSAFE.sub(lambda match: "".join(f"+{byte:02X}" for byte in match[0].encode()), text)
 
 
 def _shorten(encoded: str, most: int, text: str) -> str:
@@ -112,7 +112,7 @@ def _shorten(encoded: str, most: int, text: str) -> str:
 
 
 def _decode(encoded: str) -> str:
-    data = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), encoded)
+    data = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), encoded)
     return data.encode("latin-1").decode()
 
 

@@ -108,5 +108,5 @@ def graph_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def address_of(saved: Checkpoint) -> Address:
     """The thread and the namespace of a Kedge checkpoint."""
-    told = names.names_of(saved.job)
-    return Address(*(told or (str(saved.metadata.get(name, "")) for name in OWN_METADATA)))
+    named = names.names_of(saved.job)
+    return Address(*(named or (str(saved.metadata.get(name, "")) for name in OWN_METADATA)))

@@ -207,9 +207,9 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             except NotFound:
                 return None
             newest = history.newest(self.manager, job)
-        found = self._tuple(*stored, address)
-        self._memory.saw((job, found.checkpoint["id"]), newest)
-        return found
+        result = self._tuple(*stored, address)
+        self._memory.saw((job, result.checkpoint["id"]), newest)
+        return result
 
     def list(
         self,
@@ -227,26 +227,26 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
                 if left is not None and left <= 0:
                     return
                 try:
-                    found = self._tuple(*self.manager.store.read(checkpoint.id), address_of(checkpoint))
+                    result = self._tuple(*self.manager.store.read(checkpoint.id), address_of(checkpoint))
                 except NotFound:
                     continue  # deleted meanwhile
-                if not _matches(found.metadata, filter or {}):
+                if not _matches(result.metadata, filter or {}):
                     continue
                 left = None if left is None else left - 1
-                yield found
+                yield result
 
     def checkpoints(
         self, config: RunnableConfig, *, filter: dict[str, Any] | None = None, limit: int | None = None
     ) -> Sequence[Checkpoint]:
         """Checkpoints of a thread without their states, newest first: metadata, sizes, tags, pins."""
-        found: list[Checkpoint] = []
+        matching: list[Checkpoint] = []
         for job in self._jobs(config):
             for checkpoint in history.walk(self.manager, job, None, filter or {}, None):
-                if limit is not None and len(found) >= limit:
+                if limit is not None and len(matching) >= limit:
                     break
                 if _matches(checkpoint.metadata, filter or {}):
-                    found.append(checkpoint)
-        return found
+                    matching.append(checkpoint)
+        return matching
 
     def _tuple(self, checkpoint: Checkpoint, packed: bytes, address: Address) -> CheckpointTuple:
         known = self._memory.laid((checkpoint.job, names.plain_id(checkpoint.id)))
@@ -320,17 +320,17 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         stored = self.manager.store.latest(job, CheckpointLevel.STEP)
         if stored is None:
             return set()
-        found = self._tuple(*stored, address_of(stored[0]))
+        newest = self._tuple(*stored, address_of(stored[0]))
         needed = {names.plain_id(stored[0].id)}
-        counters: Mapping[str, object] = found.metadata.get("counters_since_delta_snapshot") or {}
-        missing = set(counters) - found.checkpoint["channel_values"].keys()
-        while missing and found.parent_config is not None:
-            parent = self.get_tuple(found.parent_config)
+        counters: Mapping[str, object] = newest.metadata.get("counters_since_delta_snapshot") or {}
+        missing = set(counters) - newest.checkpoint["channel_values"].keys()
+        while missing and newest.parent_config is not None:
+            parent = self.get_tuple(newest.parent_config)
             if parent is None:
                 break
-            found = parent
-            needed.add(names.plain_id(names.id_of(job, found.checkpoint["id"])))
-            missing -= found.checkpoint["channel_values"].keys()
+            newest = parent
+            needed.add(names.plain_id(names.id_of(job, newest.checkpoint["id"])))
+            missing -= newest.checkpoint["channel_values"].keys()
         return needed
 
     def _delete(self, job: str, ids: Sequence[str]) -> None:
@@ -350,8 +350,8 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
     aget_delta_channel_history = in_thread(BaseCheckpointSaver.get_delta_channel_history)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
-        found = self.list(config, **options)
-        while (result := await asyncio.to_thread(next, found, None)) is not None:
+        results = self.list(config, **options)
+        while (result := await asyncio.to_thread(next, results, None)) is not None:
             yield result
 
     def get_next_version(self, current: Any, channel: None = None) -> Any:
@@ -362,8 +362,8 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         return 1 if current is None else int(current) + 1
 
 
-def _matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(key in metadata and metadata[key] == value for key, value in wanted.items())
+def _matches(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
+    return all(key in metadata and metadata[key] == value for key, value in filter.items())
 
 
 def _storable(channel: str, value: Any) -> Any:

@@ -34,10 +34,10 @@ message_classes: frozenset[type] = frozenset()
 def register_all() -> None:
     """Enter all of them, leaving alone what the application has registered itself."""
     global message_classes
-    found = [getattr(messages, name) for name in _MESSAGES if hasattr(messages, name)]
-    for cls in found:
+    classes = [getattr(messages, name) for name in _MESSAGES if hasattr(messages, name)]
+    for cls in classes:
         _enter(f"langchain.{cls.__name__}", cls, *_by_difference(cls))
-    message_classes = frozenset(found)
+    message_classes = frozenset(classes)
     _enter("langchain.Document", documents.Document)
     for module, name in _GRAPH_TYPES:
         if hasattr(module, name):
@@ -65,22 +65,24 @@ def _by_difference(cls: type[BaseMessage]) -> tuple[Callable[[Any], object], Cal
         if message.__pydantic_private__ is not None or message.__dict__.keys() != fields.keys():
             raise ValueError("it has attributes that are not fields")
         values = message.__dict__
-        kept = {name: values[name] for name in names if name in required or not _equal(values[name], defaults[name])}
+        taken = {name: values[name] for name in names if name in required or not _equal(values[name], defaults[name])}
         was_set = message.__pydantic_fields_set__
-        return [kept, None if was_set == kept.keys() else sorted(was_set), message.__pydantic_extra__ or None]
+        return [taken, None if was_set == taken.keys() else sorted(was_set), message.__pydantic_extra__ or None]
 
     def make(saved: Any) -> object:
-        kept, was_set, extra = saved
-        if not kept.keys() <= fields.keys() or not kept.keys() >= set(required):
+        saved_fields, was_set, extra = saved
+        if not saved_fields.keys() <= fields.keys() or not saved_fields.keys() >= set(required):
             raise ValueError("its fields are not those of the class")
-        values = {name: kept[name] if name in kept else copied(defaults[name]) for name in names}
+        values = {name: saved_fields[name] if name in saved_fields else _fresh(defaults[name]) for name in names}
         is_open = cls.model_config.get("extra") == "allow"
-        return made(cls, values, set(kept if was_set is None else was_set), extra or ({} if is_open else None))
+        return new_message(
+            cls, values, set(saved_fields if was_set is None else was_set), extra or ({} if is_open else None)
+        )
 
     return take, make
 
 
-def made(cls: Any, values: dict[str, Any], was_set: set[str], extra: dict[str, Any] | None) -> BaseMessage:
+def new_message(cls: Any, values: dict[str, Any], was_set: set[str], extra: dict[str, Any] | None) -> BaseMessage:
     """A message with exactly these fields; no validator runs."""
     message: BaseMessage = cls.__new__(cls)
     put = object.__setattr__
@@ -91,7 +93,7 @@ def made(cls: Any, values: dict[str, Any], was_set: set[str], extra: dict[str, A
     return message
 
 
-def copied(default: Any) -> Any:
+def _fresh(default: Any) -> Any:
     return default.copy() if isinstance(default, dict | list) else default
 
 

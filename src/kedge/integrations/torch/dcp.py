@@ -130,7 +130,7 @@ class KedgeWriter(_Place, StorageWriter):  # type: ignore[misc]
     def _prune(self, keep_last: int) -> None:
         """Older saves go first, then parts that nobody names and that are older than one that somebody does."""
         self.manager.cleanup(self.job, keep_last)
-        parts_of: Any = [kept.metadata.get("parts", ()) for kept in self.manager.walk(self.job)]
+        parts_of: Any = [save.metadata.get("parts", ()) for save in self.manager.walk(self.job)]
         needed = {part for parts in parts_of for part in parts}
         for job in self.manager.jobs(f"{self.job}.rank"):
             parts = self.manager.list(job.name)
@@ -158,19 +158,19 @@ class KedgeReader(_Place, StorageReader):  # type: ignore[misc]
             self._wanted = str(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        found = self._find()
-        state: Any = self.manager.load(found.id)
+        save = self._find()
+        state: Any = self.manager.load(save.id)
         try:
             storage = {_index_of(*entry[:2]): (entry[2], entry[3]) for entry in state["storage"]}
             described = {name: _metadata_of(entry) for name, entry in state["state_dict"].items()}
-            return Metadata(described, state["planner"], storage, StorageMeta(found.step), state["version"])
+            return Metadata(described, state["planner"], storage, StorageMeta(save.step), state["version"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise Corrupted(f"checkpoint {found.id} is no save of torch.distributed.checkpoint: {error!r}") from error
+            raise Corrupted(f"checkpoint {save.id} is no save of torch.distributed.checkpoint: {error!r}") from error
 
     def _find(self) -> Checkpoint:
         whole = self.manager.list(self.job, metadata={"kind": _KIND})
         if self._wanted is not None:
-            whole = [found for found in whole if self._wanted in (found.id, found.step)]
+            whole = [save for save in whole if self._wanted in (save.id, save.step)]
         if not whole:
             which = "" if self._wanted is None else f" that is {self._wanted!r}"
             raise NotFound(f"job {self.job} has no whole save{which}", hint="kedge list JOB shows what there is")
@@ -186,11 +186,11 @@ class KedgeReader(_Place, StorageReader):  # type: ignore[misc]
         return plans
 
     def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
-        wanted: dict[str, list[tuple[str, ReadItem]]] = {}
+        by_part: dict[str, list[tuple[str, ReadItem]]] = {}
         for item in plan.items:
             part, key = self._places[item.storage_index]
-            wanted.setdefault(part, []).append((key, item))
-        for part, items in wanted.items():
+            by_part.setdefault(part, []).append((key, item))
+        for part, items in by_part.items():
             self._read_part(part, items, planner)
         done: Future[None] = Future()
         done.set_result(None)

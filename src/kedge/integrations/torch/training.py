@@ -61,10 +61,10 @@ class Training:
         if self._pending is not None:
             self._pending.result()
         if checkpoint_id is None:
-            found = self.manager.load_latest(self.job, device=self._device())
-            if found is None:
+            latest = self.manager.load_latest(self.job, device=self._device())
+            if latest is None:
                 return None
-            checkpoint, state = found
+            checkpoint, state = latest
         else:
             checkpoint = self.manager.get(checkpoint_id)
             if checkpoint.job != self.job:

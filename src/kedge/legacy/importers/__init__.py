@@ -31,11 +31,11 @@ __all__ = ["FORMATS", "Draft", "Finding", "Options", "Report", "Verdict", "bring
 def look(source: str, options: Options | None = None, *, progress: Progress | None = None) -> Report:
     """What an import would bring, and what it would lose and why. Reads the source, changes nothing."""
     report = Report()
-    for done, found in enumerate(_everything(source, options or Options())):
-        if isinstance(found, Finding):
-            report.find(found)
+    for done, entry in enumerate(_everything(source, options or Options())):
+        if isinstance(entry, Finding):
+            report.find(entry)
         else:
-            report.count(found.form, found.job if isinstance(found, Draft) else f"{found.thread}@{found.namespace}")
+            report.count(entry.form, entry.job if isinstance(entry, Draft) else f"{entry.thread}@{entry.namespace}")
         if progress:
             progress(done + 1, 0)
     return report
@@ -53,17 +53,17 @@ def bring(
     report = Report()
     writer = Writer(store, report)
     threads = None
-    for done, found in enumerate(_everything(source, options or Options())):
-        if isinstance(found, Finding):
-            report.find(found)
-        elif isinstance(found, Draft):
-            writer.add(found)
+    for done, entry in enumerate(_everything(source, options or Options())):
+        if isinstance(entry, Finding):
+            report.find(entry)
+        elif isinstance(entry, Draft):
+            writer.add(entry)
         else:
             if threads is None:
                 from .langgraph import Threads
 
                 threads = Threads(store, report)
-            threads.add(found)
+            threads.add(entry)
         if progress:
             progress(done + 1, expected)
     writer.flush()

@@ -26,7 +26,7 @@ from .common import (
     number,
     texts,
 )
-from .runs import answer_draft, run_key, status_draft, step_draft
+from .runs import OldRun, run_key
 
 FORM = "artemis"
 
@@ -67,8 +67,8 @@ def time_of(document: Any) -> int:
     if isinstance(document, list):
         return max((microseconds(e.get("completed_at") or e.get("started_at")) or 0 for e in document), default=0)
     for name in ("updated_at", "timestamp", "created_at"):
-        if found := microseconds(document.get(name)):
-            return found
+        if at := microseconds(document.get(name)):
+            return at
     return 0
 
 
@@ -79,30 +79,24 @@ def drafts(document: Any, name: str, source: str, options: Options, *, is_cut: b
         yield from _stage_list(document, source, options)
         return
     card = document.get("card_id") if kind != "index" else name.removesuffix(".json").removesuffix("_checkpoint")
-    job = run_key(card, options.job_prefix)
+    run = OldRun(FORM, source, run_key(card, options.job_prefix), number(document.get("resume_count")) + 1)
     read = {"card": _from_card, "results": _from_results, "index": _from_index, "state": _from_state}[str(kind)]
-    session = number(document.get("resume_count")) + 1
-    stages = list(read(document, source, job, session))
+    stages = list(read(document, run))
     yield from stages
     if is_cut:
-        kept = [found.step for found in stages if isinstance(found, Draft) and found.job == job]
-        yield Finding(Verdict.CORRUPTED, source, "the file is cut off; stages that were whole are kept", tuple(kept))
+        whole = [entry.step for entry in stages if isinstance(entry, Draft) and entry.job == run.job]
+        yield Finding(Verdict.CORRUPTED, source, "the file is cut off; stages that were whole are kept", tuple(whole))
     old_status = document.get("status", "active")
     status = _STATUS.get(old_status if isinstance(old_status, str) else "", RunStatus.PAUSED)
     if is_cut and status is RunStatus.COMPLETED:
         status = RunStatus.PAUSED
-    done = sum(isinstance(found, Draft) and found.metadata["kind"] == "step" for found in stages)
-    total = number(document.get("total_stages")) or None
-    yield status_draft(
-        FORM,
-        source,
-        job,
+    yield run.status(
         status,
         document,
         id=None if document.get("checkpoint_id") is None else name_of(document["checkpoint_id"]),
         created_us=time_of(document) or None,
-        session=session,
-        progress={"done": done, "total": total if total is None or total >= done else done},
+        done=sum(isinstance(entry, Draft) and entry.metadata["kind"] == "step" for entry in stages),
+        total=number(document.get("total_stages")) or None,
         error=clean(document.get("error") or mapping(document.get("metadata")).get("failure_reason")),
         facts={
             "kind": kind,
@@ -114,44 +108,43 @@ def drafts(document: Any, name: str, source: str, options: Options, *, is_cut: b
     )
 
 
-def _from_card(document: Document, source: str, job: str, session: int) -> Found:
+def _from_card(document: Document, run: OldRun) -> Found:
     stages = mapping(document.get("stage_checkpoints"))
-    yield from _unrecorded(document, stages, source, job, session)
+    yield from _unrecorded(document, stages, run)
     for name, stage in sorted(stages.items(), key=lambda pair: _end_of(pair[1])):
-        yield from _stage(name, mapping(stage), source, job, session)
+        yield from _stage(name, mapping(stage), run)
 
 
-def _from_results(document: Document, source: str, job: str, session: int) -> Found:
+def _from_results(document: Document, run: OldRun) -> Found:
     results = mapping(document.get("stage_results"))
-    yield from _unrecorded(document, results, source, job, session)
+    yield from _unrecorded(document, results, run)
     for name, entry in sorted(results.items(), key=lambda pair: _end_of(pair[1])):
         stage = entry if isinstance(entry, dict) else {"result": entry}
         if "status" not in stage:
             is_done = name in texts(document.get("completed_stages"))
             stage = {"status": "completed" if is_done else "failed", **stage}
-        yield from _stage(name, stage, source, job, session)
+        yield from _stage(name, stage, run)
 
 
-def _from_index(document: Document, source: str, job: str, session: int) -> Found:
+def _from_index(document: Document, run: OldRun) -> Found:
     results = mapping(document.get("results"))
     last = number(document.get("last_completed_stage"), -1)
     at = microseconds(document.get("timestamp"))
     for place, (name, result) in enumerate(results.items()):
         if place <= last and mapping(result).get("success") is not False:
-            yield step_draft(FORM, source, job, name, result, created_us=at, session=session)
+            yield run.step(name, result, created_us=at)
     if last + 1 > len(results):
         lost = f"{last + 1} stages were done, and only {len(results)} of them have a name"
-        yield Finding(Verdict.LOSSY, source, lost, (f"results[{len(results)}:{last + 1}]",))
+        yield Finding(Verdict.LOSSY, run.source, lost, (f"results[{len(results)}:{last + 1}]",))
 
 
-def _from_state(document: Document, source: str, job: str, session: int) -> Found:
+def _from_state(document: Document, run: OldRun) -> Found:
     results = mapping(document.get("stage_results"))
     at = time_of(document) or None
-    done = texts(document.get("stages_completed"))
-    for name in dict.fromkeys(done):
+    for name in dict.fromkeys(texts(document.get("stages_completed"))):
         if name not in results:
-            yield Finding(Verdict.LOSSY, source, f"stage {clean(name)} is done, but its result was not kept")
-        yield step_draft(FORM, source, job, name, results.get(name), created_us=at, session=session)
+            yield Finding(Verdict.LOSSY, run.source, f"stage {clean(name)} is done, but its result was not kept")
+        yield run.step(name, results.get(name), created_us=at)
 
 
 def _stage_list(entries: list[Document], source: str, options: Options) -> Found:
@@ -160,66 +153,52 @@ def _stage_list(entries: list[Document], source: str, options: Options) -> Found
     for entry in entries:
         cards.setdefault(run_key(entry["card_id"], options.job_prefix), []).append(entry)
     for job, stages in cards.items():
+        run = OldRun(FORM, source, job)
         done = 0
         for entry in sorted(stages, key=_end_of):
             at = microseconds(entry.get("completed_at") or entry.get("started_at"))
             if entry["status"] in ("completed", "failed"):
                 error = None if entry["status"] == "completed" else clean(entry.get("error")) or "it failed"
                 done += error is None
-                name = str(entry["stage_name"])
-                yield step_draft(FORM, source, job, name, entry.get("result"), record=entry, created_us=at, error=error)
-        status = RunStatus.FAILED if stages[-1]["status"] == "failed" else RunStatus.PAUSED
-        yield status_draft(
-            FORM,
-            source,
-            job,
-            status,
+                yield run.step(str(entry["stage_name"]), entry.get("result"), record=entry, created_us=at, error=error)
+        yield run.status(
+            RunStatus.FAILED if stages[-1]["status"] == "failed" else RunStatus.PAUSED,
             {"card_id": stages[0]["card_id"], "stages": stages},
-            id=None,
             created_us=time_of(stages) or None,
-            progress={"done": done, "total": None},
+            done=done,
             facts={"kind": "stages", "job": stages[0]["card_id"]},
         )
 
 
-def _unrecorded(
-    document: Document, recorded: Mapping[str, object], source: str, job: str, session: int
-) -> Iterator[Draft | Finding]:
+def _unrecorded(document: Document, recorded: Mapping[str, object], run: OldRun) -> Iterator[Draft | Finding]:
     """Stages that a list says are done and nothing else tells of."""
     at = time_of(document) or None
-    for kind in ("completed_stages", "skipped_stages"):
-        for name in dict.fromkeys(texts(document.get(kind))):
+    for word in ("completed", "skipped"):
+        for name in dict.fromkeys(texts(document.get(f"{word}_stages"))):
             if name in recorded:
                 continue
-            word = kind.removesuffix("_stages")
             if word == "completed":
-                yield Finding(Verdict.LOSSY, source, f"stage {clean(name)} is done, but its result was not kept")
-            yield step_draft(FORM, source, job, name, None, record={"status": word}, created_us=at, session=session)
+                yield Finding(Verdict.LOSSY, run.source, f"stage {clean(name)} is done, but its result was not kept")
+            yield run.step(name, None, record={"status": word}, created_us=at)
 
 
-def _stage(name: str, stage: Document, source: str, job: str, session: int) -> Iterator[Draft]:
-    status = stage.get("status", "completed")
-    if status not in ("completed", "skipped", "failed"):
-        status = None  # pending, in progress: it runs again
+def _stage(name: str, stage: Document, run: OldRun) -> Iterator[Draft]:
+    at = _end_of(stage) or None
     answers = stage.get("llm_responses")
     for entry in answers if isinstance(answers, list) else ():
-        if made := answer_draft(FORM, source, job, mapping(entry), _end_of(stage) or None):
-            yield made
-    if status is None:
-        return
-    error = None if status != "failed" else clean(stage.get("error_message") or stage.get("error")) or "it failed"
-    yield step_draft(
-        FORM,
-        source,
-        job,
+        if answer := run.answer(mapping(entry), at):
+            yield answer
+    status = stage.get("status", "completed")
+    if status not in ("completed", "skipped", "failed"):
+        return  # pending, in progress: it runs again
+    yield run.step(
         name,
         stage.get("result", stage),
         record=stage,
-        created_us=_end_of(stage) or None,
-        session=session,
+        created_us=at,
         attempts=number(stage.get("retry_count")) + 1,
         seconds=stage.get("duration_seconds"),
-        error=error,
+        error=None if status != "failed" else clean(stage.get("error_message") or stage.get("error")) or "it failed",
         key=digest_of_document([name, stage]),
         facts={"status": status},
     )
@@ -228,6 +207,6 @@ def _stage(name: str, stage: Document, source: str, job: str, session: int) -> I
 def _end_of(stage: object) -> int:
     fields = mapping(stage)
     for name in ("end_time", "completed_at", "start_time", "started_at", "timestamp"):
-        if found := microseconds(fields.get(name)):
-            return found
+        if at := microseconds(fields.get(name)):
+            return at
     return 0

@@ -178,16 +178,16 @@ def microseconds(value: object) -> int | None:
         if isinstance(value, bool):
             return None
         if isinstance(value, int | float):
-            found = round(value * 1_000_000)
+            at_us = round(value * 1_000_000)
         elif isinstance(value, datetime):
-            found = round(value.timestamp() * 1_000_000)
+            at_us = round(value.timestamp() * 1_000_000)
         elif isinstance(value, str):
-            found = round(datetime.fromisoformat(value.strip()).timestamp() * 1_000_000)
+            at_us = round(datetime.fromisoformat(value.strip()).timestamp() * 1_000_000)
         else:
             return None
     except (ValueError, OverflowError, OSError):
         return None
-    return found if 0 <= found < 253_402_300_800_000_000 else None  # year 1970 to 9999
+    return at_us if 0 <= at_us < 253_402_300_800_000_000 else None  # year 1970 to 9999
 
 
 # JSON
@@ -252,35 +252,35 @@ class _Prefix:
         return value, end
 
     def _object(self, at: int) -> tuple[Document, int]:
-        found: Document = {}
+        fields: Document = {}
         try:
             while True:
                 at = self._blank(at)
                 if self._text.startswith("}", at):
-                    return found, at + 1
+                    return fields, at + 1
                 key, at = self._decoder.raw_decode(self._text, at) if self._text.startswith('"', at) else (None, at)
                 at = self._blank(at)
                 if not isinstance(key, str) or not self._text.startswith(":", at):
                     raise _Cut
-                found[key], at = self.value(at + 1)
+                fields[key], at = self.value(at + 1)
                 at = self._next(at)
         except (_Cut, ValueError):
             self.is_cut = True
-            return found, len(self._text)
+            return fields, len(self._text)
 
     def _array(self, at: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
+        items: list[Any] = []
         try:
             while True:
                 at = self._blank(at)
                 if self._text.startswith("]", at):
-                    return found, at + 1
+                    return items, at + 1
                 value, at = self.value(at)
-                found.append(value)
+                items.append(value)
                 at = self._next(at)
         except _Cut:
             self.is_cut = True
-            return found, len(self._text)
+            return items, len(self._text)
 
     def _next(self, at: int) -> int:
         if self.is_cut:

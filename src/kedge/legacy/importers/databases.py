@@ -79,20 +79,20 @@ def _artemis(db: sqlite3.Connection, tables: set[str], shown: str, options: Opti
         if artemis.kind_of(state) is None:
             state.setdefault("stage_results", {})
         if has_stages:
-            found = db.execute("SELECT * FROM stage_checkpoints WHERE card_id = ?", (row["card_id"],))
-            stages = [_document(stage) for stage in found]
+            rows = db.execute("SELECT * FROM stage_checkpoints WHERE card_id = ?", (row["card_id"],))
+            stages = [_document(stage) for stage in rows]
             if artemis.kind_of(stages) is not None:
                 yield from (d for d in artemis.drafts(stages, "", where, options) if not _is_status(d))
         yield from artemis.drafts(state, "", where, options)
 
 
-def _is_status(found: object) -> bool:
-    return getattr(found, "tags", {}).get("kind") == "run"
+def _is_status(draft: object) -> bool:
+    return getattr(draft, "tags", {}).get("kind") == "run"
 
 
 def _document(row: sqlite3.Row) -> Document:
     """A row with its JSON columns parsed; a column that holds the whole document is opened into it."""
-    found: Document = {}
+    document: Document = {}
     for name in row.keys():  # noqa: SIM118 - a Row is no mapping
         value = row[name]
         if isinstance(value, str) and value[:1] in ("{", "["):
@@ -101,10 +101,10 @@ def _document(row: sqlite3.Row) -> Document:
             except Unreadable:
                 pass  # text that only begins like JSON
         if isinstance(value, dict) and "card_id" in value:
-            found = value | found
+            document = value | document
         else:
-            found[name] = value
-    return found
+            document[name] = value
+    return document
 
 
 # The table of geo
@@ -175,17 +175,17 @@ def _geo_row(row: Mapping[str, Any], parent: str | None, where: str, options: Op
         )
         return
     inside = list_folder(folder, os.path.relpath(folder, options.files))
-    for found in geo_core.checkpoint(
+    for entry in geo_core.checkpoint(
         str(row["checkpoint_id"]), about, inside, options, pickles,
         job=row["processor_name"], parent=None if parent is None else name_of(parent),
         created_us=microseconds(row["created_at"]),
     ):  # fmt: skip
-        if isinstance(found, Finding):
-            yield found
+        if isinstance(entry, Finding):
+            yield entry
         else:
-            found.form = GEO_DB
-            found.source = where
-            yield found
+            entry.form = GEO_DB
+            entry.source = where
+            yield entry
 
 
 def _inside(root: str, path: str) -> str | None:
@@ -216,7 +216,7 @@ def _parents_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[
             line.append(current)
             passed.add(own_id)
             current = by_id.get(current["parent_id"])
-        for found in reversed(line):
-            given.add(found["checkpoint_id"])
-            parent = found["parent_id"]
-            yield found, parent if parent in given and parent != found["checkpoint_id"] else None
+        for ancestor in reversed(line):
+            given.add(ancestor["checkpoint_id"])
+            parent = ancestor["parent_id"]
+            yield ancestor, parent if parent in given and parent != ancestor["checkpoint_id"] else None

@@ -25,7 +25,7 @@ from .common import (
     parse_json,
     step_of,
 )
-from .folder import SNIFF_BYTES, Entry, Listing, check_root, list_folder, read_file, walk
+from .folder import SNIFF_BYTES, Entry, Listing, check_root, list_folder, read_file, read_head, read_json, walk
 from .pickles import MAX_PICKLE_BYTES, Pickles
 
 PLAIN = "json-dir"
@@ -53,7 +53,7 @@ class Paper:
     is_cut: bool = False
 
     def read(self) -> Any:
-        return self.document if self.document is not None else parse_json(read_file(self.entry))
+        return self.document if self.document is not None else read_json(self.entry)
 
 
 @dataclass(slots=True)
@@ -91,40 +91,40 @@ def _read_folder(listing: Listing, options: Options, pickles: Pickles) -> Found:
         yield problem
     owned = geo_core.owned_folders(listing, registry)
     if options.form in ("auto", geo_core.CORE, geo_core.MEMORY):
-        for made in geo_core.drafts(listing, registry, owned, options, pickles):
-            if isinstance(made, Finding) or options.form in ("auto", made.form):
-                yield made
+        for draft in geo_core.drafts(listing, registry, owned, options, pickles):
+            if isinstance(draft, Finding) or options.form in ("auto", draft.form):
+                yield draft
     # The folders of these checkpoints hold nothing else: the walk passes them over.
     listing.folders = tuple(name for name in listing.folders if name not in owned)
-    found = Sorted()
+    folder = Sorted()
     for entry in listing.files.values():
         if entry.name in (geo_core.REGISTRY, geo_core.METADATA) and (registry or problem or _is_core(entry)):
             continue
         if entry.name.endswith(("-wal", "-shm")) and entry.name[:-4] in listing.files:
             continue  # read with their database
-        yield from _sort(entry, found, options, pickles)
-    yield from _stages(listing, found, options)
-    for paper in sorted(found.papers, key=lambda p: p.order):
+        yield from _sort(entry, folder, options, pickles)
+    yield from _stages(listing, folder, options)
+    for paper in sorted(folder.papers, key=lambda p: p.order):
         try:
             document = paper.read()
         except Unreadable as error:
             yield Finding(Verdict.SKIPPED, paper.entry.shown, f"it changed meanwhile: {error.reason}")
             continue
         yield from _drafts_of(paper, document, listing, options)
-    yield from geo_tiles.drafts(found.pickles, options)
+    yield from geo_tiles.drafts(folder.pickles, options)
 
 
 def _is_core(entry: Entry) -> bool:
     try:
-        document = parse_json(read_file(entry))
+        document = read_json(entry)
     except Unreadable:
         return False
     return geo_core.is_metadata(document) or geo_core.is_registry(document)
 
 
-def _stages(listing: Listing, found: Sorted, options: Options) -> Found:
-    stages = [paper for paper in found.papers if paper.form == geo_stages.FORM]
-    found.papers = [paper for paper in found.papers if paper.form != geo_stages.FORM]
+def _stages(listing: Listing, folder: Sorted, options: Options) -> Found:
+    stages = [paper for paper in folder.papers if paper.form == geo_stages.FORM]
+    folder.papers = [paper for paper in folder.papers if paper.form != geo_stages.FORM]
     documents = []
     for paper in stages:
         try:
@@ -145,17 +145,17 @@ def _drafts_of(paper: Paper, document: Any, listing: Listing, options: Options) 
         yield plain_draft(document, entry, os.path.basename(listing.path), options)
 
 
-def _sort(entry: Entry, found: Sorted, options: Options, pickles: Pickles) -> Found:
+def _sort(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Found:
     """Put one file where it belongs, or say why it belongs nowhere."""
     try:
         data = read_file(entry) if entry.size_bytes <= SMALL_BYTES else b""
-        head = data[:SNIFF_BYTES] or _head(entry)
+        head = data[:SNIFF_BYTES] or read_head(entry)
         if head.startswith(SQLITE_MAGIC):
             yield from databases.read_sqlite(entry, options)
         elif _is_pickle(entry, head):
-            yield from _sort_pickle(entry, found, options, pickles)
+            yield from _sort_pickle(entry, folder, options, pickles)
         elif head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-            yield from _sort_json(entry, data or read_file(entry), found, options)
+            yield from _sort_json(entry, data or read_file(entry), folder, options)
         elif not head and entry.name.endswith(".json"):
             yield Finding(Verdict.CORRUPTED, entry.shown, "empty")
         else:
@@ -166,30 +166,22 @@ def _sort(entry: Entry, found: Sorted, options: Options, pickles: Pickles) -> Fo
         yield Finding(Verdict.CORRUPTED, entry.shown, problem.reason)
 
 
-def _head(entry: Entry) -> bytes:
-    try:
-        with open(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(SNIFF_BYTES)
-    except OSError as error:
-        raise Unreadable(f"cannot be read: {error.strerror}") from None
-
-
 def _is_pickle(entry: Entry, head: bytes) -> bool:
     is_marked = len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 5
     return is_marked or head[:2] == b"\x1f\x8b" or geo_core.is_pickle_name(entry.name)
 
 
-def _sort_pickle(entry: Entry, found: Sorted, options: Options, pickles: Pickles) -> Found:
+def _sort_pickle(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Found:
     if options.form not in ("auto", geo_tiles.FORM):
         return
     value = pickles.read(read_file(entry, MAX_PICKLE_BYTES))
     if geo_tiles.kind_of(value) is None:
         yield Finding(Verdict.SKIPPED, entry.shown, "a pickle, but no checkpoint of tiles or chunks")
         return
-    found.pickles.append((value, entry.name, entry.shown))
+    folder.pickles.append((value, entry.name, entry.shown))
 
 
-def _sort_json(entry: Entry, data: bytes, found: Sorted, options: Options) -> Found:
+def _sort_json(entry: Entry, data: bytes, folder: Sorted, options: Options) -> Found:
     is_cut = False
     try:
         document = parse_json(data)
@@ -207,15 +199,15 @@ def _sort_json(entry: Entry, data: bytes, found: Sorted, options: Options) -> Fo
             what = "JSON, but no checkpoint of a known format; --from json-dir takes any"
             yield Finding(Verdict.SKIPPED, entry.shown, what)
         return
-    is_held = is_cut or found.held_bytes + len(data) <= HELD_BYTES
-    found.held_bytes += len(data) if is_held else 0
+    is_held = is_cut or folder.held_bytes + len(data) <= HELD_BYTES
+    folder.held_bytes += len(data) if is_held else 0
     order = _SORTS[form](document)
-    found.papers.append(Paper(entry, form, order, document if is_held else None, is_cut))
+    folder.papers.append(Paper(entry, form, order, document if is_held else None, is_cut))
 
 
-def form_of(document: object, wanted: str) -> str | None:
+def form_of(document: object, chosen: str) -> str | None:
     """The format of a JSON document, if it is the one wanted."""
-    if wanted == PLAIN:
+    if chosen == PLAIN:
         return PLAIN
     if jobs.kind_of(document) is not None:
         form = jobs.FORM
@@ -225,7 +217,7 @@ def form_of(document: object, wanted: str) -> str | None:
         form = geo_stages.FORM
     else:
         return None
-    return form if wanted in ("auto", form) else None
+    return form if chosen in ("auto", form) else None
 
 
 def plain_draft(document: Any, entry: Entry, folder: str, options: Options) -> Draft:

@@ -8,10 +8,11 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kedge.errors import NotFound, Validation, storage_error
 
-from .common import MAX_JSON_BYTES, Finding, Unreadable, Verdict, clean
+from .common import MAX_JSON_BYTES, Finding, Unreadable, Verdict, clean, parse_json
 
 MAX_DEPTH = 16
 MARKER = "kedge-store"
@@ -97,6 +98,24 @@ def read_file(entry: Entry, limit: int = MAX_JSON_BYTES) -> bytes:
     """The bytes of a file, if it still is one and not larger than `limit`."""
     if entry.size_bytes > limit:
         raise Unreadable(f"{entry.size_bytes:,} bytes; at most {limit:,} are read")
+    data = _read(entry, limit + 1)
+    if len(data) > limit:
+        raise Unreadable(f"more than {limit:,} bytes")
+    return data
+
+
+def read_head(entry: Entry) -> bytes:
+    """The first bytes of a file, which tell what it is."""
+    return _read(entry, SNIFF_BYTES)
+
+
+def read_json(entry: Entry) -> Any:
+    """The document in a file; Unreadable with what could be salvaged."""
+    return parse_json(read_file(entry))
+
+
+def _read(entry: Entry, most_bytes: int) -> bytes:
+    """As much of a file as there is now: what is written behind that meanwhile is for the next time."""
     try:
         handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -104,13 +123,11 @@ def read_file(entry: Entry, limit: int = MAX_JSON_BYTES) -> bytes:
             raise Unreadable("a link; links are never followed") from None
         raise Unreadable(f"cannot be opened: {error.strerror}") from None
     with os.fdopen(handle, "rb", buffering=0) as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise Unreadable("no regular file")
-        if found.st_size > limit:
-            raise Unreadable(f"more than {limit:,} bytes")
         try:
-            return file.read(found.st_size) or b""  # what is written behind that meanwhile is for the next time
+            return file.read(min(status.st_size, most_bytes)) or b""
         except OSError as error:
             raise Unreadable(f"cannot be read: {error.strerror}") from None
 

@@ -30,11 +30,10 @@ from .common import (
     mapping,
     microseconds,
     name_of,
-    parse_json,
     small_json,
     step_of,
 )
-from .folder import Listing, is_plain_name, list_folder, read_file
+from .folder import Listing, is_plain_name, list_folder, read_file, read_json
 from .pickles import MAX_PICKLE_BYTES, Pickles
 
 CORE, MEMORY = "geo-core", "geo-memory"
@@ -76,7 +75,7 @@ def owned_folders(listing: Listing, registry: Mapping[str, Document]) -> dict[st
         inside = list_folder(os.path.join(listing.path, name), os.path.join(listing.shown, name))
         if METADATA in inside.files:
             try:
-                document = parse_json(read_file(inside.files[METADATA]))
+                document = read_json(inside.files[METADATA])
             except Unreadable as problem:
                 known[name] = {"checkpoint_id": name, UNREADABLE: f"{METADATA}: {problem.reason}"}
                 continue
@@ -91,7 +90,7 @@ def read_registry(listing: Listing) -> tuple[dict[str, Document], Finding | None
         return {}, None
     entry = listing.files[REGISTRY]
     try:
-        document = parse_json(read_file(entry))
+        document = read_json(entry)
     except Unreadable as problem:
         salvaged = problem.salvaged if isinstance(problem.salvaged, dict) else {}
         left = {name: about for name, about in salvaged.items() if is_metadata(about)}
@@ -152,15 +151,15 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
     if not state:
         yield Finding(Verdict.CORRUPTED, shown, "; ".join(problems) or "it has no data", ())
         return
-    made = _draft(name, about, state, shown, options, checksum.hexdigest(), extra)
+    draft = _draft(name, about, state, shown, options, checksum.hexdigest(), extra)
     if about.get("metadata") and small_json(about["metadata"]) is None:
         yield Finding(Verdict.LOSSY, shown, "its metadata is too large to be kept", ("metadata",))
     if problems:
-        made.job += SALVAGED
-        made.id, made.parent = None, None
-        why = f"{'; '.join(map(clean, problems))}; what is left is in job {made.job}"
+        draft.job += SALVAGED
+        draft.id, draft.parent = None, None
+        why = f"{'; '.join(map(clean, problems))}; what is left is in job {draft.job}"
         yield Finding(Verdict.CORRUPTED, shown, why, tuple(map(clean, state)))
-    yield made
+    yield draft
 
 
 def _file_problems(about: Document, inside: Listing) -> Iterator[str]:

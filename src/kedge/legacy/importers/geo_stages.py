@@ -21,7 +21,7 @@ from .common import (
     microseconds,
     placeholders,
 )
-from .runs import run_key, status_draft, step_draft
+from .runs import OldRun, run_key
 
 FORM = "geo-stages"
 
@@ -48,17 +48,13 @@ def drafts(documents: Sequence[tuple[Document, str]], folder: str, options: Opti
         stages.sort(key=lambda pair: time_of(pair[0]))
         done: dict[str, bool] = {}
         for document, source in stages:
-            done[document["stage"]] = yield from _stage(document, source, job, is_cut=source in cut)
+            done[document["stage"]] = yield from _stage(document, OldRun(FORM, source, job), is_cut=source in cut)
         newest, source = stages[-1]
-        yield status_draft(
-            FORM,
-            source,
-            job,
+        yield OldRun(FORM, source, job).status(
             RunStatus.PAUSED if all(done.values()) else RunStatus.FAILED,
             {**newest, "completed_stages": [stage for stage, is_done in done.items() if is_done]},
-            id=None,
             created_us=time_of(newest) or None,
-            progress={"done": sum(done.values()), "total": None},
+            done=sum(done.values()),
             facts={
                 "id": newest.get("experiment_id"),
                 "experiment": mapping(newest.get("metadata")).get("experiment_name"),
@@ -67,7 +63,7 @@ def drafts(documents: Sequence[tuple[Document, str]], folder: str, options: Opti
         )
 
 
-def _stage(document: Document, source: str, job: str, *, is_cut: bool) -> Generator[Draft | Finding, None, bool]:
+def _stage(document: Document, run: OldRun, *, is_cut: bool) -> Generator[Draft | Finding, None, bool]:
     """One stage; answers whether it is done. Its result is its own entry in stage_results."""
     stage = document["stage"]
     results = mapping(document.get("stage_results"))
@@ -75,21 +71,18 @@ def _stage(document: Document, source: str, job: str, *, is_cut: bool) -> Genera
     lost = list(placeholders(document))
     if lost:
         why = "the old system kept only the names of these objects"
-        yield Finding(Verdict.LOSSY, source, why, tuple(lost[:MOST_PATHS]))
+        yield Finding(Verdict.LOSSY, run.source, why, tuple(lost[:MOST_PATHS]))
     is_done = not is_cut and mapping(result).get("success") is not False
     error = None if is_done else clean(mapping(result).get("error")) or "it failed"
     if is_cut:
         error = "its file is cut off"
         yield Finding(
-            Verdict.CORRUPTED, source, f"the file is cut off; stage {clean(stage)} will run again", tuple(document)
+            Verdict.CORRUPTED, run.source, f"the file is cut off; stage {clean(stage)} will run again", tuple(document)
         )
     elif is_done and any(placeholders(result)):
         is_done, error = False, "its result holds objects that were never stored"
-        yield Finding(Verdict.LOSSY, source, f"{error}: stage {clean(stage)} will run again")
-    yield step_draft(
-        FORM,
-        source,
-        job,
+        yield Finding(Verdict.LOSSY, run.source, f"{error}: stage {clean(stage)} will run again")
+    yield run.step(
         stage,
         result,
         record=document,

@@ -26,7 +26,7 @@ from .common import (
     number,
     texts,
 )
-from .runs import items_draft, run_key, status_draft
+from .runs import OldRun, run_key
 
 FORM = "geo-tiles"
 TILES = "tiles"
@@ -58,48 +58,31 @@ def drafts(values: Sequence[tuple[Document, str, str]], options: Options) -> Fou
         else:
             owner = value.get("experiment_name") or value["checkpoint_id"]
             chunks.setdefault(run_key(owner, options.job_prefix), []).append((value, shown))
-    for job, found in tiles.items():
-        yield from _tile_job(job, sorted(found, key=lambda pair: _time(pair[0])))
-    for job, found in chunks.items():
-        yield from _chunk_job(job, sorted(found, key=lambda pair: (_time(pair[0]), number(pair[0]["chunk_idx"]))))
+    for job, of_job in tiles.items():
+        yield from _tile_job(job, sorted(of_job, key=lambda pair: _time(pair[0])))
+    for job, of_job in chunks.items():
+        yield from _chunk_job(job, sorted(of_job, key=lambda pair: (_time(pair[0]), number(pair[0]["chunk_idx"]))))
 
 
-def _tile_job(job: str, found: list[tuple[Document, str]]) -> Found:
+def _tile_job(job: str, values: list[tuple[Document, str]]) -> Found:
     """Each file adds the tiles that are new in it: the old system forgot earlier ones when it was resumed."""
     done: dict[str, None] = {}
     failed: dict[str, str] = {}
-    for value, source in found:
+    for value, source in values:
         progress = mapping(value.get("tile_progress"))
         new = [tile for tile in dict.fromkeys(_completed(value, progress)) if tile not in done]
         failed = {tile: _error(progress, tile) for tile in texts(value.get("failed_tiles"))}
         at = _time(value) or None
+        run, facts = OldRun(FORM, source, job), {"time": value.get("timestamp")}
         if new:
             yield Finding(Verdict.LOSSY, source, f"no results were kept of {len(new):,} tiles: None stands for them")
         if new or failed:
-            yield items_draft(
-                FORM,
-                source,
-                job,
-                TILES,
-                dict.fromkeys(new),
-                failed,
-                created_us=at,
-                facts={"time": value.get("timestamp")},
-            )
+            yield run.items(TILES, dict.fromkeys(new), failed, created_us=at, facts=facts)
         done |= dict.fromkeys(new)
         total = number(value.get("total_tiles")) or None
         is_whole = total is not None and len(done) >= total
-        yield status_draft(
-            FORM,
-            source,
-            job,
-            RunStatus.COMPLETED if is_whole else RunStatus.FAILED if failed else RunStatus.PAUSED,
-            value,
-            id=None,
-            created_us=at,
-            progress={"done": len(done), "total": None if total is None else max(total, len(done))},
-            facts={"time": value.get("timestamp")},
-        )
+        status = RunStatus.COMPLETED if is_whole else RunStatus.FAILED if failed else RunStatus.PAUSED
+        yield run.status(status, value, created_us=at, done=len(done), total=total, facts=facts)
 
 
 def _completed(value: Document, progress: Document) -> list[str]:
@@ -111,42 +94,31 @@ def _error(progress: Document, tile: str) -> str:
     return clean(mapping(progress.get(tile)).get("error_message")) or "it failed"
 
 
-def _chunk_job(job: str, found: list[tuple[Document, str]]) -> Found:
+def _chunk_job(job: str, values: list[tuple[Document, str]]) -> Found:
     last: Any = None
     methods: dict[str, set[int]] = {}
-    for value, source in found:
+    for value, source in values:
         method, place = str(value["analysis_method"]), number(value["chunk_idx"])
         if place in methods.setdefault(method, set()):
             yield Finding(Verdict.SKIPPED, source, f"chunk {place} of {clean(method)} was found before")
             continue
         methods[method].add(place)
-        made = items_draft(
-            FORM,
-            source,
-            job,
-            method,
-            {place: value.get("analysis_state")},
-            {},
-            created_us=_time(value) or None,
-            facts={"id": value["checkpoint_id"], "total": value.get("total_chunks")},
+        facts = {"id": value["checkpoint_id"], "total": value.get("total_chunks")}
+        chunk = OldRun(FORM, source, job).items(
+            method, {place: value.get("analysis_state")}, {}, created_us=_time(value) or None, facts=facts
         )
-        made.id = name_of(value["checkpoint_id"])
-        made.key = f"chunk:{digest_of_document(value)}"
-        yield made
+        chunk.id = name_of(value["checkpoint_id"])
+        chunk.key = f"chunk:{digest_of_document(value)}"
+        yield chunk
         last = value, source
     if last is not None:
         value, source = last
-        total = number(value.get("total_chunks")) or None
-        done = len(methods[str(value["analysis_method"])])
-        yield status_draft(
-            FORM,
-            source,
-            job,
+        yield OldRun(FORM, source, job).status(
             RunStatus.PAUSED,
             {key: item for key, item in value.items() if key != "analysis_state"},
-            id=None,
             created_us=_time(value) or None,
-            progress={"done": done, "total": None if total is None else max(total, done)},
+            done=len(methods[str(value["analysis_method"])]),
+            total=number(value.get("total_chunks")) or None,
             facts={"id": value["checkpoint_id"]},
         )
 

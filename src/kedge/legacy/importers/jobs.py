@@ -44,12 +44,12 @@ def kind_of(document: object) -> str | None:
 
 def time_of(document: Document) -> int:
     """The time of a checkpoint; where that is unreadable, the seconds in its ID, which is parsed from the right."""
-    found = microseconds(document.get("timestamp") or document.get("started_at"))
-    if found is None:
+    at_us = microseconds(document.get("timestamp") or document.get("started_at"))
+    if at_us is None:
         parts = str(document.get("checkpoint_id") or document.get("execution_id", "")).rsplit("_", 2)
         digits = [part for part in parts[1:] if part.isdecimal() and part.isascii()]
-        found = microseconds(int(digits[0][:18])) if digits else None
-    return found or 0
+        at_us = microseconds(int(digits[0][:18])) if digits else None
+    return at_us or 0
 
 
 def drafts(document: Document, source: str, options: Options, *, is_cut: bool = False) -> Found:

@@ -1,16 +1,17 @@
 """LangGraph's own savers, SQLite and PostgreSQL, as threads of KedgeSaver: history, parents, and pending writes.
 
 Their tables are read, never their code run: values are rebuilt from a strict list of types. A type outside of it comes
-over as the plain data it was made of, and the report names it.
+over as the plain data it was made of, and the report names it. Imported only where such tables are found: LangGraph is
+optional.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
 
 from kedge.errors import CheckpointError, Validation, install_hint
 from kedge.manager import CheckpointManager
@@ -19,8 +20,13 @@ from .common import Finding, Found, Options, Thread, Verdict, clean, parse_json
 from .databases import LANGGRAPH_POSTGRES, LANGGRAPH_SQLITE
 from .writer import Report
 
-if TYPE_CHECKING:
-    from kedge.integrations.langgraph import KedgeSaver
+try:
+    from langgraph.checkpoint.serde.event_hooks import register_serde_event_listener
+    from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+    from kedge.integrations.langgraph import KedgeSaver, history, names
+except ImportError as error:
+    raise Validation("this needs LangGraph", hint=install_hint("langgraph")) from error
 
 _PAGE = 200
 _NEEDED = frozenset({"id", "ts", "channel_values", "channel_versions"})
@@ -30,11 +36,6 @@ class Values:
     """Rebuilds values with LangGraph's serializer, strict; says which types it would not build."""
 
     def __init__(self, options: Options) -> None:
-        try:
-            from langgraph.checkpoint.serde.event_hooks import register_serde_event_listener
-            from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-        except ImportError as error:
-            raise Validation("this needs LangGraph", hint=install_hint("langgraph")) from error
         allowed = [tuple(name.rpartition(".")[::2]) for name in options.allow]
         self._serde = JsonPlusSerializer(allowed_msgpack_modules=allowed or None)
         self._blocked: dict[str, None] = {}
@@ -49,8 +50,8 @@ class Values:
 
     def blocked(self) -> tuple[str, ...]:
         """Types not built since this was last asked."""
-        found, self._blocked = tuple(map(clean, self._blocked)), {}
-        return found
+        names, self._blocked = tuple(map(clean, self._blocked)), {}
+        return names
 
     def close(self) -> None:
         self._stop()
@@ -58,22 +59,22 @@ class Values:
 
 def read_threads(db: sqlite3.Connection, shown: str, options: Options) -> Found:
     """The threads of a SqliteSaver."""
-    with _values(options) as values:
+    with closing(Values(options)) as values:
         has_path = any(row["name"] == "task_path" for row in db.execute("PRAGMA table_info(writes)"))
         path = "task_path" if has_path else "''"
         order = "thread_id, checkpoint_ns, checkpoint_id"
         for row in db.execute(f"SELECT * FROM checkpoints ORDER BY {order}"):
-            found = db.execute(
+            writes = db.execute(
                 f"SELECT task_id, {path} AS task_path, idx, channel, type, value AS blob FROM writes "
                 "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_id, idx < 0, idx",
                 (row["thread_id"], row["checkpoint_ns"], row["checkpoint_id"]),
             )
-            yield from _one(LANGGRAPH_SQLITE, shown, dict(row), [dict(w) for w in found], values, _whole)
+            yield from _one(LANGGRAPH_SQLITE, shown, dict(row), [dict(w) for w in writes], values, _whole)
 
 
 def read_postgres(db: Any, shown: str, options: Options) -> Found:
     """The threads of a PostgresSaver."""
-    with _values(options) as values:
+    with closing(Values(options)) as values:
         threads = db.execute("SELECT DISTINCT thread_id, checkpoint_ns FROM checkpoints ORDER BY 1, 2").fetchall()
         for names in threads:
             key = (names["thread_id"], names["checkpoint_ns"])
@@ -89,7 +90,7 @@ def read_postgres(db: Any, shown: str, options: Options) -> Found:
                         "SELECT channel, type, blob FROM checkpoint_blobs b JOIN "
                         "jsonb_each_text(%s::jsonb) v ON v.key = b.channel AND v.value = b.version "
                         "WHERE thread_id = %s AND checkpoint_ns = %s",
-                        (_json(row["checkpoint"].get("channel_versions") or {}), *key),
+                        (json.dumps(row["checkpoint"].get("channel_versions") or {}), *key),
                     ).fetchall()
                     writes = db.execute(
                         "SELECT task_id, task_path, idx, channel, type, blob FROM checkpoint_writes "
@@ -119,16 +120,13 @@ def _one(form: str, shown: str, row: Mapping[str, Any], writes: list[Any], value
     where = clean(f"{shown}: {row['thread_id']} {row['checkpoint_id']}")
     try:
         checkpoint, metadata = load(row, values)
-        if (
-            not isinstance(checkpoint, dict)
-            or not {"id", "ts", "channel_values", "channel_versions"} <= checkpoint.keys()
-        ):
+        if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _NEEDED:
             raise ValueError("it is no checkpoint of LangGraph")
-        found = Thread(
+        thread = Thread(
             form, where, row["thread_id"], row["checkpoint_ns"], checkpoint, metadata or {}, row["parent_checkpoint_id"]
         )
         for write in writes:
-            task = found.writes.setdefault(write["task_id"], (write["task_path"] or "", []))
+            task = thread.writes.setdefault(write["task_id"], (write["task_path"] or "", []))
             task[1].append((write["channel"], values.load(write["type"], write["blob"])))
     except Exception as error:  # noqa: BLE001 - whatever damaged bytes lead to in the serializer
         yield Finding(Verdict.CORRUPTED, where, f"cannot be read: {type(error).__name__}: {clean(error)}")
@@ -137,16 +135,7 @@ def _one(form: str, shown: str, row: Mapping[str, Any], writes: list[Any], value
         how = " ".join(f"--allow {name}" for name in blocked)
         why = f"{', '.join(blocked)}: not rebuilt, plain data stands for it; register it with kedge and use {how}"
         yield Finding(Verdict.LOSSY, where, why, blocked)
-    yield found
-
-
-@contextmanager
-def _values(options: Options) -> Iterator[Values]:
-    values = Values(options)
-    try:
-        yield values
-    finally:
-        values.close()
+    yield thread
 
 
 class Threads:
@@ -155,15 +144,12 @@ class Threads:
     def __init__(self, manager: CheckpointManager, report: Report) -> None:
         self._manager = manager
         self._report = report
-        self._saver: KedgeSaver | None = None
+        self._saver = KedgeSaver(manager)
         self._newest: dict[str, str | None] = {}  # the newest checkpoint of a job when we came to it
 
-    def add(self, found: Thread) -> None:
-        from kedge.integrations.langgraph import KedgeSaver, names
-
-        self._saver = self._saver or KedgeSaver(self._manager)
-        job = names.job_of(found.thread, found.namespace)
-        own_id = names.id_of(job, found.checkpoint["id"])
+    def add(self, thread: Thread) -> None:
+        job = names.job_of(thread.thread, thread.namespace)
+        own_id = names.id_of(job, thread.checkpoint["id"])
         if job not in self._newest:
             newest = self._manager.list(job, level="step", limit=1)
             self._newest[job] = newest[0].id if newest else None
@@ -172,45 +158,39 @@ class Threads:
             if self._manager.exists(own_id):
                 if own_id == self._newest[job]:
                     self._newest[job] = None  # the source knows it: what comes now is newer
-                added = self._add_writes(found, own_id)
+                added = self._add_writes(thread, own_id)
             elif self._newest[job] is not None:
                 why = "the thread was continued in the store since, and is not added to"
-                self._report.find(Finding(Verdict.SKIPPED, found.source, why))
+                self._report.find(Finding(Verdict.SKIPPED, thread.source, why))
                 return
             else:
-                checkpoint: Any = found.checkpoint
-                metadata: Any = found.metadata
-                self._saver.put(_config(found, found.parent), checkpoint, metadata, checkpoint["channel_versions"])
-                self._add_writes(found, own_id)
+                checkpoint: Any = thread.checkpoint
+                metadata: Any = thread.metadata
+                self._saver.put(_config(thread, thread.parent), checkpoint, metadata, checkpoint["channel_versions"])
+                self._add_writes(thread, own_id)
                 added = True
         except CheckpointError as error:
-            self._report.find(Finding(Verdict.SKIPPED, found.source, clean(error)))
+            self._report.find(Finding(Verdict.SKIPPED, thread.source, clean(error)))
             return
-        self._report.imported += added
-        self._report.present += not added
-        self._report.by_format[found.form] += added
+        if added:
+            self._report.count(thread.form, job)
+        else:
+            self._report.present += 1
 
-    def _add_writes(self, found: Thread, own_id: str) -> bool:
-        from kedge.integrations.langgraph import history
-
-        assert self._saver is not None
-        if not found.writes:
+    def _add_writes(self, thread: Thread, own_id: str) -> bool:
+        if not thread.writes:
             return False
         known: set[str] = set()
         for row in history.writes_of(self._manager, self._manager.get(own_id)):
             state: Any = self._manager.load(row.id)
             known.add(state["task"]["id"])
-        new = [task for task in found.writes if task not in known]
+        new = [task for task in thread.writes if task not in known]
         for task in new:
-            path, writes = found.writes[task]
-            self._saver.put_writes(_config(found, found.checkpoint["id"]), writes, task, path)
+            path, writes = thread.writes[task]
+            self._saver.put_writes(_config(thread, thread.checkpoint["id"]), writes, task, path)
         return bool(new)
 
 
-def _config(found: Thread, checkpoint_id: str | None) -> Any:
-    chosen = {"thread_id": found.thread, "checkpoint_ns": found.namespace}
+def _config(thread: Thread, checkpoint_id: str | None) -> Any:
+    chosen = {"thread_id": thread.thread, "checkpoint_ns": thread.namespace}
     return {"configurable": chosen | ({} if checkpoint_id is None else {"checkpoint_id": checkpoint_id})}
-
-
-def _json(value: object) -> str:
-    return json.dumps(value)

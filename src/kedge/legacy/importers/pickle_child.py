@@ -62,9 +62,9 @@ class Record:
     name = ""
 
     def __new__(cls, *args: object, **fields: object) -> Self:
-        made = object.__new__(cls)
-        made.__dict__ = {"args": args, "fields": dict(fields)}
-        return made
+        record = object.__new__(cls)
+        record.__dict__ = {"args": args, "fields": dict(fields)}
+        return record
 
     def __init__(self, *args: object, **fields: object) -> None:
         pass
@@ -163,13 +163,13 @@ class Converter:
 
     def _record(self, record: Record, depth: int) -> dict[str, Any]:
         inside = record.__dict__
-        found: dict[str, Any] = {CLASS: record.name}
+        fields: dict[str, Any] = {CLASS: record.name}
         for key, value in inside["fields"].items():
-            found[key if isinstance(key, str) else repr(key)[:200]] = self.plain(value, depth + 1)
+            fields[key if isinstance(key, str) else repr(key)[:200]] = self.plain(value, depth + 1)
         for part in ("args", "state", "items", "pairs"):
             if inside.get(part):
-                found[f"${part}"] = self.plain(inside[part], depth + 1)
-        return found
+                fields[f"${part}"] = self.plain(inside[part], depth + 1)
+        return fields
 
     def _refuse_records(self, value: Any, depth: int) -> None:
         if self.plain(value, depth + 1) != value:

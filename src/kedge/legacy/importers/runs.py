@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kedge.llm.cache import JOB as LLM_JOB
@@ -24,143 +25,137 @@ def run_key(text: object, prefix: str) -> str:
     return name_of(text, most=MOST_RUN_KEY, prefix=prefix)
 
 
-def status_draft(
-    form: str,
-    source: str,
-    job: str,
-    status: RunStatus,
-    document: object,
-    *,
-    id: str | None,
-    created_us: int | None,
-    session: int = 1,
-    progress: Mapping[str, int | None] | None = None,
-    error: str = "",
-    facts: Mapping[str, object] | None = None,
-) -> Draft:
-    """The record that makes a job a run; its state is the old document."""
-    metadata: dict[str, object] = {
-        "kind": "run", "status": str(status), "session": max(1, session), "version": "", "pipeline": None, "inbox": 0,
-        "ran": 0, "reused": 0, "waiting": [], "progress": progress, "imported": True,
-        "legacy": legacy(form, **(facts or {})),
-    }  # fmt: skip
-    if error:
-        metadata["error"] = clean(error)
-    return Draft(
-        form,
-        source,
-        job,
-        f"run {status}",
-        document,
-        key=f"run:{digest_of_document(document)}",
-        id=id,
-        created_us=created_us,
-        level=CheckpointLevel.PIPELINE,
-        tags={"kind": "run"},
-        metadata=metadata,
-    )
+@dataclass(frozen=True, slots=True)
+class OldRun:
+    """A run of an older system as a file of it tells; makes the drafts of what that says."""
 
+    form: str
+    source: str
+    job: str
+    session: int = 1
 
-def step_draft(
-    form: str,
-    source: str,
-    job: str,
-    name: str,
-    result: object,
-    *,
-    record: object = None,
-    created_us: int | None = None,
-    session: int = 1,
-    attempts: int = 1,
-    seconds: object = None,
-    error: str | None = None,
-    key: str = "",
-    facts: Mapping[str, object] | None = None,
-) -> Draft:
-    """A finished stage as a step of the run, or, with `error`, a failed attempt at it."""
-    path = (step_of(name),)
-    metadata: dict[str, object] = {
-        "kind": "step" if error is None else "attempt",
-        "path": list(path),
-        "session": max(1, session),
-        "legacy": legacy(form, **(facts or {})),
-    }
-    if error is None:
-        is_number = isinstance(seconds, int | float) and seconds - seconds == 0
-        metadata |= {"attempts": attempts, "seconds": seconds if is_number else None, "version": "/", "inputs": {}}
-    else:
-        metadata |= {"attempt": attempts, "error": clean(error) or "it failed"}
-    state = {"result": result, "record": record} if error is None else {"traceback": "", "record": record}
-    return Draft(
-        form,
-        source,
-        job,
-        path[0],
-        state,
-        key=f"step:{key or digest_of_document([path, state, error])}",
-        created_us=created_us,
-        level=CheckpointLevel.STAGE,
-        tags={"imported": imported_tag(path)},
-        metadata=metadata,
-    )
+    def status(
+        self,
+        status: RunStatus,
+        document: object,
+        *,
+        id: str | None = None,
+        created_us: int | None,
+        done: int,
+        total: int | None = None,
+        error: str = "",
+        facts: Mapping[str, object] | None = None,
+    ) -> Draft:
+        """The record that makes a job a run; its state is the old document."""
+        metadata: dict[str, object] = {
+            "kind": "run", "status": str(status), "session": max(1, self.session), "version": "", "pipeline": None,
+            "inbox": 0, "ran": 0, "reused": 0, "waiting": [],
+            "progress": {"done": done, "total": None if total is None else max(total, done)},
+            "imported": True, "legacy": legacy(self.form, **(facts or {})),
+        }  # fmt: skip
+        if error:
+            metadata["error"] = clean(error)
+        return Draft(
+            self.form,
+            self.source,
+            self.job,
+            f"run {status}",
+            document,
+            key=f"run:{digest_of_document(document)}",
+            id=id,
+            created_us=created_us,
+            level=CheckpointLevel.PIPELINE,
+            tags={"kind": "run"},
+            metadata=metadata,
+        )
 
+    def step(
+        self,
+        name: str,
+        result: object,
+        *,
+        record: object = None,
+        created_us: int | None,
+        attempts: int = 1,
+        seconds: object = None,
+        error: str | None = None,
+        key: str = "",
+        facts: Mapping[str, object] | None = None,
+    ) -> Draft:
+        """A finished stage as a step of the run, or, with `error`, a failed attempt at it."""
+        path, metadata = self._about("step" if error is None else "attempt", name, facts)
+        if error is None:
+            is_number = isinstance(seconds, int | float) and seconds - seconds == 0
+            metadata |= {"attempts": attempts, "seconds": seconds if is_number else None, "version": "/", "inputs": {}}
+        else:
+            metadata |= {"attempt": attempts, "error": clean(error) or "it failed"}
+        state = {"result": result, "record": record} if error is None else {"traceback": "", "record": record}
+        return Draft(
+            self.form,
+            self.source,
+            self.job,
+            path[0],
+            state,
+            key=f"step:{key or digest_of_document([path, state, error])}",
+            created_us=created_us,
+            level=CheckpointLevel.STAGE,
+            tags={"imported": imported_tag(path)},
+            metadata=metadata,
+        )
 
-def answer_draft(form: str, source: str, job: str, entry: Document, created_us: int | None) -> Draft | None:
-    """A model's answer, for `run.llm` in the imported run: found by its prompt, as the old run found it."""
-    if not isinstance(entry.get("prompt"), str) or "response" not in entry:
-        return None
-    request = Request("IMPORTED", job, {"prompt": entry["prompt"]})
-    model = clean(entry.get("model"), 200) or "unknown"
-    return Draft(
-        form,
-        source,
-        LLM_JOB,
-        model,
-        {"request": json.dumps(request.document()), "answer": {"result": entry["response"]}},
-        key=request.key,
-        created_us=created_us,
-        metadata={"kind": "llm", "model": model, "url": job, "sample": 0, "legacy": legacy(form, job=job)},
-        found_by=request.key,
-    )
+    def items(
+        self,
+        name: str,
+        items: Mapping[Any, object],
+        failed: Mapping[Any, str],
+        *,
+        created_us: int | None,
+        facts: Mapping[str, object] | None = None,
+    ) -> Draft:
+        """Finished items (key → result) of `run.map(…, name=name, key=…)`, and those that failed (key → error)."""
+        path, metadata = self._about("items", name, facts)
+        keys = b"".join(digest_of(key, "the key of an item")[:16] for key in items)
+        state: dict[str, object] = {"keys": keys, "results": list(items.values())}
+        metadata["items"] = len(items)
+        if failed:
+            metadata["failed"] = len(failed)
+            state["failed"] = [
+                {"key": clean(key), "error": clean(error), "attempts": 1, "traceback": ""}
+                for key, error in failed.items()
+            ]
+        return Draft(
+            self.form,
+            self.source,
+            self.job,
+            path[0],
+            state,
+            key=f"items:{digest_of_document([path, keys.hex(), list(failed)])}",
+            created_us=created_us,
+            level=CheckpointLevel.SUBSTEP,
+            tags={"map": map_key(path, "/")},
+            metadata=metadata,
+        )
 
+    def _about(self, kind: str, name: str, facts: Mapping[str, object] | None) -> tuple[tuple[str], dict[str, object]]:
+        path = (step_of(name),)
+        about = {"kind": kind, "path": list(path), "session": max(1, self.session)}
+        return path, about | {"legacy": legacy(self.form, **(facts or {}))}
 
-def items_draft(
-    form: str,
-    source: str,
-    job: str,
-    name: str,
-    items: Mapping[Any, object],
-    failed: Mapping[Any, str],
-    *,
-    created_us: int | None = None,
-    session: int = 1,
-    facts: Mapping[str, object] | None = None,
-) -> Draft:
-    """Finished items (key → result) of `run.map(…, name=name, key=…)`, and those that failed (key → error)."""
-    path = (step_of(name),)
-    keys = b"".join(digest_of(key, "the key of an item")[:16] for key in items)
-    state: dict[str, object] = {"keys": keys, "results": list(items.values())}
-    metadata: dict[str, object] = {
-        "kind": "items",
-        "path": list(path),
-        "session": max(1, session),
-        "items": len(items),
-        "legacy": legacy(form, **(facts or {})),
-    }
-    if failed:
-        metadata["failed"] = len(failed)
-        state["failed"] = [
-            {"key": clean(key), "error": clean(error), "attempts": 1, "traceback": ""} for key, error in failed.items()
-        ]
-    return Draft(
-        form,
-        source,
-        job,
-        path[0],
-        state,
-        key=f"items:{digest_of_document([path, keys.hex(), list(failed)])}",
-        created_us=created_us,
-        level=CheckpointLevel.SUBSTEP,
-        tags={"map": map_key(path, "/")},
-        metadata=metadata,
-    )
+    def answer(self, entry: Document, created_us: int | None) -> Draft | None:
+        """An LLM response, for `run.llm` in the imported run: found by its prompt, as the old run found it."""
+        if not isinstance(entry.get("prompt"), str) or "response" not in entry:
+            return None
+        request = Request("IMPORTED", self.job, {"prompt": entry["prompt"]})
+        model = clean(entry.get("model"), 200) or "unknown"
+        about = {"kind": "llm", "model": model, "url": self.job, "sample": 0}
+        return Draft(
+            self.form,
+            self.source,
+            LLM_JOB,
+            model,
+            {"request": json.dumps(request.document()), "answer": {"result": entry["response"]}},
+            key=request.key,
+            created_us=created_us,
+            metadata={**about, "legacy": legacy(self.form, job=self.job)},
+            found_by=request.key,
+        )

@@ -1,0 +1,78 @@
+"""Trees put together from encoded values: what `codec.fragments` says of the format holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kedge import codec
+from kedge.codec.fragments import (
+    MAX_FRAGMENT_BYTES,
+    NotAFragment,
+    decode_fragment,
+    dict_head,
+    encode_fragment,
+    is_plain_dict,
+    list_head,
+    text_bytes,
+)
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=20,
+)
+
+
+def no_buffer(number: int) -> bytes:
+    raise AssertionError(number)
+
+
+@given(st.lists(VALUES, max_size=40), st.dictionaries(st.text(), VALUES, max_size=40))
+def test_a_tree_of_fragments_is_the_tree_of_their_values(items: list[Any], fields: dict[str, Any]) -> None:
+    parts = [dict_head(2), encode_fragment("items"), list_head(len(items)), *map(encode_fragment, items)]
+    parts += [encode_fragment("fields"), dict_head(len(fields))]
+    parts += [encode_fragment(part) for field in fields.items() for part in field]
+    state = codec.decode(b"".join(parts), no_buffer)
+    assert codec.encode(state) == codec.encode({"items": items, "fields": fields})
+
+
+@given(VALUES)
+def test_a_fragment_is_a_value(value: Any) -> None:
+    assert codec.encode(decode_fragment(encode_fragment(value))) == codec.encode(value)
+
+
+@pytest.mark.parametrize("levels", [0, 1, 196, 197, 198, 199, 200, 300])
+def test_a_fragment_stands_anywhere_or_is_refused(levels: int) -> None:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    try:
+        fragment = encode_fragment(value)
+    except NotAFragment:
+        assert levels >= codec.PART_DEPTH - 3
+    else:
+        assert codec.decode(b"\x91\x91\x91" + fragment, no_buffer) == [[[value]]]
+
+
+@pytest.mark.parametrize("value", [np.zeros(1 << 18), "x" * MAX_FRAGMENT_BYTES, b"x" * (2 * MAX_FRAGMENT_BYTES)])
+def test_what_is_large_is_no_fragment(value: object) -> None:
+    with pytest.raises(NotAFragment):
+        encode_fragment(value)
+
+
+@pytest.mark.parametrize("text", ["plain", "é" * 300, b"\x00\xff" * 300, "x" * 70_000, "half \ud800 of a character"])
+def test_a_text_stands_there_unbroken(text: str | bytes) -> None:
+    assert text_bytes(text) in encode_fragment({"a": [1, text]})
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 70_000])
+def test_a_dictionary_is_known_by_its_head(length: int) -> None:
+    assert is_plain_dict(encode_fragment({str(n): n for n in range(length)}))
+    assert not is_plain_dict(encode_fragment({n: n for n in range(length)})) or not length
+    assert not is_plain_dict(encode_fragment([0] * length))
+    assert not is_plain_dict(encode_fragment({"\ud800": 1}))
