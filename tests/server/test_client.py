@@ -113,7 +113,7 @@ def test_errors_are_the_same(remote: kedge.CheckpointManager) -> None:
     with pytest.raises(kedge.UnsupportedType):
         remote.save("j", "s", {"x": object()})
     remote.save("j", "s", 1, idempotency_key="k")
-    with pytest.raises(kedge.Conflict):
+    with pytest.raises(kedge.IdempotencyConflict):
         remote.save("j", "s", 2, idempotency_key="k")
     with remote.lease("j"), pytest.raises(kedge.LeaseHeld):
         remote.save("j", "s", 1)

@@ -44,6 +44,7 @@ def in_thread(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[
 
     @wraps(method)
     async def run(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return await asyncio.to_thread(method, self, *arguments, **options)
+        own: Callable[P, T] = getattr(self, method.__name__)  # which a subclass may have overridden
+        return await asyncio.to_thread(own, *arguments, **options)
 
     return run

@@ -320,17 +320,17 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         stored = self.manager.store.latest(job, CheckpointLevel.STEP)
         if stored is None:
             return set()
-        newest = self._tuple(*stored, address_of(stored[0]))
+        current = self._tuple(*stored, address_of(stored[0]))
         needed = {names.plain_id(stored[0].id)}
-        counters: Mapping[str, object] = newest.metadata.get("counters_since_delta_snapshot") or {}
-        missing = set(counters) - newest.checkpoint["channel_values"].keys()
-        while missing and newest.parent_config is not None:
-            parent = self.get_tuple(newest.parent_config)
+        counters: Mapping[str, object] = current.metadata.get("counters_since_delta_snapshot") or {}
+        missing = set(counters) - current.checkpoint["channel_values"].keys()
+        while missing and current.parent_config is not None:
+            parent = self.get_tuple(current.parent_config)
             if parent is None:
                 break
-            newest = parent
-            needed.add(names.plain_id(names.id_of(job, newest.checkpoint["id"])))
-            missing -= newest.checkpoint["channel_values"].keys()
+            current = parent
+            needed.add(names.plain_id(names.id_of(job, current.checkpoint["id"])))
+            missing -= current.checkpoint["channel_values"].keys()
         return needed
 
     def _delete(self, job: str, ids: Sequence[str]) -> None:
@@ -347,12 +347,14 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
     adelete_for_runs = in_thread(delete_for_runs)
     acopy_thread = in_thread(copy_thread)
     aprune = in_thread(prune)
-    aget_delta_channel_history = in_thread(BaseCheckpointSaver.get_delta_channel_history)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         results = self.list(config, **options)
         while (result := await asyncio.to_thread(next, results, None)) is not None:
             yield result
+
+    async def aget_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, Any]:
+        return await asyncio.to_thread(lambda: self.get_delta_channel_history(config=config, channels=channels))
 
     def get_next_version(self, current: Any, channel: None = None) -> Any:
         """Whole numbers; a thread that began under another saver goes on in that one's way."""

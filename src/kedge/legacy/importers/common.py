@@ -29,6 +29,7 @@ SALVAGED = ":salvaged"  # ends the name of a job beside the real one: what is in
 MOST_PATHS = 100  # placeholders named for one checkpoint
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:@+-]+")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},:]|[^][{},:"\s]+|"', re.DOTALL)
 _PLACEHOLDER = re.compile(r"<[^<>]{1,200}? object(?: at 0x[0-9a-fA-F]+)?>")
 
 
@@ -217,85 +218,39 @@ def parse_json(data: bytes) -> Any:
 
 
 def salvage(text: str) -> object:
-    """The value that the beginning of a broken JSON text still spells: what is complete, with open ends closed."""
+    """The value that the beginning of a broken JSON text still spells: what is complete, with open ends closed.
+
+    A member whose value is missing, or is cut, is left out.
+    """
     try:
-        value, _ = _Prefix(text).value(0)
-    except (_Cut, RecursionError):
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        valid = text[: error.pos]
+    except (ValueError, RecursionError):
         return None
-    return value
-
-
-class _Cut(Exception):
-    pass
-
-
-class _Prefix:
-    """Reads as far as the text goes. A member whose value is missing, or is cut, is left out."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._decoder = json.JSONDecoder()
-        self.is_cut = False
-
-    def value(self, at: int) -> tuple[Any, int]:
-        at = self._blank(at)
-        if self._text.startswith("{", at):
-            return self._object(at + 1)
-        if self._text.startswith("[", at):
-            return self._array(at + 1)
-        try:
-            value, end = self._decoder.raw_decode(self._text, at)
-        except ValueError:
-            raise _Cut from None
-        if end >= len(self._text) and not isinstance(value, str):
-            raise _Cut  # 12 may have been 123
-        return value, end
-
-    def _object(self, at: int) -> tuple[Document, int]:
-        fields: Document = {}
-        try:
-            while True:
-                at = self._blank(at)
-                if self._text.startswith("}", at):
-                    return fields, at + 1
-                key, at = self._decoder.raw_decode(self._text, at) if self._text.startswith('"', at) else (None, at)
-                at = self._blank(at)
-                if not isinstance(key, str) or not self._text.startswith(":", at):
-                    raise _Cut
-                fields[key], at = self.value(at + 1)
-                at = self._next(at)
-        except (_Cut, ValueError):
-            self.is_cut = True
-            return fields, len(self._text)
-
-    def _array(self, at: int) -> tuple[list[Any], int]:
-        items: list[Any] = []
-        try:
-            while True:
-                at = self._blank(at)
-                if self._text.startswith("]", at):
-                    return items, at + 1
-                value, at = self.value(at)
-                items.append(value)
-                at = self._next(at)
-        except _Cut:
-            self.is_cut = True
-            return items, len(self._text)
-
-    def _next(self, at: int) -> int:
-        if self.is_cut:
-            raise _Cut
-        at = self._blank(at)
-        if self._text.startswith(",", at):
-            return at + 1
-        if self._text[at : at + 1] in ("}", "]"):
-            return at
-        raise _Cut
-
-    def _blank(self, at: int) -> int:
-        while self._text[at : at + 1] in (" ", "\t", "\n", "\r") and at < len(self._text):
-            at += 1
-        return at
+    end, is_key = 0, False
+    closers: list[str] = []  # up to `end`, the text and `closers` are a whole value
+    for token in _TOKEN.finditer(valid):
+        sign = token[0]
+        if sign == '"':
+            break  # a text that is cut
+        if sign in ("{", "["):
+            closers.append("}" if sign == "{" else "]")
+            is_key = sign == "{"
+        elif sign in ("}", "]"):
+            closers.pop()
+        elif sign in (",", ":"):
+            is_key = sign == "," and closers[-1] == "}"
+            continue
+        elif is_key:
+            continue
+        elif sign[0] != '"' and token.end() == len(text):
+            break  # 12 may have been 123
+        end = token.end()
+    try:
+        return json.loads(text[:end] + "".join(reversed(closers)))
+    except (ValueError, RecursionError):
+        return None
 
 
 def placeholders(value: object, path: str = "") -> Iterator[str]:

@@ -55,10 +55,7 @@ class OldRun:
         }  # fmt: skip
         if error:
             metadata["error"] = clean(error)
-        return Draft(
-            self.form,
-            self.source,
-            self.job,
+        return self._draft(
             f"run {status}",
             document,
             key=f"run:{digest_of_document(document)}",
@@ -90,10 +87,7 @@ class OldRun:
         else:
             metadata |= {"attempt": attempts, "error": clean(error) or "it failed"}
         state = {"result": result, "record": record} if error is None else {"traceback": "", "record": record}
-        return Draft(
-            self.form,
-            self.source,
-            self.job,
+        return self._draft(
             path[0],
             state,
             key=f"step:{key or digest_of_document([path, state, error])}",
@@ -123,10 +117,7 @@ class OldRun:
                 {"key": clean(key), "error": clean(error), "attempts": 1, "traceback": ""}
                 for key, error in failed.items()
             ]
-        return Draft(
-            self.form,
-            self.source,
-            self.job,
+        return self._draft(
             path[0],
             state,
             key=f"items:{digest_of_document([path, keys.hex(), list(failed)])}",
@@ -135,6 +126,9 @@ class OldRun:
             tags={"map": map_key(path, "/")},
             metadata=metadata,
         )
+
+    def _draft(self, step: str, state: object, **fields: Any) -> Draft:
+        return Draft(self.form, self.source, self.job, step, state, **fields)
 
     def _about(self, kind: str, name: str, facts: Mapping[str, object] | None) -> tuple[tuple[str], dict[str, object]]:
         path = (step_of(name),)
