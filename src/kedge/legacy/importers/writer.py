@@ -170,7 +170,7 @@ class Writer:
             elif (
                 isinstance(outcome, Conflict) and request.checkpoint_id and self._manager.exists(request.checkpoint_id)
             ):
-                request = replace(request, checkpoint_id=self._other_id(ready, taken))
+                request = replace(request, checkpoint_id=self._other_id(ready, request.checkpoint_id))
             else:
                 break
             (outcome,) = self._save([(ready, request)])
