@@ -187,12 +187,12 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     "old data key forgotten at once": (_old_key_forgotten,),
     "lease of keys not checked": (
         *(
-            lambda module=module: mock.patch(f"kedge.index.{module}.check_holder", _nothing)
-            for module in ("files.index", "sqlite.index", "sqlite.writes", "postgres.transactions.PostgresTransaction")
+            lambda place=place: mock.patch(f"kedge.index.{place}.check_holder", _nothing)
+            for place in ("files.index", "sqlite.index", "transactions.SqlTransaction")
         ),
     ),
     "lease token not checked by PostgreSQL": (
-        lambda: mock.patch("kedge.index.postgres.writes.check_lease", return_value=False),
+        lambda: mock.patch("kedge.index.postgres.writes.PostgresWrites._check_lease", return_value=False),
     ),
 }
 

@@ -209,10 +209,10 @@ def test_content_that_is_deleted_and_saved_again_is_sound(
 
 MUTANTS: dict[str, tuple[str, Callable[..., object]]] = {
     "says what it saw, whatever it is now": (
-        "kedge.index.sqlite.writes.stands", lambda db, ns, look, row: row is not None
+        "kedge.index.sqlite.writes.stands", lambda db, ns, look, found: found is not None
     ),
     "looks at the checkpoint's row alone": (
-        "kedge.index.sqlite.writes.stands", lambda db, ns, look, row: row[9].hex() == look.checkpoint.digest
+        "kedge.index.sqlite.writes.stands", lambda db, ns, look, found: found[0].digest.hex() == look.checkpoint.digest
     ),
 }  # fmt: skip
 

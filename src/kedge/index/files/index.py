@@ -26,8 +26,8 @@ from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, stor
 from kedge.index.rows import CHECKPOINT, SEQ_BITS, checkpoint_of, late_manifests
 from kedge.index.sqlite.database import connect, is_encrypted, mark_encrypted, migrate
 from kedge.index.sqlite.index import SqliteIndex
+from kedge.index.sqlite.leases import check_holder
 from kedge.index.sqlite.read_only import read_only_error
-from kedge.index.sqlite.transactions import check_holder
 from kedge.index.sqlite.writes import Writes
 from kedge.model import Checkpoint
 from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, References

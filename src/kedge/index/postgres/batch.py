@@ -15,7 +15,7 @@ from typing import Any
 import ormsgpack
 
 from kedge.index.rows import checkpoint_of
-from kedge.index.sqlite.transactions import now_us
+from kedge.index.transactions import now_us
 from kedge.model import Checkpoint
 from kedge.ports import Chunk, NewCheckpoint
 

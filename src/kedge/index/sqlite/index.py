@@ -32,8 +32,9 @@ from kedge.ports import (
 from .closed_mark import has_event, newest_event
 from .database import translated
 from .file import SqliteFile
+from .leases import check_holder
 from .sweep import audit, integrity_problems, sweep
-from .transactions import MAX_JOBS, check_holder
+from .writes import MAX_JOBS
 
 _LOOK_EVERY_S = 0.1  # for events of other processes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from kedge.index.rows import DAMAGED, Row, find_chunks
+from kedge.index.rows import DAMAGED, CheckpointRow, find_chunks
 from kedge.ports import Chunk, Seen
 
 # A chunk row that still says what a reader was told: the same place and, where the bytes are in it, the same bytes.
@@ -19,9 +19,9 @@ _AS_SEEN = (
 )
 
 
-def stands(db: sqlite3.Connection, ns_no: int, look: Seen, row: Row | None) -> bool:
-    """Whether a checkpoint, whose row is given, and what was wrong with it still are as they were seen."""
-    if row is None or (row[9].hex(), row[6]) != (look.checkpoint.digest, str(look.checkpoint.status)):
+def stands(db: sqlite3.Connection, ns_no: int, look: Seen, found: tuple[CheckpointRow, str] | None) -> bool:
+    """Whether a checkpoint, of which that was found, and what was wrong with it still are as they were seen."""
+    if found is None or not _is_as_seen(found[0], look):
         return False
     if not look.chunks and not look.missing:
         return True
@@ -30,6 +30,10 @@ def stands(db: sqlite3.Connection, ns_no: int, look: Seen, row: Row | None) -> b
         return True
     names = list(dict.fromkeys(look.missing))
     return len(list(find_chunks(db, ns_no, "digest", names))) < len(names)
+
+
+def _is_as_seen(row: CheckpointRow, look: Seen) -> bool:
+    return (row.digest.hex(), row.status) == (look.checkpoint.digest, str(look.checkpoint.status))
 
 
 def mark_damaged(db: sqlite3.Connection, ns_no: int, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:

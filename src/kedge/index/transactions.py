@@ -1,0 +1,186 @@
+"""A write transaction of an index in a database: the events it appends, jobs and leases; what else, in `writes`.
+
+In statements that SQLite and PostgreSQL share (see `reads`). While a transaction is open nobody else writes in its
+namespace: between a check and the change that relies on it nothing can happen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kedge.errors import LeaseHeld, LeaseLost
+from kedge.model import Lease
+from kedge.ports import KEYS
+
+from .event_chain import chain_of
+from .rows import Row
+
+
+class LeaseRow(NamedTuple):
+    """A row of the table of leases. How long the lease still runs is for the database to say (`_left_s`)."""
+
+    token: int
+    holder: str
+    is_live: bool
+    until_s: float
+    boot_id: str = ""
+
+
+class JobRow(NamedTuple):
+    """What a save has to know of its job."""
+
+    no: int
+    last_seq: int
+    lease: LeaseRow | None
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class SqlTransaction:
+    """Events, jobs and leases of one namespace."""
+
+    _LEASE: str  # the columns of a LeaseRow
+    _ns: int
+    _namespace: str
+    _head: tuple[int, bytes] | None = None  # number and chain of the newest event, once it is known
+
+    # What a database says in its own way
+
+    def _one(self, sql: str, *parameters: object) -> Row | None:
+        raise NotImplementedError
+
+    def _do(self, sql: str, *parameters: object) -> None:
+        """Without its answer, for which PostgreSQL does not wait."""
+        raise NotImplementedError
+
+    def _many(self, sql: str, rows: Sequence[Row]) -> None:
+        raise NotImplementedError
+
+    def _newest_event(self) -> tuple[int, bytes]:
+        raise NotImplementedError
+
+    def _left_s(self, lease: LeaseRow) -> float:
+        """Seconds a lease still runs, by a clock that no caller sets (I4); 0 when it has ended."""
+        raise NotImplementedError
+
+    def _put_lease(self, job_no: int, token: int, holder: str, ttl_s: float) -> None:
+        raise NotImplementedError
+
+    def _extend_lease(self, job_no: int, ttl_s: float) -> None:
+        raise NotImplementedError
+
+    # Events
+
+    def event(
+        self, action: str, actor: str, job: str | None = None, checkpoint: str | None = None, detail: str = "{}"
+    ) -> None:
+        number, chain = self._head or self._newest_event()
+        number, at_us = number + 1, now_us()
+        chain = chain_of(chain, number, at_us, self._ns, actor, action, job, checkpoint, detail)
+        self._do(
+            "INSERT INTO main.event (id, at_us, ns_no, actor, action, job, checkpoint, detail, chain) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            number, at_us, self._ns, actor, action, job, checkpoint, detail, chain,
+        )  # fmt: skip
+        self._head = (number, chain)
+
+    # Jobs
+
+    def job_no(self, name: str) -> int:
+        """The number of a job, which is made if there is none."""
+        row = self._one("SELECT no FROM main.job WHERE ns_no = ? AND name = ?", self._ns, name)
+        return int(row[0]) if row else self._new_job(name, now_us())
+
+    def _new_job(
+        self, name: str, at_us: int, *, last_seq: int = 0, checkpoints: int = 0, size: int = 0, stored: int = 0
+    ) -> int:
+        row = self._one(
+            "INSERT INTO main.job (ns_no, name, last_seq, checkpoints, size_bytes, stored_bytes, created_us, "
+            "updated_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING no",
+            self._ns, name, last_seq, checkpoints, size, stored, at_us, at_us,
+        )  # fmt: skip
+        assert row is not None
+        return int(row[0])
+
+    # Leases
+
+    def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
+        lease = self._lease(job)
+        if lease and lease.is_live and (left_s := self._left_s(lease)):
+            raise held(job, self._namespace, lease, left_s)
+        token = (lease.token if lease else 0) + 1
+        self._put_lease(self._leased_no(job), token, holder, ttl_s)
+        self.event("lease", holder, job or None, detail=json.dumps({"token": token}))
+        return Lease(job, token, holder, ttl_s)
+
+    def renew_lease(self, lease: Lease) -> None:
+        if not self._is_current(lease.job, lease.token):
+            raise lost(lease.job, self._namespace)
+        self._extend_lease(self._leased_no(lease.job), lease.ttl_s)
+
+    def release_lease(self, lease: Lease) -> None:
+        if self._is_current(lease.job, lease.token):
+            self._do("UPDATE main.lease SET is_live = ? WHERE job_no = ?", False, self._leased_no(lease.job))
+            self.event("release", lease.holder, lease.job or None, detail=json.dumps({"token": lease.token}))
+
+    def check_holder(self, token: int | None) -> None:
+        """LeaseLost if a change of keys, of this lease, is no longer the current one: another may have begun (I10)."""
+        if token is not None and not self._is_current(KEYS, token):
+            raise lost(KEYS, self._namespace)
+
+    def _is_current(self, job: str, token: int) -> bool:
+        lease = self._lease(job)
+        return lease is not None and bool(lease.is_live) and lease.token == token
+
+    def _lease(self, job: str) -> LeaseRow | None:
+        if job == KEYS:
+            row = self._one(f"SELECT {self._LEASE} FROM main.lease WHERE job_no = ?", keys_no(self._ns))
+        else:
+            row = self._one(
+                f"SELECT {self._LEASE} FROM main.lease JOIN main.job ON no = job_no WHERE ns_no = ? AND name = ?",
+                self._ns, job,
+            )  # fmt: skip
+        return LeaseRow(*row) if row else None
+
+    def _leased_no(self, job: str) -> int:
+        """What stands for a job in the table of leases; for `KEYS`, a number that no job has."""
+        return keys_no(self._ns) if job == KEYS else self.job_no(job)
+
+
+def keys_no(ns_no: int) -> int:
+    """What stands for the keys of a namespace where a lease names a job."""
+    return -ns_no
+
+
+def held(job: str, namespace: str, lease: LeaseRow, left_s: float) -> LeaseHeld:
+    shown = ":".join(lease.holder.split(":")[:2])  # host and process; the rest is for programs
+    if job == KEYS:
+        return LeaseHeld(
+            f"the keys of namespace {namespace} are being changed by {shown}",
+            hint="wait until that has ended, then run it again; it ends by itself when its process is gone",
+            holder=lease.holder,
+            token=lease.token,
+        )
+    return LeaseHeld(
+        f"job {job} is leased by {shown} for another {left_s:.0f} s",
+        hint="wait until it ends, or stop that process; a lease ends by itself when its holder is gone",
+        holder=lease.holder,
+        token=lease.token,
+    )
+
+
+def lost(job: str, namespace: str) -> LeaseLost:
+    if job == KEYS:
+        return LeaseLost(
+            f"another change of the keys of namespace {namespace} has begun since, and this one stops",
+            hint="nothing is lost: let the other one end, then run kedge rekey --rewrite again",
+        )
+    return LeaseLost(
+        f"the lease of job {job} is no longer ours",
+        hint="it ended, or somebody took the job over: stop, or take a new lease",
+    )

@@ -1,0 +1,321 @@
+"""What happens inside write transactions, in statements that SQLite and PostgreSQL share.
+
+Every operation runs in an open transaction and checks before it changes: one that refuses has changed nothing, so that
+the others in its group commit are not disturbed. Only a commit of several records needs a savepoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kedge.errors import Conflict, IdempotencyConflict, NotFound, Validation
+from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus
+from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, Seen
+
+from .reads import missing
+from .rows import CHECKPOINT, SEQ_BITS, CheckpointRow, Row, checkpoint_of, columns_of, saved_checkpoint
+from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost
+
+Packs = Mapping[str, int | None]  # numbers by name; None for "", which is the index itself
+
+_OF_JOB = 'main.checkpoint c JOIN main.job j ON j.no = c."row" >> 32'
+_INSERT = f"INSERT INTO main.checkpoint VALUES ({', '.join('?' * (len(CheckpointRow._fields) + 2))})"
+
+
+class SqlWrites(SqlTransaction):
+    """The write operations of one namespace."""
+
+    _key_id: str | None = None  # of the current data key; "" where there is none; None until it is known
+
+    # What a database says in its own way
+
+    def _insert_row(self, row: Row) -> None:
+        self._do(_INSERT, *row)
+
+    def _taken(self, new: NewCheckpoint, job: JobRow | None) -> Checkpoint | None:
+        """Before anything is changed: IdTaken, unless inserting the row tells. What this very save became before."""
+        raise NotImplementedError
+
+    def _lock_packs(self, chunks: Sequence[Chunk]) -> Packs:
+        """Before anything is changed: ChunksGone where the packs of new chunks are condemned (I3)."""
+        raise NotImplementedError
+
+    def _insert_chunks(self, chunks: Sequence[Chunk], packs: Packs) -> None:
+        raise NotImplementedError
+
+    def _sound(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those of these chunks that exist and are not damaged."""
+        raise NotImplementedError
+
+    def _standing(self, seen: Sequence[Seen]) -> list[Seen]:
+        """Those checkpoints that, with what was wrong with them, still are as they were seen."""
+        raise NotImplementedError
+
+    def _is_encrypted(self, *, is_changing: bool = False) -> bool:
+        """Whether the store is an encrypted one; nobody else changes that until the transaction ends."""
+        raise NotImplementedError
+
+    def _mark_encrypted(self) -> None:
+        raise NotImplementedError
+
+    def _remember(self, job: str, row: JobRow) -> None:
+        """A save has changed what is known of its job."""
+
+    # Saves
+
+    def _insert(self, new: NewCheckpoint, actor: str) -> Checkpoint:
+        job = self._job(new.job)
+        if job and new.idempotency_key is not None and (first := self._first_of(job.no, new)):
+            return first  # also to somebody who has lost the lease since: it was saved when they had it
+        if (landed := self._taken(new, job)) is not None:
+            return landed
+        ends_lease = self._check_lease(new, job.lease if job else None)
+        if new.key_id or job is None or not job.last_seq:
+            self._check_key(new)
+        self._check_references(new)
+        packs = self._lock_packs(new.new_chunks)
+        seq = new.seq or (job.last_seq + 1 if job else 1)
+        if job is None:
+            sizes = {"size": new.size_bytes, "stored": new.stored_bytes}
+            job_no = self._new_job(new.job, new.created_us, last_seq=seq, checkpoints=1, **sizes)
+        else:
+            job_no = job.no
+            self._check_place(new, job_no << SEQ_BITS | seq)
+        row = job_no << SEQ_BITS | seq
+        self._insert_row((row, *columns_of(new)))
+        if job is not None:
+            self._count(job, new, seq, ends_lease)
+        else:
+            self._remember(new.job, JobRow(job_no, seq, None))
+        self._insert_chunks(new.new_chunks, packs)
+        self._insert_tags(job_no, row, new.tags)
+        if new.idempotency_key is not None:
+            self._do(  # the key is free, or taken from its holder: `_first_of` has looked
+                "INSERT INTO main.idempotency VALUES (?, ?, ?, ?) ON CONFLICT (job_no, key) "
+                'DO UPDATE SET "row" = excluded."row", request_digest = excluded.request_digest',
+                job_no, new.idempotency_key, row, new.request_digest,
+            )  # fmt: skip
+        self.event("save", actor, new.job, new.id)
+        return saved_checkpoint(new, seq, new.digest.hex())
+
+    def _count(self, job: JobRow, new: NewCheckpoint, seq: int, ends_lease: bool) -> None:
+        last_seq = max(job.last_seq, seq)
+        self._do(
+            "UPDATE main.job SET last_seq = ?, checkpoints = checkpoints + 1, size_bytes = size_bytes + ?, "
+            "stored_bytes = stored_bytes + ?, updated_us = ? WHERE no = ?",
+            last_seq, new.size_bytes, new.stored_bytes, new.created_us, job.no,
+        )  # fmt: skip
+        lease = job.lease
+        if ends_lease and lease is not None:
+            self._do("UPDATE main.lease SET is_live = ? WHERE job_no = ?", False, job.no)
+            lease = lease._replace(is_live=False)
+        self._remember(new.job, JobRow(job.no, last_seq, lease))
+
+    def _job(self, name: str) -> JobRow | None:
+        row = self._one(
+            f"SELECT no, last_seq, {self._LEASE} FROM main.job LEFT JOIN main.lease ON job_no = no "
+            "WHERE ns_no = ? AND name = ?",
+            self._ns, name,
+        )  # fmt: skip
+        if row is None:
+            return None
+        number, last_seq, token, *lease = row
+        return JobRow(number, last_seq, None if token is None else LeaseRow(token, *lease))
+
+    def _check_lease(self, new: NewCheckpoint, lease: LeaseRow | None) -> bool:
+        """Refuse a write without the right to it (I5); answers whether it ends an expired lease."""
+        is_live = lease is not None and lease.is_live
+        if new.lease_token is not None:
+            if lease is None or not is_live or lease.token != new.lease_token:
+                raise lost(new.job, self._namespace)
+            return False
+        if lease is None or not is_live:
+            return False
+        if left_s := self._left_s(lease):
+            raise held(new.job, self._namespace, lease, left_s)
+        return True
+
+    def _check_key(self, new: NewCheckpoint) -> None:
+        """Refuse what is sealed under an old key, and what is plain in an encrypted store (I10).
+
+        The latter is asked when a job gets its first checkpoint: a store becomes encrypted only while it has no job.
+        """
+        if self._key_id is None:
+            row = self._one("SELECT value FROM main.meta WHERE key = ?", f"key:{self._namespace}")
+            self._key_id = row[0] if row else ""
+        if new.key_id and new.key_id != self._key_id:
+            raise KeysChanged
+        if not new.key_id and (self._key_id or self._is_encrypted()):
+            raise Conflict(
+                f"namespace {self._namespace} belongs to an encrypted store, and this save is not encrypted",
+                hint="open the store again, with its key",
+            )
+
+    def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
+        row = self._one(
+            f"SELECT {CHECKPOINT}, request_digest FROM main.idempotency "
+            'JOIN main.checkpoint c USING ("row") WHERE job_no = ? AND key = ?',
+            job_no, new.idempotency_key,
+        )  # fmt: skip
+        if row is None:
+            return None
+        *columns, request_digest = row
+        first = CheckpointRow._make(columns)
+        if first.id == new.takes_key_from:
+            return None
+        if request_digest != new.request_digest:
+            raise IdempotencyConflict(
+                f"idempotency key {new.idempotency_key!r} of job {new.job} was used for another state",
+                hint=f"it belongs to checkpoint {first.id}; use a new key for a new state",
+            )
+        return checkpoint_of(new.job, columns)
+
+    def _check_references(self, new: NewCheckpoint) -> None:
+        is_here = f"SELECT 1 FROM {_OF_JOB} WHERE c.id = ? AND ns_no = ?"
+        if new.parent is not None and new.seq is None and not self._one(is_here, new.parent, self._ns):
+            raise NotFound(f"parent {new.parent} not found", hint="give the ID of an existing checkpoint, or none")
+        if new.reused_chunks:
+            sound = self._sound(new.reused_chunks)
+            if gone := [digest for digest in new.reused_chunks if digest not in sound]:
+                raise ChunksGone(gone)
+
+    def _check_place(self, new: NewCheckpoint, row: int) -> None:
+        if new.seq and (holder := self._one('SELECT id FROM main.checkpoint WHERE "row" = ?', row)):
+            if holder[0] == new.id:  # another copy has brought this very one
+                raise IdTaken
+            raise Conflict(f"job {new.job} has a checkpoint number {new.seq}", hint="give another number, or none")
+
+    def _insert_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
+        if tags:
+            self._many("INSERT INTO main.tag VALUES (?, ?, ?, ?)", [(job_no, n, v, row) for n, v in tags.items()])
+
+    def _drop_tags(self, job_no: int, row: int, tags: Mapping[str, str]) -> None:
+        if tags:
+            self._many(
+                'DELETE FROM main.tag WHERE job_no = ? AND name = ? AND value = ? AND "row" = ?',
+                [(job_no, name, value, row) for name, value in tags.items()],
+            )
+
+    # Changes of what is saved
+
+    def _find(self, checkpoint_id: str) -> tuple[CheckpointRow, str] | None:
+        """A checkpoint's row, and the name of its job."""
+        sql = f"SELECT {CHECKPOINT}, j.name FROM {_OF_JOB} WHERE c.id = ? AND ns_no = ?"
+        row = self._one(sql, checkpoint_id, self._ns)
+        if row is None:
+            return None
+        *columns, job = row
+        return CheckpointRow._make(columns), job
+
+    def delete(self, checkpoint_ids: Sequence[str], even_pinned: bool, actor: str) -> list[CheckpointId]:
+        found = [pair for i in dict.fromkeys(checkpoint_ids) if (pair := self._find(i)) is not None]
+        for row, _ in found:
+            if row.is_pinned and not even_pinned:
+                raise Conflict(f"checkpoint {row.id} is pinned", hint="unpin it first: kedge pin --off ID")
+        for row, job in found:
+            for table in ("checkpoint", "idempotency"):
+                self._do(f'DELETE FROM main.{table} WHERE "row" = ?', row.row)
+            self._drop_tags(row.job_no, row.row, json.loads(row.tags) if row.tags else {})
+            self._do(
+                "UPDATE main.job SET checkpoints = checkpoints - 1, size_bytes = size_bytes - ?, "
+                "stored_bytes = stored_bytes - ? WHERE no = ?",
+                row.size_bytes, row.stored_bytes, row.job_no,
+            )  # fmt: skip
+            self.event("delete", actor, job, row.id)
+        return [row.id for row, _ in found]
+
+    def update(
+        self,
+        checkpoint_id: str,
+        is_pinned: bool | None,
+        tags: Mapping[str, str | None] | None,
+        status: CheckpointStatus | None,
+        actor: str,
+    ) -> Checkpoint:
+        if (found := self._find(checkpoint_id)) is None:
+            raise missing(checkpoint_id)
+        row, job = found
+        old = checkpoint_of(job, row)
+        now = {name: value for name, value in {**old.tags, **(tags or {})}.items() if value is not None}
+        if tags and len(now) > MAX_TAGS:
+            raise Validation(f"{old.id} would have {len(now)} tags", hint=f"keep to {MAX_TAGS}: remove some first")
+        changes: dict[str, object] = {}
+        if is_pinned is not None:
+            changes["is_pinned"] = bool(is_pinned)
+            self.event("pin" if is_pinned else "unpin", actor, job, old.id)
+        if tags:
+            changes["tags"] = json.dumps(now) if now else None
+            self._drop_tags(row.job_no, row.row, old.tags)
+            self._insert_tags(row.job_no, row.row, now)
+            self.event("tag", actor, job, old.id, json.dumps(dict(tags)))
+        if status is not None:
+            changes["status"] = str(status)
+            self.event("status", actor, job, old.id, json.dumps({"status": str(status)}))
+        for column, value in changes.items():
+            self._do(f'UPDATE main.checkpoint SET {column} = ? WHERE "row" = ?', value, row.row)
+        return checkpoint_of(job, row._replace(**changes))  # type: ignore[arg-type]
+
+    def mark(self, seen: Sequence[Seen], status: CheckpointStatus, actor: str) -> list[CheckpointId]:
+        standing = self._standing(seen)
+        changed = [look.checkpoint.id for look in standing if look.checkpoint.status is not status]
+        if changed:
+            self._many("UPDATE main.checkpoint SET status = ? WHERE id = ?", [(str(status), i) for i in changed])
+            self.event("status", actor, detail=json.dumps({"status": str(status), "checkpoints": len(changed)}))
+        return [look.checkpoint.id for look in standing]
+
+    def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
+        self._do("UPDATE main.job SET retention = ? WHERE no = ?", policy_json, self.job_no(job))
+        self.event("retention", actor, job, detail=policy_json or "null")
+
+    # Keys
+
+    def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
+        self.check_holder(new.lease_token)
+        if (found := self._find(new.id)) is None:
+            return False
+        row, job = found
+        if row.digest == new.digest:
+            return True  # the answer to an earlier try was lost
+        if row.digest != replacing:
+            return False
+        self._check_key(new)
+        self._check_references(replace(new, parent=None))
+        self._insert_chunks(new.new_chunks, self._lock_packs(new.new_chunks))
+        self._do(
+            'UPDATE main.checkpoint SET digest = ?, metadata = ?, manifest = ?, stored_bytes = ? WHERE "row" = ?',
+            new.digest, new.metadata_json, new.manifest, new.stored_bytes, row.row,
+        )  # fmt: skip
+        self._do(
+            "UPDATE main.job SET stored_bytes = stored_bytes + ? WHERE no = ?",
+            new.stored_bytes - row.stored_bytes, row.job_no,
+        )  # fmt: skip
+        self.event("reseal", actor, job, new.id)
+        return True
+
+    def set_keyring(
+        self, keyring: str, key_id: str, replacing: str | None, actor: str, lease_token: int | None = None
+    ) -> bool:
+        self.check_holder(lease_token)
+        is_encrypted = self._is_encrypted(is_changing=True)
+        present = self._one("SELECT value FROM main.meta WHERE key = ?", f"keyring:{self._namespace}")
+        if (present[0] if present else None) != replacing:
+            return False
+        if not is_encrypted:
+            if self._one("SELECT 1 FROM main.job LIMIT 1"):
+                raise Conflict(
+                    "this store holds data that is not encrypted, and a key was given",
+                    hint="copy it into a new encrypted store: kedge copy OLD NEW --key none --target-key KEY; or leave "
+                    "the key away (key=, --key, $KEDGE_KEY, $KEDGE_KEY_FILE)",
+                )
+            self._mark_encrypted()
+        for name, value in ((f"keyring:{self._namespace}", keyring), (f"key:{self._namespace}", key_id)):
+            self._do(
+                "INSERT INTO main.meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                name,
+                value,
+            )
+        self._key_id = None
+        self.event("key", actor, detail=json.dumps({"key": key_id}))
+        return True
