@@ -29,13 +29,14 @@ from .model import (
     CheckpointId,
     CheckpointLevel,
     CheckpointStatus,
+    EventChain,
     Lease,
     parse_choice,
     parse_limit,
     parse_name,
     parse_tags,
 )
-from .ports import Checkpoints, EventChain, Events, Jobs
+from .ports import Checkpoints, Events, Jobs
 from .store import Save, Store, Stored, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.request import Request, parse_request, request_of

@@ -290,6 +290,15 @@ class Event:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class EventChain:
+    """What reading the log of changes from its beginning has shown."""
+
+    entries: int
+    head: str  # `chain` of the last entry that follows from all before it, hex
+    broken_at: int | None = None  # the first that does not: it, or one before it, was altered or removed
+
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

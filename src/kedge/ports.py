@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from .model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, Lease
+from .model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, EventChain, Job, Lease
 
 Buffer = bytes | bytearray | memoryview
 
@@ -133,15 +133,6 @@ class IdTaken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class EventChain:
-    """What reading the log of changes from its beginning has shown."""
-
-    entries: int
-    head: str  # `chain` of the last entry that follows from all before it, hex
-    broken_at: int | None = None  # the first that does not: it, or one before it, was altered or removed
-
-
-@dataclass(frozen=True, slots=True)
 class PackUse:
     """How much of a pack the index still names."""
 
@@ -193,10 +184,7 @@ class Index(Protocol):
         ...
 
     def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
-        """What was saved under these idempotency keys, with manifests; unknown keys are left out.
-
-        Any number of keys, in bounded statements.
-        """
+        """What was saved under these idempotency keys, with manifests; unknown ones are left out. Any number."""
         ...
 
     def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
@@ -320,12 +308,8 @@ class Index(Protocol):
         """The chunks in one pack, by offset."""
         ...
 
-    def is_pack_used(self, pack: str) -> bool:
-        """Whether any chunk row, of any namespace, names this pack, seen in the newest state of the index."""
-        ...
-
     def condemn(self, pack: str) -> bool:
-        """Whether no chunk row, of any namespace, names this pack; asked by gc before it removes the pack.
+        """Whether no chunk row, of any namespace, names this pack now; asked by gc before it removes the pack.
 
         Where writers may be on machines that blobs cannot lock out, a pack for which this answered True is never
         named again: `commit` raises ChunksGone for new chunks in it, and so does `relocate` (I3).

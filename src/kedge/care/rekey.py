@@ -18,7 +18,6 @@ The name key stays: tags, idempotency keys, hidden names and details of events k
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,10 +25,11 @@ from dataclasses import dataclass, replace
 from kedge.crypto import Keyring, MasterKey, key_id_of, open_keyring, seal_keyring
 from kedge.errors import Conflict, Corrupted, LeaseHeld, Validation
 from kedge.index.encrypted import EncryptedIndex
-from kedge.model import Checkpoint, Lease, to_us
-from kedge.ports import KEYS, ChunksGone, KeysChanged, NewCheckpoint
+from kedge.model import Checkpoint, Lease
+from kedge.ports import KEYS, ChunksGone, KeysChanged
 from kedge.store import lease as leases
 from kedge.store.local import LocalStore
+from kedge.store.record import record_of
 
 _MAX_ATTEMPTS = 8
 _LEASE_S = 30.0
@@ -131,7 +131,7 @@ def _rewrite_one(
     store: LocalStore, checkpoint: Checkpoint, packed: bytes, digest: bytes, lease: Lease, actor: str
 ) -> bool:
     """False if a chunk of it cannot be read. A checkpoint that was deleted meanwhile needs nothing."""
-    record = replace(_record(checkpoint, packed), lease_token=lease.token)
+    record = replace(record_of(checkpoint, packed), lease_token=lease.token)
     for _ in range(_MAX_ATTEMPTS):
         try:
             with store.under_current_key(record) as current:
@@ -146,24 +146,6 @@ def _rewrite_one(
         else:
             return True
     return False
-
-
-def _record(checkpoint: Checkpoint, packed: bytes) -> NewCheckpoint:
-    return NewCheckpoint(
-        id=checkpoint.id,
-        job=checkpoint.job,
-        step=checkpoint.step,
-        level=checkpoint.level,
-        created_us=to_us(checkpoint.created_at),
-        size_bytes=checkpoint.size_bytes,
-        stored_bytes=len(packed),
-        digest=b"",
-        codec=checkpoint.codec,
-        schema_version=checkpoint.schema_version,
-        manifest=packed,
-        parent=checkpoint.parent,
-        metadata_json=json.dumps(dict(checkpoint.metadata), ensure_ascii=False, separators=(",", ":")),
-    )
 
 
 def _present(index: EncryptedIndex) -> str:

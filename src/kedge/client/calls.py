@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 from kedge.care.retention import RetentionPolicy
-from kedge.model import Checkpoint, Event, Job, Lease
-from kedge.ports import EventChain
+from kedge.model import Checkpoint, Event, EventChain, Job, Lease
 
 if TYPE_CHECKING:
     from .connection import AsyncClient, Client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from kedge import codec
 from kedge.codec.wire import size_of_frame, write_frame
 from kedge.errors import CheckpointError, NotFound, Validation
-from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Job, Lease
-from kedge.ports import CheckpointIds, Checkpoints, EventChain, Events, Jobs, Outcomes
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+from kedge.ports import CheckpointIds, Checkpoints, Events, Jobs, Outcomes
 from kedge.store import Save, Stored, not_over_http
 from kedge.store.request import Request
 
@@ -42,19 +41,9 @@ class HttpStore:
                     "saving files, trees and the memory of accelerators", "save them where the store is"
                 )
             buffers.append(buffer)
-        body = {
-            "step": request.step,
-            "level": str(request.level),
-            "parent": request.parent,
-            "tags": request.tags or {},
-            "pin": request.is_pinned,
-            "schema_version": request.schema_version,
-            "lease": request.lease.token if request.lease else None,
-            "metadata": json.loads(request.metadata_json),
-        }
         headers = {} if request.idempotency_key is None else {"Idempotency-Key": _header(request.idempotency_key)}
         path = f"/api/v1/jobs/{request.job}/checkpoints"
-        call = Call("POST", path, Checkpoint.from_json, body=body, headers=headers)
+        call = Call("POST", path, Checkpoint.from_json, body=request.to_json(), headers=headers)
         sizes = {n: len(buffer) for n, buffer in enumerate(buffers)}
         frame = write_frame(encoded.tree, sizes, lambda n: [buffers[n]])
         return self.client.upload(call, frame, size_of_frame(len(encoded.tree), sizes))

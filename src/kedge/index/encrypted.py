@@ -13,7 +13,6 @@ Filters by metadata open the rows of a job one after the other; where names are 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ import ormsgpack
 
 from kedge.crypto import Vault
 from kedge.errors import CheckpointError, Corrupted, NotFound, Validation
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
 from kedge.ports import (
     KEYS,
     UNREADABLE,
@@ -31,7 +30,6 @@ from kedge.ports import (
     Checkpoints,
     Chunk,
     Digests,
-    EventChain,
     Events,
     Index,
     Jobs,
@@ -46,6 +44,7 @@ from kedge.ports import (
 
 from .group_commit import one_by_one
 from .metadata_filter import matches, parse_filter
+from .rows import saved_checkpoint
 from .sealed_rows import TOKEN, SealedRows
 
 _PAGE = 256
@@ -96,7 +95,7 @@ class EncryptedIndex(SealedRows):
 
     def _answer(self, new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
         """What was saved, or, under an idempotency key, the first one."""
-        return _saved(new, found) if found.id == new.id else self._shown(found)
+        return saved_checkpoint(new, found.seq, found.digest) if found.id == new.id else self._shown(found)
 
     def _shown(self, found: Checkpoint) -> Checkpoint:
         return self._confirmed(partial(self.inner.get, found.id), self._open, found)
@@ -313,9 +312,6 @@ class EncryptedIndex(SealedRows):
     def chunks_of(self, pack: str) -> Sequence[Chunk]:
         return self.inner.chunks_of(pack)
 
-    def is_pack_used(self, pack: str) -> bool:
-        return self.inner.is_pack_used(pack)
-
     def condemn(self, pack: str) -> bool:
         return self.inner.condemn(pack)
 
@@ -368,12 +364,3 @@ class EncryptedIndex(SealedRows):
 
     def close(self) -> None:
         self.inner.close()
-
-
-def _saved(new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
-    """What the inner index says of a save, with what was given to it."""
-    return Checkpoint(
-        found.id, new.job, found.seq, new.step, found.level, found.parent, found.created_at, found.status,
-        found.size_bytes, found.stored_bytes, found.digest, found.codec, found.schema_version, new.tags,
-        found.is_pinned, json.loads(new.metadata_json) if new.metadata_json != "{}" else {},
-    )  # fmt: skip

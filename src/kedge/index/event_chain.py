@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import ormsgpack
 
-from kedge.ports import EventChain
+from kedge.model import EventChain
 
 from .rows import Row
 

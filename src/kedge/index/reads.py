@@ -245,11 +245,6 @@ class SqlReads:
         )  # fmt: skip
         return [chunk_of(row) for row in rows]
 
-    def is_pack_used(self, pack: str) -> bool:
-        """Whether any chunk row, of any namespace, names this pack."""
-        sql = "SELECT 1 FROM main.chunk WHERE pack_no = (SELECT no FROM main.pack WHERE name = ?) LIMIT 1"
-        return self._one(sql, pack) is not None
-
     def keyring(self) -> str | None:
         row = self._one("SELECT value FROM main.meta WHERE key = ?", f"keyring:{self.namespace}")
         return None if row is None else row[0]

@@ -104,7 +104,7 @@ def columns_of(new: NewCheckpoint) -> Row:
     return (
         new.id, new.step, str(new.level), new.parent, new.created_us, str(new.status), new.size_bytes,
         new.stored_bytes, new.digest, new.codec, new.schema_version, json.dumps(dict(new.tags)) if new.tags else None,
-        bool(new.is_pinned), None if new.metadata_json == "{}" else new.metadata_json, bool(new.has_chunks),
+        new.is_pinned, None if new.metadata_json == "{}" else new.metadata_json, new.has_chunks,
         new.manifest,
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def saved_checkpoint(new: NewCheckpoint, seq: int, digest: str) -> Checkpoint:
     )  # fmt: skip
 
 
-def record_of(job: str, columns: Iterable[Any], *, has_chunks: bool, manifest: bytes) -> NewCheckpoint:
+def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manifest: bytes) -> NewCheckpoint:
     """The save that wrote a row, as far as the row has it; ValueError or TypeError when no save can have."""
     row = CheckpointRow._make(columns)
     return NewCheckpoint(

@@ -9,17 +9,20 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 import ormsgpack
 
 from kedge.crypto import Vault
 from kedge.errors import CheckpointError, Corrupted, LeaseHeld
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, to_us
+from kedge.model import Checkpoint, CheckpointStatus, Event, Job, to_us
 from kedge.ports import KeysChanged, NewCheckpoint
 
 TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
 _HIDDEN_STEP = "~"
+_FIELDS = tuple(field.name for field in fields(NewCheckpoint))
+_values = attrgetter(*_FIELDS)
 # Events the index writes by itself: what is in them is no secret, or a token already.
 _OWN_ACTIONS = ("save", "delete", "pin", "unpin", "status", "lease", "release", "tag", "retention", "key", "reseal")
 
@@ -36,46 +39,26 @@ class SealedRows:
         if new.key_id and new.key_id != key.id.hex():
             raise KeysChanged  # its chunks are under another one
         manifest = key.seal("manifest", new.id.encode(), new.manifest)
-        bound = _bound(
-            new.id, new.job, new.level, new.parent, new.created_us, new.size_bytes, new.codec, new.schema_version
-        )
-        row = base64.b64encode(key.seal("row", bound, ormsgpack.packb([new.step, new.metadata_json]))).decode()
+        sealed = key.seal("row", _bound(new, new.job, new.created_us), ormsgpack.packb([new.step, new.metadata_json]))
         has_key = new.idempotency_key is not None
-        return NewCheckpoint(  # not by replace(), which takes as long as all the encrypting
-            id=new.id,
+        return _changed(
+            new,
             job=self._hide("job", new.job),
             step=_HIDDEN_STEP if self.vault.hides_names else new.step,
-            level=new.level,
-            created_us=new.created_us,
-            size_bytes=new.size_bytes,
-            stored_bytes=new.stored_bytes,
             digest=hashlib.sha256(manifest).digest(),
-            codec=new.codec,
-            schema_version=new.schema_version,
             manifest=manifest,
-            parent=new.parent,
             tags=self._seal_tags(new.tags) if new.tags else {},
-            is_pinned=new.is_pinned,
-            metadata_json=f'{{"sealed":"{row}"}}',
-            has_chunks=new.has_chunks,
-            new_chunks=new.new_chunks,
-            reused_chunks=new.reused_chunks,
-            lease_token=new.lease_token,
+            metadata_json=f'{{"sealed":"{base64.b64encode(sealed).decode()}"}}',
             idempotency_key=self.vault.names.token("key", new.idempotency_key or "") if has_key else None,
             request_digest=self.vault.names.seal("request", new.request_digest) if has_key else b"",
-            takes_key_from=new.takes_key_from,
-            seq=new.seq,
-            status=new.status,
             key_id=key.id.hex(),
         )
 
     def open_record(self, sealed: NewCheckpoint) -> NewCheckpoint:
         """What `seal` got, from a row as the inner index has it; Corrupted when it is not such a row."""
         names = self.vault.names
-        step, metadata_json = self._open_row(
-            sealed.id, job := self._show("job", sealed.job), sealed.step, sealed.level, sealed.parent,
-            sealed.created_us, sealed.size_bytes, sealed.codec, sealed.schema_version, sealed.metadata_json,
-        )  # fmt: skip
+        job = self._show("job", sealed.job)
+        step, metadata_json = self._open_row(sealed, job, sealed.created_us, sealed.metadata_json)
         manifest = self.open_manifest(sealed.id, sealed.manifest)
         has_key = sealed.idempotency_key is not None
         return replace(
@@ -92,17 +75,7 @@ class SealedRows:
         )
 
     def _open_row(
-        self,
-        checkpoint_id: str,
-        job: str,
-        step: str,
-        level: CheckpointLevel,
-        parent: str | None,
-        created_us: int,
-        size_bytes: int,
-        codec: str,
-        schema_version: str,
-        metadata_json: str,
+        self, row: Checkpoint | NewCheckpoint, job: str, created_us: int, metadata_json: str
     ) -> tuple[str, str]:
         """Step and metadata, which prove the rest of the row."""
         try:
@@ -111,13 +84,12 @@ class SealedRows:
                 raise ValueError("other fields")
             envelope = base64.b64decode(sealed, validate=True)
         except (ValueError, TypeError, AttributeError, binascii.Error):
-            raise _damaged(checkpoint_id, "it is not encrypted, and this namespace is") from None
-        bound = _bound(checkpoint_id, job, level, parent, created_us, size_bytes, codec, schema_version)
-        with _of(checkpoint_id, "row"):
-            found: list[str] = ormsgpack.unpackb(self.vault.open("row", bound, envelope))
-        if step != (_HIDDEN_STEP if self.vault.hides_names else found[0]):
-            raise _damaged(checkpoint_id, "its step was changed")
-        return found[0], found[1]
+            raise _damaged(row.id, "it is not encrypted, and this namespace is") from None
+        with _of(row.id, "row"):
+            step, metadata = ormsgpack.unpackb(self.vault.open("row", _bound(row, job, created_us), envelope))
+        if row.step != (_HIDDEN_STEP if self.vault.hides_names else step):
+            raise _damaged(row.id, "its step was changed")
+        return step, metadata
 
     def open_manifest(self, checkpoint_id: str, sealed: bytes) -> bytes:
         with _of(checkpoint_id, "manifest"):
@@ -126,11 +98,7 @@ class SealedRows:
     def _prove(self, found: Checkpoint) -> Checkpoint:
         """A checkpoint as it was saved, or Corrupted."""
         job = self._show("job", found.job)
-        created_us = to_us(found.created_at)
-        step, metadata_json = self._open_row(
-            found.id, job, found.step, found.level, found.parent, created_us,
-            found.size_bytes, found.codec, found.schema_version, json.dumps(dict(found.metadata)),
-        )  # fmt: skip
+        step, metadata_json = self._open_row(found, job, to_us(found.created_at), json.dumps(dict(found.metadata)))
         return replace(found, job=job, step=step, tags=self._open_tags(found.tags), metadata=json.loads(metadata_json))
 
     def _open(self, found: Checkpoint) -> Checkpoint:
@@ -221,9 +189,16 @@ class SealedRows:
         return replace(event, actor=actor, job=job, detail=detail)
 
 
-def _bound(*fields: object) -> bytes:
-    """What a row is bound to, in one form for saving and reading."""
-    return ormsgpack.packb([str(field) if isinstance(field, str) else field for field in fields])
+def _bound(row: Checkpoint | NewCheckpoint, job: str, created_us: int) -> bytes:
+    """What a row is bound to, in one form for saving and reading: all of it that never changes."""
+    return ormsgpack.packb(
+        [row.id, job, str(row.level), row.parent, created_us, row.size_bytes, row.codec, row.schema_version]
+    )
+
+
+def _changed(record: NewCheckpoint, **changes: object) -> NewCheckpoint:
+    """As replace(), in half the time: that takes as long as all the encrypting."""
+    return NewCheckpoint(**{**dict(zip(_FIELDS, _values(record), strict=True)), **changes})
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost
 Packs = Mapping[str, int | None]  # numbers by name; None for "", which is the index itself
 
 _OF_JOB = 'main.checkpoint c JOIN main.job j ON j.no = c."row" >> 32'
+_IS_HERE = f"SELECT 1 FROM {_OF_JOB} WHERE c.id = ? AND ns_no = ?"
 _INSERT = f"INSERT INTO main.checkpoint VALUES ({', '.join('?' * (len(CheckpointRow._fields) + 2))})"
 
 
@@ -75,22 +76,25 @@ class SqlWrites(SqlTransaction):
         if new.key_id or job is None or not job.last_seq:
             self._check_key(new)
         self._check_references(new)
-        packs = self._lock_packs(new.new_chunks)
+        packs = self._lock_packs(new.new_chunks) if new.new_chunks else {}
         seq = new.seq or (job.last_seq + 1 if job else 1)
         if job is None:
             sizes = {"size": new.size_bytes, "stored": new.stored_bytes}
             job_no = self._new_job(new.job, new.created_us, last_seq=seq, checkpoints=1, **sizes)
         else:
             job_no = job.no
-            self._check_place(new, job_no << SEQ_BITS | seq)
+            if new.seq:
+                self._check_place(new, job_no << SEQ_BITS | seq)
         row = job_no << SEQ_BITS | seq
         self._insert_row((row, *columns_of(new)))
         if job is not None:
             self._count(job, new, seq, ends_lease)
         else:
             self._remember(new.job, JobRow(job_no, seq, None))
-        self._insert_chunks(new.new_chunks, packs)
-        self._insert_tags(job_no, row, new.tags)
+        if new.new_chunks:
+            self._insert_chunks(new.new_chunks, packs)
+        if new.tags:
+            self._insert_tags(job_no, row, new.tags)
         if new.idempotency_key is not None:
             self._do(  # the key is free, or taken from its holder: `_first_of` has looked
                 "INSERT INTO main.idempotency VALUES (?, ?, ?, ?) ON CONFLICT (job_no, key) "
@@ -173,8 +177,7 @@ class SqlWrites(SqlTransaction):
         return checkpoint_of(new.job, columns)
 
     def _check_references(self, new: NewCheckpoint) -> None:
-        is_here = f"SELECT 1 FROM {_OF_JOB} WHERE c.id = ? AND ns_no = ?"
-        if new.parent is not None and new.seq is None and not self._one(is_here, new.parent, self._ns):
+        if new.parent is not None and new.seq is None and not self._one(_IS_HERE, new.parent, self._ns):
             raise NotFound(f"parent {new.parent} not found", hint="give the ID of an existing checkpoint, or none")
         if new.reused_chunks:
             sound = self._sound(new.reused_chunks)
@@ -182,7 +185,7 @@ class SqlWrites(SqlTransaction):
                 raise ChunksGone(gone)
 
     def _check_place(self, new: NewCheckpoint, row: int) -> None:
-        if new.seq and (holder := self._one('SELECT id FROM main.checkpoint WHERE "row" = ?', row)):
+        if holder := self._one('SELECT id FROM main.checkpoint WHERE "row" = ?', row):
             if holder[0] == new.id:  # another copy has brought this very one
                 raise IdTaken
             raise Conflict(f"job {new.job} has a checkpoint number {new.seq}", hint="give another number, or none")

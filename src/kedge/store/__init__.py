@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kedge.errors import Validation
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, Job, Lease
-from kedge.ports import CheckpointIds, Checkpoints, EventChain, Events, Jobs, Outcomes
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+from kedge.ports import CheckpointIds, Checkpoints, Events, Jobs, Outcomes
 
 if TYPE_CHECKING:
     from kedge.chunks import StoredStream, Target

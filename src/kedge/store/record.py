@@ -7,7 +7,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Protocol, TypeAlias
 
 import ormsgpack
@@ -24,6 +24,16 @@ Wrap: TypeAlias = Callable[[bytes], bytes]
 RECORD_MAGIC = b"KDREC1\n\0"
 MAX_RECORD_BYTES = 64 << 20
 _HEAD = struct.Struct("<8sI32s")  # magic, payload length, SHA-256 of the payload
+# What a pack does not tell of a record: of this save alone, or told by the chunks. `seq` is that of a copy, which keeps
+# its number; others get theirs from the index, later.
+_UNPACKED = {
+    *("stored_bytes", "has_chunks", "new_chunks", "reused_chunks"),
+    *("lease_token", "takes_key_from", "status", "key_id"),
+}
+_NAMES = {"is_pinned": "pinned", "metadata_json": "metadata", "idempotency_key": "key"}
+_PACKED = {
+    field.name: _NAMES.get(field.name, field.name) for field in fields(NewCheckpoint) if field.name not in _UNPACKED
+}
 
 
 def new_record(
@@ -101,7 +111,7 @@ def record_of(source: Checkpoint, packed: bytes) -> NewCheckpoint:
         parent=source.parent,
         tags=source.tags,
         is_pinned=source.is_pinned,
-        metadata_json=json.dumps(dict(source.metadata)),
+        metadata_json=json.dumps(dict(source.metadata), ensure_ascii=False, separators=(",", ":")),
     )
 
 
@@ -113,23 +123,9 @@ def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk], 
     payload = ormsgpack.packb(
         {
             "namespace": namespace,
-            "id": record.id,
-            "job": record.job,
-            "step": record.step,
+            **{name: getattr(record, field) for field, name in _PACKED.items()},
             "level": str(record.level),
-            "created_us": record.created_us,
-            "size_bytes": record.size_bytes,
-            "digest": record.digest,
-            "codec": record.codec,
-            "schema_version": record.schema_version,
-            "manifest": record.manifest,
-            "parent": record.parent,
             "tags": dict(record.tags),
-            "pinned": record.is_pinned,
-            "metadata": record.metadata_json,
-            "key": record.idempotency_key,
-            "seq": record.seq,  # of a copy, which keeps its number; others get theirs from the index, later
-            "request_digest": record.request_digest,
             "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
         }
     )
@@ -188,9 +184,9 @@ class NoKeys:
         self.locked: Counter[str] = Counter()
 
     def unwrap_record(self, payload: bytes, /) -> bytes:
-        fields = ormsgpack.unpackb(payload)
-        if isinstance(fields, list) and len(fields) == 4:
-            self.locked[str(json.loads(fields[2])["master"])] += 1
+        envelope = ormsgpack.unpackb(payload)
+        if isinstance(envelope, list) and len(envelope) == 4:
+            self.locked[str(json.loads(envelope[2])["master"])] += 1
             raise Corrupted("the record is encrypted, and no key was given")
         return payload
 
@@ -225,27 +221,10 @@ def _unpack_record(data: Buffer, unwrap: Wrap | None) -> tuple[str, NewCheckpoin
         return None
     if unwrap is not None:
         payload = unwrap(payload)
-    fields = ormsgpack.unpackb(payload)
-    chunks = [Chunk(d, n, s, Encoding(e), pack, offset) for d, n, s, e, pack, offset in fields["chunks"]]
-    record = NewCheckpoint(
-        id=CheckpointId(fields["id"]),
-        job=fields["job"],
-        step=fields["step"],
-        level=CheckpointLevel(fields["level"]),
-        created_us=fields["created_us"],
-        size_bytes=fields["size_bytes"],
-        stored_bytes=len(fields["manifest"]) + sum(c.stored_bytes for c in chunks),
-        digest=fields["digest"],
-        codec=fields["codec"],
-        schema_version=fields["schema_version"],
-        manifest=fields["manifest"],
-        parent=fields["parent"],
-        tags=fields["tags"],
-        is_pinned=fields["pinned"],
-        metadata_json=fields["metadata"],
-        has_chunks=True,
-        idempotency_key=fields["key"],
-        request_digest=fields["request_digest"],
-        seq=fields.get("seq"),
-    )
-    return fields["namespace"], record, chunks
+    payload_fields = ormsgpack.unpackb(payload)
+    chunks = [Chunk(d, n, s, Encoding(e), pack, offset) for d, n, s, e, pack, offset in payload_fields["chunks"]]
+    packed = {field: payload_fields[name] for field, name in _PACKED.items()}
+    packed["level"] = CheckpointLevel(packed["level"])
+    stored_bytes = len(packed["manifest"]) + sum(c.stored_bytes for c in chunks)
+    record = NewCheckpoint(**packed, stored_bytes=stored_bytes, has_chunks=True)
+    return payload_fields["namespace"], record, chunks

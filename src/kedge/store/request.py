@@ -12,6 +12,7 @@ from kedge.model import (
     Checkpoint,
     CheckpointId,
     CheckpointLevel,
+    Document,
     Lease,
     is_utf8,
     parse_choice,
@@ -42,6 +43,19 @@ class Request:
     idempotency_key: str | None = None
     checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
     created_us: int | None = None
+
+    def to_json(self) -> Document:
+        """The body of a save over HTTP, but its state; the job and the idempotency key go elsewhere."""
+        return {
+            "step": self.step,
+            "level": str(self.level),
+            "parent": self.parent,
+            "tags": self.tags or {},
+            "metadata": json.loads(self.metadata_json),
+            "pin": self.is_pinned,
+            "schema_version": self.schema_version,
+            "lease": self.lease.token if self.lease else None,
+        }
 
 
 def request_of(checkpoint: Checkpoint, **changes: Any) -> Request:

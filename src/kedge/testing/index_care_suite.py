@@ -171,8 +171,8 @@ class IndexCareSuite(IndexFixtures):
         save(tenant if self.is_shared else index, with_chunks(c))
         for where in (index, tenant) if self.is_shared else (index,):
             assert {(p.pack, p.live_chunks, p.live_bytes) for p in where.packs()} == {("p1", 2, 120), ("p2", 1, 60)}
-            assert where.is_pack_used("p2")
-        assert not index.is_pack_used("p3")
+            assert not where.condemn("p2")
+        assert index.condemn("p3")
         assert list(index.chunks_of("p1")) == [b, a]
         assert list(index.chunks_of("p3")) == []
 
@@ -182,7 +182,7 @@ class IndexCareSuite(IndexFixtures):
         moved = [replace(c, pack="new", offset=3 + n) for n, c in enumerate((a, b))]
         assert index.relocate(moved, from_pack="p1") == 1
         assert index.locate([a.digest, b.digest]) == {a.digest: moved[0], b.digest: b}
-        assert not index.is_pack_used("p1")
+        assert index.condemn("p1")
         assert index.relocate(moved, from_pack="unknown") == 0
 
     def test_totals(self, index: Index) -> None:
@@ -211,7 +211,7 @@ class IndexCareSuite(IndexFixtures):
         assert index.sweep(references) == (1, 60)
         assert set(index.locate([kept.digest, dropped.digest])) == {kept.digest}
         assert tenant.locate([dropped.digest])
-        assert not index.is_pack_used("p2")
+        assert index.condemn("p2")
         assert index.sweep(references) == (0, 0)
 
     def test_a_save_during_a_sweep_keeps_its_chunks_or_hears_of_it(self, index: Index, other: Index) -> None:

@@ -2,19 +2,18 @@
 
 The server numbers them, checks leases, parents and chunks, and inserts all of them or none. What it cannot decide by
 itself (a job that is new, a lease that must be ended, anything that will be refused) it leaves alone: then nothing has
-happened, and `postgres_writes` does them one by one, and finds out for each what is the matter.
+happened, and `writes` does them one by one, and finds out for each what is the matter.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ormsgpack
 
-from kedge.index.rows import checkpoint_of
+from kedge.index.rows import LAST_SEQ, columns_of, saved_checkpoint
 from kedge.index.transactions import now_us
 from kedge.model import Checkpoint
 from kedge.ports import Chunk, NewCheckpoint
@@ -29,7 +28,6 @@ _OF_SAVE = (
 _OF_TAG = ("integer", "text", "text")
 _OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "integer", "bigint", "bytea")
 _SAVE = f"SELECT kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 1))})"
-_FIELDS = slice(2, 16)  # of a save's values: those that its checkpoint shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +59,18 @@ def commit_together(db: Connection, saves: Sequence[Save], ns_no: int, namespace
     ).fetchone()  # fmt: skip
     if answer is None or answer[0] is None:
         return None
-    found = iter(checkpoint_of(row[0], (number, *row[_FIELDS])) for number, row in zip(answer[0], rows, strict=True))
-    return [[next(found) for _ in save.records] for save in saves]
+    saved = (
+        saved_checkpoint(record, number & LAST_SEQ, record.digest.hex())
+        for number, (record, _) in zip(answer[0], records, strict=True)
+    )
+    return [[next(saved) for _ in save.records] for save in saves]
 
 
 def _values(new: NewCheckpoint, actor: str, ns_no: int) -> tuple[Any, ...]:
     at_us = now_us()
     entry = ormsgpack.packb((at_us, ns_no, actor, "save", new.job, new.id, "{}"))[1:]  # of `chain_of`, but its number
-    return (
-        new.job, new.lease_token, new.id, new.step, str(new.level), new.parent, new.created_us, str(new.status),
-        new.size_bytes, new.stored_bytes, new.digest, new.codec, new.schema_version,
-        json.dumps(dict(new.tags)) if new.tags else None, new.is_pinned,
-        None if new.metadata_json == "{}" else new.metadata_json, new.has_chunks, new.manifest,
-        new.idempotency_key, new.request_digest, at_us, actor, entry,
-    )  # fmt: skip
+    key = (new.idempotency_key, new.request_digest)
+    return (new.job, new.lease_token, *columns_of(new), *key, at_us, actor, entry)
 
 
 def _placed(records: Sequence[NewCheckpoint]) -> list[Array | None]:

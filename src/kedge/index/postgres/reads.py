@@ -11,7 +11,8 @@ from kedge.index.event_chain import prove_chain
 from kedge.index.metadata_filter import parse_filter
 from kedge.index.reads import Conditions, SqlReads
 from kedge.index.rows import Row
-from kedge.ports import EventChain, Problems
+from kedge.model import EventChain
+from kedge.ports import Problems
 
 from .dialect import for_postgres
 from .server import Array, Server

@@ -430,10 +430,8 @@ def _close_all() -> None:
 def _is_gone(path: str) -> bool:
     try:
         os.stat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 

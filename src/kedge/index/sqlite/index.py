@@ -15,13 +15,12 @@ from kedge.index.group_commit import one_by_one
 from kedge.index.metadata_filter import parse_filter
 from kedge.index.reads import Conditions, SqlReads
 from kedge.index.rows import Row
-from kedge.model import Checkpoint, CheckpointStatus, Lease
+from kedge.model import Checkpoint, CheckpointStatus, EventChain, Lease
 from kedge.ports import (
     CheckpointIds,
     Checkpoints,
     Chunk,
     Digests,
-    EventChain,
     NewCheckpoint,
     Outcomes,
     Problems,
@@ -170,7 +169,8 @@ class SqliteIndex(SqliteFile, SqlReads):
 
     def condemn(self, pack: str) -> bool:
         self._check_identity()  # what a repaired index names, the one it replaced may not (I3)
-        return not self.is_pack_used(pack)  # gc asks while it holds the pack's lock: nobody is about to name it
+        sql = "SELECT 1 FROM chunk WHERE pack_no = (SELECT no FROM pack WHERE name = ?) LIMIT 1"
+        return self._one(sql, pack) is None  # gc asks while it holds the pack's lock: nobody is about to name it
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
         return self._write(partial(self._writes.mark_damaged, chunks, is_damaged), is_urgent=True) if chunks else []

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kedge.index.rows import CHECKPOINT, CHUNK, SEQ_BITS, Row, chunk_of, record_of
+from kedge.index.rows import CHECKPOINT, CHUNK, SEQ_BITS, Row, chunk_of, record_from_row
 from kedge.ports import Chunk, NewCheckpoint
 
 _KEY = "job_no, key"
@@ -69,7 +69,7 @@ def salvage(path: Path) -> Salvaged:
             namespace, name = jobs.get(row >> SEQ_BITS, ("default", f"recovered-{row >> SEQ_BITS}"))
             key, request_digest = keys.get(row, (None, b""))
             try:
-                record = record_of(name, columns, has_chunks=bool(has_chunks), manifest=manifest)
+                record = record_from_row(name, columns, has_chunks=bool(has_chunks), manifest=manifest)
             except (ValueError, TypeError):
                 found.is_complete = False
                 continue

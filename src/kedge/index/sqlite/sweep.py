@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from kedge.index.event_chain import prove_chain
 from kedge.index.rows import LAST_SEQ, SEQ_BITS, late_manifests
-from kedge.model import Checkpoint
-from kedge.ports import EventChain, References
+from kedge.model import Checkpoint, EventChain
+from kedge.ports import References
 
 from .database import begin_alone
 

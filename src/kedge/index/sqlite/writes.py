@@ -143,8 +143,6 @@ class Writes(SqlWrites):
         return {}  # whoever writes a pack has locked it
 
     def _insert_chunks(self, chunks: Sequence[Chunk], _: Packs) -> None:
-        if not chunks:
-            return
         packs: dict[str, int | None] = {"": None}
         for name in {chunk.pack for chunk in chunks} - {""}:
             self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (name,))
