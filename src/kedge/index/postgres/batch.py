@@ -1,4 +1,4 @@
-"""Saves that wait together, committed in one round trip by a function of the server (`sql/postgres/002.sql`).
+"""Saves that wait together, committed in one round trip by a function of the server (`sql/002.sql`).
 
 The server numbers them, checks leases, parents and chunks, and inserts all of them or none. What it cannot decide by
 itself (a job that is new, a lease that must be ended, anything that will be refused) it leaves alone: then nothing has

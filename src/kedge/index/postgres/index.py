@@ -1,10 +1,10 @@
 """The index in PostgreSQL, for many machines.
 
 The same contract as SQLite's, kept by the same means: one writer at a time in a namespace (whoever holds the lock on
-its row), waiting savers of a process share a transaction (`groupcommit`), readers see the newest state and wait for
-nobody (I6, `postgres_reads`). Saves are committed by a function of the server, a whole batch in one round trip
-(`postgres_batch`); what that leaves alone, and all other changes, is done statement by statement (`postgres_writes`).
-The schema is in `sql/postgres`.
+its row), waiting savers of a process share a transaction (`group_commit`), readers see the newest state and wait for
+nobody (I6, `reads`). Saves are committed by a function of the server, a whole batch in one round trip
+(`batch`); what that leaves alone, and all other changes, is done statement by statement (`writes`).
+The schema is in `sql`.
 
 An answer may be lost between a server that commits and us. A save is then simply committed again: its ID is its own,
 and "that ID exists, with this digest" means that it arrived the first time.

@@ -1,4 +1,4 @@
-"""What a check says of checkpoints and chunks on PostgreSQL, compared with what it has seen: see `marks`."""
+"""What a check says of checkpoints and chunks on PostgreSQL, compared with what it has seen: see `sqlite.marks`."""
 
 from __future__ import annotations
 

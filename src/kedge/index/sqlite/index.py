@@ -1,6 +1,7 @@
 """The index in SQLite: one file, many threads and processes, every commit synced (I1).
 
-How the file is opened, shared and written to is in `sqlite_file`; what happens inside its transactions, in `writes`.
+How the file is opened, shared and written to is in `file`; what is asked of it, and what happens inside its
+transactions, in `index.reads` and `index.writes`, which PostgreSQL shares.
 """
 
 from __future__ import annotations
