@@ -10,7 +10,7 @@ The words, used the same way everywhere:
 
     job          a name you choose; owns an ordered history of checkpoints
     checkpoint   one immutable state of a job, with ID, sequence number, step, level, tags, metadata
-    manifest     the encoded state plus references to chunks; chunks are named by SHA-256 and stored once
+    manifest     the encoded state plus references to chunks; chunks are named by BLAKE3 and stored once
     lease        the right to write a job, with a token that is checked in the write's transaction
     run          one execution of a pipeline under a key: a job whose finished steps are checkpoints
 

@@ -24,11 +24,10 @@ ZERO = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One chunk of a stream. `digest` names it in the index; `fast` is BLAKE3, for comparing and verifying."""
+    """One chunk of a stream. `digest`, BLAKE3 of its bytes, names and proves it; zeros stand for zero bytes."""
 
     size_bytes: int
     digest: bytes
-    fast: bytes
 
     @property
     def is_zero(self) -> bool:

@@ -145,7 +145,7 @@ class Checkpoint:
     status: CheckpointStatus
     size_bytes: int  # of the state as encoded
     stored_bytes: int  # what this save added to the store
-    digest: str  # SHA-256 of the manifest, hex: the root of everything it names
+    digest: str  # BLAKE3 of the manifest, hex: the root of everything it names
     codec: str
     schema_version: str
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from blake3 import blake3
+
 from .model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, EventChain, Job, Lease
 
 Buffer = bytes | bytearray | memoryview
@@ -34,6 +36,11 @@ References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manife
 
 FORMAT_VERSION = 1  # of a plain store (I8)
 ENCRYPTED_FORMAT_VERSION = 2  # the same with a keyring and sealed rows: what knows only format 1 must not touch it
+
+
+def digest_of(data: Buffer) -> bytes:
+    """What names and proves chunks, manifests and records: BLAKE3, 32 bytes."""
+    return blake3(data).digest()
 
 
 class Encoding(IntEnum):
@@ -57,7 +64,7 @@ class Encoding(IntEnum):
 class Chunk:
     """Where the bytes of one chunk are: at `offset` in `pack`, or in the index row itself (`data`)."""
 
-    digest: bytes  # SHA-256 of the plain bytes: 32 bytes; where they are encrypted, a name only the key gives (I10)
+    digest: bytes  # BLAKE3 of the plain bytes: 32 bytes; where they are encrypted, a name only the key gives (I10)
     size_bytes: int  # plain
     stored_bytes: int
     encoding: Encoding
@@ -78,7 +85,7 @@ class NewCheckpoint:
     created_us: int
     size_bytes: int
     stored_bytes: int
-    digest: bytes  # SHA-256 of `manifest`
+    digest: bytes  # BLAKE3 of `manifest`
     codec: str
     schema_version: str
     manifest: bytes

@@ -14,8 +14,6 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from blake3 import blake3
-
 import kedge.blobs.pack_file
 import kedge.blobs.packs
 import kedge.care.copy
@@ -28,6 +26,7 @@ import kedge.store.chunk_reader
 import kedge.store.directory
 import kedge.store.local
 from kedge.index.rows import late_manifests
+from kedge.ports import digest_of
 
 Patch = Callable[[], Any]
 
@@ -107,7 +106,7 @@ def _unverified_manifest() -> Any:
 def _reader_asks_once() -> Any:
     def read(self: Any, entry: Any, target: memoryview, place: Any, of: str) -> None:
         self._fill(entry, target, place, of)
-        assert blake3(target).digest() == entry.fast
+        assert digest_of(target) == entry.digest
 
     return mock.patch.object(kedge.store.chunk_reader.ChunkReader, "_read_one", read)
 

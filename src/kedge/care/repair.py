@@ -7,7 +7,6 @@ the new one as `index….damaged-…`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sqlite3
@@ -26,7 +25,7 @@ from kedge.index.sqlite.closed_mark import lacks_log
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.salvage import Salvaged, put_jobs, salvage
 from kedge.model import CheckpointStatus, parse_name
-from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Chunk, NewCheckpoint
+from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Chunk, NewCheckpoint, digest_of
 from kedge.store.chunk_reader import ChunkReader
 from kedge.store.directory import INDEX, PACKS, Marker, absolute, locked, read_keyrings, read_marker, write_marker
 from kedge.store.local import LocalStore
@@ -286,7 +285,7 @@ def chunks_of(
     store: LocalStore, record: NewCheckpoint, locate: Callable[[list[bytes]], dict[bytes, Chunk]]
 ) -> tuple[list[Chunk], CheckpointStatus]:
     """The chunks a record names, as far as they are there, and what that makes of it."""
-    if hashlib.sha256(record.manifest).digest() != record.digest:
+    if digest_of(record.manifest) != record.digest:
         return [], CheckpointStatus.CORRUPTED
     try:
         digests = sorted(set(store.chunks(record.manifest)))

@@ -12,7 +12,6 @@ files whose state is only outlined go to `lost-…`.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ from kedge.index.files.index import FilesIndex, make_folder
 from kedge.index.files.journal import Journal, sync_folder, write_file
 from kedge.index.files.shown_files import DEFAULT, INSIDE
 from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_name, to_us
-from kedge.ports import NewCheckpoint
+from kedge.ports import NewCheckpoint, digest_of
 from kedge.store.directory import read_keyrings
 from kedge.store.local import LocalStore
 from kedge.store.manifest import Manifest, pack_manifest
@@ -112,7 +111,7 @@ def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
         manifest = pack_manifest(Manifest(codec.encode(shown["state"]).tree))
     else:
         return None  # in packs, which tell of it
-    digest = hashlib.sha256(manifest).digest()
+    digest = digest_of(manifest)
     if digest.hex() != shown["digest"]:
         return None  # an outline
     created = datetime.fromisoformat(shown["created_at"])

@@ -61,7 +61,7 @@ def verify(
     """Check one job, or everything. Checkpoints found damaged are marked so, and verified ones as valid.
 
     Quick: manifests match their digests, every chunk they name is in the index, and its pack is long enough.
-    Deep: every chunk is read and proved against its SHA-256 too. `progress(done, total)` counts stored bytes.
+    Deep: every chunk is read and proved against its digest too. `progress(done, total)` counts stored bytes.
     What cannot be looked at is StorageError, and nothing is marked because of it.
     """
     check = _Check(store, deep=deep, actor=actor)

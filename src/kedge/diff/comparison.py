@@ -211,7 +211,7 @@ def _whole_chunks(contents: Iterable[Content]) -> Iterator[tuple[Hashable, int]]
     for content in contents:
         for piece in content.pieces():
             if piece.mark is not None and piece.stop - piece.start == piece.mark.size_bytes:
-                yield (piece.mark.digest, piece.mark.fast), piece.mark.size_bytes
+                yield (piece.mark.digest, piece.mark.size_bytes), piece.mark.size_bytes
 
 
 def _content_key(content: Content) -> Hashable:

@@ -22,7 +22,6 @@ class Mark(NamedTuple):
     """A chunk, and where it begins as seen from the buffer."""
 
     digest: bytes
-    fast: bytes
     size_bytes: int
     begin: int
 
@@ -145,7 +144,7 @@ class _Stored:
             Piece(
                 max(at, begin) - begin,
                 min(at + entry.size_bytes, end) - begin,
-                Mark(entry.digest, entry.fast, entry.size_bytes, at - begin),
+                Mark(entry.digest, entry.size_bytes, at - begin),
             )
             for _, at, entry in self._state.entries(self._stream, begin, end)
             if entry.size_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ import ormsgpack
 from kedge.crypto import Vault
 from kedge.errors import CheckpointError, Corrupted, LeaseHeld
 from kedge.model import Checkpoint, CheckpointStatus, Event, Job, to_us
-from kedge.ports import KeysChanged, NewCheckpoint
+from kedge.ports import KeysChanged, NewCheckpoint, digest_of
 
 TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
 _HIDDEN_STEP = "~"
@@ -45,7 +44,7 @@ class SealedRows:
             new,
             job=self._hide("job", new.job),
             step=_HIDDEN_STEP if self.vault.hides_names else new.step,
-            digest=hashlib.sha256(manifest).digest(),
+            digest=digest_of(manifest),
             manifest=manifest,
             tags=self._seal_tags(new.tags) if new.tags else {},
             metadata_json=f'{{"sealed":"{base64.b64encode(sealed).decode()}"}}',
@@ -65,7 +64,7 @@ class SealedRows:
             sealed,
             job=job,
             step=step,
-            digest=hashlib.sha256(manifest).digest(),
+            digest=digest_of(manifest),
             manifest=manifest,
             tags=self._open_tags(sealed.tags),
             metadata_json=metadata_json,

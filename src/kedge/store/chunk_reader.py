@@ -1,22 +1,19 @@
 """From chunks in a store back to bytes: find, read, open, verify, put together.
 
-Every chunk is verified by BLAKE3 before its bytes reach anyone (I2), or by SHA-256 where that is all that is known.
+Every chunk is verified by its digest before its bytes reach anyone (I2).
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, TypeVar
 
-from blake3 import blake3
-
 from kedge.blobs.shelter import give_up_if_abandoned, sheltered
-from kedge.chunks import WORKERS, ZERO, Entry, Staged
+from kedge.chunks import WORKERS, Entry, Staged
 from kedge.errors import Corrupted, NotFound
-from kedge.ports import Blobs, Buffer, Chunk, Encoding
+from kedge.ports import Blobs, Buffer, Chunk, Encoding, digest_of
 
 from .manifest import decompress
 
@@ -129,7 +126,7 @@ class ChunkReader:
         for entry, part in run:
             place = places.get(entry.digest)
             is_sound = is_read and place is not None and place.size_bytes == len(part)
-            if not is_sound or blake3(part).digest() != entry.fast:
+            if not is_sound or digest_of(part) != entry.digest:
                 self._read_one(entry, part, place, of)
 
     def _runs(
@@ -178,19 +175,19 @@ class ChunkReader:
                 continue  # read by themselves below
         return {
             digest: plain
-            if (plain := found.get(digest)) is not None and hashlib.sha256(plain).digest() == digest
+            if (plain := found.get(digest)) is not None and digest_of(plain) == digest
             else self._read_named(digest, places.get(digest), of)
             for digest in digests
         }
 
     def _read_named(self, digest: bytes, place: Chunk | None, of: str) -> bytes:
-        entry = Entry(place.size_bytes if place else 0, digest, ZERO)
+        entry = Entry(place.size_bytes if place else 0, digest)
 
         def read(place: Chunk | None) -> bytes:
             if place is None:
                 raise NotFound("it is not in the index")
             plain = bytes(unpack(place, read_stored(self._blobs, place), self._vault))
-            if hashlib.sha256(plain).digest() != digest:
+            if digest_of(plain) != digest:
                 raise _damaged(entry, of, "its bytes do not match its digest")
             return plain
 
@@ -368,12 +365,12 @@ def read_verified(blobs: Blobs, place: Chunk, vault: Vault | None) -> tuple[Buff
 
 def _is_named(name: bytes, plain: Buffer, vault: Vault | None) -> bool:
     """Whether the index would call these bytes so."""
-    digest = hashlib.sha256(plain).digest()
+    digest = digest_of(plain)
     return digest == name if vault is None else name in vault.chunk_ids(digest)
 
 
 def _check_digest(entry: Entry, data: memoryview, of: str) -> None:
-    if blake3(data).digest() != entry.fast:
+    if digest_of(data) != entry.digest:
         raise _damaged(entry, of, "its bytes do not match its digest")
 
 

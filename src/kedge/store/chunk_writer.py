@@ -1,8 +1,8 @@
 """From streams of bytes to chunks in a store: cut, compare, digest, compress, seal, place.
 
 For each chunk (the order is measured, docs/benchmarks.md): BLAKE3 → equal to the chunk at the same place of an earlier
-checkpoint? then that one is reused → SHA-256 → known to the index? then that one is reused → zstd where a sample
-shrinks → a pack, or the index row itself when all that is new is small.
+checkpoint? then that one is reused → known to the index? then that one is reused → zstd where a sample shrinks → a
+pack, or the index row itself when all that is new is small.
 
 What is written is what was digested (I2): a piece that others can change is copied first, to memory the disk can take
 it from, and all that follows is about the copy. Only the comparison with an earlier checkpoint may look at the
@@ -15,7 +15,6 @@ are the same in every store and under every key.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,11 +25,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 import zstandard
-from blake3 import blake3
 
 from kedge.blobs.shelter import give_up_if_abandoned
 from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, ZERO, Deferred, Entry
-from kedge.ports import Blobs, BlobWriter, Buffer, Chunk, Encoding
+from kedge.ports import Blobs, BlobWriter, Buffer, Chunk, Encoding, digest_of
 
 if TYPE_CHECKING:
     from kedge.crypto import DataKey
@@ -40,7 +38,7 @@ BUNDLE_BYTES = 1 << 20  # small chunks are written together
 _TRY_BYTES = 256  # less does not shrink by itself
 _DOUBT_BYTES = 16 * 1024  # from here on a sample costs much less than trying
 _BEGIN_OF_ZEROS = bytes(64)  # asked first: pieces cut by content have all sizes, and hashing zeros for each costs
-_PENDING = Entry(0, ZERO, ZERO)
+_PENDING = Entry(0, ZERO)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
 _Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
 
@@ -56,8 +54,8 @@ class _Earlier:
 
 
 @lru_cache(maxsize=16)
-def _zeros_fast(size: int) -> bytes:
-    return blake3(bytes(size)).digest()
+def _digest_of_zeros(size: int) -> bytes:
+    return digest_of(bytes(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,27 +169,28 @@ class ChunkWriter:
             size = len(piece)
             old = earlier.entries[slot] if slot < len(earlier.entries) else _PENDING
             if earlier.is_shared:
-                if not self._is_changing and self._is_same(old, size, blake3(piece).digest()):
+                if not self._is_changing and self._is_same(old, size, digest_of(piece)):
                     entries[slot] = old
                     continue
                 piece = _copy(piece, copied_bytes)
                 copied_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
-            fast = blake3(piece).digest()
-            is_same = self._is_same(old, size, fast)
+            digest = digest_of(piece)
+            is_same = self._is_same(old, size, digest)
             self._is_changing = not is_same
             if is_same:
                 entries[slot] = old
                 continue
-            if size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and fast == _zeros_fast(size):
-                entries[slot] = Entry(size, ZERO, fast)
+            if size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and digest == _digest_of_zeros(size):
+                entries[slot] = Entry(size, ZERO)
                 continue
-            digest = hashlib.sha256(piece).digest()
-            entries[slot] = Entry(size, digest, fast)
+            entries[slot] = Entry(size, digest)
             fresh[self.name(digest)] = piece
         self._store_fresh(fresh)
 
-    def _is_same(self, old: Entry, size: int, fast: bytes) -> bool:
-        return old.fast == fast and old.size_bytes == size and self._reuse(old)
+    def _is_same(self, old: Entry, size: int, digest: bytes) -> bool:
+        if old.is_zero:
+            return old.size_bytes == size > 0 and digest == _digest_of_zeros(size)
+        return old.digest == digest and old.size_bytes == size and self._reuse(old)
 
     def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
         """Write chunks that belong to no stream and whose digests are known: one look-up for all."""
@@ -199,7 +198,7 @@ class ChunkWriter:
 
     def reuse(self, digest: bytes) -> bool:
         """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
-        return self._reuse(Entry(0, digest, ZERO))
+        return self._reuse(Entry(0, digest))
 
     def _store_fresh(self, fresh: dict[bytes, memoryview]) -> None:
         """Place those that the index does not have and nobody else in this save has placed."""

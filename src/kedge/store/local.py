@@ -8,7 +8,6 @@ Between any two of these steps a crash leaves at most packs that no index row na
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -61,6 +60,7 @@ from kedge.ports import (
     KeysChanged,
     NewCheckpoint,
     Outcomes,
+    digest_of,
 )
 
 from . import Save, Store, Stored, not_over_http
@@ -530,7 +530,7 @@ class LocalStore:
 
     def is_intact(self, checkpoint: Checkpoint, packed: bytes) -> bool:
         """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
-        return self.vault is not None or hashlib.sha256(packed).hexdigest() == checkpoint.digest
+        return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
 
     def tree_of(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
         """The encoded tree of an open manifest."""

@@ -2,7 +2,7 @@
 
     buffer    one out-of-band piece of the state, known to the tree by its ordinal
     stream    bytes cut into chunks: a large buffer has its own, small buffers share one, a large tree has one
-    entry     one chunk of a stream: length, SHA-256, BLAKE3; a SHA-256 of zeros marks a run of zero bytes
+    entry     one chunk of a stream: length, BLAKE3; a digest of zeros marks a run of zero bytes
 
 The first byte says the form:
     1  the tree                      4  [length, table]: the real manifest lies in chunks itself
@@ -27,7 +27,7 @@ MAX_TREE_BYTES = 1 << 30  # what a tree may claim to expand to on load
 COMPRESS_OVER_BYTES = 4096
 SPILL_OVER_BYTES = 256 * 1024  # a larger manifest moves into chunks, so that index rows stay small
 
-_ENTRY = struct.Struct("<I32s32s")
+_ENTRY = struct.Struct("<I32s")
 _SPAN = struct.Struct("<IQQ?")
 
 
@@ -76,7 +76,7 @@ def pack_root(size_bytes: int, table: list[Entry]) -> bytes:
 
 
 def pack_table(entries: list[Entry]) -> bytes:
-    return b"".join(_ENTRY.pack(e.size_bytes, e.digest, e.fast) for e in entries)
+    return b"".join(_ENTRY.pack(e.size_bytes, e.digest) for e in entries)
 
 
 def unpack_table(table: bytes) -> list[Entry]:

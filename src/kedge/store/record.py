@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections import Counter
@@ -15,7 +14,7 @@ import ormsgpack
 from kedge import codec
 from kedge.errors import Corrupted
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
-from kedge.ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint
+from kedge.ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint, digest_of
 
 from .request import Request
 
@@ -23,7 +22,7 @@ Wrap: TypeAlias = Callable[[bytes], bytes]
 
 RECORD_MAGIC = b"KDREC1\n\0"
 MAX_RECORD_BYTES = 64 << 20
-_HEAD = struct.Struct("<8sI32s")  # magic, payload length, SHA-256 of the payload
+_HEAD = struct.Struct("<8sI32s")  # magic, payload length, BLAKE3 of the payload
 # What a pack does not tell of a record: of this save alone, or told by the chunks. `seq` is that of a copy, which keeps
 # its number; others get theirs from the index, later.
 _UNPACKED = {
@@ -49,7 +48,7 @@ def new_record(
 
     `content` is what an idempotency key stands for: bytes that no other version of a compressor makes differently.
     """
-    digest = hashlib.sha256(packed).digest()
+    digest = digest_of(packed)
     key = request.idempotency_key
     asked = f"{request.level}\0{request.step}\0".encode()
     return NewCheckpoint(
@@ -70,7 +69,7 @@ def new_record(
         metadata_json=request.metadata_json,
         lease_token=request.lease.token if request.lease else None,
         idempotency_key=key,
-        request_digest=hashlib.sha256(asked + content).digest() if key else b"",
+        request_digest=digest_of(asked + content) if key else b"",
     )
 
 
@@ -104,7 +103,7 @@ def record_of(source: Checkpoint, packed: bytes) -> NewCheckpoint:
         created_us=to_us(source.created_at),
         size_bytes=source.size_bytes,
         stored_bytes=len(packed),
-        digest=hashlib.sha256(packed).digest(),
+        digest=digest_of(packed),
         codec=source.codec,
         schema_version=source.schema_version,
         manifest=packed,
@@ -131,7 +130,7 @@ def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk], 
     )
     if wrap is not None:
         payload = wrap(payload)
-    return _HEAD.pack(RECORD_MAGIC, len(payload), hashlib.sha256(payload).digest()) + payload
+    return _HEAD.pack(RECORD_MAGIC, len(payload), digest_of(payload)) + payload
 
 
 def nobody() -> NewCheckpoint:
@@ -217,7 +216,7 @@ def _unpack_record(data: Buffer, unwrap: Wrap | None) -> tuple[str, NewCheckpoin
         return None
     magic, size, digest = _HEAD.unpack_from(data)
     payload = bytes(memoryview(data)[_HEAD.size : _HEAD.size + size])
-    if magic != RECORD_MAGIC or len(payload) != size or hashlib.sha256(payload).digest() != digest:
+    if magic != RECORD_MAGIC or len(payload) != size or digest_of(payload) != digest:
         return None
     if unwrap is not None:
         payload = unwrap(payload)

@@ -16,7 +16,6 @@ deletes whatever is not named in one transaction. So a save checks only the topm
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import TypeVar
 import ormsgpack
 
 from kedge.errors import Corrupted
+from kedge.ports import digest_of
 
 from .chunk_writer import ChunkWriter
 
@@ -41,13 +41,13 @@ Read = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]  # verified plain byte
 
 
 class Piece:
-    """Bytes that several trees have in common, named by their SHA-256."""
+    """Bytes that several trees have in common, named by their digest."""
 
     __slots__ = ("data", "digest")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.digest = hashlib.sha256(data).digest()
+        self.digest = digest_of(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _group(digests: list[bytes], earlier: _Level | None, chunks: dict[bytes, byt
         length = position + 1 - first
         if length >= _LEAST and (digests[position][0] & _ENDS or length == _MOST):
             joined = b"".join(digests[first : position + 1])
-            node = hashlib.sha256(joined).digest()
+            node = digest_of(joined)
             chunks[node] = joined
             first = position + 1
             ends.append(first)

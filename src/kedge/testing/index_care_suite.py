@@ -16,9 +16,9 @@ import pytest
 
 from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost
 from kedge.model import CheckpointId
-from kedge.ports import KEYS, Chunk, ChunksGone, Encoding, Index, KeysChanged, NewCheckpoint
+from kedge.ports import KEYS, Chunk, ChunksGone, Encoding, Index, KeysChanged, NewCheckpoint, digest_of
 
-from .index_fixtures import IndexFixtures, chunk, digest_of, record, references, save, with_chunks
+from .index_fixtures import IndexFixtures, chunk, record, references, save, with_chunks
 
 
 def row_digest(index: Index, checkpoint_id: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,13 +11,9 @@ from typing import Any
 import pytest
 
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
-from kedge.ports import Chunk, Encoding, Index, NewCheckpoint
+from kedge.ports import Chunk, Encoding, Index, NewCheckpoint, digest_of
 
 _numbers = itertools.count(1)
-
-
-def digest_of(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
 
 
 def record(job: str = "job", **fields: Any) -> NewCheckpoint:

@@ -13,10 +13,10 @@ import pytest
 
 from kedge.errors import CheckpointError, Conflict, IdempotencyConflict, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus
-from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen
+from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, digest_of
 
 from .index_care_suite import IndexCareSuite
-from .index_fixtures import chunk, digest_of, record, references, save, with_chunks
+from .index_fixtures import chunk, record, references, save, with_chunks
 from .index_query_suite import IndexQuerySuite
 
 __all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "with_chunks"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tracemalloc
@@ -13,7 +12,7 @@ import pytest
 
 import kedge
 from kedge.model import CheckpointId, CheckpointLevel
-from kedge.ports import NewCheckpoint
+from kedge.ports import NewCheckpoint, digest_of
 
 
 def peak_of(call: Callable[[], object]) -> tuple[int, object]:
@@ -70,7 +69,7 @@ def record(n: int) -> NewCheckpoint:
         created_us=(1_750_000_000 + n) * 1_000_000,
         size_bytes=1,
         stored_bytes=1,
-        digest=hashlib.sha256(b"\x01\xc0").digest(),
+        digest=digest_of(b"\x01\xc0"),
         codec="kedge1",
         schema_version="1.0",
         manifest=b"\x01\xc0",

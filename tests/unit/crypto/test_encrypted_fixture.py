@@ -12,7 +12,7 @@ import kedge
 from kedge.errors import Validation
 from kedge.testing.strategies import equal
 from tests.fixtures.format_1 import values
-from tests.fixtures.format_2 import ARCHIVE, KEY
+from tests.fixtures.format_1_encrypted import ARCHIVE, KEY
 from tests.parts import require
 
 require("module:cryptography")

@@ -1,6 +1,5 @@
 """Trees in parts: exact, shared, collected, verified."""
 
-import hashlib
 import random
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 import kedge
 from kedge.codec import encode
+from kedge.ports import digest_of
 from kedge.store.request import Request
 from kedge.store.rope import PartedTree, Piece, Pieces, parts_of
 
@@ -92,7 +92,7 @@ def test_a_changed_chunk_is_noticed(store: kedge.CheckpointManager) -> None:
     parts = parts_of(packed)
     _, digest = next(part for part in parts if not isinstance(part, bytes) and part[0] > 0)
     db = store.store.index._connection
-    db.execute("UPDATE chunk SET data = ?, encoding = 0 WHERE digest = ?", (hashlib.sha256(b"x").digest() * 4, digest))
+    db.execute("UPDATE chunk SET data = ?, encoding = 0 WHERE digest = ?", (digest_of(b"x") * 4, digest))
     with pytest.raises(kedge.Corrupted):
         store.load(saved.id)
     assert store.verify().problems
