@@ -177,7 +177,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_chunk_that_claims_gigabytes_takes_no_memory(cm: Manager, tmp_path: Path) -> None:
-    huge = Entry(2**32 - 1, b"\1" * 32, b"\1" * 32)
+    huge = Entry(2**32 - 1, b"\1" * 32)
     stream = StoredStream([huge], 2**32 - 1, cm.store.reader, "a checkpoint")
     hostile = loaded(hostile_table((FILE, 0, b"a"), size=column(U64, 0, 2**32 - 1)), stream)
     with pytest.raises(kedge.Corrupted, match="claims"):

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
-from kedge.ports import Chunk, Encoding, Index, NewCheckpoint, digest_of
+from kedge.ports import Chunk, Encoding, Index, NewCheckpoint
+from kedge.ports import digest_of as digest_of
 
 _numbers = itertools.count(1)
 

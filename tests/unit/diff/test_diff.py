@@ -450,7 +450,8 @@ def test_a_damaged_chunk_is_named(manager: kedge.CheckpointManager) -> None:
     store = manager.store
     manifest = store.open(*store.index.read(a))
     place = store.index.locate([manifest.streams[0][0].digest])[manifest.streams[0][0].digest]
-    read_into = store.blobs.read_into
+    blobs = store.reader._blobs
+    read_into = blobs.read_into
 
     def flip(pack: str, offset: int, target: memoryview) -> None:
         read_into(pack, offset, target)
@@ -458,7 +459,7 @@ def test_a_damaged_chunk_is_named(manager: kedge.CheckpointManager) -> None:
         if pack == place.pack and 0 <= at < len(target):
             target[at] ^= 1
 
-    store.blobs.read_into = flip  # type: ignore[method-assign]
+    blobs.read_into = flip  # type: ignore[method-assign]
     with pytest.raises(kedge.Corrupted, match=a):
         manager.diff(a, b)
 
