@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import mmap
 import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    import ctypes
+from typing import Protocol
 
 BLOCK_BYTES = 4096  # every write starts and ends on such a boundary; no device of today asks for more
 BUFFER_BYTES = 1 << 20  # per thread: the largest single direct transfer
@@ -27,7 +23,6 @@ DIRECT_READ_BYTES = 256 << 10  # smaller reads are not worth the trouble
 KICK_BYTES = 16 << 20  # buffered fallback: how much may be dirty before it is pushed out
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)  # 0 where there is none
-_CACHESTAT = 451  # the number of that system call on all architectures that have it under one
 _MAX_STALLS = 4
 
 
@@ -48,29 +43,6 @@ class _Buffers(threading.local):
 
 
 _buffers = _Buffers()
-
-
-@functools.cache
-def libc() -> ctypes.CDLL:
-    import ctypes  # 5 ms that a program which never loads a large state should not pay
-
-    library = ctypes.CDLL(None, use_errno=True)
-    library.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    library.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-    ]  # fmt: skip
-    return library
-
-
-def last_error() -> OSError:
-    import ctypes
-
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
 
 
 # --- fork ---
@@ -143,7 +115,7 @@ class Output:
                 pwrite_all(self.fd, data, offset)
                 self._push_out(offset, len(data))
             return
-        if isinstance(data.obj, mmap.mmap) and len(data) % BLOCK_BYTES == address_of(data) % BLOCK_BYTES == 0:
+        if isinstance(data.obj, mmap.mmap) and len(data) % BLOCK_BYTES == 0 and _is_aligned(data):
             pwrite_all(self.fd, data, offset)  # from where it is; arrays may lie in memory that a disk cannot read
             return
         buffer = _buffers.view
@@ -185,14 +157,16 @@ class Output:
         self._fresh = (0, 0, 0)
 
     def _sync_range(self, offset: int, size: int, how: int) -> None:
-        if libc().sync_file_range(self.fd, offset, size, how) == 0:
-            return
-        error = last_error()
-        if error.errno in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
-            return  # only a hint is lost
-        # The kernel reports a failed write-back once: after this call, fdatasync would claim success.
-        self.sync_error = error
-        raise error
+        from . import libc  # start time
+
+        try:
+            libc.sync_file_range(self.fd, offset, size, how)
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
+                return  # only a hint is lost
+            # The kernel reports a failed write-back once: after this call, fdatasync would claim success.
+            self.sync_error = error
+            raise
 
 
 def _set_direct(fd: int, is_direct: bool) -> bool:
@@ -263,7 +237,7 @@ class Input:
         done = 0
         fd = self._direct_fd
         is_large = len(target) >= DIRECT_READ_BYTES and offset % BLOCK_BYTES == 0
-        if fd is not None and is_large and not is_cached(self.fd, offset, len(target)):
+        if fd is not None and is_large and not _is_cached(self.fd, offset, len(target)):
             try:
                 done = _read_direct(fd, target, offset)
             except OSError as error:
@@ -278,9 +252,21 @@ class Input:
         return done
 
 
+def _is_cached(fd: int, offset: int, size: int) -> bool:
+    from . import libc  # start time
+
+    return libc.is_cached(fd, offset, size)
+
+
+def _is_aligned(data: memoryview) -> bool:
+    from . import libc  # start time
+
+    return libc.address_of(data) % BLOCK_BYTES == 0
+
+
 def _read_direct(fd: int, target: memoryview, offset: int) -> int:
     """Fill `target` as far as direct reads will; answers how far. `offset` is a block boundary."""
-    is_aligned = address_of(target) % BLOCK_BYTES == 0
+    is_aligned = _is_aligned(target)
     done = 0
     while done < len(target):
         left = len(target) - done
@@ -335,44 +321,3 @@ class OpenFiles:
     def after_fork(self) -> None:
         """The descriptors are good in the child too: no read uses their position."""
         self._lock = threading.Lock()
-
-
-def address_of(target: memoryview) -> int:
-    import ctypes
-
-    return ctypes.addressof(ctypes.c_char.from_buffer(target))
-
-
-def map_file(address: int | None, size: int, flags: int, fd: int, offset: int) -> int:
-    """mmap(2), read-only, also over memory that is mapped already, which Python's own mmap cannot do."""
-    import ctypes
-
-    result = libc().mmap(address, size, mmap.PROT_READ, flags, fd, offset)
-    if result == ctypes.c_void_p(-1).value:
-        raise last_error()
-    return int(result)
-
-
-def is_cached(fd: int, offset: int, size: int) -> bool:
-    """Whether most of these bytes are in the page cache, where an ordinary read is the faster one."""
-    import ctypes
-
-    span, counters = (ctypes.c_uint64 * 2)(offset, size), (ctypes.c_uint64 * 5)()
-    if libc().syscall(_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(counters), 0) == 0:
-        return counters[0] * mmap.PAGESIZE * 2 > size
-    return _is_resident(fd, offset - offset % mmap.PAGESIZE, min(size, 16 * mmap.PAGESIZE))
-
-
-def _is_resident(fd: int, offset: int, size: int) -> bool:
-    """The same for Linux before 6.5, dearer: map the bytes and ask for their pages."""
-    import ctypes
-
-    try:
-        address = map_file(None, size, mmap.MAP_SHARED, fd, offset)
-    except OSError:
-        return False
-    pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-    try:
-        return libc().mincore(address, size, pages) == 0 and pages.raw.count(b"\0") * 2 < len(pages)
-    finally:
-        libc().munmap(address, size)

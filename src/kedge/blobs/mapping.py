@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
 
-from .direct import address_of, last_error, libc, map_file
+from .libc import address_of, map_file, protect
 
 _MAP_FIXED = 0x10
 
@@ -45,8 +45,9 @@ def unseal(view: memoryview) -> memoryview:
     if not isinstance(memory, mmap.mmap) or not view.contiguous:
         return memoryview(bytearray(view))
     address = address_of(memoryview(memory))
-    if libc().mprotect(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE) != 0:
-        error = last_error()
+    try:
+        protect(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
         raise storage_error("make writable", f"{len(memory)} bytes of memory", error) from error
     return memoryview(memory)[: len(view)]
 
@@ -75,8 +76,9 @@ class Region:
     def seal(self) -> memoryview:
         """The memory, read-only from now on, for the processor too."""
         self.writable.release()
-        if libc().mprotect(self._address, len(self._memory), mmap.PROT_READ) != 0:
-            error = last_error()
+        try:
+            protect(self._address, len(self._memory), mmap.PROT_READ)
+        except OSError as error:
             raise storage_error("protect", f"{self._size_bytes} bytes of memory", error) from error
         return memoryview(self._memory).toreadonly()[: self._size_bytes]
 

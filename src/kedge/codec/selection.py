@@ -199,6 +199,6 @@ def _has_target(own: object, depth: int = 0) -> bool:
 def _is_same_memory(a: memoryview, b: memoryview) -> bool:
     if a.readonly or b.readonly or a.nbytes != b.nbytes or not a.nbytes:
         return False
-    import ctypes
+    from kedge.blobs.libc import address_of  # start time
 
-    return ctypes.addressof(ctypes.c_char.from_buffer(a)) == ctypes.addressof(ctypes.c_char.from_buffer(b))
+    return address_of(a) == address_of(b)

@@ -285,26 +285,13 @@ def _sync(table: Table, root: int, wishes: Wishes) -> None:
     if not wishes.durable:
         return
     if not _has_few(table):
-        _sync_file_system(root)
+        from kedge.blobs import libc  # start time
+
+        libc.sync_file_system(root)  # one wait instead of one per file; only for many, because others' writes count
         return
     with Directories(table, os.dup(root)) as directories:
         for row in reversed(table.rows(DIRECTORY)):
             os.fsync(directories.fd(row))
-
-
-def _sync_file_system(fd: int) -> None:
-    """Make everything written to the file system of `fd` durable: one wait instead of one per file.
-
-    It waits for what others write, too; therefore only for many files.
-    """
-    import ctypes
-
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "syncfs"):
-        os.sync()
-    elif library.syncfs(fd) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 @contextmanager

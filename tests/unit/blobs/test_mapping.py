@@ -92,7 +92,7 @@ def test_the_processor_refuses_writes(file: Path) -> None:
     code = """
 import ctypes
 from kedge.blobs.mapping import Region
-from kedge.blobs.direct import address_of
+from kedge.blobs.libc import address_of
 region = Region(8192)
 address = address_of(region.writable)
 ctypes.memset(address, 1, 8192)

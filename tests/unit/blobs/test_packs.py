@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 
 from kedge.blobs import pack_file
-from kedge.blobs.direct import BLOCK_BYTES, DIRECT_READ_BYTES, Input, OpenFiles, _is_resident, is_cached, libc
+from kedge.blobs.direct import BLOCK_BYTES, DIRECT_READ_BYTES, Input, OpenFiles
+from kedge.blobs.libc import is_cached, is_resident, library
 from kedge.blobs.packs import PackBlobs
 from kedge.errors import NoSpace, NotFound, StorageError, UnsupportedFormat, Validation
 from kedge.testing.blobs_suite import never, pattern, put, read
@@ -316,12 +317,12 @@ def test_large_reads_go_around_the_page_cache(blobs: PackBlobs) -> None:
             lack("direct reads", "this file system has none")
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         assert not is_cached(fd, place[1], size)
-        assert not _is_resident(fd, place[1], size)
+        assert not is_resident(fd, place[1], size)
         assert read(blobs, place, size) == pattern(size)
         assert not is_cached(fd, place[1], size)
         os.pread(fd, size, place[1])
         assert is_cached(fd, place[1], size)
-        assert _is_resident(fd, place[1], size)
+        assert is_resident(fd, place[1], size)
         assert read(blobs, place, size) == pattern(size)
     finally:
         os.close(fd)
@@ -514,7 +515,7 @@ def test_a_failed_write_back_is_a_failed_sync(folder: Path, monkeypatch: pytest.
         return -1
 
     with monkeypatch.context() as patch:
-        patch.setattr(libc(), "sync_file_range", sync_file_range)
+        patch.setattr(library(), "sync_file_range", sync_file_range)
         with pytest.raises(StorageError, match="Input/output error"):
             for _ in range(10):
                 writer.append(bytes(4 << 20))

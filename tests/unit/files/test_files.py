@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kedge
+from kedge.blobs import libc
 from kedge.files import FilesSummary, diff_trees, restore, scan, summaries_in
 from kedge.files import output as filling
 from kedge.files.scan import STORE_MARKER
@@ -694,7 +695,7 @@ def steps_of_restoring(tree: kedge.Tree, out: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "rename", logged("rename", os.rename))
     monkeypatch.setattr(os, "fsync", logged("sync", os.fsync))
     monkeypatch.setattr(os, "pwrite", logged("write", os.pwrite))
-    monkeypatch.setattr(restore, "_sync_file_system", logged("sync", restore._sync_file_system))
+    monkeypatch.setattr(libc, "sync_file_system", logged("sync", libc.sync_file_system))
     tree.write_to(out)
     return [name for n, name in enumerate(log) if log[n - 1 : n] != [name]]
 
