@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from kedge.errors import StorageError
 
@@ -35,15 +35,15 @@ class Abandoned(BaseException):
     """Whoever asked for this has gone. Never leaves this module: nobody is there to see it."""
 
 
-class _Call:
+class _Call(Generic[T]):
     """One call on its way through a helper."""
 
     __slots__ = ("_function", "_turn", "error", "is_abandoned", "is_done", "result", "wake")
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
         self._turn = [True]  # taken by the thread that runs it: popping from a list is one step
-        self.result: Any = None
+        self.result: T | None = None
         self.error: BaseException | None = None
         self.is_abandoned = False
         self.is_done = False
@@ -66,7 +66,7 @@ class _Call:
             self.is_done = True
             self.wake.release()
 
-    def wait(self, begin: Callable[[], None], patience_s: float = PATIENCE_S) -> Any:
+    def wait(self, begin: Callable[[], None], patience_s: float = PATIENCE_S) -> T:
         """In the main thread: begin, and answer what the call came to."""
         try:
             begin()
@@ -78,7 +78,7 @@ class _Call:
         try:
             if self.error is not None:
                 raise self.error
-            return self.result
+            return cast(T, self.result)
         finally:
             self.error = None  # whose traceback leads here
 
@@ -121,7 +121,7 @@ def forking(is_forking: bool) -> None:
 
 
 class _Here(threading.local):
-    call: _Call | None = None
+    call: _Call[Any] | None = None
 
 
 _here = _Here()
@@ -139,7 +139,7 @@ def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     if not is_exposed():
         return function(*args, **kwargs)
     call = _Call(functools.partial(function, *args, **kwargs))
-    return cast(T, call.wait(lambda: _process.start(call)))
+    return call.wait(lambda: _process.start(call))
 
 
 def wait_for(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -147,7 +147,7 @@ def wait_for(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> 
     if not is_exposed():
         return function(*args, **kwargs)
     call = _Call(functools.partial(function, *args, **kwargs))
-    return cast(T, call.wait(lambda: _process.start(call), patience_s=0.0))
+    return call.wait(lambda: _process.start(call), patience_s=0.0)
 
 
 def is_exposed() -> bool:
@@ -169,7 +169,7 @@ class Turns:
     """Calls of the main thread that must not overtake each other: a save from a handler comes behind the one it met."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[_Call] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._serving = threading.Lock()
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -181,7 +181,7 @@ class Turns:
             self._queue.put(call)
             _process.start(self._serve)
 
-        return cast(T, call.wait(begin))
+        return call.wait(begin)
 
     def _serve(self) -> None:
         """All that wait, not only the call this came for: an interrupt may have come before another's."""

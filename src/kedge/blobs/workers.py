@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from kedge.errors import StorageError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -40,7 +41,7 @@ class Workers(Executor):
         if not self._has_begun:
             self._begin()
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
 
         def task() -> None:

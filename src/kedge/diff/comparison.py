@@ -101,7 +101,7 @@ class Comparison:
         else:
             self._compare_dicts(path, old.fields, new.fields)
 
-    def _compare_sets(self, path: str, old: AbstractSet[Any], new: AbstractSet[Any]) -> None:
+    def _compare_sets(self, path: str, old: AbstractSet[object], new: AbstractSet[object]) -> None:
         olds = {self._key(self._old, item): item for item in old}
         news = {self._key(self._new, item): item for item in new}
         for identity in sorted(olds.keys() - news.keys(), key=repr):
@@ -109,7 +109,7 @@ class Comparison:
         for identity in sorted(news.keys() - olds.keys(), key=repr):
             self._added(_join(path, brief(news[identity])), news[identity])
 
-    def _compare_items(self, path: str, old: list[Any], new: list[Any]) -> None:
+    def _compare_items(self, path: str, old: list[object], new: list[object]) -> None:
         start, shorter = 0, min(len(old), len(new))
         while start < shorter and self._is_same(old[start], new[start]):
             self._shared_bytes += weigh(new[start])
@@ -127,7 +127,7 @@ class Comparison:
             for j in range(start + j1 + paired, start + j2):
                 self._added(_join(path, j), new[j])
 
-    def _edits(self, old: list[Any], new: list[Any]) -> Iterator[tuple[int, int, int, int]]:
+    def _edits(self, old: list[object], new: list[object]) -> Iterator[tuple[int, int, int, int]]:
         """Ranges of `old` and the ranges of `new` that took their place."""
         if not old or not new or max(len(old), len(new)) > _MATCHED_ITEMS:
             yield 0, len(old), 0, len(new)
