@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import kedge
+from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.writes import Writes
 from tests.torture import interrupts
 
@@ -170,7 +171,7 @@ def test_an_interrupted_save_is_not_finished_behind_the_callers_back(tmp_path: P
     main = threading.get_ident()
     left = threading.Event()
     state = np.arange(4_000_000)
-    real = kedge.index.sqlite.SqliteIndex.locate  # type: ignore[attr-defined]
+    real = SqliteIndex.locate
 
     def locate(self: Any, digests: Any) -> Any:
         if not left.is_set():
