@@ -353,11 +353,11 @@ def test_a_mode_that_is_no_number(tmp_path: Path) -> None:
 # Each safeguard, taken out, is noticed.
 
 _WITHOUT: list[tuple[str, object, Callable[..., None]]] = [
-    ("extracting._OPEN_DIRECTORY", os.O_RDONLY | os.O_DIRECTORY, test_a_path_through_a_link_is_refused),
-    ("extracting._SAFE_ATTRIBUTES", b"", test_devices_and_attributes_that_overlayfs_obeys_are_left_out),
-    ("extracting.DEVICES", (), test_devices_and_attributes_that_overlayfs_obeys_are_left_out),
-    ("archive._is_plain", lambda mount: True, test_nothing_of_the_configuration_acts_on_the_host),
-    ("importing.formats.safe_spec", dict, test_the_kept_spec_is_the_safe_one),
+    ("archive.extraction._OPEN_DIRECTORY", os.O_RDONLY | os.O_DIRECTORY, test_a_path_through_a_link_is_refused),
+    ("archive.extraction._SAFE_ATTRIBUTES", b"", test_devices_and_attributes_that_overlayfs_obeys_are_left_out),
+    ("archive.extraction.DEVICES", (), test_devices_and_attributes_that_overlayfs_obeys_are_left_out),
+    ("archive.layout._is_plain", lambda mount: True, test_nothing_of_the_configuration_acts_on_the_host),
+    ("archive.importer.formats.safe_spec", dict, test_the_kept_spec_is_the_safe_one),
 ]
 
 
