@@ -54,7 +54,7 @@ SECTIONS = {
     },
     "Service": {
         "serve": "Serve the store over HTTP, with a web page.",
-        "token": "Create, list and revoke access tokens of the service.",
+        "token": "Create, list and revoke access tokens of the service.",  # nosec B105 # no password: a help text
     },
     "Maintenance": {
         "check": "Verify what is stored, and repair the index.",

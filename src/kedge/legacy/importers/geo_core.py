@@ -34,7 +34,7 @@ from .common import (
     step_of,
 )
 from .folder import Listing, is_plain_name, list_folder, read_file, read_json
-from .pickles import MAX_PICKLE_BYTES, Pickles
+from .unpickling import MAX_PICKLE_BYTES, Pickles
 
 CORE, MEMORY = "geo-core", "geo-memory"
 REGISTRY, METADATA = "registry.json", "metadata.json"

@@ -1,4 +1,4 @@
-"""Old pickles, read without trust: in a child (`pickle_child`) that can neither run, reach nor write anything.
+"""Old pickles, read without trust: in a child (`unpickling_child`) that can neither run, reach nor write anything.
 
 Nothing a pickle names is imported. Names on a short list are builtin types, dates, collections and numpy arrays; the
 two classes the old tile processors pickled, and those given with --allow, become plain dictionaries that name
@@ -22,7 +22,7 @@ from kedge import codec
 from kedge.errors import CheckpointError, Unavailable, Validation
 
 from .common import Refused, Unreadable, clean
-from .pickle_child import FAILED, HEAD, OK, REFUSED
+from .unpickling_child import FAILED, HEAD, OK, REFUSED
 
 MAX_PICKLE_BYTES = 256 << 20
 MAX_ANSWER_BYTES = 1 << 30
@@ -39,7 +39,7 @@ def parse_allowed(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 # Isolated from the environment, the current directory and the user's own packages; where ours are is told, last.
-_START = "import sys; sys.path += sys.argv[1:]; from kedge.legacy.importers.pickle_child import serve; serve()"
+_START = "import sys; sys.path += sys.argv[1:]; from kedge.legacy.importers.unpickling_child import serve; serve()"
 
 
 def _library_paths() -> list[str]:
