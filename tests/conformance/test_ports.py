@@ -53,7 +53,7 @@ def test_a_method_that_is_not_would_show(called: dict[str, set[str]]) -> None:
 def adapters(package: str, port: type) -> set[str]:
     """Classes of a package that have all methods of a port."""
     found = set()
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         for name, member in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if member.__module__ == module.name and all(hasattr(member, method) for method in methods_of(port)):
                 found.add(name)

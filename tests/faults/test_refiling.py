@@ -45,7 +45,7 @@ def make(report: Report, connection: Any, place: str, stage: str, is_careless: b
 
     if is_careless:
         kedge.care.repair_files._begin = careless
-    name = f"kedge.refiling.{stage}"
+    name = f"kedge.care.repair_files.{stage}"
     real = getattr(os, stage[3:]) if stage.startswith("os.") else getattr(kedge.care.repair_files, stage)
     with mock.patch(name, and_die(real)):
         refile(Path(place), actor="tests")

@@ -108,10 +108,10 @@ def counted(function):
 
 for name in ("rename", "replace", "unlink", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
-kedge.repair.SqliteIndex = counted(kedge.repair.SqliteIndex)
-kedge.repair.put_jobs = counted(kedge.repair.put_jobs)
-kedge.repair.write_marker = counted(kedge.repair.write_marker)
-kedge.repair.repair(Path(sys.argv[1]), actor="killed")
+kedge.care.repair.SqliteIndex = counted(kedge.care.repair.SqliteIndex)
+kedge.care.repair.put_jobs = counted(kedge.care.repair.put_jobs)
+kedge.care.repair.write_marker = counted(kedge.care.repair.write_marker)
+kedge.care.repair.repair(Path(sys.argv[1]), actor="killed")
 """
 
 
@@ -133,7 +133,7 @@ def test_who_has_the_old_index_open_is_not_told_that_a_save_succeeded(place: Pat
         run = [
             sys.executable,
             "-c",
-            "import sys, pathlib, kedge.repair as r; r.repair(pathlib.Path(sys.argv[1]), actor='x')",
+            "import sys, pathlib, kedge.care.repair as r; r.repair(pathlib.Path(sys.argv[1]), actor='x')",
         ]
         subprocess.run([*run, str(place)], check=True, timeout=60)
         with pytest.raises(kedge.StorageError, match="replaced or removed"):
