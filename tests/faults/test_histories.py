@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -20,6 +23,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 _OPERATIONS = 60
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What a history says of its servers is not for the tests that come after it."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
