@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge.index.sqlite import connections
 from kedge.index.sqlite.closed_mark import IndexState
 
 pytestmark = pytest.mark.faults
@@ -162,3 +163,36 @@ def test_a_store_of_an_older_kedge(tmp_path: Path) -> None:
     with kedge.open(tmp_path / "store") as store:
         assert store.restore("job") == 1
     assert (tmp_path / "store/index.sqlite-state").exists()
+
+
+@pytest.mark.parametrize("torn", [b"", b"Kedge index\nsta"])
+def test_a_state_that_was_cut_off_asks_for_no_log(tmp_path: Path, torn: bytes) -> None:
+    """It is cut off while it is made, or while the log is there or has been moved on: nothing is missing (I1)."""
+    with kedge.open(tmp_path / "store") as store:
+        saved = store.save("job", "step", 1)
+    (tmp_path / "store" / "index.sqlite-state").write_bytes(torn)
+    with kedge.open(tmp_path / "store") as store:
+        assert store.load(saved) == 1
+
+
+def test_an_index_that_cannot_go_on_after_a_fork_stops_no_other() -> None:
+    class Paused:
+        def __init__(self, failure: Exception | None) -> None:
+            self.failure, self.goes_on = failure, False
+
+        def before_fork(self) -> None: ...
+
+        def after_fork(self, *, is_child: bool) -> None:
+            if self.failure is not None:
+                raise self.failure
+            self.goes_on = True
+
+    first, last = Paused(None), Paused(None)
+    connections._before()
+    connections._paused += [first, Paused(OSError("no")), last]
+    with pytest.raises(OSError, match="no"):
+        connections._after(False)
+    assert first.goes_on
+    assert last.goes_on
+    with kedge.open("memory:") as store:  # and the main thread may use stores again
+        store.save("job", "step", 1)

@@ -272,7 +272,8 @@ class StoreMachine(RuleBasedStateMachine):
     def cleanup(self, job: str, keep: int) -> None:
         ours = self.of(job)
         usable = [i for i in ours if not self.model[i].corrupted]
-        stay = set(usable[-keep:] if usable else ours[-1:]) | {i for i in ours if self.model[i].pinned}
+        # A mark deletes nothing: what counts is counted among all, and once more among those that are sound.
+        stay = {*ours[-keep:], *usable[-keep:]} | {i for i in ours if self.model[i].pinned}
         for kept in list(stay):
             above = self.model[kept].parent
             while above in self.model:

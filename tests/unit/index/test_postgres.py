@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ormsgpack
@@ -489,6 +489,12 @@ def test_commits_are_announced(url: str, index: PostgresIndex) -> None:
 # pgbouncer
 
 
+def _listens(path: str) -> bool:
+    """The socket is there a moment before anybody may connect to it."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
 @pytest.fixture
 def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     require("pgbouncer")
@@ -510,7 +516,7 @@ def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactor
     user = "postgres" if os.geteuid() == 0 else None
     process = subprocess.Popen([program, str(conf)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=user)
     try:
-        wait_for(Path(folder, f".s.PGSQL.{port}").exists, "pgbouncer does not start")
+        wait_for(partial(_listens, str(folder / f".s.PGSQL.{port}")), "pgbouncer does not start")
         yield f"postgresql://postgres@/postgres?host={folder}&port={port}"
     finally:
         process.terminate()
