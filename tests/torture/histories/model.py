@@ -341,7 +341,10 @@ def _is_allowed(model: Model, op: Operation) -> bool:
             return op.name in ("take", "save", "branch") and op.args["job"].startswith("leased")
         case "LeaseLost":
             return op.name in ("save", "renew", "release") and bool(op.args.get("token"))
-        case "Conflict":
+        case "Conflict":  # a service does one task of a kind at a time
+            if op.name in ("gc", "verify"):
+                earlier = [other for other in model.operations if other.name == op.name and other.began < op.ended]
+                return len(earlier) > 1  # itself, and one that may be going on
             return op.name == "delete" and model.may_be_pinned(op.args["id"])
         case "Validation":  # whoever has the store open under an older master key is told so
             return any(o.args.get("new_key") and o.began < op.ended for o in model.operations)
