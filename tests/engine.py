@@ -217,6 +217,10 @@ class Containerd:
         upper = self.upper(name)
         return wait_for(lambda: n if (n := self.count(name, upper)) > number else None, f"{name} stands still")
 
+    def wait_shimless(self) -> None:
+        """Every container and pod of this containerd is removed: the last shim ends a moment after its answer."""
+        wait_for(lambda: not self.shims(), "a shim does not end")
+
     def shims(self) -> list[int]:
         """The shims of this containerd: at least one for each container or pod that it runs."""
         found = []

@@ -41,6 +41,7 @@ from .store import Save, Store, Stored, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.request import Request, parse_request, request_of
 from .store.rope import PartedTree
+from .store.streams import deleted_while_read
 from .urls import Lock, find_lock, open_store
 
 if TYPE_CHECKING:
@@ -400,9 +401,7 @@ class CheckpointManager(CaringManager):
     def _check_exists(self, checkpoint: Checkpoint) -> None:
         """Chunks that are gone are damage, unless their checkpoint was deleted meanwhile and gc has been there."""
         if not self.exists(checkpoint.id):
-            raise NotFound(
-                f"checkpoint {checkpoint.id} was deleted while it was read", hint="kedge list JOB shows what exists"
-            ) from None
+            raise deleted_while_read(checkpoint.id) from None
 
     # Changing
 

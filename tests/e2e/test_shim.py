@@ -244,7 +244,7 @@ def test_a_restore_that_criu_refuses(engine: Containerd) -> None:
     engine.wait_beyond("again", reached)
     engine.remove("again")
     assert marks(engine) == []
-    assert engine.shims() == []
+    engine.wait_shimless()
 
 
 def test_the_shim_is_killed(engine: Containerd) -> None:
@@ -392,7 +392,7 @@ def test_kedge_is_uninstalled(engine: Containerd) -> None:
     link.unlink()
     engine.remove("left")
     assert generations(engine, "left") == []
-    assert engine.shims() == []
+    engine.wait_shimless()
 
 
 def test_there_is_no_shim_of_runc(tmp_path: Path) -> None:

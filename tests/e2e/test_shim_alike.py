@@ -57,7 +57,7 @@ def test_every_call_is_answered_alike(engine: Containerd) -> None:
     plain, ours = (_life(engine, cri, handler) for handler in ("runc", "kedge"))
     assert ours == plain
     assert (ours[0], ours[1], ours[-1]) == (("out\n", "err\n", 3), ["stderr F complained", "stdout F said"], 7)
-    assert engine.shims() == []
+    engine.wait_shimless()
 
 
 def _life(engine: Containerd, cri: Cri, handler: str) -> list[object]:
@@ -99,7 +99,7 @@ def test_attached_to_one_that_was_brought_back(engine: Containerd) -> None:
         assert heard["1"] == f"{number} {line}\n"
         cri.stop(container)
         cri.remove_pod(pod)
-    assert engine.shims() == []
+    engine.wait_shimless()
 
 
 def _logged(path: Path) -> list[str]:
@@ -110,7 +110,7 @@ def test_options_that_a_runtime_by_our_name_cannot_have(engine: Containerd) -> N
     """containerd gives them another type than runc's, which the shim refuses: nothing is started without them."""
     with pytest.raises(Failed):
         Cri(engine.home / "socket", IMAGE).run_pod("misled", handler="misled")
-    assert engine.shims() == []
+    engine.wait_shimless()
 
 
 def options_for_runc(engine: Containerd) -> None:
@@ -122,4 +122,4 @@ def options_for_runc(engine: Containerd) -> None:
     cri.stop(counter)
     cri.remove_pod(pod)
     assert "container:default+options" in jobs(engine)
-    assert engine.shims() == []
+    engine.wait_shimless()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -59,6 +60,21 @@ def test_chunks_removed_before_the_commit_that_reuses_them(user: Manager, other:
         saved = saving.result()
     assert gate.passed == 2  # told that chunks are gone, written again, committed
     is_whole(other, saved, kind, 1)
+
+
+def test_files_of_a_checkpoint_that_is_deleted_after_it_was_loaded(
+    user: Manager, other: Manager, tmp_path: Path
+) -> None:
+    """Their content is still in the store then. That it is gone is no damage."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(random.Random(1).randbytes(300_000))
+    tree = user.load(user.save("job", "step", kedge.Tree(tmp_path / "folder")))
+    other.delete("job", other.list("job")[0].id)
+    assert other.gc().chunks_removed > 0
+    with pytest.raises(kedge.NotFound, match="deleted while it was read"):
+        tree.read("file")
+    with pytest.raises(kedge.NotFound, match="deleted while it was read"):
+        tree.write_to(tmp_path / "back")
 
 
 def test_chunks_removed_right_after_they_were_found(user: Manager, other: Manager) -> None:

@@ -74,6 +74,7 @@ from .rope import PartedTree, parts_of, read_parts, references, write_parts
 from .streams import (
     SMALL_BUFFER_BYTES,
     TREE_CHUNK_BYTES,
+    LateReader,
     SharedChunk,
     add_streams,
     entries_at,
@@ -655,7 +656,8 @@ class LocalStore:
 
     def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
         span = manifest.buffers[ordinal]
-        return StoredStream(manifest.streams[span.stream], span.size_bytes, self.reader, checkpoint.id)
+        reader = LateReader(self.reader, self.knows)
+        return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
 
     def knows(self, checkpoint_id: str) -> bool:
         """Whether the checkpoint exists."""

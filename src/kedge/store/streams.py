@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from kedge import codec
-from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, WORKERS, Deferred, DeviceMemory, Entry, Target, cut, cut_by_content
+from kedge.chunks import (
+    CHUNK_BYTES,
+    INLINE_BYTES,
+    WORKERS,
+    Deferred,
+    DeviceMemory,
+    Entry,
+    Reader,
+    Target,
+    cut,
+    cut_by_content,
+)
+from kedge.errors import Corrupted, NotFound
 from kedge.ports import Buffer
 
 from .chunk_writer import ChunkWriter
@@ -88,6 +102,38 @@ def place(entries: Sequence[Entry], data: memoryview) -> list[tuple[Entry, memor
 
 def part_of(target: Target, start: int, stop: int) -> Target:
     return target[start:stop] if isinstance(target, memoryview) else target.part(start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class LateReader:
+    """Reads what a checkpoint left in the store when it was loaded. By now it may be deleted, and gc have been there:
+    then its missing chunks are no damage."""
+
+    reader: Reader
+    knows: Callable[[str], bool]
+
+    def read(self, wanted: Sequence[tuple[Entry, Target]], *, of: str) -> None:
+        with self._existing(of):
+            self.reader.read(wanted, of=of)
+
+    def read_row(self, entries: Sequence[Entry], memory: memoryview, *, of: str) -> None:
+        with self._existing(of):
+            self.reader.read_row(entries, memory, of=of)
+
+    @contextmanager
+    def _existing(self, checkpoint_id: str) -> Iterator[None]:
+        try:
+            yield
+        except Corrupted:
+            if not self.knows(checkpoint_id):
+                raise deleted_while_read(checkpoint_id) from None
+            raise
+
+
+def deleted_while_read(checkpoint_id: str) -> NotFound:
+    return NotFound(
+        f"checkpoint {checkpoint_id} was deleted while it was read", hint="kedge list JOB shows what exists"
+    )
 
 
 class SharedChunk:

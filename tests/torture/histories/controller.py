@@ -51,6 +51,7 @@ class Controller:
 
     def finish(self, *, with_repair: bool) -> None:
         """What only a quiet store is asked."""
+        time.sleep(LEASE_S)  # sleep: until the leases of killed workers have run out
         self.examiner.rebuild()
         if with_repair:
             self.examiner.repair()

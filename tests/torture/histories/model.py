@@ -324,6 +324,9 @@ def _errors(model: Model) -> Iterator[Problem]:
 
 def _is_allowed(model: Model, op: Operation) -> bool:
     """Whether this kind of error belongs to what was done and what went on."""
+    has_older_key = any(o.args.get("new_key") and o.began < op.ended for o in model.operations)
+    if op.error == "StorageError" and op.name == "verify" and has_older_key:
+        return True  # it could not look, and says why
     if op.error in ("StorageError", "Unavailable"):
         return model.is_outage(op)
     if op.error == "CheckpointError" and op.name in ("gc", "verify"):  # a task of a service that was ended
@@ -347,5 +350,5 @@ def _is_allowed(model: Model, op: Operation) -> bool:
                 return len(earlier) > 1  # itself, and one that may be going on
             return op.name == "delete" and model.may_be_pinned(op.args["id"])
         case "Validation":  # whoever has the store open under an older master key is told so
-            return any(o.args.get("new_key") and o.began < op.ended for o in model.operations)
+            return has_older_key
     return False

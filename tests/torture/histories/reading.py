@@ -94,11 +94,15 @@ def load_latest(worker: Worker) -> None:
     job = job_of(worker)
 
     def call() -> dict[str, Any]:
-        answer = worker.store.load_latest(job)
-        if answer is None:
-            return {"latest": None}
-        compare(worker, answer[1], answer[0])
-        return {"latest": answer[0].seq, "seen": [worker.seen(answer[0])]}
+        while answer := worker.store.load_latest(job):
+            try:
+                compare(worker, answer[1], answer[0])
+            except kedge.NotFound:
+                if worker.store.exists(answer[0].id):
+                    raise
+                continue  # deleted before its files were read
+            return {"latest": answer[0].seq, "seen": [worker.seen(answer[0])]}
+        return {"latest": None}
 
     worker.do("latest", call, job=job)
 
