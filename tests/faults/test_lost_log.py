@@ -1,5 +1,6 @@
 """I1, I3: an index that was not closed and has lost its log is refused, and gc leaves alone what only packs know."""
 
+import fcntl
 import os
 import random
 import shutil
@@ -93,6 +94,20 @@ def test_killed_beside_others(tmp_path: Path) -> None:
         assert not (tmp_path / "store/index.sqlite-wal").exists()
         with kedge.open(tmp_path / "store") as store:
             assert [c.id for c in store.list("job")][-2:] == saved
+
+
+def test_closed_while_another_user_is_dying(tmp_path: Path) -> None:
+    """Who is killed loses its locks one by one. SQLite finds that we are the last user, and removes the log, while the
+    other one still counts in the state."""
+    place = tmp_path / "store"
+    store = kedge.open(place)
+    store.save("job", "step", 1)
+    with open(place / "index.sqlite-state", "rb") as dying:
+        fcntl.flock(dying, fcntl.LOCK_SH)
+        store.close()
+    assert not (place / "index.sqlite-wal").exists()
+    with kedge.open(place) as store:
+        assert store.restore("job") == 1
 
 
 def test_a_copy_of_a_store_in_use_without_its_log(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class IndexState:
         except BaseException:
             self.leave()
             raise
-        if lacks_log(self._index):
+        if self.lacks_log():
             self.leave()
             raise log_missing(self._index)
 
@@ -132,6 +132,10 @@ class IndexState:
         with _named(self.path):
             return _parsed(os.pread(self._fd, _SIZE, 0))
 
+    def lacks_log(self) -> bool:
+        """Whether it is not closed and its log is gone. Called `alone`."""
+        return self.read().is_open and not os.path.exists(self._index + "-wal")
+
     def mark_open(self) -> None:
         """With the first commit, when the log is there. While we are here nobody says that it is closed."""
         if self.is_marked:
@@ -142,7 +146,7 @@ class IndexState:
         self.is_marked = True
 
     def is_last(self) -> bool:
-        """Whether nobody else has the index open. Called `alone`; nothing but `close` and `leave` may follow."""
+        """Whether nobody else has the index open. Called `alone`; only `read`, `close` and `leave` may follow."""
         assert self._fd is not None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +183,7 @@ class IndexState:
 
 
 def lacks_log(index: str) -> bool:
-    """Whether the index was not closed and its log is gone; without a lock, so not while somebody closes it."""
+    """The same for who does not take part; without a lock, so not while somebody closes it."""
     try:
         with open(index + SUFFIX, "rb") as file:
             said = _parsed(file.read(_SIZE))

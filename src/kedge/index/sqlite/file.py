@@ -214,24 +214,30 @@ class SqliteFile:
         try:
             with state.alone():
                 try:
-                    if state.is_entered and state.is_last():
-                        self._say_closed(state)
-                    self._connection.close()
+                    self._close_alone(state)
                 finally:
                     state.leave()
         except BaseException:
             leave_open(self._connection)
             raise
 
-    def _say_closed(self, state: IndexState) -> None:
-        if not (said := state.read()).is_open:
-            return
-        if not self._is_connected:
+    def _close_alone(self, state: IndexState) -> None:
+        """SQLite decides by its own locks who is the last user, and removes the log then. A user who is being killed
+        loses its locks one by one: SQLite may see a last one where we did not. So look again when it has closed."""
+        is_last = state.is_entered and state.is_last()
+        said = state.read() if state.is_entered else Closing()
+        if is_last and said.is_open and not self._is_connected:
             assert self._path is not None
             self._connection = connect(self._path, self._busy_timeout_s, create=False)
+        elif not said.is_open or not self._is_connected:
+            self._connection.close()
+            return
         closing = self._newest(said)
         self._connection.execute("PRAGMA busy_timeout=0")
-        if self._move_log_on():
+        if is_last and self._move_log_on():
+            state.close(closing)
+        self._connection.close()
+        if state.lacks_log():
             state.close(closing)
 
     def _newest(self, said: Closing) -> Closing:
