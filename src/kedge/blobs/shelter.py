@@ -16,12 +16,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from kedge.errors import StorageError
 
-from .workers import Workers
+from .workers import Workers, start
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,9 +106,12 @@ class _Process:
         self._helpers = Workers(_MOST_HELPERS, "kedge-call", keep=2)
 
     def start(self, task: Callable[[], None]) -> None:
+        self.refuse_forking()
+        self._helpers.start(task)
+
+    def refuse_forking(self) -> None:
         if self.is_forking:  # by this thread, and everybody else waits until it is done
             raise StorageError("a signal handler cannot use a store while its process forks", hint="try again later")
-        self._helpers.start(task)
 
 
 _process = _Process()
@@ -166,11 +169,18 @@ def sheltered(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Turns:
-    """Calls of the main thread that must not overtake each other: a save from a handler comes behind the one it met."""
+    """Calls of the main thread that must not overtake each other: a save from a handler comes behind the one it met.
+
+    A thread of its own runs them, and ends with this object.
+    """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._serving = threading.Lock()
+        self._has_begun = False
+
+    def __del__(self) -> None:
+        self._queue.put(None)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if not is_exposed():
@@ -178,17 +188,21 @@ class Turns:
         call = _Call(functools.partial(function, *args, **kwargs))
 
         def begin() -> None:
+            _process.refuse_forking()
             self._queue.put(call)
-            _process.start(self._serve)
+            if not self._has_begun:
+                start(
+                    threading.Thread(target=_serve, args=(self._queue, self._serving), name="kedge-turns", daemon=True)
+                )
+                self._has_begun = True  # begun again where an interrupt came between
 
         return call.wait(begin)
 
-    def _serve(self) -> None:
-        """All that wait, not only the call this came for: an interrupt may have come before another's."""
-        with self._serving:
-            while True:
-                try:
-                    call = self._queue.get_nowait()
-                except Empty:
-                    return
-                call()
+
+def _serve(queue: SimpleQueue[Callable[[], None] | None], serving: threading.Lock) -> None:
+    """One call after the other. A thread that was begun too many waits until the end."""
+    with serving:
+        while (call := queue.get()) is not None:
+            call()
+            del call  # nothing it refers to lives on until the next one comes
+    queue.put(None)
