@@ -10,6 +10,7 @@ from pathlib import Path
 import kedge
 from kedge.care.repair import repair
 from kedge.index.sqlite.closed_mark import lacks_log
+from kedge.store.directory import read_marker
 
 from . import children
 from .children import Child
@@ -89,7 +90,7 @@ def _repair_without_log(place: str) -> None:
     """What a user is told to do. In the moment that the switch takes, the mark of an open index may reach the disk
     although the log, whose sync was told good news, does not. What was acknowledged before must be there all the same.
     """
-    if lacks_log(f"{place}/index.sqlite"):
+    if lacks_log(str(Path(place, read_marker(Path(place)).index))):
         repair(Path(place), actor="power cut")
 
 
