@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.waiting import wait_for
@@ -53,7 +53,8 @@ class Cluster:
         for line in children.stdout.splitlines():
             number, _, args = line.strip().partition(" ")
             if "walwriter" in args:
-                os.kill(int(number), signal.SIGQUIT)
+                with suppress(ProcessLookupError):  # it is crashing already
+                    os.kill(int(number), signal.SIGQUIT)
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.folder}"
