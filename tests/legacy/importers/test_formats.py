@@ -245,10 +245,11 @@ def test_a_truncated_execution(old: Path, store: kedge.CheckpointManager, state:
     document = jobs.execution("c1", [jobs.step("draft", "active"), jobs.step("publish")], state=state)
     put(old, "exec_c1_1763461834.json", jobs.truncated(document))
     report = bring_twice(old, store)
-    assert report.of(Verdict.CORRUPTED)[0].paths == ("checkpoints[0] draft",)
+    kept = ("checkpoints[0] draft",) if state == "running" else ("checkpoints[0] draft", "checkpoints[1] publish")
+    assert report.of(Verdict.CORRUPTED)[0].paths == kept
     flows = Workflows(store)
     if state == "paused":  # somebody was waited for: nothing goes on without a decision
-        flows.approve_checkpoint("exec_c1_1763461834", "draft", True)
+        flows.approve_checkpoint("exec_c1_1763461834", "publish", True)
     assert flows.complete_checkpoint("exec_c1_1763461834", "draft", {})
 
 
@@ -378,17 +379,24 @@ def test_a_tile_job_goes_on_with_the_rest(old: Path, store: kedge.CheckpointMana
     assert sorted(worked) == tiles[5:]
 
 
-def test_analysis_chunks_go_on(old: Path, store: kedge.CheckpointManager) -> None:
+def test_analysis_chunks_are_one_growing_state(old: Path, store: kedge.CheckpointManager) -> None:
     for place in range(3):
-        name, data = geo.chunk("run7", "som", place, 5, {"sum": place * 10})
+        name, data = geo.chunk("run7", "som", place, 5, {"sum": list(range(place + 1))})
         (old / f"{name}.pkl").write_bytes(data)
         put(old, f"{name}.json", {"checkpoint_id": name, "analysis_method": "som", "chunk_idx": place})
-    report = bring_twice(old, store)
-    assert not report.findings
-    with kedge.run("run7", store=store) as run:
-        answers = run.map(lambda place: {"sum": place * 10, "new": True}, range(5), name="som", key=int)
-    assert [a.get("new", False) for a in answers] == [False, False, False, True, True]
-    assert [a["sum"] for a in answers] == [0, 10, 20, 30, 40]
+    assert not bring_twice(old, store).findings
+
+    class Analysis(kedge.CheckpointableProcess):
+        def get_state(self) -> Any:
+            return None
+
+        def restore_state(self, state: Any) -> None:
+            self.next_chunk, self.state = state["chunk_idx"] + 1, state["analysis_state"]
+
+    analysis = Analysis(process_id="run7_som", store=store)
+    analysis.load_checkpoint()
+    assert (analysis.next_chunk, analysis.state) == (3, {"sum": [0, 1, 2]})
+    assert analysis.get_progress_percentage() == 60.0
 
 
 @pytest.mark.xdist_group("postgres")
@@ -489,11 +497,11 @@ def test_an_interrupted_import_goes_on(old: Path, store: kedge.CheckpointManager
 def test_salvage_gives_a_prefix() -> None:
     text = json.dumps({"a": [1, {"b": "x,}]"}, None], "c": {"d": 1.5, "e": 'é"\\'}, "f": True})
     for cut in range(len(text)):
-        found = salvage(text[:cut])
+        found = salvage(text[:cut]).value
         assert found is None or isinstance(found, dict)
-    assert salvage(text[:-1]) == {"a": [1, {"b": "x,}]"}, None], "c": {"d": 1.5, "e": 'é"\\'}}
-    assert salvage('{"a": 12') == {}
-    assert salvage('{"a": [1, 2') == {"a": [1]}
+    assert salvage(text[:-1]).value == {"a": [1, {"b": "x,}]"}, None], "c": {"d": 1.5, "e": 'é"\\'}}
+    assert salvage('{"a": 12').value == {}
+    assert salvage('{"a": [1, 2').value == {"a": [1]}
 
 
 def test_local_times(old: Path, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,3 +559,44 @@ def test_into_an_encrypted_store(old: Path, tmp_path: Path) -> None:
     written = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
     assert b"very secret" not in written
     assert b"secret-step" not in written
+
+
+# --- what was lost silently ---
+
+
+def test_errors_in_sqlite_stay_text_and_attempts_need_no_state(old: Path, store: kedge.CheckpointManager) -> None:
+    state = artemis.state("one", ["a"], status="failed", error='{"code": 7}')
+    attempts = artemis.attempts("one", ("a", "completed")) + artemis.attempts("two", ("b", "failed"))
+    attempts[-1]["error"] = "[Errno 2] gone"
+    artemis.write_sqlite(old / "artemis.db", [state], attempts)
+    bring_twice(old, store)
+    assert store.list("one", tags={"kind": "run"})[-1].metadata["error"] == '{"code": 7}'
+    assert [c.metadata.get("error") for c in store.list("two")] == ["[Errno 2] gone", None]
+
+
+def test_a_truncated_execution_waits_for_what_it_waited_for(old: Path, store: kedge.CheckpointManager) -> None:
+    waiting = jobs.step("publish", "paused", approval_required=True, approval_status="pending")
+    document = jobs.execution("c1", [jobs.step("draft"), waiting], state="paused")
+    put(old, "exec_c1_1763461834.json", jobs.truncated(document))
+    bring_twice(old, store)
+    execution = Workflows(store).get_execution("exec_c1_1763461834")
+    pending = [s["checkpoint_name"] for s in execution["checkpoints"] if s["approval_status"] == "pending"]
+    assert (execution["state"], pending) == ("paused", ["publish"])
+
+
+def test_core_reads_what_is_listed_and_keeps_parents(old: Path, store: kedge.CheckpointManager) -> None:
+    geo.core(old, "run_1753401600", {"x": 1, "gone": 1}, parent_id=None, level="pipeline", metadata={})
+    geo.core(old, "child", {"x": 3}, parent_id="run_1753401600", level="step", metadata={}, timestamp=geo.EPOCH - 5)
+    folder = old / "run_1753401600"
+    (folder / "x.pkl").write_bytes(pickle.dumps(2))  # saved again, not compressed; the files of the first save stayed
+    about = json.loads((folder / "metadata.json").read_text())
+    about |= {"data_files": ["run_1753401600/x.pkl"], "checksum": geo.checksum(folder)}
+    (folder / "metadata.json").write_text(json.dumps(about))
+    registry = json.loads((old / "registry.json").read_text())
+    (old / "registry.json").write_text(json.dumps(registry | {"run_1753401600": about}))
+    report = bring_twice(old, store)
+    assert store.load("run_1753401600") == {"x": 2}
+    assert "gone.pkl.gz" in report.of(Verdict.SKIPPED)[0].paths
+    child = store.get("child")
+    assert (child.parent, child.job) == ("run_1753401600", store.get("run_1753401600").job)
+    assert not report.of(Verdict.LOSSY)

@@ -16,6 +16,7 @@ from .common import (
     Draft,
     Finding,
     Found,
+    Fragment,
     Options,
     Verdict,
     clean,
@@ -72,9 +73,13 @@ def time_of(document: Any) -> int:
     return 0
 
 
-def drafts(document: Any, name: str, source: str, options: Options, *, is_cut: bool = False) -> Found:
+def drafts(document: Any, name: str, source: str, options: Options, cut: Fragment | None = None) -> Found:
     """The checkpoints of one document; `name` is that of its file, in which one form hides the card."""
     kind = kind_of(document)
+    if cut is not None:
+        document, lost = _whole_stages(document, cut.open_at)
+        why = "the file is cut off; stages whose record is whole are imported, the others will run again"
+        yield Finding(Verdict.CORRUPTED, source, why, tuple(map(clean, lost)))
     if kind == "stages":
         yield from _stage_list(document, source, options)
         return
@@ -83,12 +88,9 @@ def drafts(document: Any, name: str, source: str, options: Options, *, is_cut: b
     read = {"card": _from_card, "results": _from_results, "index": _from_index, "state": _from_state}[str(kind)]
     stages = list(read(document, run))
     yield from stages
-    if is_cut:
-        whole = [entry.step for entry in stages if isinstance(entry, Draft) and entry.job == run.job]
-        yield Finding(Verdict.CORRUPTED, source, "the file is cut off; stages that were whole are kept", tuple(whole))
     old_status = document.get("status", "active")
     status = _STATUS.get(old_status if isinstance(old_status, str) else "", RunStatus.PAUSED)
-    if is_cut and status is RunStatus.COMPLETED:
+    if cut is not None and status is RunStatus.COMPLETED:
         status = RunStatus.PAUSED
     yield run.status(
         status,
@@ -106,6 +108,26 @@ def drafts(document: Any, name: str, source: str, options: Options, *, is_cut: b
             "created_at": document.get("created_at"),
         },
     )
+
+
+_RECORDS = ("stage_checkpoints", "stage_results", "results")
+_LISTS = ("completed_stages", "skipped_stages", "failed_stages", "stages_completed")
+
+
+def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[Any, list[str]]:
+    """A cut document without the stages whose record is not whole, and the names of these as far as they are known."""
+    if isinstance(document, list):
+        return (document[:-1], [str(document[-1].get("stage_name"))]) if open_at else (document, [])
+    records = {word: dict(mapping(document[word])) for word in _RECORDS if word in document}
+    lost: dict[str, None] = {}
+    if len(open_at) > 1 and open_at[0] in records:
+        records[str(open_at[0])].pop(str(open_at[1]), None)
+        lost[str(open_at[1])] = None
+    whole = {name for record in records.values() for name in record}
+    lists = {word: texts(document[word]) for word in _LISTS if isinstance(document.get(word), list)}
+    lost |= dict.fromkeys(name for names in lists.values() for name in names if name not in whole)
+    kept = {word: [name for name in names if name in whole] for word, names in lists.items()}
+    return {**document, **records, **kept}, list(lost)
 
 
 def _from_card(document: Document, run: OldRun) -> Found:

@@ -103,13 +103,23 @@ class Options:
     is_watching: bool = False  # the old system is at work: a file that is cut may just be written
 
 
-class Unreadable(Exception):
-    """A file that cannot be used; the message says why. `salvaged` is what its beginning still says."""
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """What the beginning of a cut document still says. `open_at`: the path of the innermost value that the cut is in;
+    that value and those around it are incomplete, all others are whole.
+    """
 
-    def __init__(self, reason: str, salvaged: object = None) -> None:
+    value: Any = None
+    open_at: tuple[str | int, ...] = ()
+
+
+class Unreadable(Exception):
+    """A file that cannot be used; the message says why."""
+
+    def __init__(self, reason: str, salvaged: Fragment | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.salvaged = salvaged
+        self.salvaged = salvaged or Fragment()
 
 
 class Refused(Unreadable):
@@ -217,40 +227,46 @@ def parse_json(data: bytes) -> Any:
         raise Unreadable(f"not readable as JSON: {clean(error)}") from None
 
 
-def salvage(text: str) -> object:
+def salvage(text: str) -> Fragment:
     """The value that the beginning of a broken JSON text still spells: what is complete, with open ends closed.
 
     A member whose value is missing, or is cut, is left out.
     """
     try:
-        return json.loads(text)
+        return Fragment(json.loads(text))
     except json.JSONDecodeError as error:
         valid = text[: error.pos]
     except (ValueError, RecursionError):
-        return None
+        return Fragment()
     end, is_key = 0, False
     closers: list[str] = []  # up to `end`, the text and `closers` are a whole value
+    places: list[str | int] = []  # of each open value: the member that was read last
     for token in _TOKEN.finditer(valid):
         sign = token[0]
         if sign == '"':
             break  # a text that is cut
         if sign in ("{", "["):
             closers.append("}" if sign == "{" else "]")
+            places.append("" if sign == "{" else 0)
             is_key = sign == "{"
         elif sign in ("}", "]"):
             closers.pop()
+            places.pop()
         elif sign in (",", ":"):
             is_key = sign == "," and closers[-1] == "}"
+            if sign == "," and not is_key:
+                places[-1] = int(places[-1]) + 1
             continue
         elif is_key:
+            places[-1] = json.loads(sign)
             continue
-        elif sign[0] != '"' and token.end() == len(text):
+        elif sign[0] != '"' and token.end() == len(valid):
             break  # 12 may have been 123
         end = token.end()
     try:
-        return json.loads(text[:end] + "".join(reversed(closers)))
+        return Fragment(json.loads(text[:end] + "".join(reversed(closers))), tuple(places[:-1]))
     except (ValueError, RecursionError):
-        return None
+        return Fragment()
 
 
 def placeholders(value: object, path: str = "") -> Iterator[str]:

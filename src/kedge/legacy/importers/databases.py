@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -36,6 +36,7 @@ LANGGRAPH_SQLITE, LANGGRAPH_POSTGRES = "langgraph-sqlite", "langgraph-postgres"
 @contextmanager
 def open_sqlite(path: str) -> Iterator[sqlite3.Connection]:
     """A SQLite file for reading only. Where it has a log of changes, a copy is read: opening it would write to it."""
+    _check_size(path)
     with tempfile.TemporaryDirectory(prefix="kedge-import-") as folder:
         is_live = os.path.exists(path + "-wal") and os.path.getsize(path + "-wal") > 0
         place = os.path.join(folder, "copy.db") if is_live else path
@@ -51,6 +52,16 @@ def open_sqlite(path: str) -> Iterator[sqlite3.Connection]:
                 yield db
         except sqlite3.DatabaseError as error:
             raise Unreadable(f"SQLite: {clean(error)}") from error
+
+
+def _check_size(path: str) -> None:
+    """Refuse a file that is shorter than its header says: SQLite would answer with the rows that are left."""
+    with open(path, "rb") as file:
+        header = file.read(100)
+    page_bytes = int.from_bytes(header[16:18], "big")
+    expected = (65536 if page_bytes == 1 else page_bytes) * int.from_bytes(header[28:32], "big")
+    if len(header) < 100 or os.path.getsize(path) < expected:
+        raise Unreadable(f"SQLite: the file is cut off: {os.path.getsize(path):,} of {expected:,} bytes")
 
 
 def tables_of(db: sqlite3.Connection) -> set[str]:
@@ -71,19 +82,29 @@ def read_sqlite(entry: Entry, options: Options) -> Found:
             yield Finding(Verdict.SKIPPED, entry.shown, "a SQLite database, but none of a known format")
 
 
+_JSON_COLUMNS = {"stages_completed", "stage_results", "developer_results", "metrics", "result"}
+
+
 def _artemis(db: sqlite3.Connection, tables: set[str], shown: str, options: Options) -> Found:
-    has_stages = "stage_checkpoints" in tables
-    for row in db.execute("SELECT * FROM pipeline_states ORDER BY card_id"):
-        state = _document(row)
-        where = clean(f"{shown}: {state.get('card_id')}")
-        if artemis.kind_of(state) is None:
-            state.setdefault("stage_results", {})
-        if has_stages:
-            rows = db.execute("SELECT * FROM stage_checkpoints WHERE card_id = ?", (row["card_id"],))
-            stages = [_document(stage) for stage in rows]
-            if artemis.kind_of(stages) is not None:
-                yield from (d for d in artemis.drafts(stages, "", where, options) if not _is_status(d))
-        yield from artemis.drafts(state, "", where, options)
+    """Each card: the attempts at its stages, then its state; either may be there without the other."""
+    states = {row["card_id"]: row for row in db.execute("SELECT * FROM pipeline_states ORDER BY card_id")}
+    attempts: dict[object, list[sqlite3.Row]] = {}
+    if "stage_checkpoints" in tables:
+        for row in db.execute("SELECT * FROM stage_checkpoints"):
+            attempts.setdefault(row["card_id"], []).append(row)
+    for card in dict.fromkeys((*states, *attempts)):
+        where = clean(f"{shown}: {card}")
+        try:
+            stages = [_document(row) for row in attempts.get(card, ())]
+            state = _document(states[card]) if card in states else None
+        except Unreadable as problem:
+            yield Finding(Verdict.CORRUPTED, where, problem.reason)
+            continue
+        if stages:
+            of_stages = artemis.drafts(stages, "", where, options)
+            yield from (draft for draft in of_stages if state is None or not _is_status(draft))
+        if state is not None:
+            yield from artemis.drafts({"stage_results": {}} | state, "", where, options)
 
 
 def _is_status(draft: object) -> bool:
@@ -91,19 +112,13 @@ def _is_status(draft: object) -> bool:
 
 
 def _document(row: sqlite3.Row) -> Document:
-    """A row with its JSON columns parsed; a column that holds the whole document is opened into it."""
+    """A row with its JSON columns parsed; the others are text, whatever that looks like."""
     document: Document = {}
     for name in row.keys():  # noqa: SIM118 - a Row is no mapping
         value = row[name]
-        if isinstance(value, str) and value[:1] in ("{", "["):
-            try:
-                value = parse_json(value.encode("utf-8", "surrogatepass"))
-            except Unreadable:
-                pass  # text that only begins like JSON
-        if isinstance(value, dict) and "card_id" in value:
-            document = value | document
-        else:
-            document[name] = value
+        if name in _JSON_COLUMNS and isinstance(value, str):
+            value = parse_json(value.encode("utf-8", "surrogatepass"))
+        document[name] = value
     return document
 
 
@@ -146,7 +161,7 @@ def read_geo_db(db: Any, options: Options) -> Found:
     )
     rows = list(db.execute(query))
     with Pickles(options.allow) as pickles:
-        for row, parent in _parents_first(rows):
+        for row, parent in geo_core.parents_first(rows):
             where = clean(f"pipeline_checkpoints: {row['checkpoint_id']}")
             if row["parent_id"] and parent is None:
                 why = (
@@ -202,21 +217,3 @@ def _inside(root: str, path: str) -> str | None:
         if os.path.isdir(place) and real == os.path.join(os.path.realpath(root), *parts[start:]):
             return real
     return None
-
-
-def _parents_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str | None]]:
-    """Rows with their parents, a parent before its children; of a circle the first row loses its parent."""
-    by_id = {row["checkpoint_id"]: row for row in rows}
-    given: set[str] = set()
-    for row in rows:
-        line: list[Mapping[str, Any]] = []
-        current: Mapping[str, Any] | None = row
-        passed: set[str] = set()
-        while current is not None and (own_id := current["checkpoint_id"]) not in given and own_id not in passed:
-            line.append(current)
-            passed.add(own_id)
-            current = by_id.get(current["parent_id"])
-        for ancestor in reversed(line):
-            given.add(ancestor["checkpoint_id"])
-            parent = ancestor["parent_id"]
-            yield ancestor, parent if parent in given and parent != ancestor["checkpoint_id"] else None

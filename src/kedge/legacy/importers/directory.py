@@ -10,10 +10,12 @@ from typing import Any
 
 from . import artemis, databases, geo_core, geo_stages, geo_tiles, jobs
 from .common import (
+    SALVAGED,
     Document,
     Draft,
     Finding,
     Found,
+    Fragment,
     Options,
     Refused,
     Unreadable,
@@ -50,7 +52,7 @@ class Paper:
     form: str
     order: int
     document: Any  # None: to be read again
-    is_cut: bool = False
+    cut: Fragment | None = None
 
     def read(self) -> Any:
         return self.document if self.document is not None else read_json(self.entry)
@@ -131,18 +133,23 @@ def _stages(listing: Listing, folder: Sorted, options: Options) -> Found:
             documents.append((paper.read(), paper.entry.shown))
         except Unreadable as error:
             yield Finding(Verdict.SKIPPED, paper.entry.shown, f"it changed meanwhile: {error.reason}")
-    cut = frozenset(paper.entry.shown for paper in stages if paper.is_cut)
+    cut = frozenset(paper.entry.shown for paper in stages if paper.cut is not None)
     yield from geo_stages.drafts(documents, listing.path, options, cut)
 
 
 def _drafts_of(paper: Paper, document: Any, listing: Listing, options: Options) -> Found:
     entry = paper.entry
     if paper.form == artemis.FORM:
-        yield from artemis.drafts(document, entry.name, entry.shown, options, is_cut=paper.is_cut)
+        yield from artemis.drafts(document, entry.name, entry.shown, options, paper.cut)
     elif paper.form == jobs.FORM:
-        yield from jobs.drafts(document, entry.shown, options, is_cut=paper.is_cut)
+        yield from jobs.drafts(document, entry.shown, options, paper.cut)
     else:
-        yield plain_draft(document, entry, os.path.basename(listing.path), options)
+        draft = plain_draft(document, entry, os.path.basename(listing.path), options)
+        if paper.cut is not None:
+            draft.job = name_of(draft.job, most=118) + SALVAGED
+            why = f"the file is cut off; what is left is in job {draft.job}"
+            yield Finding(Verdict.CORRUPTED, entry.shown, why)
+        yield draft
 
 
 def _sort(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Found:
@@ -182,15 +189,16 @@ def _sort_pickle(entry: Entry, folder: Sorted, options: Options, pickles: Pickle
 
 
 def _sort_json(entry: Entry, data: bytes, folder: Sorted, options: Options) -> Found:
-    is_cut = False
+    cut: Fragment | None = None
     try:
         document = parse_json(data)
     except Unreadable as problem:
-        document, is_cut = problem.salvaged, True
+        cut = problem.salvaged
+        document = cut.value
         if options.is_watching and time.time() - os.path.getmtime(entry.path) < SETTLED_S:
             yield Finding(Verdict.SKIPPED, entry.shown, "it may just be written; the next look will tell")
             return
-        if form_of(document, "auto") is None:
+        if not document or (options.form != PLAIN and form_of(document, "auto") is None):
             yield Finding(Verdict.CORRUPTED, entry.shown, f"{problem.reason}; nothing of it can be used")
             return
     form = form_of(document, options.form)
@@ -199,10 +207,10 @@ def _sort_json(entry: Entry, data: bytes, folder: Sorted, options: Options) -> F
             what = "JSON, but no checkpoint of a known format; --from json-dir takes any"
             yield Finding(Verdict.SKIPPED, entry.shown, what)
         return
-    is_held = is_cut or folder.held_bytes + len(data) <= HELD_BYTES
+    is_held = cut is not None or folder.held_bytes + len(data) <= HELD_BYTES
     folder.held_bytes += len(data) if is_held else 0
     order = _SORTS[form](document)
-    folder.papers.append(Paper(entry, form, order, document if is_held else None, is_cut))
+    folder.papers.append(Paper(entry, form, order, document if is_held else None, cut))
 
 
 def form_of(document: object, chosen: str) -> str | None:

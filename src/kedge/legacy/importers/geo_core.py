@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kedge.model import CheckpointLevel, CheckpointStatus
@@ -32,6 +32,7 @@ from .common import (
     name_of,
     small_json,
     step_of,
+    texts,
 )
 from .folder import Listing, is_plain_name, list_folder, read_file, read_json
 from .unpickling import MAX_PICKLE_BYTES, Pickles
@@ -92,8 +93,8 @@ def read_registry(listing: Listing) -> tuple[dict[str, Document], Finding | None
     try:
         document = read_json(entry)
     except Unreadable as problem:
-        salvaged = problem.salvaged if isinstance(problem.salvaged, dict) else {}
-        left = {name: about for name, about in salvaged.items() if is_metadata(about)}
+        salvaged = mapping(problem.salvaged.value)
+        left = {n: about for n, about in salvaged.items() if is_metadata(about) and n not in problem.salvaged.open_at}
         why = f"{problem.reason}; checkpoints are found by their folders instead"
         return left, Finding(Verdict.CORRUPTED, entry.shown, why, tuple(map(clean, left)))
     return (document if is_registry(document) else {}), None
@@ -107,14 +108,40 @@ def drafts(
     pickles: Pickles,
 ) -> Found:
     for name in registry:
+        where = clean(f"{os.path.join(listing.shown, REGISTRY)}: {name}")
         if not is_plain_name(name):
-            yield Finding(Verdict.SKIPPED, clean(f"{REGISTRY}: {name}"), "its ID is a path; nothing outside is read")
+            yield Finding(Verdict.SKIPPED, where, "its ID is a path; nothing outside is read")
         elif name not in listing.folders:
-            yield Finding(Verdict.CORRUPTED, clean(f"{REGISTRY}: {name}"), "its folder is gone; nothing is left of it")
-    for name, about in sorted(folders.items(), key=lambda pair: microseconds(pair[1].get("timestamp")) or 0):
+            yield Finding(Verdict.CORRUPTED, where, "its folder is gone; nothing is left of it")
+    rows = [{"parent_id": None, **about, "checkpoint_id": name} for name, about in folders.items()]
+    rows.sort(key=lambda row: microseconds(row.get("timestamp")) or 0)
+    roots: dict[str, str] = {}
+    for about, parent in parents_first(rows):
+        name = about["checkpoint_id"]
+        roots[name] = roots.get(parent or "") or str(about["parent_id"] or _experiment(name, mapping(about.get("metadata"))))
         inside = list_folder(os.path.join(listing.path, name), os.path.join(listing.shown, name))
         yield from inside.findings
-        yield from checkpoint(name, about, inside, options, pickles)
+        yield from checkpoint(
+            name, folders[name], inside, options, pickles, job=roots[name], parent=None if parent is None else name_of(parent)
+        )
+
+
+def parents_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """Rows with their parents, a parent before its children; of a circle the first row loses its parent."""
+    by_id = {row["checkpoint_id"]: row for row in rows}
+    given: set[str] = set()
+    for row in rows:
+        line: list[Mapping[str, Any]] = []
+        current: Mapping[str, Any] | None = row
+        passed: set[str] = set()
+        while current is not None and (own_id := current["checkpoint_id"]) not in given and own_id not in passed:
+            line.append(current)
+            passed.add(own_id)
+            current = by_id.get(current["parent_id"])
+        for ancestor in reversed(line):
+            given.add(ancestor["checkpoint_id"])
+            parent = ancestor["parent_id"]
+            yield ancestor, parent if parent in given and parent != ancestor["checkpoint_id"] else None
 
 
 def checkpoint(name: str, about: Document, inside: Listing, options: Options, pickles: Pickles, **extra: Any) -> Found:
@@ -127,6 +154,8 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
     problems = list(_file_problems(about, inside))
     problems += [clean(about[UNREADABLE])] if UNREADABLE in about else []
     problems += ["the old system had marked it as corrupted"] if status == "corrupted" else []
+    listed = _listed(about, inside)
+    unlisted: list[str] = []
     state: dict[str, Any] = {}
     checksum = hashlib.sha256()
     for entry in sorted(inside.files.values(), key=lambda e: e.path):
@@ -138,7 +167,9 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
             problems.append(f"{entry.name}: {problem.reason}")
             continue
         checksum.update(os.fsencode(entry.name) + data)
-        if is_pickle_name(entry.name):
+        if listed and entry.name not in listed:
+            unlisted.append(clean(entry.name))
+        elif is_pickle_name(entry.name):
             try:
                 state[_SUFFIX.sub("", entry.name)] = pickles.read(data)
             except Unreadable as problem:
@@ -148,6 +179,8 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
         for kind in ("checksum", "validation_checksum")
         if about.get(kind) and about[kind] != checksum.hexdigest()
     ]
+    if unlisted:
+        yield Finding(Verdict.SKIPPED, shown, "its metadata does not list these files; an earlier save left them", tuple(unlisted))
     if not state:
         yield Finding(Verdict.CORRUPTED, shown, "; ".join(problems) or "it has no data", ())
         return
@@ -160,6 +193,17 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
         why = f"{'; '.join(map(clean, problems))}; what is left is in job {draft.job}"
         yield Finding(Verdict.CORRUPTED, shown, why, tuple(map(clean, state)))
     yield draft
+
+
+def _listed(about: Document, inside: Listing) -> set[str]:
+    """The names of the files that make up a checkpoint; none when nothing says so, and then all of them do."""
+    files = about.get("data_files")
+    if not files and METADATA in inside.files:
+        try:
+            files = mapping(read_json(inside.files[METADATA])).get("data_files")
+        except Unreadable:
+            files = None
+    return {path.rpartition("/")[2] for path in texts(files)}
 
 
 def _file_problems(about: Document, inside: Listing) -> Iterator[str]:
@@ -179,8 +223,7 @@ def _draft(
     details = mapping(about.get("metadata"))
     processor = details.get("processor")
     is_process = processor is not None and "processor_state" in state
-    experiment = about.get("parent_id") or _experiment(old_id, details)
-    owner = processor if is_process else extra.get("job") or experiment
+    owner = processor if is_process else extra["job"]
     draft = Draft(
         MEMORY if is_process else CORE,
         shown,

@@ -1,29 +1,30 @@
-"""geo (c): pickles of tile processors and of analysis chunks, each of them progress of a map.
+"""geo (c): pickles of tile processors and of analyses.
 
 A tile job goes on with `run.map(process, tiles, name="tiles", key=tile_id)`. The old system kept no results: None
-stands for them. Chunks have results: `run.map(analyse, range(n), name=METHOD, key=int)` gives them back.
+stands for them. An analysis goes on from its newest checkpoint, as `CheckpointableProcess(process_id="<exp>_<method>")`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
-
 from kedge.model import RunStatus
 
 from .common import (
     Document,
+    Draft,
     Finding,
     Found,
     Options,
     Verdict,
     clean,
     digest_of_document,
+    legacy,
     mapping,
     microseconds,
     name_of,
     number,
+    step_of,
     texts,
 )
 from .runs import OldRun, run_key
@@ -56,12 +57,13 @@ def drafts(values: Sequence[tuple[Document, str, str]], options: Options) -> Fou
             stem = _TAIL.sub("", _SUFFIX.sub("", name)) or name
             tiles.setdefault(run_key(stem, options.job_prefix), []).append((value, shown))
         else:
-            owner = value.get("experiment_name") or value["checkpoint_id"]
-            chunks.setdefault(run_key(owner, options.job_prefix), []).append((value, shown))
+            owner = f"{value.get('experiment_name') or value['checkpoint_id']}_{value['analysis_method']}"
+            chunks.setdefault(name_of(owner, most=118, prefix=options.job_prefix), []).append((value, shown))
     for job, of_job in tiles.items():
         yield from _tile_job(job, sorted(of_job, key=lambda pair: _time(pair[0])))
     for job, of_job in chunks.items():
-        yield from _chunk_job(job, sorted(of_job, key=lambda pair: (_time(pair[0]), number(pair[0]["chunk_idx"]))))
+        for value, source in sorted(of_job, key=lambda pair: (_time(pair[0]), number(pair[0]["chunk_idx"]))):
+            yield _chunk(job, value, source)
 
 
 def _tile_job(job: str, values: list[tuple[Document, str]]) -> Found:
@@ -94,33 +96,26 @@ def _error(progress: Document, tile: str) -> str:
     return clean(mapping(progress.get(tile)).get("error_message")) or "it failed"
 
 
-def _chunk_job(job: str, values: list[tuple[Document, str]]) -> Found:
-    last: Any = None
-    methods: dict[str, set[int]] = {}
-    for value, source in values:
-        method, place = str(value["analysis_method"]), number(value["chunk_idx"])
-        if place in methods.setdefault(method, set()):
-            yield Finding(Verdict.SKIPPED, source, f"chunk {place} of {clean(method)} was found before")
-            continue
-        methods[method].add(place)
-        facts = {"id": value["checkpoint_id"], "total": value.get("total_chunks")}
-        chunk = OldRun(FORM, source, job).items(
-            method, {place: value.get("analysis_state")}, {}, created_us=_time(value) or None, facts=facts
-        )
-        chunk.id = name_of(value["checkpoint_id"])
-        chunk.key = f"chunk:{digest_of_document(value)}"
-        yield chunk
-        last = value, source
-    if last is not None:
-        value, source = last
-        yield OldRun(FORM, source, job).status(
-            RunStatus.PAUSED,
-            {key: item for key, item in value.items() if key != "analysis_state"},
-            created_us=_time(value) or None,
-            done=len(methods[str(value["analysis_method"])]),
-            total=number(value.get("total_chunks")) or None,
-            facts={"id": value["checkpoint_id"]},
-        )
+def _chunk(job: str, value: Document, source: str) -> Draft:
+    """The state of an analysis after a chunk. It holds that of all chunks before, so the newest one is resumed from."""
+    done, total = number(value["chunk_idx"]) + 1, number(value.get("total_chunks")) or None
+    return Draft(
+        FORM,
+        source,
+        job,
+        step_of(value["analysis_method"]),
+        {"state": value, "progress": {"items_done": done, "items_total": total}},
+        key=f"chunk:{digest_of_document(value)}",
+        id=name_of(value["checkpoint_id"]),
+        created_us=_time(value) or None,
+        metadata={
+            "kind": "process",
+            "class": clean(value["analysis_method"]),
+            "items_done": done,
+            "items_total": total,
+            "legacy": legacy(FORM, id=value["checkpoint_id"], experiment=value.get("experiment_name")),
+        },
+    )
 
 
 def _time(value: Document) -> int:

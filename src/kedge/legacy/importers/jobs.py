@@ -14,11 +14,13 @@ from .common import (
     Draft,
     Finding,
     Found,
+    Fragment,
     Options,
     Verdict,
     clean,
     digest_of_document,
     legacy,
+    mapping,
     microseconds,
     name_of,
     step_of,
@@ -52,10 +54,11 @@ def time_of(document: Document) -> int:
     return at_us or 0
 
 
-def drafts(document: Document, source: str, options: Options, *, is_cut: bool = False) -> Found:
+def drafts(document: Document, source: str, options: Options, cut: Fragment | None = None) -> Found:
     kind = kind_of(document)
+    is_cut = cut is not None
     if kind == "execution":
-        yield from _execution(document, source, options, is_cut)
+        yield from _execution(document, source, options, cut)
         return
     job = name_of(document["job_id"], most=118, prefix=options.job_prefix)
     step = document.get("step_name") if kind == "checkpoint" else _of(document["state"], "current_step")
@@ -87,16 +90,17 @@ def drafts(document: Document, source: str, options: Options, *, is_cut: bool = 
     )  # fmt: skip
 
 
-def _execution(document: Document, source: str, options: Options, is_cut: bool) -> Found:
+def _execution(document: Document, source: str, options: Options, cut: Fragment | None) -> Found:
     """An execution that `kedge.workflow` goes on with, approvals included."""
     old_id = str(document["execution_id"])
     job = name_of(old_id.removeprefix(EXECUTION_PREFIX), most=_MOST, prefix=EXECUTION_PREFIX + options.job_prefix)
-    state = _text_in(document.get("state"), ExecutionState, "running")
+    state = _text_in(document.get("state"), ExecutionState, "running" if cut is None else "paused")
     entries = document.get("checkpoints")
-    steps = [
-        _step(entry, place, job, state) for place, entry in enumerate(entries if isinstance(entries, list) else ())
-    ]
-    if is_cut:
+    whole = list(entries) if isinstance(entries, list) else []
+    if cut is not None:
+        whole = _up_to_the_cut(whole, cut.open_at, document.get("current_checkpoint"), is_paused=state == "paused")
+    steps = [_step(entry, place, job) for place, entry in enumerate(whole)]
+    if cut is not None:
         what = [f"checkpoints[{n}] {clean(s['checkpoint_name'])}" for n, s in enumerate(steps)]
         lost = "the file is cut off; what is left is kept, later checkpoints and global_data are lost"
         yield Finding(Verdict.CORRUPTED, source, lost, tuple(what))
@@ -131,21 +135,40 @@ def _execution(document: Document, source: str, options: Options, is_cut: bool) 
                 for step in steps
                 if step["approval_status"] == "pending"
             ],
-            "legacy": legacy(FORM, kind="execution", id=old_id, salvaged=is_cut or None),
+            "legacy": legacy(FORM, kind="execution", id=old_id, salvaged=cut is not None or None),
         },
     )
 
 
-def _step(entry: Any, place: int, job: str, execution_state: str) -> Document:
+_WAITING = {"state": "paused", "approval_required": True, "approval_status": "pending"}
+
+
+def _up_to_the_cut(entries: list[Any], open_at: tuple[str | int, ...], current: object, *, is_paused: bool) -> list[Any]:
+    """The checkpoints of a cut execution. The one that the cut is in counts as active, whatever it had become.
+
+    A paused execution may have waited for an approval, so the checkpoint it was at waits for one, read or not.
+    """
+    if len(open_at) > 1 and open_at[0] == "checkpoints":
+        *entries, torn = entries
+        if isinstance(name := mapping(torn).get("checkpoint_name"), str):
+            current = current or name
+            entries.append(torn | (_WAITING if is_paused and name == current else {"state": "active"}))
+    is_read = any(mapping(e).get("checkpoint_name") == current and _state_of(mapping(e)) == "paused" for e in entries)
+    if is_paused and not is_read:
+        entries.append({"checkpoint_name": current or "unknown", **_WAITING})
+    return entries
+
+
+def _state_of(fields: Document) -> str:
+    return _text_in(fields.get("state"), StepState, "active")
+
+
+def _step(entry: Any, place: int, job: str) -> Document:
     """A checkpoint of an execution with all that approvals need; each gets an ID of its own, as names may repeat."""
     fields: Document = entry if isinstance(entry, dict) else {}
     approval = fields.get("approval_status")
     known = approval if approval in list(ApprovalStatus) else None
-    if "state" in fields:
-        state = _text_in(fields["state"], StepState, "active")
-    else:  # cut off right there: a paused execution waited for somebody, and must not go on without
-        state = "paused" if execution_state == "paused" else "active"
-        known = "pending" if state == "paused" else None
+    state = _state_of(fields)
     is_required = bool(fields.get("approval_required")) or known is not None
     if is_required and known is None:
         known = "pending" if state in ("paused", "pending") else "approved"
