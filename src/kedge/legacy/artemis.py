@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from kedge import codec
@@ -18,10 +20,17 @@ from kedge.manager import CheckpointManager as Store
 from kedge.pipeline.owner import newest_status
 
 from . import open_in
-from .artemis_models import CheckpointRepository, CheckpointStatus, PipelineCheckpoint, StageCheckpoint
+from .artemis_models import (
+    CheckpointRepository,
+    CheckpointStatus,
+    PipelineCheckpoint,
+    StageCheckpoint,
+    calculate_progress_percent,
+    estimate_remaining_time,
+    now,
+)
 from .artemis_parts import (
     CheckpointCreator,
-    CheckpointStateRestorer,
     CheckpointUpdater,
     CheckpointValidator,
     LLMCacheKeyGenerator,
@@ -30,7 +39,7 @@ from .artemis_parts import (
 )
 from .importers import Options, Report, Verdict
 from .importers.artemis import drafts
-from .importers.common import Draft
+from .importers.common import SAVED_HERE, Draft, mapping
 from .importers.export import artemis_files
 from .importers.runs import run_key
 from .importers.writer import Writer
@@ -39,15 +48,21 @@ __all__ = [
     "CheckpointCreator", "CheckpointManager", "CheckpointRepository", "CheckpointRestorer", "CheckpointStateRestorer",
     "CheckpointStatus", "CheckpointUpdater", "CheckpointValidator", "FilesystemCheckpointRepository",
     "LLMCacheKeyGenerator", "LLMCacheManager", "PipelineCheckpoint", "ProgressCalculator", "StageCheckpoint",
-    "create_checkpoint_repository",
+    "calculate_progress_percent", "create_checkpoint_manager", "create_checkpoint_repository", "create_state_restorer",
+    "estimate_remaining_time", "get_checkpoint_manager",
 ]  # fmt: skip
+
+_DEFAULT_DIRECTORY = "../../.artemis_data/checkpoints"  # from the current directory, as it always was
 
 
 class FilesystemCheckpointRepository(CheckpointRepository):
-    """Cards in a store in a directory, with their history."""
+    """Cards in a store in a directory, with their history. Cards that artemis left there are imported first."""
 
     def __init__(self, checkpoint_dir: str | os.PathLike[str] | Store | None = None) -> None:
-        self.store = open_in(checkpoint_dir or os.environ.get("ARTEMIS_CHECKPOINT_DIR") or "checkpoints")
+        if checkpoint_dir is None:
+            checkpoint_dir = os.environ.get("ARTEMIS_CHECKPOINT_DIR", _DEFAULT_DIRECTORY)
+        self.store = open_in(checkpoint_dir, "artemis")
+        self.checkpoint_dir = Path(self.store.place if isinstance(checkpoint_dir, Store) else checkpoint_dir)
 
     def save(self, checkpoint: PipelineCheckpoint) -> None:
         document = checkpoint.to_dict()
@@ -56,6 +71,7 @@ class FilesystemCheckpointRepository(CheckpointRepository):
         writer = Writer(self.store, report, is_owner=True)
         for draft in drafts(document, "", f"card {checkpoint.card_id}", Options()):
             if isinstance(draft, Draft):
+                draft.metadata["legacy"] = {**mapping(draft.metadata.get("legacy")), SAVED_HERE: True}
                 if draft.tags.get("kind") == "run":
                     draft.key += os.urandom(8).hex()  # what was said before may be said again
                 writer.add(draft)
@@ -96,26 +112,47 @@ def create_checkpoint_repository(storage_type: str = "filesystem", **options: An
 
 
 class CheckpointRestorer:
-    """Loads a card to go on with it, and fills the cache that is in use."""
+    """Loads a card to go on with it. Every card that is not completed can be resumed."""
 
-    def __init__(self, repository: CheckpointRepository, llm_cache: LLMCacheManager | None = None) -> None:
-        self._repository = repository
-        self._cache = llm_cache
+    def __init__(self, repository: CheckpointRepository) -> None:
+        self.repository = repository
+        self.validator = CheckpointValidator()
 
     def can_resume(self, card_id: str) -> bool:
-        return CheckpointValidator.can_resume_checkpoint(self._repository.load(card_id))
+        return self.validator.can_resume_checkpoint(self.repository.load(card_id))
 
     def resume(self, card_id: str) -> PipelineCheckpoint | None:
-        card = self._repository.load(card_id)
-        if card is None or not CheckpointValidator.can_resume_checkpoint(card):
+        card = self.repository.load(card_id)
+        if card is None or not self.validator.can_resume_checkpoint(card):
             return None
         card.status = CheckpointStatus.RESUMED
         card.resume_count += 1
-        card.last_resume_time = datetime.now()  # noqa: DTZ005 - local, as all of them
-        self._repository.save(card)
-        if self._cache is not None:
-            self._cache.restore_cache_from_checkpoint(card)
+        card.last_resume_time = card.updated_at = now()
+        self.repository.save(card)
         return card
+
+    def load_checkpoint(self, card_id: str) -> PipelineCheckpoint | None:
+        return self.repository.load(card_id)
+
+
+class CheckpointStateRestorer:
+    """Resumes a card and fills the cache with its answers."""
+
+    def __init__(self, repository: CheckpointRepository, cache_manager: LLMCacheManager) -> None:
+        self.restorer = CheckpointRestorer(repository)
+        self.cache_manager = cache_manager
+
+    def restore_full_state(self, card_id: str) -> PipelineCheckpoint | None:
+        card = self.restorer.resume(card_id)
+        self.cache_manager.restore_cache_from_checkpoint(card)
+        return card
+
+    def can_resume(self, card_id: str) -> bool:
+        return self.restorer.can_resume(card_id)
+
+
+def create_state_restorer(repository: CheckpointRepository, enable_llm_cache: bool = True) -> CheckpointStateRestorer:
+    return CheckpointStateRestorer(repository, LLMCacheManager(enable_llm_cache))
 
 
 class CheckpointManager:
@@ -131,14 +168,21 @@ class CheckpointManager:
         self.card_id = card_id
         self.verbose = verbose
         self.repository = FilesystemCheckpointRepository(checkpoint_dir)
-        self.llm_cache = LLMCacheManager(enable_llm_cache)
-        self._restorer = CheckpointRestorer(self.repository, self.llm_cache)
+        self.creator = CheckpointCreator()
+        self.updater = CheckpointUpdater()
+        self.progress_calculator = ProgressCalculator()
+        self.cache_manager = LLMCacheManager(enable_llm_cache)
+        self.state_restorer = CheckpointStateRestorer(self.repository, self.cache_manager)
         self.checkpoint: PipelineCheckpoint | None = None
 
     def create_checkpoint(
         self, total_stages: int, execution_context: Mapping[str, Any] | None = None
     ) -> PipelineCheckpoint:
-        return self._keep(CheckpointCreator.create_new_checkpoint(self.card_id, total_stages, execution_context))
+        card = self.creator.create_new_checkpoint(self.card_id, total_stages, execution_context)
+        self.repository.save(card)
+        self.checkpoint = card
+        self._say()
+        return card
 
     def save_stage_checkpoint(
         self,
@@ -151,67 +195,71 @@ class CheckpointManager:
         start_time: datetime | None = None,
         end_time: datetime | None = None,
     ) -> None:
-        stage = StageCheckpoint.new(
-            stage_name,
-            status,
-            result=None if result is None else dict(result),
-            artifacts=list(artifacts or ()),
-            llm_responses=[dict(entry) for entry in llm_responses or ()],
-            error_message=error_message,
-            start_time=start_time,
-            end_time=end_time,
+        stage = self.creator.create_stage_checkpoint(
+            stage_name, status, start_time, end_time, result, artifacts, llm_responses, error_message
         )
-        card = self._keep(CheckpointUpdater.update_with_stage(self._current(), stage))
-        self.llm_cache.restore_cache_from_checkpoint(card)
+        self._change(lambda card: self.updater.update_with_stage(card, stage))
+        self.cache_manager.restore_cache_from_checkpoint(self.checkpoint)
 
     def set_current_stage(self, stage_name: str) -> None:
-        self._change(current_stage=stage_name)
+        self._change(lambda card: self.updater.set_current_stage(card, stage_name))
 
     def mark_completed(self) -> None:
-        self._change(status=CheckpointStatus.COMPLETED, current_stage=None)
+        if self.checkpoint is not None:
+            self._change(self.updater.mark_completed)
 
     def mark_failed(self, reason: str) -> None:
-        self._change(status=CheckpointStatus.FAILED, metadata={**self._current().metadata, "failure_reason": reason})
+        if self.checkpoint is not None:
+            self._change(lambda card: self.updater.mark_failed(card, reason))
 
     def can_resume(self) -> bool:
-        return self._restorer.can_resume(self.card_id)
+        return self.state_restorer.can_resume(self.card_id)
 
     def resume(self) -> PipelineCheckpoint | None:
-        self.checkpoint = self._restorer.resume(self.card_id) or self.checkpoint
-        return self.checkpoint
+        card = self.state_restorer.restore_full_state(self.card_id)
+        if card is not None:
+            self.checkpoint = card
+            self._say()
+        return card
 
     def get_cached_llm_response(self, stage_name: str, prompt: str) -> Any:
-        return self.llm_cache.get_cached_response(self.card_id, stage_name, prompt)
+        return self.cache_manager.get_cached_response(self.card_id, stage_name, prompt)
 
     def get_next_stage(self, all_stages: Iterable[str]) -> str | None:
-        return CheckpointStateRestorer.get_next_stage(self.checkpoint, all_stages)
+        return self.progress_calculator.get_next_stage(self.checkpoint, all_stages)
 
     def get_progress(self) -> dict[str, Any]:
-        return ProgressCalculator.calculate_progress(self._current())
+        return self.progress_calculator.calculate_progress(self.checkpoint)
 
     def clear_checkpoint(self) -> None:
-        self.repository.delete(self.card_id)
-        self.llm_cache.clear_cache()
-        self.checkpoint = None
+        if self.repository.delete(self.card_id):
+            self.checkpoint = None
+            self.cache_manager.clear_cache()
 
-    def _current(self) -> PipelineCheckpoint:
+    def _change(self, change: Callable[[PipelineCheckpoint], None]) -> None:
+        """Durable first, then ours: what cannot be saved leaves the checkpoint as it was."""
         if self.checkpoint is None:
             raise Validation(
                 f"card {self.card_id} has no checkpoint yet", hint="call create_checkpoint or resume first"
             )
-        return self.checkpoint
+        changed = deepcopy(self.checkpoint)
+        change(changed)
+        self.repository.save(changed)
+        vars(self.checkpoint).update(vars(changed))
+        self._say()
 
-    def _change(self, **fields: Any) -> None:
-        changed = PipelineCheckpoint.from_dict(self._current().to_dict())
-        for name, value in fields.items():
-            setattr(changed, name, value)
-        changed.updated_at = datetime.now()  # noqa: DTZ005 - local, as all of them
-        self._keep(changed)
-
-    def _keep(self, card: PipelineCheckpoint) -> PipelineCheckpoint:
-        """Durable first, then ours: what cannot be saved leaves the checkpoint as it was."""
-        self.repository.save(card)
-        self.checkpoint = card
-        if self.verbose:
+    def _say(self) -> None:
+        if self.verbose and (card := self.checkpoint) is not None:
             sys.stderr.write(f"kedge: card {self.card_id}: {card.status.value}, {card.stages_completed} stages done\n")
-        return card
+
+
+def create_checkpoint_manager(
+    card_id: str,
+    verbose: bool = True,
+    checkpoint_dir: str | os.PathLike[str] | Store | None = None,
+    enable_llm_cache: bool = True,
+) -> CheckpointManager:
+    return CheckpointManager(card_id, checkpoint_dir, enable_llm_cache, verbose)
+
+
+get_checkpoint_manager = CheckpointManager

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
 from typing import Any, Self
-
-from kedge.errors import Validation
 
 
 class CheckpointStatus(Enum):
@@ -21,7 +18,7 @@ class CheckpointStatus(Enum):
     RESUMED = "resumed"
 
 
-def _now() -> datetime:
+def now() -> datetime:
     return datetime.now()  # noqa: DTZ005 - these cards have local times
 
 
@@ -47,22 +44,6 @@ class StageCheckpoint:
     retry_count: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def new(
-        cls,
-        stage_name: str,
-        status: str,
-        *,
-        start_time: datetime | None = None,
-        end_time: datetime | None = None,
-        **rest: Any,
-    ) -> Self:
-        if status not in ("completed", "failed", "skipped"):
-            raise Validation(f"status={status!r} of stage {stage_name}", hint="use completed, failed or skipped")
-        end = end_time or _now()
-        start = start_time or end
-        return cls(stage_name, status, start, end, (end - start).total_seconds(), **rest)
-
     def to_dict(self) -> dict[str, Any]:
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**known, "start_time": _iso(self.start_time), "end_time": _iso(self.end_time)}
@@ -70,7 +51,8 @@ class StageCheckpoint:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        return cls(**{**known, "start_time": _time(data.get("start_time")), "end_time": _time(data.get("end_time"))})
+        times = {"start_time": _time(data.get("start_time")) or now(), "end_time": _time(data.get("end_time"))}
+        return cls(**{**known, **times})
 
 
 _TIMES = ("created_at", "updated_at", "last_resume_time")
@@ -97,14 +79,6 @@ class PipelineCheckpoint:
     last_resume_time: datetime | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def new(cls, card_id: str, total_stages: int, execution_context: dict[str, Any]) -> Self:
-        now = _now()
-        return cls(
-            f"checkpoint-{card_id}-{int(time.time())}", card_id, CheckpointStatus.ACTIVE, now, now,
-            execution_context=execution_context, total_stages=total_stages,
-        )  # fmt: skip
-
     def to_dict(self) -> dict[str, Any]:
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         stages = {name: stage.to_dict() for name, stage in self.stage_checkpoints.items()}
@@ -118,6 +92,17 @@ class PipelineCheckpoint:
         stages = {name: StageCheckpoint.from_dict(s) for name, s in (data.get("stage_checkpoints") or {}).items()}
         times = {name: _time(data[name]) for name in _TIMES if name in data}
         return cls(**{**known, "status": CheckpointStatus(data["status"]), "stage_checkpoints": stages, **times})
+
+
+def calculate_progress_percent(stages_completed: int, total_stages: int) -> float:
+    return round(stages_completed / total_stages * 100, 2) if total_stages else 0.0
+
+
+def estimate_remaining_time(total_duration_seconds: float, stages_completed: int, total_stages: int) -> float:
+    """The mean time of a stage for each that remains."""
+    if not stages_completed:
+        return 0.0
+    return round(total_duration_seconds / stages_completed * (total_stages - stages_completed), 2)
 
 
 class CheckpointRepository(ABC):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from kedge.errors import CheckpointError
-
-from .artemis_models import CheckpointStatus, PipelineCheckpoint, StageCheckpoint
+from .artemis_models import (
+    CheckpointStatus,
+    PipelineCheckpoint,
+    StageCheckpoint,
+    calculate_progress_percent,
+    estimate_remaining_time,
+    now,
+)
 
 
 class CheckpointCreator:
@@ -20,57 +25,99 @@ class CheckpointCreator:
     def create_new_checkpoint(
         card_id: str, total_stages: int, execution_context: Mapping[str, Any] | None = None
     ) -> PipelineCheckpoint:
-        return PipelineCheckpoint.new(card_id, total_stages, dict(execution_context or {}))
+        at = now()
+        return PipelineCheckpoint(
+            f"checkpoint-{card_id}-{int(time.time())}", card_id, CheckpointStatus.ACTIVE, at, at,
+            execution_context=dict(execution_context or {}), total_stages=total_stages,
+        )  # fmt: skip
 
     @staticmethod
-    def create_stage_checkpoint(stage_name: str, status: str = "completed", **fields: Any) -> StageCheckpoint:
-        return StageCheckpoint.new(stage_name, status, **fields)
+    def create_stage_checkpoint(
+        stage_name: str,
+        status: str,
+        start_time: datetime | None = None,
+        end_time: datetime | None = None,
+        result: Mapping[str, Any] | None = None,
+        artifacts: Iterable[str] | None = None,
+        llm_responses: Iterable[Mapping[str, Any]] | None = None,
+        error_message: str | None = None,
+    ) -> StageCheckpoint:
+        seconds = (end_time - start_time).total_seconds() if start_time and end_time else 0.0
+        return StageCheckpoint(
+            stage_name, status, start_time or now(), end_time or now(), seconds,
+            result=None if result is None else dict(result), artifacts=list(artifacts or ()),
+            llm_responses=[dict(entry) for entry in llm_responses or ()], error_message=error_message,
+        )  # fmt: skip
+
+
+class CheckpointUpdater:
+    """Changes checkpoints in place; saves nothing."""
+
+    def update_with_stage(self, checkpoint: PipelineCheckpoint, stage_checkpoint: StageCheckpoint) -> None:
+        """Put a stage into the one list it belongs to; a repeated one counts as a retry."""
+        card, stage = _given(checkpoint), stage_checkpoint
+        name = stage.stage_name
+        if name in card.stage_checkpoints:
+            stage.retry_count = card.stage_checkpoints[name].retry_count + 1
+        card.stage_checkpoints[name] = stage
+        for word in ("completed", "failed", "skipped"):
+            listed = getattr(card, f"{word}_stages")
+            others = [other for other in listed if other != name]
+            listed[:] = [*others, name] if stage.status == word else others
+        card.stages_completed = len(card.completed_stages)
+        card.total_duration_seconds += stage.duration_seconds
+        card.estimated_remaining_seconds = ProgressCalculator.calculate_progress(card)["estimated_remaining_seconds"]
+        card.updated_at = now()
+
+    def set_current_stage(self, checkpoint: PipelineCheckpoint, stage_name: str) -> None:
+        _given(checkpoint).current_stage = stage_name
+        checkpoint.updated_at = now()
+
+    def mark_completed(self, checkpoint: PipelineCheckpoint) -> None:
+        _given(checkpoint).status = CheckpointStatus.COMPLETED
+        checkpoint.current_stage = None
+        checkpoint.updated_at = now()
+
+    def mark_failed(self, checkpoint: PipelineCheckpoint, reason: str) -> None:
+        _given(checkpoint).status = CheckpointStatus.FAILED
+        checkpoint.metadata["failure_reason"] = reason
+        checkpoint.updated_at = now()
+
+
+def _given(checkpoint: PipelineCheckpoint | None) -> PipelineCheckpoint:
+    if checkpoint is None:
+        raise ValueError("Cannot update None checkpoint")
+    return checkpoint
 
 
 class ProgressCalculator:
     @staticmethod
-    def calculate_progress(checkpoint: PipelineCheckpoint) -> dict[str, Any]:
-        total, done = checkpoint.total_stages, checkpoint.stages_completed
-        end = checkpoint.updated_at
+    def calculate_progress(checkpoint: PipelineCheckpoint | None) -> dict[str, Any]:
+        if checkpoint is None:
+            numbers = ("progress_percent", "stages_completed", "total_stages")
+            times = ("elapsed_seconds", "estimated_remaining_seconds")
+            return {**dict.fromkeys(numbers, 0), "current_stage": None, **dict.fromkeys(times, 0)}
+        done, total = checkpoint.stages_completed, checkpoint.total_stages
+        remaining = estimate_remaining_time(checkpoint.total_duration_seconds, done, total)
         return {
-            "progress_percent": round(100 * done / total, 2) if total else 0.0,
+            "progress_percent": calculate_progress_percent(done, total),
             "stages_completed": done,
             "total_stages": total,
             "current_stage": checkpoint.current_stage,
-            "elapsed_seconds": (end - checkpoint.created_at).total_seconds(),
-            "estimated_remaining_seconds": ProgressCalculator.estimate_remaining(checkpoint),
+            "elapsed_seconds": round((now() - checkpoint.created_at).total_seconds(), 2),
+            "estimated_remaining_seconds": remaining,
         }
 
     @staticmethod
-    def estimate_remaining(checkpoint: PipelineCheckpoint) -> float:
-        """The mean time of a stage for each that remains."""
-        done = checkpoint.stages_completed
-        left = max(0, checkpoint.total_stages - done)
-        return checkpoint.total_duration_seconds / done * left if done else 0.0
-
-
-class CheckpointUpdater:
-    @staticmethod
-    def update_with_stage(checkpoint: PipelineCheckpoint, stage: StageCheckpoint) -> PipelineCheckpoint:
-        """The checkpoint with a stage in the one list it belongs to; a repeated one counts as a retry."""
-        card = PipelineCheckpoint.from_dict(checkpoint.to_dict())
-        if stage.stage_name in card.stage_checkpoints:
-            stage.retry_count = card.stage_checkpoints[stage.stage_name].retry_count + 1
-        card.stage_checkpoints[stage.stage_name] = stage
-        for word in ("completed", "failed", "skipped"):
-            others = [name for name in getattr(card, f"{word}_stages") if name != stage.stage_name]
-            setattr(card, f"{word}_stages", [*others, stage.stage_name] if stage.status == word else others)
-        card.stages_completed = len(card.completed_stages)
-        stages = card.stage_checkpoints.values()
-        card.total_duration_seconds = sum(s.duration_seconds for s in stages if s.status == "completed")
-        card.estimated_remaining_seconds = ProgressCalculator.estimate_remaining(card)
-        card.updated_at = datetime.now()  # noqa: DTZ005 - these cards have local times
-        return card
+    def get_next_stage(checkpoint: PipelineCheckpoint | None, all_stages: Iterable[str]) -> str | None:
+        """The first stage that is not completed."""
+        done = set() if checkpoint is None else set(checkpoint.completed_stages)
+        return next((stage for stage in all_stages if stage not in done), None)
 
 
 class LLMCacheKeyGenerator:
     @staticmethod
-    def generate_key(card_id: str, stage_name: str, prompt: str) -> str:
+    def generate_cache_key(card_id: str, stage_name: str, prompt: str) -> str:
         return f"{card_id}:{stage_name}:{hashlib.sha256(prompt.encode()).hexdigest()[:16]}"
 
 
@@ -79,37 +126,31 @@ class LLMCacheManager:
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self._answers: dict[tuple[str, str, str], Any] = {}
-        self._counts: Counter[str] = Counter()
+        self.cache: dict[str, Any] = {}
+        self.key_generator = LLMCacheKeyGenerator()
 
     def store_response(self, card_id: str, stage_name: str, prompt: str, response: Any) -> None:
         if self.enabled:
-            self._answers[card_id, stage_name, prompt] = response
+            self.cache[self.key_generator.generate_cache_key(card_id, stage_name, prompt)] = response
 
     def get_cached_response(self, card_id: str, stage_name: str, prompt: str) -> Any:
+        """The entry as it was saved, with all of its keys; None when there is none."""
         if not self.enabled:
             return None
-        key = (card_id, stage_name, prompt)
-        self._counts["hits" if key in self._answers else "misses"] += 1
-        return self._answers.get(key)
+        return self.cache.get(self.key_generator.generate_cache_key(card_id, stage_name, prompt))
 
-    def restore_cache_from_checkpoint(self, checkpoint: PipelineCheckpoint) -> int:
-        """Take over the answers of all stages; says how many."""
-        count = 0
-        for stage in checkpoint.stage_checkpoints.values():
+    def restore_cache_from_checkpoint(self, checkpoint: PipelineCheckpoint | None) -> None:
+        stages = {} if checkpoint is None else checkpoint.stage_checkpoints
+        for name, stage in stages.items():
             for entry in stage.llm_responses:
-                if isinstance(entry, dict) and "prompt" in entry:
-                    self.store_response(checkpoint.card_id, stage.stage_name, entry["prompt"], entry.get("response"))
-                    count += 1
-        return count
+                if isinstance(entry, dict) and entry.get("prompt"):
+                    self.store_response(checkpoint.card_id, name, entry["prompt"], entry)  # type: ignore[union-attr]
 
     def clear_cache(self) -> None:
-        self._answers.clear()
+        self.cache.clear()
 
     def get_cache_stats(self) -> dict[str, Any]:
-        hits, misses = self._counts["hits"], self._counts["misses"]
-        rate = hits / (hits + misses) if hits + misses else 0.0
-        return {"enabled": self.enabled, "size": len(self._answers), "hits": hits, "misses": misses, "hit_rate": rate}
+        return {"enabled": self.enabled, "cached_responses": len(self.cache), "cache_keys": list(self.cache)}
 
 
 class CheckpointValidator:
@@ -119,16 +160,7 @@ class CheckpointValidator:
 
     @staticmethod
     def validate_checkpoint_data(data: Any) -> bool:
-        """Whether a card can be made of it."""
-        try:
-            PipelineCheckpoint.from_dict(data)
-        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError):
-            return False
-        return True
-
-
-class CheckpointStateRestorer:
-    @staticmethod
-    def get_next_stage(checkpoint: PipelineCheckpoint | None, all_stages: Iterable[str]) -> str | None:
-        done = set() if checkpoint is None else {*checkpoint.completed_stages, *checkpoint.skipped_stages}
-        return next((stage for stage in all_stages if stage not in done), None)
+        """Whether it has what every card has."""
+        return isinstance(data, Mapping) and all(
+            name in data for name in ("checkpoint_id", "card_id", "status", "created_at", "updated_at")
+        )

@@ -26,14 +26,16 @@ def call_request(call: Callable[..., Any], body: Mapping[str, Any], sample: int,
     return Request("CALL", f"{name} {version}".strip(), json.loads(canonical(_plain(body))), parse_sample(sample))
 
 
-def imported_request(run: str, body: Mapping[str, Any]) -> Request | None:
-    """Under which the answer to a prompt of an imported run is kept: older systems recorded no model and no parameters.
+def imported_request(run: str, stage: str, prompt: str) -> Request:
+    """Under which the answer to a prompt of an imported run is kept: older systems recorded no model, no parameters."""
+    return Request("IMPORTED", run, {"stage": stage, "prompt": prompt})
 
-    None for a conversation: only a single prompt, system messages aside, was a key there.
-    """
+
+def single_prompt(body: Mapping[str, Any]) -> str | None:
+    """The prompt of a call, system messages aside; None for a conversation, which was no key of older systems."""
     prompts = [m for m in body.get("messages", ()) if not (isinstance(m, Mapping) and m.get("role") == "system")]
     content = prompts[0].get("content") if len(prompts) == 1 and isinstance(prompts[0], Mapping) else None
-    return Request("IMPORTED", run, {"prompt": content}) if isinstance(content, str) else None
+    return content if isinstance(content, str) else None
 
 
 def step_request(name: str, version: str, inputs: Mapping[str, bytes]) -> Request:

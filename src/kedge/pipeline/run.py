@@ -205,7 +205,7 @@ class Run:
         those of `kedge.llm.http_client`. Tokens and money are counted. An object of a vendor's SDK comes back as
         plain data, text and data as they are.
         """
-        from kedge.llm.calls import Shared, call_request, imported_request
+        from kedge.llm.calls import Shared, call_request, imported_request, single_prompt
         from kedge.llm.exchange import Policy
 
         options = parse_options(retries, timeout_s, timeout_in, version)
@@ -218,7 +218,9 @@ class Run:
             call, {"model": model, "messages": list(messages), **parameters}, sample, options.version
         )
         is_old = self._at_work().is_imported and not (sample or self.version or options.version)
-        older = imported_request(self.key, request.body) if is_old else None
+        prompt = single_prompt(request.body) if is_old else None
+        stage = (*place_in(self).path, name)[0]
+        older = None if prompt is None else imported_request(self.key, stage, prompt)
         shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s), older)
         if sample:
             options = replace(options, version=f"{options.version} sample {sample}")

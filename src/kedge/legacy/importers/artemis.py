@@ -208,7 +208,7 @@ def _stage(name: str, stage: Document, run: OldRun) -> Iterator[Draft]:
     at = _end_of(stage) or None
     answers = stage.get("llm_responses")
     for entry in answers if isinstance(answers, list) else ():
-        if answer := run.answer(mapping(entry), at):
+        if answer := run.answer(name, mapping(entry), at):
             yield answer
     status = stage.get("status", "completed")
     if status not in ("completed", "skipped", "failed"):

@@ -26,6 +26,7 @@ MAX_JSON_BYTES = 256 << 20
 MAX_JSON_VALUES = 4_000_000  # so that a file of nothing but brackets cannot fill the memory
 MAX_TEXT_CHARACTERS = 500  # of what an old file may put into metadata and reports
 SALVAGED = ":salvaged"  # ends the name of a job beside the real one: what is in it is no state to resume from
+SAVED_HERE = "saved_here"  # in the legacy metadata of what programs saved through the old names: no import adds to it
 MOST_PATHS = 100  # placeholders named for one checkpoint
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:@+-]+")

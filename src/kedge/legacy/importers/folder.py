@@ -16,6 +16,7 @@ from .common import MAX_JSON_BYTES, Finding, Unreadable, Verdict, clean, parse_j
 
 MAX_DEPTH = 16
 MARKER = "kedge-store"
+IMPORTED = ".kedge-imported"  # says that the old files beside it were imported by the old names
 SNIFF_BYTES = 64
 
 
@@ -74,6 +75,8 @@ def list_folder(path: str, shown: str) -> Listing:
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda e: e.name):
                 where = os.path.join(shown, entry.name)
+                if entry.name == IMPORTED:
+                    continue
                 if entry.is_symlink():
                     findings.append(Finding(Verdict.SKIPPED, clean(where), "a link; links are never followed"))
                 elif entry.is_dir(follow_symlinks=False):

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from kedge.llm.cache import JOB as LLM_JOB
-from kedge.llm.keys import Request
+from kedge.llm.calls import imported_request
+from kedge.llm.pricing import Tokens, tokens_of
 from kedge.model import CheckpointLevel, RunStatus
 from kedge.pipeline.keys import digest_of, imported_tag, map_key
 
-from .common import Document, Draft, clean, digest_of_document, legacy, name_of, step_of
+from .common import Document, Draft, clean, digest_of_document, legacy, name_of, number, step_of
 
 MOST_RUN_KEY = 122  # leaves room for the inbox of a run
 
@@ -135,21 +137,37 @@ class OldRun:
         about = {"kind": kind, "path": list(path), "session": max(1, self.session)}
         return path, about | {"legacy": legacy(self.form, **(facts or {}))}
 
-    def answer(self, entry: Document, created_us: int | None) -> Draft | None:
-        """An LLM response, for `run.llm` in the imported run: found by its prompt, as the old run found it."""
-        if not isinstance(entry.get("prompt"), str) or "response" not in entry:
+    def answer(self, stage: str, entry: Document, created_us: int | None) -> Draft | None:
+        """An LLM response, for `run.llm` in the imported run: found by stage and prompt, as the old run found it."""
+        if not isinstance(entry.get("prompt"), str):
             return None
-        request = Request("IMPORTED", self.job, {"prompt": entry["prompt"]})
+        request = imported_request(self.job, step_of(stage), entry["prompt"])
         model = clean(entry.get("model"), 200) or "unknown"
-        about = {"kind": "llm", "model": model, "url": self.job, "sample": 0}
+        about: dict[str, object] = {"kind": "llm", "model": model, "url": self.job, "sample": 0}
+        if (tokens := _tokens(entry)) is not None:
+            about["tokens"] = tokens.to_json()
+        cost = entry.get("cost", entry.get("cost_usd"))
+        if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < 1e9:
+            about["cost"] = format(Decimal(str(cost)), "f")
         return Draft(
             self.form,
             self.source,
             LLM_JOB,
             model,
-            {"request": json.dumps(request.document()), "answer": {"result": entry["response"]}},
+            {
+                "request": json.dumps(request.document()),
+                "answer": {"result": entry.get("response", entry)},
+                "record": entry,
+            },
             key=request.key,
             created_us=created_us,
-            metadata={**about, "legacy": legacy(self.form, job=self.job)},
+            metadata={**about, "legacy": legacy(self.form, job=self.job, stage=stage)},
             found_by=request.key,
         )
+
+
+def _tokens(entry: Document) -> Tokens | None:
+    """What an entry says of its tokens: in a vendor's form, or as the cost files of artemis have it."""
+    if isinstance(entry.get("tokens_input"), int):
+        return Tokens(number(entry["tokens_input"]), number(entry.get("tokens_output")))
+    return tokens_of(entry.get("usage") or entry.get("tokens"))

@@ -18,7 +18,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, new_checkpoint_id
 from kedge.store.request import Request, parse_request
 
-from .common import Draft, Finding, Verdict, clean, digest
+from .common import SAVED_HERE, Draft, Finding, Verdict, clean, digest, mapping
 
 BATCH = 500
 BATCH_BYTES = 8 << 20
@@ -145,7 +145,8 @@ class Writer:
     def _is_foreign(self, job: str) -> bool:
         if job not in self._foreign:
             newest = self._manager.list(job, limit=1)
-            self._foreign[job] = bool(newest) and "legacy" not in newest[0].metadata
+            old = mapping(newest[0].metadata.get("legacy")) if newest else {}
+            self._foreign[job] = bool(newest) and (not old or SAVED_HERE in old)
         return self._foreign[job]
 
     def _request(self, ready: _Ready) -> Request:
