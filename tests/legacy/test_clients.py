@@ -187,9 +187,7 @@ def test_a_job_is_saved_listed_restored_and_cleaned(manager: jobs.CheckpointMana
     assert manager.delete("job/123 ü", ids[-1]) is True
     assert manager.delete("job/123 ü", ids[-1]) is False
     assert len(manager.list("job/123 ü")) == 2
-    latest = manager.get_latest_checkpoint("job/123 ü")
-    assert latest is not None
-    assert latest.checkpoint_id == ids[5]
+    assert manager.get_latest_checkpoint("job/123 ü") == ids[5]
     assert manager.cleanup_job("job/123 ü") == 2
     assert manager.list("job/123 ü") == []
     assert manager.get_latest_checkpoint("nobody") is None
@@ -204,37 +202,59 @@ def test_jobs_live_beside_their_old_files(tmp_path: Path, monkeypatch: pytest.Mo
     document = old_jobs.checkpoint("job 9", "outline", {"n": 1})
     old_jobs.write(tmp_path / "checkpoints", document)
     with jobs.CheckpointManager() as manager:
-        assert bring("checkpoints", manager).imported == 1
+        assert bring("checkpoints", manager.store).present == 1  # the first opening imports what lies there
         assert manager.restore("job 9", document["checkpoint_id"]) == {"n": 1}
         manager.save("job 9", "draft", {"n": 2})
         assert [c.step_name for c in manager.list("job 9")] == ["outline", "draft"]
 
 
 def test_a_workflow_with_an_approval(manager: jobs.CheckpointManager) -> None:
-    asked: list[str] = []
-    manager.register_approval_callback(lambda execution_id, checkpoint: asked.append(checkpoint["checkpoint_name"]))
-    done: list[str] = []
-    manager.register_checkpoint_callback("draft", lambda execution_id, checkpoint: done.append(checkpoint["state"]))
+    asked: list[tuple[str, str]] = []
+    manager.register_approval_callback(lambda execution_id, step: asked.append((execution_id, step.checkpoint_name)))
+    done: list[jobs.CheckpointState] = []
+    manager.register_checkpoint_callback("draft", lambda step: done.append(step.state))
     first = manager.start_workflow_execution("corr", "blog", {"topic": "tea"})
-    assert manager.start_workflow_execution("corr", "blog") != first
+    assert (first.state, first.global_data, first.checkpoints) == ("running", {"topic": "tea"}, [])
+    name = first.execution_id
+    assert manager.start_workflow_execution("corr", "blog").execution_id != name
     with pytest.raises(ValueError):
         manager.create_checkpoint("exec_nobody_1", "draft", "writer", {})
-    manager.create_checkpoint(first, "draft", "writer", {"words": 3})
-    assert manager.complete_checkpoint(first, "draft", {"text": "…"}) is True
-    manager.create_checkpoint(first, "publish", "editor", {}, approval_required=True)
-    assert asked == ["publish"]
-    assert done == ["active", "completed"]
-    status = manager.get_execution_status(first)
+    created = manager.create_checkpoint(name, "draft", "writer", {"words": 3})
+    assert (created.state, created.input_data) == (jobs.CheckpointState.ACTIVE, {"words": 3})
+    assert jobs.CheckpointExecution.from_dict(created.to_dict()) == created
+    assert manager.complete_checkpoint(name, "draft", {"text": "…"}) is True
+    waiting = manager.create_checkpoint(name, "publish", "editor", {}, approval_required=True)
+    assert (waiting.state, waiting.approval_status) == (jobs.CheckpointState.PAUSED, "pending")
+    assert asked == [(name, "publish")]
+    assert done == [jobs.CheckpointState.COMPLETED]
+    status = manager.get_execution_status(name)
+    assert status is not None
     assert (status["state"], status["pending_approvals"], status["completed_checkpoints"]) == ("paused", 1, 1)
     with pytest.raises(kedge.Conflict):
-        manager.resume_execution(first)  # it used to go on without an answer
-    assert manager.approve_checkpoint(first, "publish", True) is True
-    assert manager.complete_checkpoint(first, "publish", {}) is True
-    assert manager.pause_execution(first) is True
-    assert manager.resume_execution(first) is True
-    assert [c["state"] for c in manager.get_checkpoint_history(first)] == ["completed", "completed"]
+        manager.resume_execution(name)  # it used to go on without an answer
+    assert manager.approve_checkpoint(name, "draft", True) is False  # it needs none
+    assert manager.approve_checkpoint(name, "publish", True) is True
+    assert manager.complete_checkpoint(name, "publish", {}) is True
+    assert manager.pause_execution(name, "publish") is True
+    assert manager.resume_execution(name) is True
+    assert [c["state"] for c in manager.get_checkpoint_history(name)] == [jobs.CheckpointState.COMPLETED] * 2
     assert len(manager.list_executions("running")) == 2
-    assert manager.cleanup_old_executions(30) == 0
+    assert manager.cleanup_old_executions(30) is None  # type: ignore[func-returns-value]
+
+
+def test_what_is_unknown_is_answered_as_it_was(manager: jobs.CheckpointManager) -> None:
+    unknown = "exec_nobody_1"
+    assert manager.get_execution_status(unknown) is None
+    assert manager.get_checkpoint_history(unknown) == []
+    assert manager.complete_checkpoint(unknown, "a", {}) is False
+    assert manager.pause_execution(unknown, "a") is False
+    assert manager.resume_execution(unknown) is False
+    assert manager.approve_checkpoint(unknown, "a", True) is False
+    assert manager.list("nobody") == []
+    assert manager.get_latest_checkpoint("nobody") is None
+    assert manager.delete("nobody", "a_1_2") is False
+    name = manager.start_workflow_execution("c", "w").execution_id
+    assert manager.complete_checkpoint(name, "never created", {}) is False
 
 
 # --- unified ---

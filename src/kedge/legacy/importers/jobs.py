@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from kedge.model import CheckpointLevel
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
 from kedge.process.workflow import ApprovalStatus, ExecutionState, StepState
 
 from .common import (
@@ -28,6 +28,7 @@ from .common import (
 
 FORM = "jobs"
 EXECUTION_PREFIX = "exec_"
+MOST_JOB_NAME = 118
 _MOST = 112  # characters of an execution's name: its inbox has a name, too
 
 
@@ -41,12 +42,25 @@ def kind_of(document: object) -> str | None:
         return "checkpoint"
     if "job_id" in keys and "checkpoint_id" not in keys and isinstance(document.get("state"), dict):
         return "job"
-    return None
+    about = mapping(document.get("metadata"))
+    return "state" if {"job_id", "workflow_id", "status"} <= about.keys() and "inputs" in keys else None
+
+
+def old_id_of(checkpoint: Checkpoint) -> str:
+    """The ID by which the jobs system knew a checkpoint: its own, where that is no name of Kedge."""
+    old = mapping(checkpoint.metadata.get("legacy"))
+    return str(old["id"]) if old.get("format") == FORM and "id" in old else checkpoint.id
+
+
+def old_job_of(checkpoint: Checkpoint) -> str:
+    old = mapping(checkpoint.metadata.get("legacy"))
+    return str(old["job"]) if old.get("format") == FORM and "job" in old else checkpoint.job
 
 
 def time_of(document: Document) -> int:
     """The time of a checkpoint; where that is unreadable, the seconds in its ID, which is parsed from the right."""
-    at_us = microseconds(document.get("timestamp") or document.get("started_at"))
+    about = mapping(document.get("metadata"))
+    at_us = microseconds(document.get("timestamp") or document.get("started_at") or about.get("updated_at"))
     if at_us is None:
         parts = str(document.get("checkpoint_id") or document.get("execution_id", "")).rsplit("_", 2)
         digits = [part for part in parts[1:] if part.isdecimal() and part.isascii()]
@@ -60,7 +74,10 @@ def drafts(document: Document, source: str, options: Options, cut: Fragment | No
     if kind == "execution":
         yield from _execution(document, source, options, cut)
         return
-    job = name_of(document["job_id"], most=118, prefix=options.job_prefix)
+    if kind == "state":
+        yield from _job_state(document, source, options, is_cut)
+        return
+    job = name_of(document["job_id"], most=MOST_JOB_NAME, prefix=options.job_prefix)
     step = document.get("step_name") if kind == "checkpoint" else _of(document["state"], "current_step")
     if "state" not in document:
         yield Finding(Verdict.CORRUPTED, source, "the file is cut off before its state; nothing of it can be used")
@@ -88,6 +105,27 @@ def drafts(document: Document, source: str, options: Options, cut: Fragment | No
         },
         schema_version=clean(document.get("workflow_version"), 64) or "1.0",
     )  # fmt: skip
+
+
+def _job_state(document: Document, source: str, options: Options, is_cut: bool) -> Found:
+    """`.jobs/<job>/state.json`: all that the job engine knew of a job, its steps included."""
+    about = document["metadata"]
+    job = name_of(about["job_id"], most=MOST_JOB_NAME, prefix=options.job_prefix)
+    if is_cut:
+        why = f"the file is cut off; what is left of its state is in job {job}{SALVAGED}"
+        yield Finding(Verdict.CORRUPTED, source, why, tuple(document))
+    yield Draft(
+        FORM,
+        source,
+        job + SALVAGED if is_cut else job,
+        step_of(about.get("current_step"), "state"),
+        document,
+        key=digest_of_document(document),
+        created_us=time_of(document) or None,
+        level=CheckpointLevel.PIPELINE,
+        metadata={"legacy": legacy(FORM, kind="state", job=about["job_id"], status=about["status"])},
+        status=CheckpointStatus.ARCHIVED if about["status"] == "archived" else CheckpointStatus.CREATED,
+    )
 
 
 def _execution(document: Document, source: str, options: Options, cut: Fragment | None) -> Found:

@@ -12,6 +12,8 @@ from starlette.responses import Response
 from kedge.codec.json_view import to_json_view
 from kedge.diff.outline import open_state, with_content
 from kedge.errors import NotFound
+from kedge.legacy.importers.common import name_of
+from kedge.legacy.importers.jobs import MOST_JOB_NAME, old_id_of, old_job_of
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server import schemas
@@ -26,6 +28,13 @@ router = APIRouter(prefix=OLDER_PREFIX, tags=["older routes"], responses={"defau
 
 _ARRAYS_BYTES = 16 << 20  # of arrays in one answer
 _IN_PARTS = "download it: GET /api/v1/checkpoints/{id}/raw"
+
+
+OldName = Annotated[str, Field(min_length=1, max_length=1024)]  # any name that the older service took
+
+
+def _job(job_id: str) -> str:
+    return name_of(job_id, most=MOST_JOB_NAME)
 
 
 class OlderCheckpoint(schemas.Answer):
@@ -70,14 +79,14 @@ class RestoreRequest(BaseModel):
 
 
 class CleanupRequest(BaseModel):
-    job_id: schemas.Name = Field(examples=["job_9"])
+    job_id: OldName = Field(examples=["job_9"])
     keep_last: int = Field(default=10, ge=1, le=100)
 
 
 @router.get("", response_model=OlderList)
-async def list_checkpoints(access: Reads, job_id: Annotated[schemas.Name, Query(examples=["job_9"])]) -> Any:
+async def list_checkpoints(access: Reads, job_id: Annotated[OldName, Query(examples=["job_9"])]) -> Any:
     """All checkpoints of a job, oldest first; an unknown job has none."""
-    found = await access.ask(lambda store: store.list(job_id))
+    found = await access.ask(lambda store: store.list(_job(job_id)))
     return {
         "job_id": job_id,
         "checkpoints": [_metadata(checkpoint) for checkpoint in found],
@@ -99,16 +108,17 @@ async def restore_checkpoint(
 ) -> Any:
     """The state; with `resume`, handed to the job runner, which is called once."""
     checkpoint, state = await access.ask(lambda store: _read(store, checkpoint_id))
+    job = old_job_of(checkpoint)
     is_resumed = wish is not None and wish.resume
     if is_resumed:
-        await resume(access.service, checkpoint.job, await access.ask(lambda store: store.load(checkpoint.id)))
+        await resume(access.service, job, await access.ask(lambda store: store.load(checkpoint.id)))
     outcome = "resumed" if is_resumed else "restored"
     return {
-        "checkpoint_id": checkpoint.id,
-        "job_id": checkpoint.job,
+        "checkpoint_id": checkpoint_id,
+        "job_id": job,
         "state": state,
         "job_status": outcome,
-        "message": f"Job {checkpoint.job} {outcome} from checkpoint {checkpoint.id}",
+        "message": f"Job {job} {outcome} from checkpoint {checkpoint_id}",
         "timestamp": _now(),
     }
 
@@ -131,8 +141,9 @@ async def clean_up(access: Writes, wish: CleanupRequest) -> Any:
     """Delete all but the newest checkpoints of a job."""
 
     def clean(store: CheckpointManager) -> tuple[int, int]:
-        deleted = store.cleanup(wish.job_id, wish.keep_last)
-        job = next((job for job in store.jobs(wish.job_id, 1) if job.name == wish.job_id), None)
+        name = _job(wish.job_id)
+        deleted = store.cleanup(name, wish.keep_last)
+        job = next((job for job in store.jobs(name, 1) if job.name == name), None)
         return deleted, job.checkpoints if job else 0
 
     deleted, kept = await access.ask(clean)
@@ -147,8 +158,8 @@ def _read(store: CheckpointManager, checkpoint_id: str) -> tuple[Checkpoint, Any
 
 def _find(store: CheckpointManager, checkpoint_id: str) -> Checkpoint:
     try:
-        return store.get(checkpoint_id)
-    except ValueError:  # no checkpoint can be called so
+        return store.get(name_of(checkpoint_id))
+    except NotFound:
         raise _missing(checkpoint_id) from None
 
 
@@ -159,8 +170,8 @@ def _missing(checkpoint_id: str) -> NotFound:
 def _metadata(checkpoint: Checkpoint) -> dict[str, object]:
     name = checkpoint.metadata.get("workflow_name")
     return {
-        "checkpoint_id": checkpoint.id,
-        "job_id": checkpoint.job,
+        "checkpoint_id": old_id_of(checkpoint),
+        "job_id": old_job_of(checkpoint),
         "step_name": checkpoint.step,
         "timestamp": checkpoint.timestamp,
         "workflow_version": checkpoint.schema_version,
