@@ -366,24 +366,55 @@ def test_the_manager_of_a_place_is_one(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_files_of_a_container(tmp_path: Path) -> None:
-    upper, dump = tmp_path / "upper", tmp_path / "dump"
+    upper, dump, new = tmp_path / "fs", tmp_path / "dump", tmp_path / "new"
     (upper / "etc").mkdir(parents=True)
     (upper / "etc" / "conf").write_text("x = 1")
     os.link(upper / "etc" / "conf", upper / "etc" / "same")
+    os.symlink("/etc/passwd", upper / "link")
+    os.setxattr(upper / "etc" / "conf", "user.note", b"\xff1")
     dump.mkdir()
     handler = arch.CheckpointHandler()
     assert handler.validate_checkpoint(dump) is False
     (dump / "dump.log").write_text("(00.1) Dumping finished successfully\n")
-    assert handler.validate_checkpoint(dump) is False  # no inventory
-    (dump / "inventory.img").write_bytes(b"x")
     assert handler.validate_checkpoint(dump) is True
-    assert handler.save_checkpoint(tmp_path / "nowhere", dump) is False
-    assert handler.save_checkpoint(upper, dump) is True
+    assert handler.save_checkpoint_file(tmp_path / "nowhere", dump) is False
+    assert handler.save_checkpoint_file(upper, dump) is True
     (upper / "etc" / "conf").write_text("x = 2")
-    assert handler.save_checkpoint(upper, dump) is True
-    assert handler.restore_checkpoint(tmp_path / "nowhere", tmp_path / "new") is False
-    assert handler.restore_checkpoint(dump, tmp_path / "new") is True
-    assert (tmp_path / "new" / "etc" / "conf").read_text() == "x = 2"
-    assert (tmp_path / "new" / "etc" / "same").stat().st_nlink == 2
+    assert handler.save_checkpoint_file(upper, dump) is True
+    assert sorted(os.listdir(dump)) == ["container_files.tar", "dump.log"]
+    assert handler.restore_checkpoint_file(tmp_path / "nowhere", upper) is False
+    assert handler.restore_checkpoint_file(dump, new) is False
+    (new / "etc").mkdir(parents=True)
+    (new / "etc" / "stale").touch()
+    assert handler.restore_checkpoint_file(dump, new) is True
+    assert sorted(os.listdir(new / "etc")) == ["conf", "same"]
+    assert (new / "etc" / "conf").read_text() == "x = 2"
+    assert (new / "etc" / "same").stat().st_nlink == 2
+    assert os.getxattr(new / "etc" / "conf", "user.note") == b"\xff1"
+    assert os.readlink(new / "link") == "/etc/passwd"
     (dump / "dump.log").write_text("(00.1) Dumping finished successfully\n(00.2) Error: no\n")
     assert arch.validate_checkpoint(dump) is False
+
+
+def test_a_cut_tar_of_files_changes_nothing(tmp_path: Path) -> None:
+    upper, dump = tmp_path / "fs", tmp_path / "dump"
+    upper.mkdir()
+    (upper / "conf").write_text("x = 1")
+    assert arch.save_checkpoint_file(upper, dump)
+    tar = dump / "container_files.tar"
+    content = tar.read_bytes()
+    (upper / "conf").write_text("x = 2")
+    for size in range(len(content)):
+        tar.write_bytes(content[:size])
+        with pytest.raises(kedge.CheckpointError):
+            arch.restore_checkpoint_file(dump, upper)
+        assert os.listdir(upper) == ["conf"]
+        assert (upper / "conf").read_text() == "x = 2"
+
+
+def test_rolling_back_and_cleaning_up(tmp_path: Path) -> None:
+    (tmp_path / "upper").mkdir()
+    arch.rollback_restore_file(tmp_path / "upper")
+    arch.rollback_restore_file(tmp_path / "upper")
+    (tmp_path / "dump").mkdir()
+    assert [arch.cleanup_checkpoint(path) for path in (tmp_path / "dump", tmp_path / "dump", "")] == [True, False, False]

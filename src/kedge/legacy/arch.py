@@ -1,65 +1,135 @@
-"""arch: the three file operations of its checkpoint handler, on directories (`kedge-runc` is the rest of it).
+"""arch: its checkpoint handler on its own directories: `dump.log` and CRIU's images, `container_files.tar` beside them.
 
-Corrected: a dump counts only when CRIU said so at the end and its inventory is there; the files are kept durably, with
-attributes, owners, whiteouts and hard links, and an older checkpoint stays until the new one is whole.
+Corrected: the tar is durable before it takes the place of an older one, and keeps attributes and hard links; a restore
+writes nothing outside its directory and changes nothing unless the whole tar is sound. Errors are raised.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path as _Path
 
-from kedge.errors import NotFound
-from kedge.files import Tree
-from kedge.manager import CheckpointManager
+from kedge.containers.archive.arch import FILES, unpack
+from kedge.errors import storage_error
 
-__all__ = ["CheckpointHandler", "restore_checkpoint", "save_checkpoint", "validate_checkpoint"]
+__all__ = [
+    "CheckpointHandler", "cleanup_checkpoint", "restore_checkpoint", "restore_checkpoint_file",
+    "rollback_restore_file", "save_checkpoint", "save_checkpoint_file", "validate_checkpoint",
+]  # fmt: skip
 
 Path = str | os.PathLike[str]
 
 _FINISHED = b"Dumping finished successfully"
-_STORE, _JOB = "kedge", "upperdir"
+_XATTR = "SCHILY.xattr."
 _OVERLAY = ("trusted.overlay.origin", "trusted.overlay.uuid")  # of one host only
 
 
-def validate_checkpoint(path: Path) -> bool:
-    """Whether CRIU's dump in this directory is complete."""
+def validate_checkpoint(checkpoint_path: Path) -> bool:
+    """Whether the last line of CRIU's log in this directory says that the dump is complete."""
     try:
-        with open(os.path.join(path, "dump.log"), "rb") as log:
+        with open(os.path.join(checkpoint_path, "dump.log"), "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
             lines = log.read().splitlines()
     except OSError:
         return False
-    return bool(lines) and _FINISHED in lines[-1] and os.path.isfile(os.path.join(path, "inventory.img"))
+    return bool(lines) and _FINISHED in lines[-1]
 
 
-def save_checkpoint(upperdir: Path, checkpoint_path: Path) -> bool:
-    """Keep the files of a container beside its dump; False when there is no such directory. Errors are raised."""
+def save_checkpoint_file(upperdir: Path, checkpoint_path: Path) -> bool:
+    """Keep the files of a container beside its dump; False when there is no such directory."""
     if not os.path.isdir(upperdir):
         return False
     os.makedirs(checkpoint_path, exist_ok=True)
-    with CheckpointManager(os.path.join(checkpoint_path, _STORE)) as store:
-        is_root = os.geteuid() == 0
-        files = Tree(upperdir, exact=is_root, skip_special=not is_root, without_attributes=_OVERLAY if is_root else ())
-        store.save(_JOB, "files", {"files": files})
-        store.cleanup(_JOB, keep_last=2)
-    return True
-
-
-def restore_checkpoint(checkpoint_path: Path, upperdir: Path) -> bool:
-    """Bring the files back; False when none were kept. Files of the same name are replaced. Errors are raised."""
+    target = os.path.join(checkpoint_path, FILES)
     try:
-        with CheckpointManager(os.path.join(checkpoint_path, _STORE), create=False) as store:
-            state: Any = store.restore(_JOB)
-            state["files"].write_to(upperdir, overwrite=True, exact=os.geteuid() == 0)
-    except NotFound:
-        return False
+        handle, draft = tempfile.mkstemp(dir=checkpoint_path, prefix=f".{FILES}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=6) as tar:
+                    _add(tar, _Path(upperdir), os.path.basename(os.path.abspath(upperdir)))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+        except BaseException:
+            os.unlink(draft)
+            raise
+        folder = os.open(checkpoint_path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise storage_error("save", target, error) from error
     return True
+
+
+def _add(tar: tarfile.TarFile, path: _Path, name: str) -> None:
+    """A file or a directory with all below it; attributes as GNU tar writes them."""
+    member = tar.gettarinfo(str(path), name)
+    if member is None:
+        return  # a socket: it means nothing without its process
+    if not path.is_symlink():
+        for attribute in os.listxattr(path):
+            if attribute not in _OVERLAY:
+                member.pax_headers = {
+                    **member.pax_headers,
+                    _XATTR + attribute: os.getxattr(path, attribute).decode("utf-8", "surrogateescape"),
+                }
+    if member.isreg():
+        with open(path, "rb") as file:
+            tar.addfile(member, file)
+    else:
+        tar.addfile(member)
+    if member.isdir():
+        for inside in sorted(os.listdir(path)):
+            _add(tar, path / inside, f"{name}/{inside}")
+
+
+def restore_checkpoint_file(checkpoint_path: Path, upperdir: Path) -> bool:
+    """Bring the files back; False when there are none, or no such directory. What has the same name is replaced."""
+    tar = os.path.join(checkpoint_path, FILES)
+    if not os.path.isdir(upperdir) or not os.path.isfile(tar):
+        return False
+    with tempfile.TemporaryDirectory(dir=upperdir, prefix=".kedge-restore-") as work:
+        new, old = _Path(work, "new"), _Path(work, "old")
+        unpack(tar, new)
+        old.mkdir()
+        for name in os.listdir(new):
+            place = os.path.join(upperdir, name)
+            if os.path.lexists(place):
+                os.rename(place, old / name)
+            os.rename(new / name, place)
+        shutil.copystat(new, upperdir)
+    if os.path.isdir(leftover := os.path.join(upperdir, "fs.bak")):
+        shutil.rmtree(leftover)  # what an interrupted restore of ARCH had put aside
+    return True
+
+
+def rollback_restore_file(upperdir: Path) -> None:
+    """Remove what a failed restore left."""
+    if os.path.exists(upperdir):
+        shutil.rmtree(upperdir)
+
+
+def cleanup_checkpoint(checkpoint_path: Path) -> bool:
+    """Delete a checkpoint; False when there is none."""
+    if not checkpoint_path or not os.path.exists(checkpoint_path):
+        return False
+    shutil.rmtree(checkpoint_path)
+    return True
+
+
+save_checkpoint, restore_checkpoint = save_checkpoint_file, restore_checkpoint_file
 
 
 class CheckpointHandler:
     """The same as methods."""
 
     validate_checkpoint = staticmethod(validate_checkpoint)
-    save_checkpoint = staticmethod(save_checkpoint)
-    restore_checkpoint = staticmethod(restore_checkpoint)
+    save_checkpoint_file = save_checkpoint = staticmethod(save_checkpoint_file)
+    restore_checkpoint_file = restore_checkpoint = staticmethod(restore_checkpoint_file)
+    rollback_restore_file = staticmethod(rollback_restore_file)
+    cleanup_checkpoint = staticmethod(cleanup_checkpoint)

@@ -22,6 +22,7 @@ from kedge.files import Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 
+from . import arch
 from . import layout as formats
 from .compression import Plain
 from .directory import copy_files, digest_of
@@ -83,6 +84,8 @@ def import_images(
     _refuse_others()
     with private_directory(work) as home:
         copy_files(path, home / "images", Limits())
+        digest = digest_of(home / "images")
+        upper, left_out = _unpack_arch_files(home)
         borders = validate_images(home / "images")
         taken = snapshot.Snapshot(
             kind="container",
@@ -94,11 +97,23 @@ def import_images(
             network=network.network_of(spec),
             criu={"version": "", "options": []},
             processes=snapshot.read_processes(home / "images"),
+            rootfs_kind="none" if upper is None else "overlay",
+            rootfs=None if upper is None else snapshot.rootfs_tree(upper),
         )
         facts = {"kind": "container", "id": key, "runtime": "runc", "network": taken.network["mode"]}
         metadata = {**facts, "is_running": False, "imported": {"format": "images"}, **taken.totals()}
-        checkpoint, is_new = _save(manager, key, taken, metadata, None, digest_of(home / "images"), lease)
-        return Imported(checkpoint, "images", (), is_new)
+        checkpoint, is_new = _save(manager, key, taken, metadata, None, digest, lease)
+        return Imported(checkpoint, "images", tuple(left_out), is_new)
+
+
+def _unpack_arch_files(home: Path) -> tuple[Path | None, list[tuple[str, str]]]:
+    """The files that ARCH kept beside the images, out of these and as an upper directory."""
+    tar = home / "images" / arch.FILES
+    if not tar.is_file():
+        return None, []
+    left_out = arch.unpack(tar, home / "upper")
+    tar.unlink()
+    return home / "upper", left_out
 
 
 def _refuse_others() -> None:
