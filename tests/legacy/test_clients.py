@@ -417,4 +417,8 @@ def test_rolling_back_and_cleaning_up(tmp_path: Path) -> None:
     arch.rollback_restore_file(tmp_path / "upper")
     arch.rollback_restore_file(tmp_path / "upper")
     (tmp_path / "dump").mkdir()
-    assert [arch.cleanup_checkpoint(path) for path in (tmp_path / "dump", tmp_path / "dump", "")] == [True, False, False]
+    assert [arch.cleanup_checkpoint(path) for path in (tmp_path / "dump", tmp_path / "dump", "")] == [
+        True,
+        False,
+        False,
+    ]

@@ -51,7 +51,9 @@ def move_in(directory: str | os.PathLike[str], store: CheckpointManager, form: s
             lost = f", {len(report.findings):,} remarks: kedge import {place} --dry-run" if report.findings else ""
             sys.stderr.write(f"kedge: {place}: {report.imported:,} checkpoints of old files imported{lost}\n")
     elif marker.read_text() != fingerprint:
-        sys.stderr.write(f"kedge: {place}: old files changed since they were imported; kedge import {place} takes them\n")
+        sys.stderr.write(
+            f"kedge: {place}: old files changed since they were imported; kedge import {place} takes them\n"
+        )
 
 
 def _fingerprint(directory: str) -> str | None:

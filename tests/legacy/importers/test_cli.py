@@ -46,9 +46,11 @@ def test_dry_run_import_and_again(old: Path, tmp_path: Path) -> None:
     done = run("import", str(old))
     assert "found 7 checkpoints: 3 artemis, 4 jobs" in done.stderr
     assert "7 checkpoints imported, 4 jobs" in done.stdout
+    assert "files: 4 taken whole, 1 in part, 0 skipped" in done.stdout
     again: Any = json.loads(run("import", str(old), "--json").stdout)
     assert (again["imported"], again["present"], again["jobs"]) == (0, 7, 4)
     assert again["corrupted"][0]["paths"] == ["checkpoints[0] draft"]
+    assert (again["files"]["card.json"], again["files"]["exec.json"]) == ("whole", "part")
     assert json.loads(run("restore", "job").stdout) == {"n": 2}
 
 

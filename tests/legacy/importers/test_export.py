@@ -144,3 +144,45 @@ def test_any_run_as_a_card(store: Path, tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, ["export", "no-run", str(tmp_path / "x"), "--format", "artemis"])
     assert refused.exit_code == 3
     assert not (tmp_path / "x").exists()
+
+
+ODD = ["job 9", "tâche №1", "a#b", "50% off?", "x" * 200, "-dash", ".hidden"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_names_that_are_none_of_ours_come_back_as_they_were(store: Path, tmp_path: Path, name: str) -> None:
+    document = jobs.checkpoint(name, "s", {"n": 1}) | {"checkpoint_id": f"{name[:150]} s_1763461834_1a2b3c4d"}
+    put(tmp_path / "old", "a.json", document)
+    put(tmp_path / "old", "b.json", {**jobs.execution("c", []), "execution_id": f"exec_{name}_1"})
+    put(tmp_path / "old", "c.json", artemis.card(f"card {name}", {"plan": artemis.stage("plan", 0)}))
+    out = tmp_path / "out"
+    with kedge.open(store) as opened:
+        report = bring(str(tmp_path / "old"), opened)
+        for job in sorted(report.jobs - {"llm:cache"}):
+            if opened.list(job)[0].metadata.get("kind") == "execution":
+                Workflows(opened).pause_execution(job)
+    for job in sorted(report.jobs - {"llm:cache"}):
+        is_card = "card" in job
+        run("export", job, str(out), "--format", "artemis" if is_card else "jobs")
+    assert read(out / name / f"{document['checkpoint_id']}.json") == document
+    assert read(out / f"exec_{name}_1.json")["state"] == "paused"
+    assert read(out / f"card {name}.json")["card_id"] == f"card {name}"
+
+
+def test_layouts_of_whole_jobs(store: Path, tmp_path: Path) -> None:
+    whole = jobs.whole_job("job one")
+    state = {
+        "metadata": {"job_id": "job two", "workflow_id": "w", "status": "running", "updated_at": "2026-01-02T03:04:05"},
+        "inputs": {},
+        "outputs": {"a": 1},
+        "steps": {},
+        "context": {},
+    }
+    put(tmp_path / "old", "one.json", whole)
+    put(tmp_path / "old" / "job two", "state.json", state)
+    with kedge.open(store) as opened:
+        found = bring(str(tmp_path / "old"), opened).jobs
+    for job in found:
+        run("export", job, str(tmp_path / "out"), "--format", "jobs")
+    assert read(tmp_path / "out" / "job one.json") == whole
+    assert read(tmp_path / "out" / "job two" / "state.json") == state

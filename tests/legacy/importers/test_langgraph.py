@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+from uuid import UUID
 
 import pytest
 
@@ -147,3 +150,75 @@ def test_types_that_are_not_built(tmp_path: Path, store: kedge.CheckpointManager
     assert lossy[0].paths == ("kedge.no_such_module.Thing",)
     assert "--allow kedge.no_such_module.Thing" in lossy[0].reason
     assert len(report.of(Verdict.CORRUPTED)) == 2
+
+
+class Old(TypedDict):
+    messages: Annotated[list[Any], operator.add]
+    at: datetime
+    ids: set[int]
+    wait: timedelta
+    who: UUID
+
+
+@pytest.mark.parametrize("version", ["0.0.66", "0.1.19", "0.2.3"])
+def test_savers_of_earlier_years(tmp_path: Path, store: kedge.CheckpointManager, version: str) -> None:
+    """data/ has what these versions wrote for the same graph, stopped before its second node."""
+    with closing(sqlite3.connect(tmp_path / "old.db")) as db:
+        db.executescript((Path(__file__).parent / "data" / f"langgraph-{version}.sql").read_text())
+    report = bring(str(tmp_path), store)
+    assert (report.imported, report.findings) == (3, [])
+    assert bring(str(tmp_path), store).present == 3
+    builder = StateGraph(Old)
+    builder.add_node("first", lambda _: {"messages": [AIMessage("never")]})
+    builder.add_node("second", lambda _: {"messages": [AIMessage("bye")]})
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    builder.add_edge("second", END)
+    chat = builder.compile(checkpointer=KedgeSaver(store))
+    state = chat.get_state(config("t1"))
+    assert [m.content for m in state.values["messages"]] == ["hello", "hi"]
+    assert {name: state.values[name] for name in ("at", "ids", "wait", "who")} == {
+        "at": datetime(2024, 6, 1, 12, 30, tzinfo=UTC),
+        "ids": {1, 2},
+        "wait": timedelta(days=1, seconds=2),
+        "who": UUID(int=7),
+    }
+    assert len(list(chat.get_state_history(config("t1")))) == 3
+
+
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.parametrize("is_shallow", [False, True])
+def test_older_tables_of_postgres(store: kedge.CheckpointManager, postgres: Any, is_shallow: bool) -> None:
+    require("module:langgraph.checkpoint.postgres")
+    import psycopg
+    from langgraph.checkpoint.postgres import PostgresSaver
+
+    url = postgres.empty_database()
+    with PostgresSaver.from_conn_string(url) as saver:
+        saver.setup()
+        talk(saver, THREADS)
+        before = {thread: history(saver, thread) for thread in THREADS}
+    with psycopg.connect(url) as db:
+        db.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
+        if is_shallow:
+            db.execute(
+                "DELETE FROM checkpoints c USING checkpoints d WHERE c.thread_id = d.thread_id "
+                "AND c.checkpoint_ns = d.checkpoint_ns AND c.checkpoint_id < d.checkpoint_id"
+            )
+            db.execute(
+                "DELETE FROM checkpoint_blobs b WHERE NOT EXISTS (SELECT 1 FROM checkpoints c WHERE "
+                "c.thread_id = b.thread_id AND c.checkpoint->'channel_versions'->>b.channel = b.version)"
+            )
+            db.execute("ALTER TABLE checkpoints DROP COLUMN checkpoint_id, DROP COLUMN parent_checkpoint_id")
+            db.execute("ALTER TABLE checkpoint_blobs DROP COLUMN version")
+    try:
+        report = bring(url, store)
+    finally:
+        with psycopg.connect(url) as db:
+            db.execute("DROP TABLE checkpoints, checkpoint_blobs, checkpoint_writes, checkpoint_migrations")
+    assert not report.findings
+    saver = KedgeSaver(store)
+    for thread in THREADS:
+        newest = before[thread][:1] if is_shallow else before[thread]
+        assert [entry[4] for entry in history(saver, thread)] == [entry[4] for entry in newest]
+        assert [entry[6] for entry in history(saver, thread)] == [entry[6] for entry in newest]

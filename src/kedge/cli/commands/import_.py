@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -28,7 +29,7 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
     note="The source is never written, no link in it is followed, no code of it is run. Importing again adds "
     "what is new; an interrupted import continues. docs/coming-from.md says what each format becomes.",
     json_keys='{"dry_run", "imported", "present": imported before, "jobs", "formats": {name: count}, "skipped", '
-    '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, "seconds"}. With --watch '
+    '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, "files": {source: whole, part or skipped}, "seconds"}. With --watch '
     "one document per round.",
 )
 @click.argument("source", metavar="DIR_OR_URL")
@@ -111,6 +112,9 @@ def _answer(session: Session, report: Report, *, is_plan: bool, seconds: float) 
     jobs = count_of(len(report.jobs), "job")
     known = f", {report.present:,} {'was' if report.present == 1 else 'were'} there already" if report.present else ""
     click.echo(f"{style('✓', 'good')} {count_of(report.imported, 'checkpoint')} {word}, {jobs}{known}")
+    outcomes = Counter(report.sources.values())
+    told = {"whole": "taken whole", "part": "in part", "skipped": "skipped"}
+    click.echo(style(f"  files: {', '.join(f'{outcomes[w]:,} {said}' for w, said in told.items())}", "dim"))  # type: ignore[index]
 
 
 def _report_json(report: Report, *, is_plan: bool, seconds: float) -> dict[str, object]:
@@ -130,6 +134,7 @@ def _report_json(report: Report, *, is_plan: bool, seconds: float) -> dict[str, 
         "formats": dict(report.by_format),
         **findings,
         "counts": {word: report.counts[word] for word in findings},  # type: ignore[index]
+        "files": {source: str(outcome) for source, outcome in sorted(report.sources.items())},
         "seconds": round(seconds, 3),
     }
 

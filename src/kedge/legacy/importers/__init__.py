@@ -18,14 +18,14 @@ from . import databases
 from .common import Draft, Finding, Found, Options, Progress, Unreadable, Verdict
 from .directory import read_source
 from .folder import check_root
-from .writer import Report, Writer
+from .writer import Outcome, Report, Writer
 
 FORMATS = (
     "auto", "artemis", "jobs", "geo-core", "geo-stages", "geo-tiles", "geo-db", "geo-memory", "langgraph-sqlite",
     "langgraph-postgres", "json-dir",
 )  # fmt: skip
 
-__all__ = ["FORMATS", "Draft", "Finding", "Options", "Report", "Verdict", "bring", "look"]
+__all__ = ["FORMATS", "Draft", "Finding", "Options", "Outcome", "Report", "Verdict", "bring", "look"]
 
 
 def look(source: str, options: Options | None = None, *, progress: Progress | None = None) -> Report:
@@ -35,7 +35,8 @@ def look(source: str, options: Options | None = None, *, progress: Progress | No
         if isinstance(entry, Finding):
             report.find(entry)
         else:
-            report.count(entry.form, entry.job if isinstance(entry, Draft) else f"{entry.thread}@{entry.namespace}")
+            job = entry.job if isinstance(entry, Draft) else f"{entry.thread}@{entry.namespace}"
+            report.count(entry.form, job, entry.source)
         if progress:
             progress(done + 1, 0)
     return report

@@ -74,12 +74,18 @@ def read_sqlite(entry: Entry, options: Options) -> Found:
         tables = tables_of(db)
         if "pipeline_states" in tables and options.form in ("auto", artemis.FORM):
             yield from _artemis(db, tables, entry.shown, options)
-        elif {"checkpoints", "writes"} <= tables and options.form in ("auto", LANGGRAPH_SQLITE):
+        elif options.form in ("auto", LANGGRAPH_SQLITE) and _has_threads(db):
             from .langgraph import read_threads
 
             yield from read_threads(db, entry.shown, options)
         elif options.form == "auto":
             yield Finding(Verdict.SKIPPED, entry.shown, "a SQLite database, but none of a known format")
+
+
+def _has_threads(db: sqlite3.Connection) -> bool:
+    """Whether LangGraph wrote it: its first savers had no table of writes."""
+    columns = {row["name"] for row in db.execute("PRAGMA table_info(checkpoints)")}
+    return "thread_id" in columns and bool({"thread_ts", "checkpoint_id"} & columns)
 
 
 _JSON_COLUMNS = {"stages_completed", "stage_results", "developer_results", "metrics", "result"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,9 +13,12 @@ from kedge.model import Checkpoint, RunStatus
 from kedge.pipeline.owner import newest_status
 
 from .common import Document, mapping, texts
+from .folder import is_plain_name
 
 View = Callable[[Checkpoint], Any]  # the state of a checkpoint as plain JSON
 File = tuple[str, object]  # a path of names only, and the document to write there
+
+_MOST_NAME_BYTES = 250  # with .json, what a file system takes
 
 _ARTEMIS_STATUS = {
     RunStatus.RUNNING: "active",
@@ -30,26 +34,58 @@ _OF_STEPS = (
 
 
 def jobs_files(checkpoints: Iterable[Checkpoint], view: View) -> Iterator[File]:
-    """`<job>/<checkpoint>.json` of each checkpoint; of an execution `<execution>.json`, as it is now."""
-    executions = {c.job: c for c in checkpoints if c.metadata.get("kind") == "execution"}
+    """`<job>/<checkpoint>.json` of each checkpoint, `<execution>.json` as it is now: the files that the system looks for.
+
+    What it wrote keeps the name and the layout it had there; what was saved since lies beside it.
+    """
+    old_names = {c.job: old for c in checkpoints if (old := _old(c)).get("id" if _is_execution(c) else "job")}
+    executions = {c.job: c for c in checkpoints if _is_execution(c)}
+    whole = {c.job: c for c in checkpoints if _old(c).get("kind") in ("job", "state")}
     for newest in executions.values():
-        yield f"{newest.job}.json", _execution(view(newest), mapping(newest.metadata.get("legacy")))
+        old = old_names.get(newest.job, {})
+        yield f"{_file_name(old.get('id'), newest.job)}.json", _execution(view(newest), old)
     for checkpoint in checkpoints:
-        if checkpoint.job in executions:
+        job = old_names.get(checkpoint.job, {}).get("job", checkpoint.job)
+        folder = _file_name(job, checkpoint.job)
+        old = _old(checkpoint)
+        if checkpoint.job in executions or (
+            old.get("kind") in ("job", "state") and checkpoint != whole[checkpoint.job]
+        ):
             continue
-        old = mapping(checkpoint.metadata.get("legacy"))
-        is_own = old.get("format") == "jobs" and old.get("kind") == "checkpoint"
-        yield (
-            f"{checkpoint.job}/{checkpoint.id}.json",
-            {
-                "checkpoint_id": old.get("id", checkpoint.id) if is_own else checkpoint.id,
-                "job_id": old.get("job", checkpoint.job) if is_own else checkpoint.job,
-                "step_name": old.get("step", checkpoint.step) if is_own else checkpoint.step,
-                "state": view(checkpoint),
-                "timestamp": old.get("time", checkpoint.timestamp) if is_own else checkpoint.timestamp,
-                "workflow_version": checkpoint.schema_version,
-            },
-        )
+        if old.get("kind") == "state":
+            yield f"{folder}/state.json", view(checkpoint)
+        elif old.get("kind") == "job":
+            at = old.get("time", checkpoint.timestamp)
+            yield f"{folder}.json", {"job_id": job, "state": view(checkpoint), "timestamp": at}
+        else:
+            own_id = old.get("id", checkpoint.id)
+            yield (
+                f"{folder}/{_file_name(own_id, checkpoint.id)}.json",
+                {
+                    "checkpoint_id": own_id,
+                    "job_id": job,
+                    "step_name": old.get("step", checkpoint.step),
+                    "state": view(checkpoint),
+                    "timestamp": old.get("time", checkpoint.timestamp),
+                    "workflow_version": checkpoint.schema_version,
+                },
+            )
+
+
+def _is_execution(checkpoint: Checkpoint) -> bool:
+    return checkpoint.metadata.get("kind") == "execution"
+
+
+def _old(checkpoint: Checkpoint) -> Document:
+    """What the jobs system knew of a checkpoint; {} for one that it did not write."""
+    old = mapping(checkpoint.metadata.get("legacy"))
+    return old if old.get("format") == "jobs" else {}
+
+
+def _file_name(old: object, name: str) -> str:
+    """A name as the old system has it, where that can be the name of a file."""
+    fits = isinstance(old, str) and is_plain_name(old) and len(os.fsencode(old)) <= _MOST_NAME_BYTES
+    return str(old) if fits else name
 
 
 def _execution(state: Document, old: Document) -> Document:
@@ -80,18 +116,21 @@ def artemis_files(manager: CheckpointManager, job: str, view: View) -> Iterator[
             _add_stage(document, str(path[0]), _stage(checkpoint, str(path[0]), view(checkpoint)))
     if history:
         _sum_up(document, newest)
-    yield f"{job}.json", document
+    yield f"{_file_name(document['card_id'], job)}.json", document
 
 
 def _base(manager: CheckpointManager, job: str, view: View) -> tuple[Document, int]:
     """The newest card that is stored as such, and its number; else an empty one."""
+    card = job
     for record in reversed(manager.list(job, tags={"kind": "run"})):
-        if mapping(record.metadata.get("legacy")).get("kind") == "card":
+        old = mapping(record.metadata.get("legacy"))
+        card = str(old.get("job", card))
+        if old.get("kind") == "card":
             return view(record), record.seq
     first = manager.list(job, after=0, limit=1)[0]
     return {
-        "checkpoint_id": f"checkpoint-{job}-{int(first.created_at.timestamp())}",
-        "card_id": job,
+        "checkpoint_id": f"checkpoint-{card}-{int(first.created_at.timestamp())}",
+        "card_id": card,
         "status": "active",
         "created_at": _local(first.created_at),
         "updated_at": _local(first.created_at),

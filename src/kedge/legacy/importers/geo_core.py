@@ -118,11 +118,19 @@ def drafts(
     roots: dict[str, str] = {}
     for about, parent in parents_first(rows):
         name = about["checkpoint_id"]
-        roots[name] = roots.get(parent or "") or str(about["parent_id"] or _experiment(name, mapping(about.get("metadata"))))
+        roots[name] = roots.get(parent or "") or str(
+            about["parent_id"] or _experiment(name, mapping(about.get("metadata")))
+        )
         inside = list_folder(os.path.join(listing.path, name), os.path.join(listing.shown, name))
         yield from inside.findings
         yield from checkpoint(
-            name, folders[name], inside, options, pickles, job=roots[name], parent=None if parent is None else name_of(parent)
+            name,
+            folders[name],
+            inside,
+            options,
+            pickles,
+            job=roots[name],
+            parent=None if parent is None else name_of(parent),
         )
 
 
@@ -180,7 +188,9 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
         if about.get(kind) and about[kind] != checksum.hexdigest()
     ]
     if unlisted:
-        yield Finding(Verdict.SKIPPED, shown, "its metadata does not list these files; an earlier save left them", tuple(unlisted))
+        yield Finding(
+            Verdict.SKIPPED, shown, "its metadata does not list these files; an earlier save left them", tuple(unlisted)
+        )
     if not state:
         yield Finding(Verdict.CORRUPTED, shown, "; ".join(problems) or "it has no data", ())
         return

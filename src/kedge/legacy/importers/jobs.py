@@ -181,7 +181,9 @@ def _execution(document: Document, source: str, options: Options, cut: Fragment 
 _WAITING = {"state": "paused", "approval_required": True, "approval_status": "pending"}
 
 
-def _up_to_the_cut(entries: list[Any], open_at: tuple[str | int, ...], current: object, *, is_paused: bool) -> list[Any]:
+def _up_to_the_cut(
+    entries: list[Any], open_at: tuple[str | int, ...], current: object, *, is_paused: bool
+) -> list[Any]:
     """The checkpoints of a cut execution. The one that the cut is in counts as active, whatever it had become.
 
     A paused execution may have waited for an approval, so the checkpoint it was at waits for one, read or not.

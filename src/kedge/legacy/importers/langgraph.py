@@ -9,105 +9,109 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from kedge.errors import CheckpointError, Validation, install_hint
 from kedge.manager import CheckpointManager
 
-from .common import Finding, Found, Options, Thread, Verdict, clean, parse_json
+from .common import Finding, Found, Options, Thread, Verdict, clean
 from .databases import LANGGRAPH_POSTGRES, LANGGRAPH_SQLITE
+from .langgraph_values import Values
 from .writer import Report
 
 try:
-    from langgraph.checkpoint.serde.event_hooks import register_serde_event_listener
-    from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+    from langgraph.checkpoint.serde.types import TASKS
 
     from kedge.integrations.langgraph import KedgeSaver, history, names
 except ImportError as error:
     raise Validation("this needs LangGraph", hint=install_hint("langgraph")) from error
 
 _PAGE = 200
+_WITH_SENDS = 4  # the version of checkpoints from which on the channel of tasks has what was sent
 _NEEDED = frozenset({"id", "ts", "channel_values", "channel_versions"})
 
 
-class Values:
-    """Rebuilds values with LangGraph's serializer, strict; says which types it would not build."""
-
-    def __init__(self, options: Options) -> None:
-        allowed = [tuple(name.rpartition(".")[::2]) for name in options.allow]
-        self._serde = JsonPlusSerializer(allowed_msgpack_modules=allowed or None)
-        self._blocked: dict[str, None] = {}
-        self._stop = register_serde_event_listener(self._hear)
-
-    def _hear(self, event: Mapping[str, Any]) -> None:
-        if "blocked" in event["kind"]:
-            self._blocked[f"{event['module']}.{event['name']}"] = None
-
-    def load(self, kind: str, data: bytes) -> Any:
-        return self._serde.loads_typed((kind, data))
-
-    def blocked(self) -> tuple[str, ...]:
-        """Types not built since this was last asked."""
-        names, self._blocked = tuple(map(clean, self._blocked)), {}
-        return names
-
-    def close(self) -> None:
-        self._stop()
-
-
 def read_threads(db: sqlite3.Connection, shown: str, options: Options) -> Found:
-    """The threads of a SqliteSaver."""
-    with closing(Values(options)) as values:
-        has_path = any(row["name"] == "task_path" for row in db.execute("PRAGMA table_info(writes)"))
-        path = "task_path" if has_path else "''"
-        order = "thread_id, checkpoint_ns, checkpoint_id"
-        for row in db.execute(f"SELECT * FROM checkpoints ORDER BY {order}"):
-            writes = db.execute(
-                f"SELECT task_id, {path} AS task_path, idx, channel, type, value AS blob FROM writes "
-                "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_id, idx < 0, idx",
-                (row["thread_id"], row["checkpoint_ns"], row["checkpoint_id"]),
-            )
-            yield from _one(LANGGRAPH_SQLITE, shown, dict(row), [dict(w) for w in writes], values, _whole)
+    """The threads of a SqliteSaver; before 0.2 they had no namespaces, and other names for IDs."""
+    own = {row["name"] for row in db.execute("PRAGMA table_info(checkpoints)")}
+    of_writes = {row["name"] for row in db.execute("PRAGMA table_info(writes)")}
+    is_old = "thread_ts" in own
+    names = "thread_ts AS checkpoint_id, parent_ts AS parent_checkpoint_id, '' AS checkpoint_ns, 'json' AS type"
+    columns = f"thread_id, checkpoint, {'metadata' if 'metadata' in own else 'NULL AS metadata'}, {names}"
+    with closing(Values(options.allow)) as values:
+        order = "thread_id, thread_ts" if is_old else "thread_id, checkpoint_ns, checkpoint_id"
+        for row in db.execute(f"SELECT {columns if is_old else '*'} FROM checkpoints ORDER BY {order}"):
+            key = (row["thread_id"], row["checkpoint_ns"])
+
+            def writes_of(checkpoint: str | None, key: tuple[str, str] = key) -> list[Any]:
+                if not of_writes or checkpoint is None:
+                    return []
+                path = "task_path" if "task_path" in of_writes else "'' AS task_path"
+                kind = "type" if "type" in of_writes else "'json' AS type"
+                space = "checkpoint_ns" if "checkpoint_ns" in of_writes else "''"
+                rows = db.execute(
+                    f"SELECT task_id, {path}, idx, channel, {kind}, value AS blob FROM writes WHERE thread_id = ? "
+                    f"AND {space} = ? AND {'thread_ts' if is_old else 'checkpoint_id'} = ? ORDER BY task_id, idx < 0, idx",
+                    (*key, checkpoint),
+                )
+                return [dict(write) for write in rows]
+
+            yield from _one(LANGGRAPH_SQLITE, shown, dict(row), writes_of, values, _whole)
 
 
 def read_postgres(db: Any, shown: str, options: Options) -> Found:
-    """The threads of a PostgresSaver."""
-    with closing(Values(options)) as values:
-        threads = db.execute("SELECT DISTINCT thread_id, checkpoint_ns FROM checkpoints ORDER BY 1, 2").fetchall()
-        for names in threads:
+    """The threads of a PostgresSaver; one that is shallow keeps the newest checkpoint of each, without a history."""
+    columns = {
+        (row["table_name"], row["column_name"])
+        for row in db.execute(
+            "SELECT table_name, column_name FROM information_schema.columns "
+            "WHERE table_schema = ANY(current_schemas(false))"
+        )
+    }
+    is_shallow = ("checkpoints", "checkpoint_id") not in columns
+    path = "task_path" if ("checkpoint_writes", "task_path") in columns else "'' AS task_path"
+    own_id = "checkpoint->>'id'" if is_shallow else "checkpoint_id"
+    same_version = "" if is_shallow else "AND v.value = b.version "
+    with closing(Values(options.allow)) as values:
+        for names in db.execute("SELECT DISTINCT thread_id, checkpoint_ns FROM checkpoints ORDER BY 1, 2").fetchall():
             key = (names["thread_id"], names["checkpoint_ns"])
+
+            def writes_of(checkpoint: str | None, key: tuple[str, str] = key) -> list[Any]:
+                return db.execute(  # type: ignore[no-any-return]
+                    f"SELECT task_id, {path}, idx, channel, type, blob FROM checkpoint_writes "
+                    "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s "
+                    "ORDER BY task_id, idx < 0, idx",
+                    (*key, checkpoint),
+                ).fetchall()
+
             after = ""
             while page := db.execute(
-                "SELECT * FROM checkpoints WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id > %s "
-                f"ORDER BY checkpoint_id LIMIT {_PAGE}",
+                f"SELECT *, {own_id} AS checkpoint_id FROM checkpoints WHERE thread_id = %s AND checkpoint_ns = %s "
+                f"AND {own_id} > %s ORDER BY {own_id} LIMIT {_PAGE}",
                 (*key, after),
             ).fetchall():
                 after = page[-1]["checkpoint_id"]
                 for row in page:
                     row["blobs"] = db.execute(
                         "SELECT channel, type, blob FROM checkpoint_blobs b JOIN "
-                        "jsonb_each_text(%s::jsonb) v ON v.key = b.channel AND v.value = b.version "
+                        f"jsonb_each_text(%s::jsonb) v ON v.key = b.channel {same_version}"
                         "WHERE thread_id = %s AND checkpoint_ns = %s",
                         (json.dumps(row["checkpoint"].get("channel_versions") or {}), *key),
                     ).fetchall()
-                    writes = db.execute(
-                        "SELECT task_id, task_path, idx, channel, type, blob FROM checkpoint_writes "
-                        "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s "
-                        "ORDER BY task_id, idx < 0, idx",
-                        (*key, row["checkpoint_id"]),
-                    ).fetchall()
-                    yield from _one(LANGGRAPH_POSTGRES, shown, row, writes, values, _from_blobs)
+                    yield from _one(LANGGRAPH_POSTGRES, shown, row, writes_of, values, _from_blobs)
 
 
+WritesOf = Callable[[str | None], Sequence[Any]]
 Load = Callable[[Mapping[str, Any], Values], tuple[Any, Any]]
 
 
 def _whole(row: Mapping[str, Any], values: Values) -> tuple[Any, Any]:
     metadata = row["metadata"]
     text = metadata if isinstance(metadata, bytes) else str(metadata or "{}").encode()
-    return values.load(row["type"], row["checkpoint"]), parse_json(text)
+    return values.load(row["type"], row["checkpoint"]), values.load("json", text)
 
 
 def _from_blobs(row: Mapping[str, Any], values: Values) -> tuple[Any, Any]:
@@ -116,16 +120,19 @@ def _from_blobs(row: Mapping[str, Any], values: Values) -> tuple[Any, Any]:
     return {**row["checkpoint"], "channel_values": {**inline, **loaded}}, row["metadata"]
 
 
-def _one(form: str, shown: str, row: Mapping[str, Any], writes: list[Any], values: Values, load: Load) -> Found:
+def _one(form: str, shown: str, row: Mapping[str, Any], writes_of: WritesOf, values: Values, load: Load) -> Found:
     where = clean(f"{shown}: {row['thread_id']} {row['checkpoint_id']}")
+    parent = row.get("parent_checkpoint_id")
     try:
         checkpoint, metadata = load(row, values)
-        if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _NEEDED:
+        if not isinstance(checkpoint, dict):
             raise ValueError("it is no checkpoint of LangGraph")
-        thread = Thread(
-            form, where, row["thread_id"], row["checkpoint_ns"], checkpoint, metadata or {}, row["parent_checkpoint_id"]
-        )
-        for write in writes:
+        checkpoint.setdefault("id", row["checkpoint_id"])
+        if not checkpoint.keys() >= _NEEDED:
+            raise ValueError("it is no checkpoint of LangGraph")
+        _add_sends(checkpoint, writes_of(parent) if checkpoint.get("v", 1) < _WITH_SENDS else (), values)
+        thread = Thread(form, where, row["thread_id"], row["checkpoint_ns"], checkpoint, metadata or {}, parent)
+        for write in writes_of(row["checkpoint_id"]):
             task = thread.writes.setdefault(write["task_id"], (write["task_path"] or "", []))
             task[1].append((write["channel"], values.load(write["type"], write["blob"])))
     except Exception as error:  # noqa: BLE001 - whatever damaged bytes lead to in the serializer
@@ -136,6 +143,18 @@ def _one(form: str, shown: str, row: Mapping[str, Any], writes: list[Any], value
         why = f"{', '.join(blocked)}: not rebuilt, plain data stands for it; register it with kedge and use {how}"
         yield Finding(Verdict.LOSSY, where, why, blocked)
     yield thread
+
+
+def _add_sends(checkpoint: dict[str, Any], writes_of_parent: Iterable[Any], values: Values) -> None:
+    """Put what was sent to nodes and not yet taken where newer savers have it: in the channel of tasks."""
+    sends = [values.load(w["type"], w["blob"]) for w in writes_of_parent if w["channel"] == TASKS]
+    pending = checkpoint.pop("pending_sends", None) or []
+    if len(pending) == 2 and all(isinstance(part, str) for part in pending):  # (type, base64)
+        pending = values.load(pending[0], b64decode(pending[1]))
+    if sends := [*pending, *sends]:
+        versions = checkpoint["channel_versions"]
+        checkpoint["channel_values"][TASKS] = sends
+        versions[TASKS] = max(versions.values()) if versions else 1
 
 
 class Threads:
@@ -153,7 +172,6 @@ class Threads:
         if job not in self._newest:
             newest = self._manager.list(job, level="step", limit=1)
             self._newest[job] = newest[0].id if newest else None
-        self._report.jobs.add(job)
         try:
             if self._manager.exists(own_id):
                 if own_id == self._newest[job]:
@@ -172,10 +190,7 @@ class Threads:
         except CheckpointError as error:
             self._report.find(Finding(Verdict.SKIPPED, thread.source, clean(error)))
             return
-        if added:
-            self._report.count(thread.form, job)
-        else:
-            self._report.present += 1
+        self._report.count(thread.form, job, thread.source, is_new=added)
 
     def _add_writes(self, thread: Thread, own_id: str) -> bool:
         if not thread.writes:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from kedge import codec
 from kedge.chunks import INLINE_BYTES
@@ -25,6 +26,14 @@ BATCH_BYTES = 8 << 20
 MOST_FINDINGS = 10_000  # listed one by one; beyond that they are counted
 
 
+class Outcome(StrEnum):
+    """What became of one source: a file, a checkpoint's folder, or a row's card or thread."""
+
+    WHOLE = "whole"
+    PART = "part"  # the findings about it say what is missing
+    SKIPPED = "skipped"  # nothing of it; the findings say why
+
+
 @dataclass(slots=True)
 class Report:
     """What was imported and what not; of a plan, what would be."""
@@ -35,17 +44,26 @@ class Report:
     jobs: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[Verdict] = field(default_factory=Counter)
+    sources: dict[str, Outcome] = field(default_factory=dict)
 
     def find(self, finding: Finding) -> None:
         self.counts[finding.verdict] += 1
+        known = self.sources.setdefault(finding.source, Outcome.SKIPPED)
+        if known is Outcome.WHOLE:
+            self.sources[finding.source] = Outcome.PART
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(finding)
 
-    def count(self, form: str, job: str) -> None:
-        """One more that is imported."""
-        self.imported += 1
-        self.by_format[form] += 1
+    def count(self, form: str, job: str, source: str, *, is_new: bool = True) -> None:
+        """One more that is imported, or was before."""
+        self.imported += is_new
+        self.present += not is_new
+        if is_new:
+            self.by_format[form] += 1
         self.jobs.add(job)
+        known = self.sources.setdefault(source, Outcome.WHOLE)
+        if known is Outcome.SKIPPED:
+            self.sources[source] = Outcome.PART
 
     def of(self, verdict: Verdict) -> list[Finding]:
         return [finding for finding in self.findings if finding.verdict is verdict]
@@ -132,8 +150,7 @@ class Writer:
         for ready in batch:
             job = ready.request.job
             if ready.key in known or ready.key in new:
-                self._report.present += 1
-                self._report.jobs.add(job)
+                self._report.count(ready.draft.form, job, ready.draft.source, is_new=False)
                 if ready.key in known:
                     self._mark(ready.draft, known[ready.key])  # an import may have been killed before it came to that
             elif not self._is_owner and ready.draft.found_by is None and self._is_foreign(job):
@@ -177,7 +194,7 @@ class Writer:
             (outcome,) = self._save([(ready, request)])
         if isinstance(outcome, Checkpoint):
             self._mark(ready.draft, outcome)
-            self._report.count(ready.draft.form, ready.draft.job)
+            self._report.count(ready.draft.form, ready.draft.job, ready.draft.source)
         elif isinstance(outcome, CheckpointError) and not isinstance(outcome, StorageError):
             self._skip(ready.draft, outcome.message)
         else:
