@@ -39,7 +39,7 @@ def open_in(directory: str | os.PathLike[str] | CheckpointManager, form: str) ->
 
 
 def move_in(directory: str | os.PathLike[str], store: CheckpointManager, form: str) -> None:
-    """Import the old files of a directory, once. Later changes to them are only pointed out: `kedge import` takes them."""
+    """Import the old files of a directory, once. Later changes are only pointed out: `kedge import` takes them."""
     place = os.fspath(directory)
     if os.path.basename(store_in(place)) != _STORE or (fingerprint := _fingerprint(place)) is None:
         return

@@ -68,9 +68,9 @@ def save_checkpoint_file(upperdir: Path, checkpoint_path: Path) -> bool:
 
 def _add(tar: tarfile.TarFile, path: _Path, name: str) -> None:
     """A file or a directory with all below it; attributes as GNU tar writes them."""
+    if path.is_socket():
+        return  # it means nothing without its process
     member = tar.gettarinfo(str(path), name)
-    if member is None:
-        return  # a socket: it means nothing without its process
     if not path.is_symlink():
         for attribute in os.listxattr(path):
             if attribute not in _OVERLAY:

@@ -29,7 +29,9 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
     note="The source is never written, no link in it is followed, no code of it is run. Importing again adds "
     "what is new; an interrupted import continues. docs/coming-from.md says what each format becomes.",
     json_keys='{"dry_run", "imported", "present": imported before, "jobs", "formats": {name: count}, "skipped", '
-    '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, "files": {source: whole, part or skipped}, "seconds"}. With --watch '
+    '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, '
+    '"files": {source: whole, part or skipped}, '
+    '"seconds"}. With --watch '
     "one document per round.",
 )
 @click.argument("source", metavar="DIR_OR_URL")

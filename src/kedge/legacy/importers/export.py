@@ -34,7 +34,7 @@ _OF_STEPS = (
 
 
 def jobs_files(checkpoints: Iterable[Checkpoint], view: View) -> Iterator[File]:
-    """`<job>/<checkpoint>.json` of each checkpoint, `<execution>.json` as it is now: the files that the system looks for.
+    """`<job>/<checkpoint>.json` of each checkpoint, `<execution>.json` as it is now: what the system looks for.
 
     What it wrote keeps the name and the layout it had there; what was saved since lies beside it.
     """

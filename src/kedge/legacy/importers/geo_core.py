@@ -163,38 +163,21 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
     problems += [clean(about[UNREADABLE])] if UNREADABLE in about else []
     problems += ["the old system had marked it as corrupted"] if status == "corrupted" else []
     listed = _listed(about, inside)
-    unlisted: list[str] = []
-    state: dict[str, Any] = {}
-    checksum = hashlib.sha256()
-    for entry in sorted(inside.files.values(), key=lambda e: e.path):
-        if entry.name == METADATA:
-            continue
-        try:
-            data = read_file(entry, MAX_PICKLE_BYTES)
-        except Unreadable as problem:
-            problems.append(f"{entry.name}: {problem.reason}")
-            continue
-        checksum.update(os.fsencode(entry.name) + data)
-        if listed and entry.name not in listed:
-            unlisted.append(clean(entry.name))
-        elif is_pickle_name(entry.name):
-            try:
-                state[_SUFFIX.sub("", entry.name)] = pickles.read(data)
-            except Unreadable as problem:
-                problems.append(f"{entry.name}: {problem.reason}")
+    unlisted = tuple(clean(file) for file in inside.files if listed and file not in listed | {METADATA})
+    if unlisted:
+        yield Finding(
+            Verdict.SKIPPED, shown, "its metadata does not list these files; an earlier save left them", unlisted
+        )
+    state, checksum = _read_files(inside, listed, pickles, problems)
     problems += [
         f"its {kind} does not fit its files"
         for kind in ("checksum", "validation_checksum")
-        if about.get(kind) and about[kind] != checksum.hexdigest()
+        if about.get(kind) and about[kind] != checksum
     ]
-    if unlisted:
-        yield Finding(
-            Verdict.SKIPPED, shown, "its metadata does not list these files; an earlier save left them", tuple(unlisted)
-        )
     if not state:
         yield Finding(Verdict.CORRUPTED, shown, "; ".join(problems) or "it has no data", ())
         return
-    draft = _draft(name, about, state, shown, options, checksum.hexdigest(), extra)
+    draft = _draft(name, about, state, shown, options, checksum, extra)
     if about.get("metadata") and small_json(about["metadata"]) is None:
         yield Finding(Verdict.LOSSY, shown, "its metadata is too large to be kept", ("metadata",))
     if problems:
@@ -203,6 +186,25 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
         why = f"{'; '.join(map(clean, problems))}; what is left is in job {draft.job}"
         yield Finding(Verdict.CORRUPTED, shown, why, tuple(map(clean, state)))
     yield draft
+
+
+def _read_files(
+    inside: Listing, listed: set[str], pickles: Pickles, problems: list[str]
+) -> tuple[dict[str, Any], str]:
+    """The state in the listed files, and the checksum over all of them; `problems` gets what is wrong with any."""
+    state: dict[str, Any] = {}
+    checksum = hashlib.sha256()
+    for entry in sorted(inside.files.values(), key=lambda e: e.path):
+        if entry.name == METADATA:
+            continue
+        try:
+            data = read_file(entry, MAX_PICKLE_BYTES)
+            checksum.update(os.fsencode(entry.name) + data)
+            if is_pickle_name(entry.name) and (not listed or entry.name in listed):
+                state[_SUFFIX.sub("", entry.name)] = pickles.read(data)
+        except Unreadable as problem:
+            problems.append(f"{entry.name}: {problem.reason}")
+    return state, checksum.hexdigest()
 
 
 def _listed(about: Document, inside: Listing) -> set[str]:

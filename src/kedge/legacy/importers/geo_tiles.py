@@ -1,13 +1,14 @@
 """geo (c): pickles of tile processors and of analyses.
 
 A tile job goes on with `run.map(process, tiles, name="tiles", key=tile_id)`. The old system kept no results: None
-stands for them. An analysis goes on from its newest checkpoint, as `CheckpointableProcess(process_id="<exp>_<method>")`.
+stands for them. An analysis goes on from its newest checkpoint: `CheckpointableProcess(process_id="<exp>_<method>")`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+
 from kedge.model import RunStatus
 
 from .common import (

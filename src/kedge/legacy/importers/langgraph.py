@@ -39,6 +39,7 @@ def read_threads(db: sqlite3.Connection, shown: str, options: Options) -> Found:
     own = {row["name"] for row in db.execute("PRAGMA table_info(checkpoints)")}
     of_writes = {row["name"] for row in db.execute("PRAGMA table_info(writes)")}
     is_old = "thread_ts" in own
+    own_id = "thread_ts" if is_old else "checkpoint_id"
     names = "thread_ts AS checkpoint_id, parent_ts AS parent_checkpoint_id, '' AS checkpoint_ns, 'json' AS type"
     columns = f"thread_id, checkpoint, {'metadata' if 'metadata' in own else 'NULL AS metadata'}, {names}"
     with closing(Values(options.allow)) as values:
@@ -54,7 +55,7 @@ def read_threads(db: sqlite3.Connection, shown: str, options: Options) -> Found:
                 space = "checkpoint_ns" if "checkpoint_ns" in of_writes else "''"
                 rows = db.execute(
                     f"SELECT task_id, {path}, idx, channel, {kind}, value AS blob FROM writes WHERE thread_id = ? "
-                    f"AND {space} = ? AND {'thread_ts' if is_old else 'checkpoint_id'} = ? ORDER BY task_id, idx < 0, idx",
+                    f"AND {space} = ? AND {own_id} = ? ORDER BY task_id, idx < 0, idx",
                     (*key, checkpoint),
                 )
                 return [dict(write) for write in rows]

@@ -1,4 +1,4 @@
-"""Values as LangGraph's savers of all years wrote them. No name in them is imported but LangGraph's own and allowed ones.
+"""Values as LangGraph's savers of all years wrote them. Of the names in them only LangGraph's and allowed ones import.
 
 Before 0.2.3 values were JSON, with objects as envelopes {"lc": 2, "id": [module…, class], "method", "args", "kwargs"}.
 """
@@ -62,7 +62,7 @@ class Values:
         if "blocked" in event["kind"]:
             self._blocked[f"{event['module']}.{event['name']}"] = None
 
-    def load(self, kind: str | None, data: bytes) -> Any:
+    def load(self, kind: str, data: bytes) -> Any:
         if kind == "json":
             return json.loads(data, object_hook=self._revive)
         return self._serde.loads_typed((kind, data))

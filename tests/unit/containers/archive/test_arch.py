@@ -46,6 +46,6 @@ def test_a_cut_tar_is_no_checkpoint(dump: Path) -> None:
     tar = dump / "container_files.tar"
     tar.write_bytes(tar.read_bytes()[:-9])
     with kedge.open("memory:") as store:
-        with pytest.raises(kedge.Corrupted, match="container_files.tar"):
+        with pytest.raises(kedge.Corrupted, match="container_files"):
             import_images(store, str(dump), key="app", spec={})
         assert store.jobs() == []
