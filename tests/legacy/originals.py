@@ -78,7 +78,11 @@ def run(original: Original, checkouts: Path, work: Path) -> bool:
     folder.mkdir()
     (folder / "test_original.py").write_text(text)
     (folder / "local_client.py").write_text(LOCAL_CLIENT)
-    environment = {**os.environ, "ARTEMIS_CHECKPOINT_DIR": str(folder / "cards"), "CHECKPOINT_DIR": str(folder / "jobs")}
+    environment = {
+        **os.environ,
+        "ARTEMIS_CHECKPOINT_DIR": str(folder / "cards"),
+        "CHECKPOINT_DIR": str(folder / "jobs"),
+    }
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-500:]]
@@ -93,7 +97,8 @@ def main() -> int:
         print(__doc__)
         return 2
     with tempfile.TemporaryDirectory(prefix="kedge-originals-") as work:
-        return 0 if all([run(original, Path(sys.argv[1]), Path(work)) for original in ORIGINALS]) else 1
+        passed = [run(original, Path(sys.argv[1]), Path(work)) for original in ORIGINALS]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -263,18 +263,18 @@ def test_what_is_unknown_is_answered_as_it_was(manager: jobs.CheckpointManager) 
 def test_the_unified_manager(tmp_path: Path) -> None:
     manager = unified.UnifiedCheckpointManager(unified.StorageConfig(base_path=tmp_path / "c"))
     data = {"grid": [1, 2, 3]}
-    root = manager.save("merge run", data, "pipeline", tags=["nightly"], description="start")
+    root = manager.save("merge run", data, "pipeline", tags={"kind": "nightly"}, description="start")
     child = manager.save("merge run", {"grid": []}, unified.CheckpointLevel.STEP, parent_id=root)
     assert data == {"grid": [1, 2, 3]}
     found = manager.load(root)
-    assert (found.data, found.level, found.metadata.tags) == (data, "pipeline", ["nightly"])
+    assert (found.data, found.level, found.metadata.tags) == (data, "pipeline", {"kind": "nightly"})
     assert found.metadata.child_checkpoint_ids == [child]
     assert found.is_valid()
     assert not found.is_stale()
     latest = manager.load_latest("merge run")
     assert latest is not None
     assert (latest.checkpoint_id, latest.parent_id) == (child, root)
-    assert [c.checkpoint_id for c in manager.list(process_name="merge run", tags=["nightly"])] == [root]
+    assert [c.checkpoint_id for c in manager.list(process_name="merge run", tags={"kind": "nightly"})] == [root]
     assert manager.list(unified.CheckpointFilter(level="substep")) == []
     assert manager.resume_from(root) == data
     assert manager.delete(child)
@@ -286,73 +286,101 @@ def test_the_unified_manager(tmp_path: Path) -> None:
     assert registry.parent_of(root) is None
 
 
-def test_unified_storage_and_values() -> None:
+def test_unified_storage() -> None:
     storage = unified.StorageBackendFactory().create(unified.StorageConfig(unified.StorageBackend.MEMORY))
-    old = datetime.now(UTC) - timedelta(days=30)
-    made = []
+    old = datetime.now() - timedelta(days=30)  # noqa: DTZ005 - as it was written
+    made: list[unified.CheckpointData] = []
     for n in range(4):
         data = unified.CheckpointData(
-            unified.generate_checkpoint_id("chk", "step"),
+            "",
             unified.CheckpointLevel.STEP,
-            unified.CheckpointStatus.CREATED,
-            {"n": n},
-            unified.CheckpointMetadata("p"),
+            data={"n": n},
+            metadata=unified.CheckpointMetadata("p"),
             created_at=old + timedelta(days=n * 9),
             parent_id=made[0].checkpoint_id if n == 3 else None,
         )
         assert storage.save(data).endswith(data.checkpoint_id)
         made.append(data)
     assert unified.CheckpointData.from_dict(json.loads(json.dumps(made[0].to_dict()))) == made[0]
+    assert made[3].metadata.parent_checkpoint_id == made[0].checkpoint_id
     assert storage.load(made[1].checkpoint_id).data == {"n": 1}
+    assert storage.load(made[1].checkpoint_id).created_at == made[1].created_at
     assert storage.cleanup(max_age_days=7) == 2  # not the newest, nor its parent
     assert [c.checkpoint_id for c in storage.list()] == [made[0].checkpoint_id, made[3].checkpoint_id]
-    assert storage.get_stats()["checkpoints"] == 2
-    parsed = unified.parse_checkpoint_id(made[0].checkpoint_id)
-    assert (parsed["prefix"], parsed["level"]) == ("chk", "step")
-    assert unified.parse_checkpoint_id("a_b_20250725_160211_0123abcd")["level"] is None
-    with pytest.raises(unified.CheckpointValidationError):
-        unified.parse_checkpoint_id("../x")
-    assert unified.StorageConfig("database").validate() == ["database_url is missing"]  # type: ignore[arg-type]
-    validator = unified.CheckpointValidator()
+    assert storage.get_stats()["backend_type"] == "memory"
+    with pytest.raises(unified.StorageBackendError, match="base_path"):
+        unified.CheckpointStorage(unified.StorageConfig(unified.StorageBackend.FILE))
+
+
+def test_unified_values() -> None:
+    parsed = unified.parse_checkpoint_id(unified.generate_checkpoint_id("chk", unified.CheckpointLevel.STEP))
+    assert (parsed["prefix"], parsed["level"], type(parsed["timestamp"])) == ("chk", "step", datetime)
+    assert unified.parse_checkpoint_id("../x") == {"original_id": "../x", "prefix": "../x"}
+    assert unified.StorageConfig("database").validate() == ["Database storage requires database_url"]  # type: ignore[arg-type]
+    validator = unified.DefaultCheckpointValidator()
     checksum = validator.calculate_checksum({"b": 1, "a": [2]})
     assert checksum == validator.calculate_checksum({"a": [2], "b": 1})
-    made[0].metadata.checksum = validator.calculate_checksum(made[0].data)
-    assert validator.verify_integrity(made[0])
-    assert validator.validate(made[0])
-    policy = unified.CheckpointPolicy(interval_items=10, max_age_hours=48, verify_on_load=True)
-    assert policy.should_checkpoint_by_items(10)
-    assert not policy.should_checkpoint_by_time(299)
+    data = unified.CheckpointData("c", unified.CheckpointLevel.STEP, data={"a": [2], "b": 1})
+    assert validator.validate(data)
+    assert not data.is_valid()  # it is only created
+    data.metadata.checksum = checksum
+    assert validator.verify_integrity(data)
+    data.data["b"] = 2
+    with pytest.raises(unified.CheckpointValidationError):
+        validator.validate(data)
+    policy = unified.CheckpointPolicy(interval_items=10)
+    assert policy.should_checkpoint_by_items(15, 5)
+    assert not policy.should_checkpoint_by_items(14, 5)
+    assert policy.should_checkpoint_by_time(0)
     assert policy.should_checkpoint_by_memory(500)
 
 
-class Tiles(unified.CheckpointableProcess):
+class Tiles(unified.SimpleCheckpointableProcess):
     """A processor of geo."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(checkpoint_policy=unified.CheckpointPolicy(interval_items=2), process_id="tiles", **options)
-        self.done: list[int] = []
-
-    def get_state(self) -> Any:
-        return {"done": list(self.done)}
-
-    def restore_state(self, state: Any) -> None:
-        self.done = state["done"]
 
     @unified.checkpoint_on_interval(items=2, seconds=300)
     def work(self, tile: int) -> None:
         if tile == 5:
             raise OSError("no tile 5")
-        self.done.append(tile)
+        self.set_state("done", [*self.get_state_value("done", []), tile])
+        self.update_progress(len(self.get_state_value("done")), 9)
 
 
 def test_a_process_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(OSError), Tiles(store=tmp_path / "s") as process:
+    manager = unified.UnifiedCheckpointManager(unified.StorageConfig(base_path=tmp_path / "s"))
+
+    def process() -> Tiles:
+        made = Tiles(process_id="tiles", checkpoint_policy=unified.CheckpointPolicy(interval_items=100))
+        made.set_checkpoint_manager(manager)
+        return made
+
+    first = process()
+    assert first.load_checkpoint() is None
+    with pytest.raises(OSError):
         for tile in range(9):
-            process.work(tile)
-    with Tiles(store=tmp_path / "s") as process:
-        assert process.done == [0, 1, 2, 3]
-        assert process.get_progress()["items_done"] == 4
-        assert process.checkpoint_interval == 2
+            first.work(tile)
+    again = process()
+    loaded = again.load_checkpoint()
+    assert loaded is not None
+    assert again.can_resume_from(loaded)
+    assert again.get_state_value("done") == [0, 1, 2, 3]
+    assert (again.get_progress()["items_processed"], again.get_progress_percentage()) == (
+        4,
+        pytest.approx(44.4, abs=0.1),
+    )
+    assert again.get_checkpoint_info()["current_checkpoint_id"] == loaded.checkpoint_id
+    assert again.cleanup_checkpoints() == 0
+    assert Tiles().save_checkpoint() is None  # there is no manager
+
+
+def test_any_class_can_save_itself() -> None:
+    @unified.make_checkpointable(unified.CheckpointPolicy(interval_items=7))
+    class Plain:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    made: Any = Plain("x")
+    assert (made.name, made.checkpoint_interval, type(made).__name__) == ("x", 7, "Plain")
 
 
 def test_the_manager_of_a_place_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -17,37 +17,45 @@ from kedge import codec
 from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
-from kedge.process.resumable import CheckpointableProcess, ResumableProcess, checkpoint_on_interval
 from kedge.store.request import parse_request
 
-from . import store_in
-from .importers.common import clean, name_of, step_of
+from . import move_in, store_in
+from .importers.common import clean, mapping, name_of, step_of
 from .unified_models import (
     CheckpointData,
     CheckpointFilter,
     CheckpointMetadata,
-    CheckpointPolicy,
     CheckpointStatus,
     CheckpointValidator,
+    DefaultCheckpointValidator,
     StorageBackend,
     StorageConfig,
     generate_checkpoint_id,
+    now,
     parse_checkpoint_id,
+)
+from .unified_process import (
+    CheckpointableProcess,
+    CheckpointPolicy,
+    ResumableProcess,
+    SimpleCheckpointableProcess,
+    checkpoint_on_interval,
+    make_checkpointable,
 )
 
 CheckpointNotFoundError = NotFound
 CheckpointCorruptedError = Corrupted
 CheckpointValidationError = Validation
 StorageBackendError = StorageError
-DefaultCheckpointValidator = CheckpointValidator
 
 __all__ = [
     "CheckpointCorruptedError", "CheckpointData", "CheckpointError", "CheckpointFilter", "CheckpointLevel",
     "CheckpointMetadata", "CheckpointNotFoundError", "CheckpointPolicy", "CheckpointRegistry", "CheckpointStatus",
     "CheckpointStorage", "CheckpointValidationError", "CheckpointValidator", "CheckpointableProcess", "Corrupted",
-    "DefaultCheckpointValidator", "NotFound", "ResumableProcess", "StorageBackend", "StorageBackendError",
-    "StorageBackendFactory", "StorageConfig", "UnifiedCheckpointManager", "Validation", "checkpoint_on_interval",
-    "generate_checkpoint_id", "get_checkpoint_manager", "parse_checkpoint_id",
+    "DefaultCheckpointValidator", "NotFound", "ResumableProcess", "SimpleCheckpointableProcess", "StorageBackend",
+    "StorageBackendError", "StorageBackendFactory", "StorageConfig", "UnifiedCheckpointManager", "Validation",
+    "checkpoint_on_interval", "generate_checkpoint_id", "get_checkpoint_manager", "make_checkpointable",
+    "parse_checkpoint_id",
 ]  # fmt: skip
 
 
@@ -57,11 +65,16 @@ class CheckpointStorage:
     def __init__(self, config: StorageConfig | CheckpointManager | None = None) -> None:
         if isinstance(config, CheckpointManager):
             self.store = config
+            self.config = StorageConfig(base_path=config.place)
+            self.backend_type = self.config.backend
             return
-        chosen = config or StorageConfig()
-        if problems := chosen.validate():
-            raise Validation("; ".join(problems), hint="correct the StorageConfig")
-        self.store = CheckpointManager(_place(chosen))
+        self.config = config or StorageConfig(base_path="checkpoints")
+        self.backend_type = self.config.backend
+        if problems := self.config.validate():
+            raise StorageError(f"Invalid storage config: {problems}", hint="correct the StorageConfig")
+        self.store = CheckpointManager(_place(self.config))
+        if self.backend_type is StorageBackend.FILE:
+            move_in(str(self.config.base_path), self.store, "auto")
 
     def save(self, checkpoint: CheckpointData) -> str:
         """Durable when this returns; where it is. The parent, if any, must exist."""
@@ -75,11 +88,11 @@ class CheckpointStorage:
                 "kind": "unified",
                 "process_name": clean(about.process_name),
                 "process_version": about.process_version,
-                "tags": list(about.tags),
+                "tags": dict(about.tags),
                 "description": clean(about.description),
             },
         )
-        created_us = to_us(checkpoint.created_at)
+        created_us = to_us(checkpoint.created_at.astimezone())
         named = replace(request, checkpoint_id=CheckpointId(name_of(checkpoint.checkpoint_id)), created_us=created_us)
         self.store.commit(named, codec.encode(checkpoint.data))
         return f"{self.store.place}#{named.checkpoint_id}"
@@ -97,9 +110,9 @@ class CheckpointStorage:
             return False
         return self.store.delete(self.store.get(checkpoint_id).job, checkpoint_id)
 
-    def list(self, filter: CheckpointFilter | None = None) -> Any:
+    def list(self, filter_criteria: CheckpointFilter | None = None) -> Any:
         """CheckpointData without data, oldest first within each process; with a limit, the newest ones."""
-        chosen = filter or CheckpointFilter()
+        chosen = filter_criteria or CheckpointFilter()
         jobs = [name_of(chosen.process_name)] if chosen.process_name else [job.name for job in self.store.jobs()]
         every = [
             c for job in jobs for c in self.store.walk(job, level=chosen.level) if c.metadata.get("kind") == "unified"
@@ -109,7 +122,7 @@ class CheckpointStorage:
 
     def cleanup(self, max_age_days: float = 7, max_count: int | None = None) -> int:
         """Delete what is older, or beyond `max_count` of a process; never its newest, nor a parent of one kept."""
-        limit = datetime.now(UTC) - timedelta(days=max_age_days)
+        limit = (now() - timedelta(days=max_age_days)).astimezone()
         removed = 0
         for job in self.store.jobs():
             own = [c for c in self.store.walk(job.name) if c.metadata.get("kind") == "unified"]
@@ -124,7 +137,7 @@ class CheckpointStorage:
         return removed
 
     def get_stats(self) -> dict[str, Any]:
-        return {"backend": self.store.place, **self.store.stats()}
+        return {"backend_type": str(self.backend_type), "config": vars(self.config), **self.store.stats()}
 
     def children_of(self, checkpoint_id: str) -> Any:
         """The IDs of the checkpoints whose parent this one is."""
@@ -137,15 +150,15 @@ class CheckpointStorage:
         metadata = CheckpointMetadata(
             process_name=str(about.get("process_name", checkpoint.job)),
             process_version=str(about.get("process_version", "1.0.0")),
-            tags=list(about.get("tags") or ()),  # type: ignore[call-overload]
-            description=str(about.get("description", "")),
+            tags=dict(mapping(about.get("tags"))),
+            description=str(about.get("description") or "") or None,
             size_bytes=checkpoint.size_bytes,
             checksum=checkpoint.digest,
             parent_checkpoint_id=checkpoint.parent,
             child_checkpoint_ids=children,
         )
-        status = CheckpointStatus(str(checkpoint.status))
-        at = checkpoint.created_at
+        status = CheckpointStatus.VALID if checkpoint.status == "created" else CheckpointStatus(checkpoint.status)
+        at = checkpoint.created_at.astimezone().replace(tzinfo=None)
         return CheckpointData(checkpoint.id, checkpoint.level, status, state, metadata, at, at, None, checkpoint.parent)
 
 
@@ -178,22 +191,26 @@ class UnifiedCheckpointManager:
 
     def save(
         self,
-        process_name: str,
-        data: Any,
+        process_name: str | CheckpointData,
+        data: Any = None,
         level: CheckpointLevel | str = CheckpointLevel.STEP,
         *,
         parent_id: str | None = None,
-        tags: Any = (),
-        description: str = "",
+        tags: Mapping[str, str] | None = None,
+        description: str | None = None,
         process_version: str = "1.0.0",
     ) -> str:
+        """A whole checkpoint, or what one is made of; answers its ID."""
+        if isinstance(process_name, CheckpointData):
+            self.storage.save(process_name)
+            return process_name.checkpoint_id
         chosen = CheckpointLevel(level)
         checkpoint = CheckpointData(
             generate_checkpoint_id(level=chosen),
             chosen,
             CheckpointStatus.CREATED,
             data,
-            CheckpointMetadata(process_name, process_version, list(tags), description),
+            CheckpointMetadata(process_name, process_version, dict(tags or {}), description),
             parent_id=parent_id,
         )
         self.storage.save(checkpoint)
@@ -206,12 +223,17 @@ class UnifiedCheckpointManager:
         latest = self.storage.store.load_latest(name_of(process_name), level=level)
         return None if latest is None else self.storage._data(*latest)
 
+    def load_latest_for_process(self, process_id: str) -> CheckpointData | None:
+        """The newest checkpoint that a CheckpointableProcess with this ID saved."""
+        own = self.storage.list(CheckpointFilter(tags={"process_id": process_id}))
+        return self.storage.load(own[-1].checkpoint_id) if own else None
+
     def resume_from(self, checkpoint_id: str) -> Any:
         """The data of a checkpoint, which becomes the newest of its process again."""
         return self.storage.store.resume_from(checkpoint_id)[1]
 
-    def list(self, filter: CheckpointFilter | None = None, **wanted: Any) -> Any:
-        return self.storage.list(filter or CheckpointFilter(**wanted))
+    def list(self, filter_criteria: CheckpointFilter | None = None, **wanted: Any) -> Any:
+        return self.storage.list(filter_criteria or CheckpointFilter(**wanted))
 
     def delete(self, checkpoint_id: str) -> bool:
         return self.storage.delete(checkpoint_id)

@@ -1,19 +1,18 @@
-"""The values of geo's unified checkpoint plan."""
+"""The values of geo's checkpoint tree, as its own modules have them: naive local times, plain enums, tags by name."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self
 
-from kedge.errors import Corrupted, UnsupportedType, Validation
+from kedge.errors import Validation
 from kedge.model import CheckpointLevel
-from kedge.process import resumable
 
 
 class CheckpointStatus(StrEnum):
@@ -34,74 +33,94 @@ class StorageBackend(StrEnum):
 class CheckpointMetadata:
     process_name: str
     process_version: str = "1.0.0"
-    tags: list[str] = field(default_factory=list)
-    description: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    description: str | None = None
     size_bytes: int = 0
     compression: str | None = None
     checksum: str | None = None
-    save_duration_ms: float | None = None
-    load_duration_ms: float | None = None
+    save_duration_ms: float = 0.0
+    load_duration_ms: float = 0.0
     parent_checkpoint_id: str | None = None
     child_checkpoint_ids: list[str] = field(default_factory=list)
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+def now() -> datetime:
+    return datetime.now()  # noqa: DTZ005 - all times of these values are local
+
+
+def generate_checkpoint_id(prefix: str = "chk", level: CheckpointLevel | None = None) -> str:
+    """`<prefix>[_<level>]_<YYYYMMDD>_<HHMMSS>_<8 hex>`."""
+    middle = "" if level is None else f"_{CheckpointLevel(level)}"
+    return f"{prefix}{middle}_{now():%Y%m%d_%H%M%S}_{os.urandom(4).hex()}"
+
+
+def parse_checkpoint_id(checkpoint_id: str) -> dict[str, Any]:
+    """original_id and prefix, and where the ID tells them, level and timestamp."""
+    parts = checkpoint_id.split("_")
+    parsed: dict[str, Any] = {"original_id": checkpoint_id, "prefix": parts[0]}
+    if level := next((str(level) for level in CheckpointLevel if level in parts), None):
+        parsed["level"] = level
+    moments = [part for part in parts if len(part) in (6, 8) and part.isdecimal()]
+    if len(moments) >= 2:
+        try:
+            parsed["timestamp"] = datetime.strptime("_".join(moments[:2]), "%Y%m%d_%H%M%S")  # noqa: DTZ007
+        except ValueError:
+            pass  # digits, but no time
+    return parsed
+
+
+_TIMES = ("created_at", "updated_at", "accessed_at")
 
 
 @dataclass
 class CheckpointData:
     checkpoint_id: str
     level: CheckpointLevel
-    status: CheckpointStatus
-    data: Any
-    metadata: CheckpointMetadata
-    created_at: datetime = field(default_factory=_now)
-    updated_at: datetime = field(default_factory=_now)
+    status: CheckpointStatus = CheckpointStatus.CREATED
+    data: Any = field(default_factory=dict)
+    metadata: CheckpointMetadata = field(default_factory=lambda: CheckpointMetadata("unknown"))
+    created_at: datetime = field(default_factory=now)
+    updated_at: datetime = field(default_factory=now)
     accessed_at: datetime | None = None
     parent_id: str | None = None
 
+    generate_id = staticmethod(generate_checkpoint_id)
+
+    def __post_init__(self) -> None:
+        self.checkpoint_id = self.checkpoint_id or self.generate_id()
+        if self.metadata.parent_checkpoint_id is None:
+            self.metadata.parent_checkpoint_id = self.parent_id
+
     def mark_accessed(self) -> None:
-        self.accessed_at = _now()
+        self.accessed_at = now()
 
     def mark_updated(self) -> None:
-        self.updated_at = _now()
+        self.updated_at = now()
 
     def is_valid(self) -> bool:
-        return self.status in (CheckpointStatus.CREATED, CheckpointStatus.VALID)
+        return self.status is CheckpointStatus.VALID
 
-    def is_stale(self, max_age_hours: float = 24) -> bool:
-        return _now() - self.created_at > timedelta(hours=max_age_hours)
+    def is_stale(self, max_age_hours: float = 24.0) -> bool:
+        return now() - self.created_at > timedelta(hours=max_age_hours)
 
     def to_dict(self) -> dict[str, Any]:
-        times = {name: getattr(self, name) for name in ("created_at", "updated_at", "accessed_at")}
-        return {
-            "checkpoint_id": self.checkpoint_id,
-            "level": str(self.level),
-            "status": str(self.status),
-            "data": self.data,
-            "metadata": asdict(self.metadata),
-            "parent_id": self.parent_id,
-            **{name: None if at is None else at.isoformat() for name, at in times.items()},
-        }
+        moments = {name: getattr(self, name) for name in _TIMES}
+        times = {name: None if at is None else at.isoformat() for name, at in moments.items()}
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        words = {"level": str(self.level), "status": str(self.status), "metadata": asdict(self.metadata)}
+        return {**known, **words, **times}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        times = {
-            name: datetime.fromisoformat(data[name]) if data.get(name) else None
-            for name in ("created_at", "updated_at", "accessed_at")
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        about = {f.name: data["metadata"][f.name] for f in fields(CheckpointMetadata) if f.name in data["metadata"]}
+        times = {name: data[name] and datetime.fromisoformat(data[name]) for name in _TIMES if name in data}
+        values = {
+            "level": CheckpointLevel(data["level"]),
+            "status": CheckpointStatus(data["status"]),
+            "metadata": CheckpointMetadata(**{"process_name": "unknown", **about}),
         }
-        return cls(
-            data["checkpoint_id"],
-            CheckpointLevel(data["level"]),
-            CheckpointStatus(data["status"]),
-            data["data"],
-            CheckpointMetadata(**data["metadata"]),
-            times["created_at"] or _now(),
-            times["updated_at"] or _now(),
-            times["accessed_at"],
-            data.get("parent_id"),
-        )
+        return cls(**{**known, **values, **times})
 
 
 @dataclass
@@ -114,8 +133,8 @@ class StorageConfig:
     database_url: str | None = None
     compression_enabled: bool = True
     encryption_enabled: bool = False
-    max_file_size_mb: float = 100
-    retention_days: float = 7
+    max_file_size_mb: float = 100.0
+    retention_days: int = 7
 
     def __post_init__(self) -> None:
         if self.database_url and self.backend is StorageBackend.FILE and self.base_path is None:
@@ -125,12 +144,14 @@ class StorageConfig:
     def validate(self) -> list[str]:
         """What is wrong with it."""
         problems = []
+        if self.backend is StorageBackend.FILE and not self.base_path:
+            problems.append("File storage requires base_path")
         if self.backend is StorageBackend.DATABASE and not self.database_url:
-            problems.append("database_url is missing")
+            problems.append("Database storage requires database_url")
         if self.max_file_size_mb <= 0:
-            problems.append("max_file_size_mb must be above 0")
-        if self.retention_days <= 0:
-            problems.append("retention_days must be above 0")
+            problems.append("max_file_size_mb must be positive")
+        if self.retention_days < 0:
+            problems.append("retention_days must be non-negative")
         if self.encryption_enabled:
             problems.append("encryption_enabled: open an encrypted store with kedge.open(key=…) and give that")
         return problems
@@ -143,84 +164,61 @@ class CheckpointFilter:
     status: CheckpointStatus | str | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
-    tags: list[str] | None = None
+    tags: dict[str, str] = field(default_factory=dict)
     parent_id: str | None = None
     limit: int | None = None
 
     def matches(self, checkpoint: CheckpointData) -> bool:
+        wanted = (
+            (self.process_name, checkpoint.metadata.process_name),
+            (self.level, checkpoint.level),
+            (self.status, checkpoint.status),
+            (self.parent_id, checkpoint.parent_id),
+        )
         return (
-            (self.process_name is None or checkpoint.metadata.process_name == self.process_name)
-            and (self.level is None or checkpoint.level == self.level)
-            and (self.status is None or checkpoint.status == self.status)
-            and (self.created_after is None or checkpoint.created_at >= _aware(self.created_after))
-            and (self.created_before is None or checkpoint.created_at <= _aware(self.created_before))
-            and (not self.tags or set(self.tags) <= set(checkpoint.metadata.tags))
-            and (self.parent_id is None or checkpoint.parent_id == self.parent_id)
+            all(not chosen or chosen == value for chosen, value in wanted)
+            and (self.created_after is None or checkpoint.created_at >= self.created_after)
+            and (self.created_before is None or checkpoint.created_at <= self.created_before)
+            and all(checkpoint.metadata.tags.get(name) == value for name, value in self.tags.items())
         )
 
 
-def _aware(at: datetime) -> datetime:
-    return at.astimezone(UTC)
-
-
-class CheckpointValidator:
+class CheckpointValidator(ABC):
     """Checks of single checkpoints. The store verifies every load by itself."""
 
+    @abstractmethod
+    def validate(self, checkpoint: CheckpointData) -> bool: ...
+
+    @abstractmethod
+    def calculate_checksum(self, data: Any) -> str: ...
+
+    @abstractmethod
+    def verify_integrity(self, checkpoint: CheckpointData) -> bool: ...
+
+
+class DefaultCheckpointValidator(CheckpointValidator):
     def validate(self, checkpoint: CheckpointData) -> bool:
-        return bool(checkpoint.checkpoint_id and checkpoint.metadata.process_name) and checkpoint.is_valid()
+        """True, or Validation with what is wrong."""
+        problem = (
+            "it has no checkpoint_id"
+            if not checkpoint.checkpoint_id
+            else "it has no level"
+            if not checkpoint.level
+            else "its data is no dictionary"
+            if not isinstance(checkpoint.data, dict)
+            else "its checksum does not fit"
+            if not self.verify_integrity(checkpoint)
+            else None
+        )
+        if problem:
+            raise Validation(f"checkpoint {checkpoint.checkpoint_id}: {problem}", hint="correct it before saving")
+        return True
 
     def calculate_checksum(self, data: Any) -> str:
         """SHA-256 over JSON with sorted keys and compact separators."""
-        try:
-            text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-        except (TypeError, ValueError) as error:
-            raise UnsupportedType(
-                f"no checksum of this: {error}", hint="the store's own digest takes anything"
-            ) from error
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
-    def verify_integrity(self, checkpoint: CheckpointData, checksum: str | None = None) -> bool:
-        expected = checksum or checkpoint.metadata.checksum
-        if expected is None:
-            raise Corrupted(
-                f"checkpoint {checkpoint.checkpoint_id} has no checksum", hint="calculate_checksum makes one"
-            )
-        return self.calculate_checksum(checkpoint.data) == expected
-
-
-_ID = re.compile(
-    r"(?P<prefix>.+?)(?:_(?P<level>pipeline|stage|step|substep))?_(?P<date>\d{8})_(?P<time>\d{6})_[0-9a-f]{8}"
-)
-
-
-def generate_checkpoint_id(prefix: str = "chk", level: CheckpointLevel | str | None = None) -> str:
-    """`<prefix>[_<level>]_<YYYYMMDD>_<HHMMSS>_<8 hex>`."""
-    middle = "" if level is None else f"_{CheckpointLevel(level)}"
-    return f"{prefix}{middle}_{_now():%Y%m%d_%H%M%S}_{os.urandom(4).hex()}"
-
-
-def parse_checkpoint_id(checkpoint_id: str) -> dict[str, Any]:
-    """original_id, prefix, level (or None), timestamp (UTC)."""
-    match = _ID.fullmatch(checkpoint_id)
-    if match is None:
-        raise Validation(
-            f"{checkpoint_id[:80]!r} is no ID of generate_checkpoint_id", hint="chk_step_20250725_160211_…"
-        )
-    level = match["level"]
-    return {
-        "original_id": checkpoint_id,
-        "prefix": match["prefix"],
-        "level": None if level is None else CheckpointLevel(level),
-        "timestamp": datetime.strptime(match["date"] + match["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPolicy(resumable.CheckpointPolicy):
-    """With the old names, which change nothing: the store always verifies and compresses, and no clock deletes."""
-
-    max_age_hours: float = 24
-    validate_on_save: bool = True
-    verify_on_load: bool = True
-    compress_large_checkpoints: bool = True
-    compression_threshold_mb: float = 10
+    def verify_integrity(self, checkpoint: CheckpointData) -> bool:
+        """Whether the checksum fits; there being none is no fault."""
+        expected = checkpoint.metadata.checksum
+        return not expected or self.calculate_checksum(checkpoint.data) == expected

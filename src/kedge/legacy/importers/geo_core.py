@@ -188,9 +188,7 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
     yield draft
 
 
-def _read_files(
-    inside: Listing, listed: set[str], pickles: Pickles, problems: list[str]
-) -> tuple[dict[str, Any], str]:
+def _read_files(inside: Listing, listed: set[str], pickles: Pickles, problems: list[str]) -> tuple[dict[str, Any], str]:
     """The state in the listed files, and the checksum over all of them; `problems` gets what is wrong with any."""
     state: dict[str, Any] = {}
     checksum = hashlib.sha256()
