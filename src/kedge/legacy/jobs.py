@@ -17,7 +17,7 @@ from kedge.errors import NotFound
 from kedge.process.workflow import ApprovalStatus, ExecutionState, StepState, Workflows
 
 from . import open_in
-from .importers.common import name_of
+from .importers.common import SAVED_HERE, legacy, name_of
 from .importers.jobs import MOST_JOB_NAME, old_id_of
 
 CheckpointState = StepState
@@ -120,7 +120,9 @@ class CheckpointManager:
     # Checkpoints
 
     def save(self, job_id: str, step_name: str, state: object) -> str:
-        return self.store.save(name_of(job_id, most=MOST_JOB_NAME), step_name, state)
+        job = name_of(job_id, most=MOST_JOB_NAME)
+        metadata = {} if job == job_id else {"legacy": legacy("jobs", job=job_id, **{SAVED_HERE: True})}
+        return self.store.save(job, step_name, state, metadata=metadata)
 
     def list(self, job_id: str) -> list[CheckpointMeta]:
         """Oldest first; [] for an unknown job."""
