@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.legacy import arch, artemis, jobs, unified
+from kedge.legacy import arch, artemis, core, jobs, unified
 from kedge.legacy.importers import Verdict, bring
 
 from .importers.writers import artemis as old_cards
+from .importers.writers import geo as old_geo
 from .importers.writers import jobs as old_jobs
 
 # --- artemis ---
@@ -388,6 +390,66 @@ def test_the_manager_of_a_place_is_one(tmp_path: Path, monkeypatch: pytest.Monke
     config = unified.StorageConfig(base_path=tmp_path / "c")
     assert unified.get_checkpoint_manager(config) is unified.get_checkpoint_manager({"base_path": tmp_path / "c"})
     unified.get_checkpoint_manager(config).save("p", {"x": 1})
+
+
+# --- geo's core manager ---
+
+
+@dataclass
+class Info:
+    name: str
+    path: Path
+
+
+@pytest.fixture
+def core_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[core.CheckpointManager]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(core.CheckpointManager, "_instance", None)
+    manager = core.get_checkpoint_manager()
+    yield manager
+    manager.store.close()
+
+
+def test_core_checkpoints_by_ids_of_the_callers(core_manager: core.CheckpointManager) -> None:
+    assert core.CheckpointManager() is core_manager
+    core_manager.save_checkpoint("../run", {"x": 1, "gone": 2}, level="pipeline")
+    where = core_manager.save_checkpoint("../run", {"x": 3}, level="pipeline", metadata={"processor_name": "p"})
+    assert where.endswith("run")
+    assert core_manager.load_checkpoint("../run") == {"x": 3}  # nothing of the one before
+    core_manager.save_checkpoint("child", {"infos": [Info("a", Path("/b"))]}, level="phase", parent_id="../run")
+    assert core_manager.load_checkpoint("child")["infos"][0]["name"] == "a"
+    assert [about.checkpoint_id for about in core_manager.list_checkpoints()] == ["child", "../run"]
+    assert [about.parent_id for about in core_manager.list_checkpoints(level="phase")] == ["../run"]
+    assert [about.level for about in core_manager.list_checkpoints(processor_name="p")] == ["pipeline"]
+    info = core_manager.get_checkpoint_info("child")
+    assert info is not None
+    assert (info.parent_id, info.file_size_bytes > 0, info.to_dict()["level"]) == ("../run", True, "phase")
+    assert core_manager.validate_checkpoint("child")
+    assert not core_manager.validate_checkpoint("nobody")
+    assert core_manager.get_checkpoint_info("nobody") is None
+    with pytest.raises(ValueError, match="not found"):
+        core_manager.load_checkpoint("nobody")
+    with pytest.raises(kedge.UnsupportedType):
+        core_manager.save_checkpoint("bad", {"x": object()})
+    core_manager.configure_retention(max_checkpoints=1)
+    assert core_manager.cleanup_old_checkpoints() == 0  # the newest of each level stays
+    assert core_manager.delete_checkpoint("../run")
+    assert not core_manager.delete_checkpoint("../run")
+    core_manager.stop()
+
+
+def test_core_goes_on_from_its_old_files(
+    core_manager: core.CheckpointManager, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_geo.core(tmp_path / "old", "9f0c_merge_1753401600", {"done": [1]})
+    core_manager.store.close()
+    core_manager.set_checkpoint_directory(tmp_path / "old")
+    assert "1 checkpoints of old files imported" in capsys.readouterr().err
+    assert core_manager.load_checkpoint("9f0c_merge_1753401600") == {"done": [1]}
+    (about,) = core_manager.list_checkpoints()
+    assert (about.checkpoint_id, about.parent_id) == ("9f0c_merge_1753401600", "9f0c")
+    core_manager.save_checkpoint("9f0c_merge_1753401600", {"done": [1, 2]})
+    assert core_manager.load_checkpoint("9f0c_merge_1753401600") == {"done": [1, 2]}
 
 
 # --- arch ---

@@ -35,7 +35,7 @@ def test_both_sides_exist(old: str, new: str) -> None:
         assert find(name) is not None
 
 
-@pytest.mark.parametrize("module", ["artemis", "jobs", "unified", "arch"])
+@pytest.mark.parametrize("module", ["artemis", "jobs", "core", "unified", "arch"])
 def test_everything_public_is_listed(module: str) -> None:
     listed = {old.rpartition(".")[2] for old, _ in ROWS if f".{module}." in old}
     aliases = {"NotFound", "Corrupted", "Validation", "DefaultCheckpointValidator"}
