@@ -1,6 +1,6 @@
-"""geo's core manager: `from kedge.legacy.core import get_checkpoint_manager`. Checkpoints by IDs of the caller's choice.
+"""geo's core manager: `from kedge.legacy.core import get_checkpoint_manager`. Checkpoints by IDs that callers choose.
 
-Corrected: IDs are no paths, a checkpoint that is saved again leaves nothing of the one before, and nothing is unpickled:
+Corrected: IDs are no paths, a checkpoint that is saved again leaves nothing of the one before, and nothing is pickled:
 a value of a class that Kedge does not know is kept as a dictionary of its fields with the key `$class`.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kedge import codec
 from kedge.errors import Corrupted, NotFound, UnsupportedType
@@ -59,15 +59,15 @@ class CheckpointMetadata:
 class CheckpointManager:
     """Checkpoints in a directory, `checkpoints` unless another is set. There is one manager in a process."""
 
-    _instance: CheckpointManager | None = None
+    _instance: Any = None
     _lock = threading.Lock()
 
-    def __new__(cls) -> CheckpointManager:
+    def __new__(cls) -> Self:
         with cls._lock:
             if cls._instance is None:
                 cls._instance = super().__new__(cls)
                 cls._instance.set_checkpoint_directory("checkpoints")
-            return cls._instance
+            return cls._instance  # type: ignore[no-any-return]
 
     def set_checkpoint_directory(self, directory: str | os.PathLike[str] | Store) -> None:
         """Checkpoints of the core manager that lie in it are imported at the first opening."""
@@ -114,7 +114,7 @@ class CheckpointManager:
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
         doomed = [*self._store.list(JOB, tags={"id": _tag(checkpoint_id)})]
         doomed += [imported] if (imported := self._imported(checkpoint_id)) else []
-        return any([self._store.delete(checkpoint.job, checkpoint.id) for checkpoint in doomed])
+        return sum(self._store.delete(checkpoint.job, checkpoint.id) for checkpoint in doomed) > 0
 
     def list_checkpoints(
         self,

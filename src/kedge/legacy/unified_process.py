@@ -246,7 +246,7 @@ def make_checkpointable(checkpoint_policy: CheckpointPolicy | None = None) -> Ca
         def begin(self: Any, *args: Any, **kwargs: Any) -> None:
             policy = kwargs.pop("checkpoint_policy", checkpoint_policy)
             own = {name: kwargs.pop(name, None) for name in ("checkpoint_validator", "process_id")}
-            cls.__init__(self, *args, **kwargs)
+            cls.__init__(self, *args, **kwargs)  # type: ignore[misc]
             CheckpointableProcess.__init__(self, policy, **own)
 
         body = {"__init__": begin, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
