@@ -431,6 +431,11 @@ def test_core_checkpoints_by_ids_of_the_callers(core_manager: core.CheckpointMan
         core_manager.load_checkpoint("nobody")
     with pytest.raises(kedge.UnsupportedType):
         core_manager.save_checkpoint("bad", {"x": object()})
+    core_manager.save_checkpoint("large", {"x": list(range(300_000))})
+    large = core_manager.get_checkpoint_info("large")
+    assert large is not None
+    assert (large.compression_type, large.file_size_bytes < 900_000) == ("zstd", True)
+    assert core_manager.delete_checkpoint("large")
     core_manager.configure_retention(max_checkpoints=1)
     assert core_manager.cleanup_old_checkpoints() == 0  # the newest of each level stays
     assert core_manager.delete_checkpoint("../run")

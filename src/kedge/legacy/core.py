@@ -17,7 +17,7 @@ from typing import Any, Self
 from kedge import codec
 from kedge.errors import Corrupted, NotFound, UnsupportedType
 from kedge.manager import CheckpointManager as Store
-from kedge.model import Checkpoint
+from kedge.model import Checkpoint, CheckpointStatus
 
 from . import open_in
 from .importers.common import digest, mapping, name_of, number, step_of
@@ -108,7 +108,10 @@ class CheckpointManager:
         checkpoint = self._find(checkpoint_id)
         if checkpoint is None:
             raise ValueError(f"Checkpoint not found: {checkpoint_id}")
-        state: Any = self._store.load(checkpoint.id)
+        try:
+            state: Any = self._store.load(checkpoint.id)
+        except Corrupted as error:
+            raise Corrupted(f"Checkpoint corrupted: {checkpoint_id}: {error.message}", hint=error.hint) from error
         return state["state"] if checkpoint.metadata.get("kind") == "process" else state  # type: ignore[no-any-return]
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
@@ -139,10 +142,14 @@ class CheckpointManager:
         return None if checkpoint is None else self._about(checkpoint)
 
     def validate_checkpoint(self, checkpoint_id: str) -> bool:
-        """Whether it is there and all of it can be read."""
+        """Whether it is there and all of it can be read; what was read and is wrong is marked as corrupted."""
+        checkpoint = self._find(checkpoint_id)
+        if checkpoint is None:
+            return False
         try:
-            self.load_checkpoint(checkpoint_id)
-        except ValueError:
+            self._store.load(checkpoint.id)
+        except Corrupted:
+            self._store.set_status(checkpoint.id, CheckpointStatus.CORRUPTED)
             return False
         return True
 
@@ -197,7 +204,8 @@ class CheckpointManager:
             checksum=checkpoint.digest,
             validation_checksum=checkpoint.digest,
             compressed=True,
-            size_bytes=checkpoint.size_bytes,
+            compression_type="zstd",
+            size_bytes=checkpoint.stored_bytes or checkpoint.size_bytes,
             file_path=str(self._directory / str(about.get("id", checkpoint.id))),
         )
 
