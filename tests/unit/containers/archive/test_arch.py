@@ -15,7 +15,7 @@ from kedge.containers.snapshot import job_of
 from kedge.legacy import arch
 from tests.unit.containers.criu_writer import write_dump
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may make the devices that stand for removed files")
+pytestmark = pytest.mark.requires("root")  # removed files are devices
 
 
 @pytest.fixture
