@@ -169,6 +169,23 @@ def test_answers_keep_stage_cost_and_all_of_their_keys(tmp_path: Path) -> None:
     assert saved.metadata["tokens"] == {"input": 3, "output": 4, "cache_read": 0, "cache_write": 0}
 
 
+def test_old_files_are_imported_once_and_later_changes_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opened() -> tuple[int, str]:
+        with jobs.CheckpointManager(tmp_path) as manager:
+            return len(manager.list("job_9")), capsys.readouterr().err
+
+    old_jobs.write(tmp_path, old_jobs.checkpoint("job_9", "a", {"n": 1}, 0))
+    assert opened() == (1, f"kedge: {tmp_path}: 1 checkpoints of old files imported\n")
+    assert opened() == (1, "")
+    old_jobs.write(tmp_path, old_jobs.checkpoint("job_9", "b", {"n": 2}, 1))
+    count, said = opened()
+    assert (count, "changed since" in said, f"kedge import {tmp_path}" in said) == (1, True, True)
+    (tmp_path / ".kedge-imported").unlink()  # as after a crash in the middle of the first import
+    assert opened()[0] == 2
+
+
 # --- jobs ---
 
 

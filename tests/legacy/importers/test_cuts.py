@@ -55,6 +55,14 @@ def card_sqlite(root: Path) -> None:
     artemis.write_sqlite(path, [artemis.state("c", ["plan"])], artemis.attempts("c", ("plan", "completed")))
 
 
+def card_costs(root: Path) -> None:
+    put(root, "X.json", [artemis.call("c", "plan", 0.25), artemis.call("c", "build", 0.5)])
+
+
+def card_machine(root: Path) -> None:
+    put(root, "X_state.json", artemis.machine("c"))
+
+
 def job_checkpoint(root: Path) -> None:
     put(root, "X.json", jobs.checkpoint("job_9", "outline", {"n": 12, "done": ["a", "b"], "deep": {"x": [1]}}))
 
@@ -107,8 +115,8 @@ def any_json(root: Path) -> None:
 SOURCES: list[tuple[Callable[[Path], None], str]] = [
     (make, "auto")
     for make in (
-        card, card_index, card_results, card_state, card_attempts, card_sqlite, job_checkpoint, job_whole, execution,
-        core, core_without_registry, processor, stages, old_stage, tiles, chunks,
+        card, card_index, card_results, card_state, card_attempts, card_sqlite, card_costs, card_machine,
+        job_checkpoint, job_whole, execution, core, core_without_registry, processor, stages, old_stage, tiles, chunks,
     )
 ]  # fmt: skip
 SOURCES += [(any_json, "json-dir"), (card, "json-dir")]

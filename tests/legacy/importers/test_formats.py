@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 import kedge
 from kedge.legacy.importers import Options, Report, Verdict, bring, look
 from kedge.legacy.importers.common import salvage
+from kedge.llm.bills import totals
 from kedge.pipeline.history import explain, find_run
 from kedge.process.workflow import Workflows
 
@@ -600,3 +602,15 @@ def test_core_reads_what_is_listed_and_keeps_parents(old: Path, store: kedge.Che
     child = store.get("child")
     assert (child.parent, child.job) == ("run_1753401600", store.get("run_1753401600").job)
     assert not report.of(Verdict.LOSSY)
+
+
+def test_costs_and_the_state_machine_of_a_card(old: Path, store: kedge.CheckpointManager) -> None:
+    put(old, "artemis_costs_c.json", [artemis.call("c", "plan", 0.25), artemis.call("c", "build", 0.5)])
+    put(old, "c_state.json", artemis.machine("c"))
+    put(old, "c.json", artemis.card("c", {"plan": artemis.stage("plan", 0)}))
+    assert not bring_twice(old, store).findings
+    bills = totals(store, run="c", by=("step",))
+    assert {step: bill.spent for (step,), bill in bills.items()} == {"plan": Decimal("0.25"), "build": Decimal("0.5")}
+    assert store.restore("c:state-machine")["active_stage"] == "build"
+    with kedge.run("c", store=store) as run:
+        assert run.step("plan", never) == {"of": "plan"}  # the machine, which has no results, does not hide it

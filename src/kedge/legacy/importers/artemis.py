@@ -11,6 +11,7 @@ from typing import Any
 
 from kedge.model import RunStatus
 
+from . import artemis_costs
 from .common import (
     Document,
     Draft,
@@ -44,6 +45,8 @@ _STATUS = {
 
 def kind_of(document: object) -> str | None:
     """Which of the forms a document has."""
+    if artemis_costs.is_costs(document) or artemis_costs.is_machine(document):
+        return "costs" if isinstance(document, list) else "machine"
     if isinstance(document, list):
         is_stages = bool(document) and all(
             isinstance(e, dict) and {"card_id", "stage_name", "status"} <= e.keys() for e in document
@@ -66,7 +69,8 @@ def kind_of(document: object) -> str | None:
 def time_of(document: Any) -> int:
     """When a document was last written, for their order."""
     if isinstance(document, list):
-        return max((microseconds(e.get("completed_at") or e.get("started_at")) or 0 for e in document), default=0)
+        names = ("completed_at", "started_at", "timestamp")
+        return max((next((at for n in names if (at := microseconds(e.get(n)))), 0) for e in document), default=0)
     for name in ("updated_at", "timestamp", "created_at"):
         if at := microseconds(document.get(name)):
             return at
@@ -80,8 +84,8 @@ def drafts(document: Any, name: str, source: str, options: Options, cut: Fragmen
         document, lost = _whole_stages(document, cut.open_at)
         why = "the file is cut off; stages whose record is whole are imported, the others will run again"
         yield Finding(Verdict.CORRUPTED, source, why, tuple(map(clean, lost)))
-    if kind == "stages":
-        yield from _stage_list(document, source, options)
+    if kind in ("stages", "costs", "machine"):
+        yield from _beside(kind, document, source, options, is_cut=cut is not None)
         return
     card = document.get("card_id") if kind != "index" else name.removesuffix(".json").removesuffix("_checkpoint")
     run = OldRun(FORM, source, run_key(card, options.job_prefix), number(document.get("resume_count")) + 1)
@@ -110,6 +114,16 @@ def drafts(document: Any, name: str, source: str, options: Options, cut: Fragmen
     )
 
 
+def _beside(kind: str, document: Any, source: str, options: Options, *, is_cut: bool) -> Found:
+    """What is no card: attempts at stages, calls of models, what the state machine saw."""
+    if kind == "stages":
+        yield from _stage_list(document, source, options)
+    elif kind == "costs":
+        yield from (artemis_costs.call(entry, source, options.job_prefix) for entry in document)
+    elif not is_cut:
+        yield artemis_costs.machine(document, source, options.job_prefix)
+
+
 _RECORDS = ("stage_checkpoints", "stage_results", "results")
 _LISTS = ("completed_stages", "skipped_stages", "failed_stages", "stages_completed")
 
@@ -117,7 +131,10 @@ _LISTS = ("completed_stages", "skipped_stages", "failed_stages", "stages_complet
 def _whole_stages(document: Any, open_at: tuple[str | int, ...]) -> tuple[Any, list[str]]:
     """A cut document without the stages whose record is not whole, and the names of these as far as they are known."""
     if isinstance(document, list):
-        return (document[:-1], [str(document[-1].get("stage_name"))]) if open_at else (document, [])
+        torn = mapping(document[-1]) if open_at else {}
+        return (document[:-1] if open_at else document), [
+            str(n) for n in (torn.get("stage_name"), torn.get("stage")) if n
+        ]
     records = {word: dict(mapping(document[word])) for word in _RECORDS if word in document}
     lost: dict[str, None] = {}
     if len(open_at) > 1 and open_at[0] in records:

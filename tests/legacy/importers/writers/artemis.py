@@ -110,6 +110,34 @@ def attempts(card_id: str, *entries: tuple[str, str]) -> list[dict[str, Any]]:
     ]
 
 
+def call(card_id: str, stage_name: str, cost: float) -> dict[str, Any]:
+    return {
+        "timestamp": "2025-10-23T12:00:00Z",
+        "model": "gpt-4o",
+        "provider": "openai",
+        "tokens_input": 100,
+        "tokens_output": 20,
+        "cost": cost,
+        "stage": stage_name,
+        "card_id": card_id,
+        "purpose": "general",
+    }
+
+
+def machine(card_id: str) -> dict[str, Any]:
+    """What the state machine saved in `<card>_state.json`, where another part saved its own."""
+    return {
+        "state": "running",
+        "timestamp": START.isoformat(),
+        "card_id": card_id,
+        "active_stage": "build",
+        "health_status": "healthy",
+        "circuit_breakers_open": [],
+        "active_issues": [],
+        "stages": {"plan": {"stage_name": "plan", "state": "completed", "retry_count": 0, "metadata": {}}},
+    }
+
+
 def write_sqlite(path: Path, states: list[dict[str, Any]], stages: list[dict[str, Any]]) -> None:
     with sqlite3.connect(path) as db:
         names = list(states[0])
