@@ -44,16 +44,15 @@ def move_in(directory: str | os.PathLike[str], store: CheckpointManager, form: s
     if os.path.basename(store_in(place)) != _STORE or (fingerprint := _fingerprint(place)) is None:
         return
     marker = Path(place, IMPORTED)
+    command = f"kedge import {place} --from {form} --store {store.place}"
     if not marker.exists():
         report = bring(place, store, Options(form=form))
         marker.write_text(fingerprint)
         if report.imported or report.findings:
-            lost = f", {len(report.findings):,} remarks: kedge import {place} --dry-run" if report.findings else ""
+            lost = f", {len(report.findings):,} remarks: {command} --dry-run" if report.findings else ""
             sys.stderr.write(f"kedge: {place}: {report.imported:,} checkpoints of old files imported{lost}\n")
     elif marker.read_text() != fingerprint:
-        sys.stderr.write(
-            f"kedge: {place}: old files changed since they were imported; kedge import {place} takes them\n"
-        )
+        sys.stderr.write(f"kedge: {place}: old files changed since they were imported; to import them: {command}\n")
 
 
 def _fingerprint(directory: str) -> str | None:
@@ -66,6 +65,7 @@ def _fingerprint(directory: str) -> str | None:
                 continue
             path = os.path.join(folder, name)
             about = os.lstat(path)
-            digest.update(os.fsencode(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\n"))
+            shown = os.path.relpath(path, directory)
+            digest.update(os.fsencode(f"{shown}\0{about.st_size}\0{about.st_mtime_ns}\n"))
             has_files = True
     return digest.hexdigest() if has_files else None
