@@ -167,11 +167,14 @@ class CheckpointManager:
     ) -> None:
         self.card_id = card_id
         self.verbose = verbose
+        self.enable_llm_cache = enable_llm_cache
         self.repository = FilesystemCheckpointRepository(checkpoint_dir)
         self.creator = CheckpointCreator()
         self.updater = CheckpointUpdater()
         self.progress_calculator = ProgressCalculator()
+        self.checkpoint_dir = self.repository.checkpoint_dir
         self.cache_manager = LLMCacheManager(enable_llm_cache)
+        self.llm_cache = self.cache_manager.cache
         self.state_restorer = CheckpointStateRestorer(self.repository, self.cache_manager)
         self.checkpoint: PipelineCheckpoint | None = None
 

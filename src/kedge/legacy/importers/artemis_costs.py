@@ -5,9 +5,10 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from kedge.llm.bills import CALLS, Bill, Charge
+from kedge.llm.bills import Bill, Charge
 from kedge.llm.pricing import Tokens
 from kedge.model import CheckpointLevel
+from kedge.pipeline.history import CALLS
 
 from .common import Document, Draft, clean, digest_of_document, legacy, microseconds, number, step_of
 from .runs import run_key
