@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -76,7 +77,7 @@ def test_names_that_it_took(tmp_path: Path, executor: Executor, name: str) -> No
         listed: Any = client.get(URL, params={"job_id": name}).json()
         assert [c["step_name"] for c in listed["checkpoints"]] == ["outline", "draft"]
         assert (listed["checkpoints"][0]["checkpoint_id"], listed["checkpoints"][0]["job_id"]) == (own_id, name)
-        path = f"{URL}/{quoted(own_id)}"
+        path = f"{URL}/{quote(own_id, safe='')}"
         assert client.get(path).json()["state_snapshot"] == {"n": 1}
         assert client.post(f"{path}/restore", json={"resume": True}).json()["job_id"] == name
         assert executor.resumed == [(name,)]
@@ -84,9 +85,3 @@ def test_names_that_it_took(tmp_path: Path, executor: Executor, name: str) -> No
         assert (cleaned["job_id"], cleaned["deleted_count"], cleaned["kept_count"]) == (name, 1, 1)
         assert client.delete(path).status_code == 404
     older_service.set_checkpoint_manager(None)
-
-
-def quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
