@@ -100,7 +100,7 @@ class Needs(SecurityBase):
         self,
         request: Request,
         namespace: Annotated[
-            Name | None, Query(description="The tenant whose jobs are meant.", examples=["default"])
+            Name | None, Query(description="The tenant (namespace) to use.", examples=["default"])
         ] = None,
     ) -> Access:
         caller = await identify(request)

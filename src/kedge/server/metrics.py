@@ -55,7 +55,7 @@ class Metrics:
         return generate_latest(self.registry) + generate_latest(of_stores)
 
     def _bill(self, store: CheckpointManager) -> Bill:
-        """What calls of models cost so far; only records since the last look are read."""
+        """What LLM calls cost so far; only records since the last look are read."""
         seen, bill = self._bills.get(store.namespace, (0, Bill()))
         while page := store.list(CALLS, after=seen, limit=1000):
             seen = page[-1].seq
@@ -94,7 +94,7 @@ class _OfStores(Collector):
         for namespace, numbers in totals.items():
             ratio.add_metric([namespace], numbers["size_bytes"] / max(numbers["stored_bytes"], 1))
         yield ratio
-        for name, text in (("spent", "Paid for calls of models."), ("saved", "Not paid, because the answer was kept.")):
+        for name, text in (("spent", "Paid for LLM calls."), ("saved", "Not paid, because the answer was cached.")):
             money = GaugeMetricFamily(f"kedge_llm_{name}_dollars", text, labels=["namespace"])
             for namespace, bill in self._bills.items():
                 money.add_metric([namespace], float(getattr(bill, name)))

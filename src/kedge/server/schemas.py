@@ -38,6 +38,12 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Page(Answer):
+    """Some of a list. One that looks through jobs for its entries may be empty and still have a next one."""
+
+    next_cursor: str | None = Field(description="Pass it as `cursor` to get the next page; null at the end.")
+
+
 class Problem(Answer):
     """RFC 9457, with a code for programs, a hint for people and the ID under which our log tells more."""
 
@@ -72,9 +78,8 @@ class Checkpoint(Answer):
     metadata: dict[str, Json]
 
 
-class CheckpointPage(Answer):
+class CheckpointPage(Page):
     checkpoints: list[Checkpoint]
-    next_cursor: str | None = Field(description="Ask again with it for what comes next; null at the end.")
 
 
 class Keyed(Answer):
@@ -97,9 +102,8 @@ class Job(Answer):
     retention: dict[str, Json] | None
 
 
-class JobPage(Answer):
+class JobPage(Page):
     jobs: list[Job]
-    next_cursor: str | None
 
 
 class StateView(Answer):
@@ -143,7 +147,7 @@ class PinChange(Body):
 
 
 class StatusChange(Body):
-    status: Literal["created", "valid", "corrupted", "archived"]
+    status: Status
 
 
 class Branch(Body):
@@ -231,170 +235,6 @@ class Diff(Answer):
     left_out: int
 
 
-class RunAnswer(Answer):
-    key: str
-    status: Literal["running", "paused", "completed", "failed", "cancelled", "abandoned"]
-    pipeline: str | None
-    version: str
-    sessions: int
-    steps_run: int
-    steps_reused: int
-    error: str
-    updated_at: str
-    is_abandoned: bool
-    waiting: list[dict[str, Json]]
-    progress: dict[str, int | None] | None
-
-
-class RunPage(Answer):
-    runs: list[RunAnswer]
-    next_cursor: str | None = Field(description="A page may be empty and still have a next one.")
-
-
-class Step(Answer):
-    path: str
-    verdict: str = Field(examples=["ran", "reused", "failed", "kept", "stale", "map"])
-    reason: str
-    checkpoint: str | None
-    seconds: float | None
-    attempts: int
-
-
-class LogLine(Answer):
-    at: str
-    text: str
-
-
-class RunDetail(Answer):
-    run: RunAnswer
-    steps: list[Step]
-    log: list[LogLine]
-
-
-class FailedItem(Answer):
-    key: str
-    error: str
-    attempts: int
-
-
-class ItemBatch(Answer):
-    """Items of a map that were recorded together."""
-
-    checkpoint: str
-    path: str
-    at: str
-    session: int
-    items: int
-    failed: list[FailedItem]
-
-
-class ItemPage(Answer):
-    batches: list[ItemBatch]
-    next_cursor: str | None
-
-
-class Signal(Body):
-    name: Annotated[str, Field(min_length=1, max_length=1024, examples=["go"])]
-    value: Json = None
-
-
-class Sent(Answer):
-    message: str
-
-
-class Cancelled(Answer):
-    run: str
-    cancelled: bool = Field(description="false while its owner still works on a step; it stops before the next.")
-
-
-class Approval(Answer):
-    """Something a run or an execution waits for."""
-
-    run: str
-    name: str
-    kind: Literal["run", "execution"]
-    prompt: str
-    asked_at: str
-    expires_at: str | None
-
-
-class ApprovalPage(Answer):
-    approvals: list[Approval]
-    next_cursor: str | None
-
-
-class Decide(Body):
-    run: Name = Field(description="A run, or an execution.")
-    name: Annotated[str, Field(min_length=1, max_length=4096, examples=["publish"])]
-    approved: bool
-    comment: Annotated[str, Field(max_length=2000)] = ""
-
-
-class Decision(Answer):
-    run: str
-    name: str
-    approved: bool
-    actor: str
-    comment: str
-
-
-class Execution(Answer):
-    execution_id: str
-    correlation_id: str
-    workflow_name: str
-    state: Literal["running", "paused", "completed", "failed"]
-    current_checkpoint: str | None
-    started_at: str
-    completed_at: str | None
-    total_checkpoints: int
-    completed_checkpoints: int
-    failed_checkpoints: int
-    pending_approvals: int
-
-
-class ExecutionPage(Answer):
-    executions: list[Execution]
-    next_cursor: str | None
-
-
-class ExecutionDetail(Answer):
-    execution: Json = Field(description="The whole execution, its checkpoints included.")
-    history: list[dict[str, Json]]
-
-
-class StartExecution(Body):
-    correlation_id: Annotated[str, Field(min_length=1, max_length=256)]
-    workflow_name: Annotated[str, Field(min_length=1, max_length=256)]
-    initial_data: dict[str, Json] = {}
-
-
-class Started(Answer):
-    execution_id: str
-
-
-class AddStep(Body):
-    checkpoint_name: Annotated[str, Field(min_length=1, max_length=1024)]
-    agent_id: Annotated[str, Field(max_length=256)]
-    input_data: Json = None
-    approval_required: bool = False
-    expires_s: Annotated[float, Field(gt=0, le=316_224_000)] | None = None
-    on_denied: Literal["fail", "skip", "pause"] = "fail"
-
-
-class CompleteStep(Body):
-    checkpoint: Annotated[str, Field(min_length=1, max_length=1024, description="Its name or ID.")]
-    output_data: Json = None
-    success: bool = True
-
-
-class EndExecution(Body):
-    success: bool = True
-
-
-class Changed(Answer):
-    changed: bool = Field(description="false when it was so already.")
-
-
 class Stats(Answer):
     model_config = ConfigDict(extra="allow")
     checkpoints: int
@@ -436,9 +276,8 @@ class Event(Answer):
     chain: str
 
 
-class EventPage(Answer):
+class EventPage(Page):
     events: list[Event]
-    next_cursor: str | None
 
 
 class Audit(Answer):

@@ -42,9 +42,9 @@ class JobRow:
 
 # Jobs that Kedge keeps for itself, in words.
 _OWN = {
-    "llm:cache": "answers of models, kept by Kedge",
-    "llm:calls": "what calls of models cost",
-    "llm:flights": "calls of models under way",
+    "llm:cache": "cached LLM answers",
+    "llm:calls": "the cost of LLM calls",
+    "llm:flights": "LLM calls in progress",
 }
 
 

@@ -260,7 +260,7 @@ def _grid(items: MapItems) -> Grid:
 
 @router.get("/models")
 async def models(request: Request, access: Reader) -> Response:
-    """What calls of models cost: spent and saved, never mixed."""
+    """What LLM calls cost: spent and saved, never mixed."""
 
     def facts(store: CheckpointManager) -> dict[str, Any]:
         by_model = {model: bill for (model,), bill in totals(store, by=("model",)).items()}

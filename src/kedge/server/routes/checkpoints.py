@@ -22,7 +22,7 @@ from .jobs import PageSize
 
 router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS)
 
-Cursor = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="next_cursor of the page before.")]
+Cursor = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Continue listing from here: next_cursor.")]
 
 _Tag = Annotated[str, Field(pattern=f"{schemas.NAME_PATTERN[:-1]}=[^\\x00]{{0,1024}}$")]
 _Key = Annotated[str, Field(min_length=1, max_length=256)]

@@ -1,4 +1,4 @@
-"""Checkpoints of containers: which are kept. Freezing and restoring need the container's own machine."""
+"""Checkpoints of containers: which are kept. Checkpointing and restoring need the container's own machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kedge.server.auth import Reads
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
-from .jobs import PageSize
-from .runs import NameCursor, page_of
+from .jobs import NameCursor, PageSize
+from .runs import page_of
 
 router = APIRouter(prefix=API, tags=["containers"], responses=PROBLEMS)
 

@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 async def _place(
     access: Reads,
-    after: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Begin behind this event.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Start after this event.")] = None,
     last_event_id: Annotated[str | None, Header(description="What a browser sends when it comes back.")] = None,
 ) -> AsyncIterator[Place]:
     """Where to begin: asked before the answer begins, so that a mistake is a 422. A place is held until it ends."""

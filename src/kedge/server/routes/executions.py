@@ -11,20 +11,20 @@ from kedge.codec.json_view import to_json_view
 from kedge.manager import CheckpointManager
 from kedge.pipeline.approval import decide, pending_approvals
 from kedge.process.workflow import Workflows
-from kedge.server import schemas
+from kedge.server import run_schemas, schemas
 from kedge.server.auth import Access, Reads, Writes
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
-from .jobs import PageSize
-from .runs import NameCursor, Prefix, page_of
+from .jobs import NameCursor, PageSize, Prefix
+from .runs import page_of
 
 router = APIRouter(prefix=API, tags=["executions"], responses=PROBLEMS)
 
 Execution = schemas.Name
 
 
-@router.get("/executions", response_model=schemas.ExecutionPage)
+@router.get("/executions", response_model=run_schemas.ExecutionPage)
 async def list_executions(
     access: Reads,
     state: Annotated[str | None, Query(pattern="^(running|paused|completed|failed)$")] = None,
@@ -46,7 +46,7 @@ async def list_executions(
     return JsonAnswer({"executions": found, "next_cursor": following})
 
 
-@router.get("/executions/{execution_id}", response_model=schemas.ExecutionDetail)
+@router.get("/executions/{execution_id}", response_model=run_schemas.ExecutionDetail)
 async def get_execution(access: Reads, execution_id: Execution) -> Any:
     """The whole execution, and every change that led to it."""
 
@@ -58,21 +58,21 @@ async def get_execution(access: Reads, execution_id: Execution) -> Any:
     return JsonAnswer(await access.ask(find))
 
 
-@router.post("/executions", status_code=201, response_model=schemas.Started)
-async def start_execution(access: Writes, wish: schemas.StartExecution) -> Any:
+@router.post("/executions", status_code=201, response_model=run_schemas.Started)
+async def start_execution(access: Writes, wish: run_schemas.StartExecution) -> Any:
     """Begin an execution."""
     started = await _change(access, lambda w: w.start_workflow_execution(**wish.model_dump()))
     return {"execution_id": started}
 
 
 @router.post("/executions/{execution_id}/checkpoints", status_code=201, response_model=dict[str, schemas.Json])
-async def add_step(access: Writes, execution_id: Execution, wish: schemas.AddStep) -> Any:
+async def add_step(access: Writes, execution_id: Execution, wish: run_schemas.AddStep) -> Any:
     """A new checkpoint of a running execution; with approval_required both wait for a decision."""
     return JsonAnswer(await _change(access, lambda w: w.create_checkpoint(execution_id, **wish.model_dump())), 201)
 
 
-@router.post("/executions/{execution_id}/complete", response_model=schemas.Changed)
-async def complete_step(access: Writes, execution_id: Execution, wish: schemas.CompleteStep) -> Any:
+@router.post("/executions/{execution_id}/complete", response_model=run_schemas.Changed)
+async def complete_step(access: Writes, execution_id: Execution, wish: run_schemas.CompleteStep) -> Any:
     """Complete the newest open checkpoint of a name, or the one with an ID."""
     done = await _change(
         access, lambda w: w.complete_checkpoint(execution_id, wish.checkpoint, wish.output_data, wish.success)
@@ -80,28 +80,28 @@ async def complete_step(access: Writes, execution_id: Execution, wish: schemas.C
     return {"changed": done}
 
 
-@router.post("/executions/{execution_id}/pause", response_model=schemas.Changed)
+@router.post("/executions/{execution_id}/pause", response_model=run_schemas.Changed)
 async def pause_execution(access: Writes, execution_id: Execution) -> Any:
     """Pause a running execution."""
     return {"changed": await _change(access, lambda w: w.pause_execution(execution_id))}
 
 
-@router.post("/executions/{execution_id}/resume", response_model=schemas.Changed)
+@router.post("/executions/{execution_id}/resume", response_model=run_schemas.Changed)
 async def resume_execution(access: Writes, execution_id: Execution) -> Any:
     """Go on; nothing resumes past an approval that is pending or denied."""
     return {"changed": await _change(access, lambda w: w.resume_execution(execution_id))}
 
 
-@router.post("/executions/{execution_id}/end", response_model=schemas.Changed)
+@router.post("/executions/{execution_id}/end", response_model=run_schemas.Changed)
 async def end_execution(
-    access: Writes, execution_id: Execution, wish: Annotated[schemas.EndExecution | None, Body()] = None
+    access: Writes, execution_id: Execution, wish: Annotated[run_schemas.EndExecution | None, Body()] = None
 ) -> Any:
     """End an execution; a successful end needs all its checkpoints to be done."""
     success = wish is None or wish.success
     return {"changed": await _change(access, lambda w: w.complete_execution(execution_id, success))}
 
 
-@router.get("/approvals", response_model=schemas.ApprovalPage, tags=["approvals"])
+@router.get("/approvals", response_model=run_schemas.ApprovalPage, tags=["approvals"])
 async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 50, cursor: NameCursor = None) -> Any:
     """What waits for somebody's decision."""
 
@@ -112,8 +112,8 @@ async def list_approvals(access: Reads, prefix: Prefix = "", limit: PageSize = 5
     return JsonAnswer({"approvals": found, "next_cursor": following})
 
 
-@router.post("/approvals", response_model=schemas.Decision, tags=["approvals"])
-async def decide_approval(access: Writes, wish: schemas.Decide) -> Any:
+@router.post("/approvals", response_model=run_schemas.Decision, tags=["approvals"])
+async def decide_approval(access: Writes, wish: run_schemas.Decide) -> Any:
     """Approve or deny, for good: a second decision is a conflict. The token's name is kept with it."""
     actor = access.caller.actor
     await access.ask(lambda store: decide(store, wish.run, wish.name, wish.approved, actor=actor, comment=wish.comment))

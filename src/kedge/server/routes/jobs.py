@@ -14,15 +14,17 @@ from . import API, PROBLEMS
 
 router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS)
 
-PageSize = Annotated[int, Query(ge=1, le=1000, description="At most so many on a page.")]
+PageSize = Annotated[int, Query(ge=1, le=1000, description="The most entries on one page.")]
+Prefix = Annotated[str, Query(max_length=128, description="Only names with this prefix.", examples=["nightly"])]
+NameCursor = Annotated[schemas.Name | None, Query(description="Continue listing after this name: next_cursor.")]
 
 
 @router.get("/jobs", response_model=schemas.JobPage)
 async def list_jobs(
     access: Reads,
-    prefix: Annotated[str, Query(max_length=128, description="Only names that begin so.", examples=["nightly"])] = "",
+    prefix: Prefix = "",
     limit: PageSize = 50,
-    cursor: Annotated[schemas.Name | None, Query(description="next_cursor of the page before.")] = None,
+    cursor: NameCursor = None,
 ) -> Any:
     """Jobs by name."""
     found = await access.ask(lambda store: store.jobs(prefix, limit + 1, cursor))

@@ -1,4 +1,4 @@
-"""What calls of models cost, and what the cache saved."""
+"""What LLM calls cost, and what the cache saved."""
 
 from __future__ import annotations
 

@@ -13,21 +13,19 @@ from kedge.model import Checkpoint
 from kedge.pipeline.history import cancel, explain, find_run, logs_of, run_of
 from kedge.pipeline.keys import show
 from kedge.pipeline.wait import send
-from kedge.server import schemas
+from kedge.server import run_schemas, schemas
 from kedge.server.auth import Reads, Writes
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 from .checkpoints import Cursor
-from .jobs import PageSize
+from .jobs import NameCursor, PageSize, Prefix
 
 router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS)
 
 T = TypeVar("T")
 
 LOOKED_AT = 500  # jobs one request looks at, however few of them are runs (I6)
-NameCursor = Annotated[schemas.Name | None, Query(description="next_cursor of the page before.")]
-Prefix = Annotated[str, Query(max_length=128, description="Only names that begin so.")]
 
 
 def page_of(
@@ -47,7 +45,7 @@ def page_of(
     return found, jobs[-1].name if len(jobs) == LOOKED_AT else None
 
 
-@router.get("/runs", response_model=schemas.RunPage)
+@router.get("/runs", response_model=run_schemas.RunPage)
 async def list_runs(
     access: Reads,
     prefix: Prefix = "",
@@ -69,7 +67,7 @@ async def list_runs(
     return JsonAnswer({"runs": runs, "next_cursor": following})
 
 
-@router.get("/runs/{key}", response_model=schemas.RunDetail)
+@router.get("/runs/{key}", response_model=run_schemas.RunDetail)
 async def get_run(access: Reads, key: schemas.Name) -> Any:
     """A run, each of its steps with what became of it and why, and its newest log lines."""
 
@@ -88,7 +86,7 @@ async def list_attempts(access: Reads, key: schemas.Name, limit: PageSize = 50, 
     return JsonAnswer({"checkpoints": [c.to_json() for c in found], "next_cursor": following})
 
 
-@router.get("/runs/{key}/items", response_model=schemas.ItemPage)
+@router.get("/runs/{key}/items", response_model=run_schemas.ItemPage)
 async def list_items(access: Reads, key: schemas.Name, limit: PageSize = 50, cursor: Cursor = None) -> Any:
     """The items of a run's maps in the batches in which they were recorded, oldest first, with those that failed."""
 
@@ -126,14 +124,14 @@ def _batch(store: CheckpointManager, record: Checkpoint) -> dict[str, object]:
     }
 
 
-@router.post("/runs/{key}/cancel", response_model=schemas.Cancelled)
+@router.post("/runs/{key}/cancel", response_model=run_schemas.Cancelled)
 async def cancel_run(access: Writes, key: schemas.Name) -> Any:
     """End a run for good; what it finished is kept."""
     return {"run": key, "cancelled": await access.ask(lambda store: cancel(store, key))}
 
 
-@router.post("/runs/{key}/signals", status_code=201, response_model=schemas.Sent)
-async def send_signal(access: Writes, key: schemas.Name, wish: schemas.Signal) -> Any:
+@router.post("/runs/{key}/signals", status_code=201, response_model=run_schemas.Sent)
+async def send_signal(access: Writes, key: schemas.Name, wish: run_schemas.Signal) -> Any:
     """Send a value to a run that waits, or will wait, for it."""
 
     def post(store: CheckpointManager) -> str:
