@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from .ports import Buffer
+from .ports import Buffer, digest_of
 
 CHUNK_BYTES = 1 << 20  # of buffers; measured best for arrays
 TASK_BYTES = 4 << 20  # what a worker takes at once: one look-up and one compression test for all of it
@@ -20,6 +21,7 @@ WORKERS = max(6, min(12, os.cpu_count() or 1))  # 12 are faster than 6, or than 
 
 
 ZERO = bytes(32)
+_BEGIN_OF_ZEROS = bytes(64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,35 @@ class RecallingSource(Protocol):
 class Reader(Protocol):
     """What reads chunks of a store, each verified before its bytes are handed out (I2)."""
 
-    def read(self, wanted: Sequence[tuple[Entry, Target]], *, of: str) -> None:
+    def read(self, wanted: Sequence[tuple[Entry, memoryview | Staged]], *, of: str) -> None:
         """Fill each target with the chunk of its entry."""
         ...
 
     def read_row(self, entries: Sequence[Entry], memory: memoryview, *, of: str) -> None:
         """Fill `memory` with the chunks, one behind the other; zeros are left out."""
+        ...
+
+
+class Writer(Protocol):
+    """What takes the chunks of one save."""
+
+    def add(
+        self,
+        pieces: Iterable[Buffer | Deferred],
+        *,
+        size_bytes: int,
+        at_once: int = WORKERS,
+        is_shared: bool = False,
+    ) -> list[Entry]:
+        """Take one stream; its entries are complete later. `is_shared` pieces lie in memory that others may change."""
+        ...
+
+    def add_named(self, pieces: Mapping[bytes, bytes]) -> None:
+        """Take chunks that belong to no stream and whose digests are known."""
+        ...
+
+    def reuse(self, digest: bytes) -> bool:
+        """Whether a chunk an earlier save wrote may stand for one of this save; the commit checks that it exists."""
         ...
 
 
@@ -118,6 +143,18 @@ class StoredStream:
     size_bytes: int
     reader: Reader
     of: str
+
+
+@lru_cache(maxsize=16)
+def digest_of_zeros(size: int) -> bytes:
+    return digest_of(bytes(size))
+
+
+def is_zero(piece: memoryview, digest: bytes) -> bool:
+    """Whether a piece of at least a page, with this digest, is all zeros."""
+    size = len(piece)
+    # The beginning is asked first: pieces cut by content have all sizes, and hashing zeros for each costs.
+    return size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and digest == digest_of_zeros(size)
 
 
 def cut(data: memoryview, size: int = CHUNK_BYTES) -> Iterator[memoryview]:

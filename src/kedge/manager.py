@@ -39,6 +39,7 @@ from .model import (
 from .ports import Checkpoints, Events, Jobs
 from .store import Save, Store, Stored, lease
 from .store.background import BackgroundSaves, PendingSave
+from .store.received import Received
 from .store.request import Request, parse_request, request_of
 from .store.rope import PartedTree
 from .store.streams import deleted_while_read
@@ -172,7 +173,7 @@ class CheckpointManager(CaringManager):
             self._session.background.commit_later, staged, lambda encoded: self.commit(request, encoded).id
         )
 
-    def commit(self, request: Request, encoded: codec.Encoded | PartedTree) -> Checkpoint:
+    def commit(self, request: Request, encoded: codec.Encoded | PartedTree | Received) -> Checkpoint:
         """Save what `parse_request` has parsed and the codec has encoded; the request may carry an ID and a time."""
         self._check_open()
         checkpoint, failure = self._session.turns.run(self._save_in_turn, request, encoded)
@@ -180,7 +181,7 @@ class CheckpointManager(CaringManager):
         return checkpoint
 
     def _save_in_turn(
-        self, request: Request, encoded: codec.Encoded | PartedTree
+        self, request: Request, encoded: codec.Encoded | PartedTree | Received
     ) -> tuple[Checkpoint, CheckpointError | None]:
         self._session.background.drain()  # an interrupted save_async may have got there meanwhile
         checkpoint = self.store.save(request, encoded, actor=self.actor)
@@ -256,7 +257,7 @@ class CheckpointManager(CaringManager):
         return self.store.get(parse_name("checkpoint ID", checkpoint_id))
 
     def exists(self, checkpoint_id: str) -> bool:
-        return self._knows(parse_name("checkpoint ID", checkpoint_id))
+        return self.store.knows(parse_name("checkpoint ID", checkpoint_id))
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
         """Jobs by name; page with `after=` the last name."""
@@ -554,15 +555,6 @@ class CheckpointManager(CaringManager):
     def _check_open(self) -> None:
         if self._session.closed.is_set():
             raise Conflict(f"{self!r} is closed", hint="open it again with kedge.open()")
-
-    def _knows(self, checkpoint_id: str) -> bool:
-        try:
-            self.store.get(checkpoint_id)
-        except NotFound:
-            return False
-        except Corrupted:
-            return True  # what is wrong with it, reading it tells
-        return True
 
     def _in_job(self, job_id: str, checkpoint_id: str) -> Checkpoint:
         checkpoint = self.get(checkpoint_id)

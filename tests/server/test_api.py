@@ -13,8 +13,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 import kedge
-from kedge import codec
-from kedge.codec.wire import MEDIA_TYPE, read_frame, write_frame
 from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.limits import Limits
@@ -92,43 +90,6 @@ def test_multipart_that_does_not_fit(
     answer = client.post(f"{V1}/jobs/j/checkpoints", files=files)
     assert answer.status_code == 422, answer.text
     assert store.list("j") == []
-
-
-def frame_of(state: object, *, damage: bool = False) -> bytes:
-    encoded = codec.encode(state)
-    buffers = [bytes(b) for b in encoded.buffers]  # type: ignore[arg-type]
-    sizes = {n: len(b) for n, b in enumerate(buffers)}
-    data = b"".join(bytes(piece) for piece in write_frame(encoded.tree, sizes, lambda n: [buffers[n]]))
-    return data[:-40] + bytes(8) + data[-32:] if damage else data
-
-
-def test_an_encoded_state_travels_as_it_is(client: TestClient, store: kedge.CheckpointManager) -> None:
-    state = {"t": (1, 2), "a": np.arange(100_000), "s": {3, 4}, "b": b"x" * 9000}
-    files: dict[str, Any] = {
-        "checkpoint": (None, json.dumps({"step": "s"}), "application/json"),
-        "state": ("state", frame_of(state), MEDIA_TYPE),
-    }
-    saved = client.post(f"{V1}/jobs/j/checkpoints", files=files).json()
-    loaded: Any = store.load(saved["id"])
-    assert (loaded["t"], loaded["s"], loaded["b"]) == (state["t"], state["s"], state["b"])
-    assert (loaded["a"] == state["a"]).all()
-
-    raw = client.get(f"{V1}/checkpoints/{saved['id']}/raw")
-    position = 0
-
-    def read_into(target: memoryview) -> None:
-        nonlocal position
-        target[:] = raw.content[position : position + len(target)]
-        position += len(target)
-
-    frame = read_frame(read_into, most_bytes=1 << 30)
-    assert sum(map(len, frame.buffers.values())) == 800_000 + 9000
-    assert client.get(f"{V1}/checkpoints/{saved['id']}/raw", params={"buffers": "7"}).status_code == 404
-
-    for bad in (frame_of(state, damage=True), frame_of(state)[:-5], b"no state", b"KDSTATE1" + bytes(40)):
-        files["state"] = ("state", bad, MEDIA_TYPE)
-        assert client.post(f"{V1}/jobs/j/checkpoints", files=files).status_code == 422
-    assert len(store.list("j")) == 1
 
 
 def test_pages_by_cursor(client: TestClient, store: kedge.CheckpointManager) -> None:

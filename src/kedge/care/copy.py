@@ -12,25 +12,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
-from kedge.ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint
-from kedge.store.chunk_writer import ChunkWriter
-from kedge.store.local import LocalStore
-from kedge.store.record import record_of
+from kedge.ports import NewCheckpoint
+from kedge.store import Store
+from kedge.store.adoption import Exported
 
 Progress = Callable[[int, int], None]
 
 FOLLOWED = ("save", "tag", "pin", "unpin", "status", "retention", "delete")  # events that change the target too
 _PAGE = 500  # checkpoints compared at once
-_MOVE_BYTES = 4 << 20  # read and written by one worker at once
-_AT_ONCE = 4
-_SMALL_AT_ONCE = 200  # checkpoints without chunks that share a commit
-_MAX_ATTEMPTS = 8
+_EXPORTED_AT_ONCE = 200  # checkpoints whose manifests are held; those without chunks share a commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +50,8 @@ class Copying:
 
     def __init__(
         self,
-        source: LocalStore,
-        target: LocalStore,
+        source: Store,
+        target: Store,
         *,
         job: str | None = None,
         since_us: int | None = None,
@@ -79,12 +73,12 @@ class Copying:
         """Bring the target up to the source. `progress(done, total)` counts stored bytes of the source."""
         self._report, self._progress, self._done_bytes = CopyReport(), progress, 0
         jobs = [self.job] if self.job is not None else None
-        if self.job is not None and self.source.index.job(self.job) is None:
+        if self.job is not None and self.source.job(self.job) is None:
             raise NotFound(f"job {self.job} not found", hint="kedge jobs shows which jobs exist")
         self._total_bytes = (
-            self.source.index.totals()["stored_bytes"]
+            self.source.stored_bytes()
             if jobs is None
-            else sum(found.stored_bytes for job in jobs if (found := self.source.index.job(job)) is not None)
+            else sum(found.stored_bytes for job in jobs if (found := self.source.job(job)) is not None)
         )
         for job in self._jobs() if jobs is None else jobs:
             self._copy_job(job)
@@ -94,25 +88,25 @@ class Copying:
 
     def _jobs(self) -> Iterator[str]:
         after = ""
-        while page := self.source.index.jobs(limit=_PAGE, after=after):
+        while page := self.source.jobs(limit=_PAGE, after=after):
             yield from (job.name for job in page)
             after = page[-1].name
 
     def _copy_job(self, job: str) -> None:
         self._copy_retention(job)
         after = 0
-        while page := self.source.index.list(job, after=after, limit=_PAGE):
+        while page := self.source.list(job, after=after, limit=_PAGE):
             last = page[-1].seq
-            there = self.target.index.list(job, after=after, before=last + 1)
+            there = self.target.list(job, after=after, before=last + 1)
             self._copy_page(page, there)
             self._delete_others(page, there)
             after = last
-        self._delete_others([], self.target.index.list(job, after=after) if self.mirror else [])
+        self._delete_others([], self.target.list(job, after=after) if self.mirror else [])
 
     def _copy_retention(self, job: str) -> None:
-        found, there = self.source.index.job(job), self.target.index.job(job)
+        found, there = self.source.job(job), self.target.job(job)
         if found is not None and found.retention != (there.retention if there else None):
-            self.target.index.set_retention(job, found.retention, actor=self.actor)
+            self.target.set_retention(job, found.retention, actor=self.actor)
 
     def _copy_page(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
         known = {c.id: c for c in there}
@@ -138,45 +132,63 @@ class Copying:
 
     def _copy_all(self, wanted: Sequence[Checkpoint]) -> None:
         """Oldest first. Those without chunks, as small states are, share commits."""
-        keys = self.source.index.keys_of([c.id for c in wanted])
-        holders = self._holders(wanted, keys)
-        small: list[NewCheckpoint] = []
-        for checkpoint in wanted:
-            try:
-                record, references = self._record(checkpoint, keys.get(checkpoint.id))
-                record = replace(record, takes_key_from=holders.get(checkpoint.id))
-            except (NotFound, Corrupted):
-                self._left_out(checkpoint.id)
-                continue
-            if not references:
-                small.append(record)
-                if len(small) >= _SMALL_AT_ONCE:
-                    self._commit_small(small)
-                    small = []
-                continue
-            self._commit_small(small)
-            small = []
-            try:
-                self._copy_one(record, references)
-            except Corrupted:
-                self._left_out(checkpoint.id)
-        self._commit_small(small)
+        for start in range(0, len(wanted), _EXPORTED_AT_ONCE):
+            exports = [exported for c in wanted[start : start + _EXPORTED_AT_ONCE] if (exported := self._export(c))]
+            holders = self._holders([exported.record for exported in exports])
+            small: list[Exported] = []
+            for exported in exports:
+                record = replace(exported.record, takes_key_from=holders.get(exported.record.id))
+                exported = replace(exported, record=record)
+                if not exported.references:
+                    small.append(exported)
+                    continue
+                self._adopt(small)
+                small = []
+                try:
+                    self._adopt([exported])
+                except Corrupted:
+                    self._left_out(record.id)
+            self._adopt(small)
 
-    def _holders(self, wanted: Sequence[Checkpoint], keys: Mapping[str, tuple[str, bytes]]) -> dict[str, CheckpointId]:
+    def _export(self, checkpoint: Checkpoint) -> Exported | None:
+        try:
+            return self.source.export(checkpoint.id)
+        except (NotFound, Corrupted):
+            self._left_out(checkpoint.id)
+            return None
+
+    def _adopt(self, exported: Sequence[Exported]) -> None:
+        if not exported:
+            return
+        saved = self.target.adopt(exported, self._read, actor=self.actor, moved=self._moved)
+        for each, checkpoint in zip(exported, saved, strict=True):
+            self._arrived(each.record, checkpoint)
+            if not each.references:
+                self._advance(each.record.stored_bytes)
+
+    def _read(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        return self.source.read_chunks(digests)
+
+    def _moved(self, chunks: int, size_bytes: int) -> None:
+        self._count(chunks_moved=chunks, bytes_moved=size_bytes)
+        self._advance(size_bytes)
+
+    def _holders(self, records: Sequence[NewCheckpoint]) -> dict[str, CheckpointId]:
         """By ID: which checkpoint of the target has the key that this one has in the source, and must let go of it.
 
         A key is free for another save once its checkpoint is deleted. So the source has deleted that one, which has a
         lower number; what the source still has, or a higher number, is a Conflict, as before.
         """
-        by_job: dict[str, dict[str, Checkpoint]] = {}
-        for checkpoint in wanted:
-            if checkpoint.id in keys:
-                by_job.setdefault(checkpoint.job, {})[keys[checkpoint.id][0]] = checkpoint
+        by_job: dict[str, dict[str, NewCheckpoint]] = {}
+        for record in records:
+            if record.idempotency_key is not None:
+                by_job.setdefault(record.job, {})[record.idempotency_key] = record
         holders: dict[str, CheckpointId] = {}
         for job, heirs in by_job.items():
-            for key, (holder, _) in self.target.index.find(job, list(heirs)).items():
+            for key, (holder, _) in self.target.find(job, list(heirs)).items():
                 heir = heirs[key]
-                if holder.id != heir.id and holder.seq < heir.seq and not self.source.knows(holder.id):
+                is_lower = heir.seq is not None and holder.seq < heir.seq
+                if holder.id != heir.id and is_lower and not self.source.knows(holder.id):
                     holders[heir.id] = holder.id
         return holders
 
@@ -184,121 +196,17 @@ class Copying:
         if self.source.knows(checkpoint_id):  # else deleted meanwhile
             self._count(damaged=(checkpoint_id,))
 
-    def _record(self, checkpoint: Checkpoint, key: tuple[str, bytes] | None) -> tuple[NewCheckpoint, list[bytes]]:
-        checkpoint, packed = self.source.index.read(checkpoint.id)
-        if not self.source.is_intact(checkpoint, packed):
-            raise Corrupted(f"the manifest of checkpoint {checkpoint.id} does not match its digest")
-        is_archived = checkpoint.status is CheckpointStatus.ARCHIVED
-        record = replace(
-            record_of(checkpoint, packed),
-            idempotency_key=key[0] if key else None,
-            request_digest=key[1] if key else b"",
-            seq=checkpoint.seq,
-            status=CheckpointStatus.ARCHIVED if is_archived else CheckpointStatus.CREATED,
-        )
-        return record, sorted(set(self.source.contents(packed)))
-
-    def _commit_small(self, records: Sequence[NewCheckpoint]) -> None:
-        if not records:
-            return
-        try:
-            saved = self.target.index.commit(records, actor=self.actor)
-        except IdTaken:
-            if len(records) > 1:
-                for record in records:
-                    self._commit_small([record])
-                return
-            saved = [self._taken(records[0])]
-        for record, checkpoint in zip(records, saved, strict=True):
-            self._arrived(record, checkpoint)
-            self._advance(record.stored_bytes)
-
-    def _copy_one(self, record: NewCheckpoint, references: Sequence[bytes]) -> None:
-        distrusted: frozenset[bytes] = frozenset()
-        for _ in range(_MAX_ATTEMPTS):
-            writer = ChunkWriter(
-                self.target.blobs,
-                self.target.index.locate,
-                self.target.pool,
-                distrusted=distrusted,
-                size_hint=record.size_bytes,
-                key=self.target.key,
-            )
-            try:
-                with _aborted(writer):
-                    self._move(references, writer, distrusted)
-                    checkpoint = self.target.commit(writer, record, self.actor)
-            except ChunksGone as gone:
-                distrusted |= frozenset(gone.digests)
-                continue
-            except KeysChanged:
-                self.target.refresh_keys()
-                continue
-            except IdTaken:
-                checkpoint = self._taken(record)
-            else:
-                writer.release()
-            self._arrived(record, checkpoint)
-            return
-        raise Conflict(
-            f"gc of the target kept removing chunks that {record.id} needs", hint="run it again when gc has ended"
-        )
-
-    def _move(self, references: Sequence[bytes], writer: ChunkWriter, distrusted: frozenset[bytes]) -> None:
-        """Hand over what the target lacks: a few MiB for each worker, a few workers at once."""
-        there = self.target.index.locate([writer.name(digest) for digest in references])
-        missing: list[bytes] = []
-        for digest in references:
-            chunk = there.get(name := writer.name(digest))
-            if chunk is None or chunk.is_damaged or name in distrusted:
-                missing.append(digest)
-            else:
-                writer.reuse(digest)
-        sizes = {digest: chunk.size_bytes for digest, chunk in self.source.reader.find(missing).items()}
-        under_way: list[Future[None]] = []
-        try:
-            for some in _portions(missing, sizes):
-                while len(under_way) >= _AT_ONCE:
-                    under_way.pop(0).result()
-                under_way.append(self.source.pool().submit(self._move_some, some, writer))
-            while under_way:
-                under_way.pop(0).result()
-        finally:
-            for future in under_way:
-                future.cancel()
-            for future in under_way:  # the writer must not be used once this has returned
-                if not future.cancelled():
-                    future.exception()
-
-    def _move_some(self, digests: Sequence[bytes], writer: ChunkWriter) -> None:
-        pieces = self.source.reader.read_named(digests, of="a checkpoint to copy")
-        writer.add_named(pieces)
-        size = sum(map(len, pieces.values()))
-        self._count(chunks_moved=len(pieces), bytes_moved=size)
-        self._advance(size)
-
-    def _taken(self, record: NewCheckpoint) -> Checkpoint:
-        """The checkpoint that has the ID in the target; a Conflict if it is another one."""
-        try:
-            found = self.target.index.get(record.id)
-        except NotFound:
-            raise Conflict(
-                f"another namespace of the target has a checkpoint {record.id}",
-                hint="copy into another store, or into that namespace",
-            ) from None
-        return found
-
     def _arrived(self, record: NewCheckpoint, found: Checkpoint) -> None:
         """Count a copy, after making sure that the target has this very checkpoint."""
         same = (record.id, record.job, record.seq, record.size_bytes)
-        is_other = self.target.vault is None and found.digest != record.digest.hex()
+        is_other = not self.target.is_encrypted and found.digest != record.digest.hex()
         if is_other or (found.id, found.job, found.seq, found.size_bytes) != same:
             raise _differs(record.id, record.job)
         self._count(copied=1, size_bytes=record.size_bytes)
 
     def _check_same(self, checkpoint: Checkpoint, twin: Checkpoint) -> None:
         """Digests say it, where both stores are plain; what is sealed has another digest in every store."""
-        is_plain = self.source.vault is None and self.target.vault is None
+        is_plain = not self.source.is_encrypted and not self.target.is_encrypted
         here, there = (
             (c.job, c.seq, c.step, c.created_at, c.size_bytes, c.digest if is_plain else "") for c in (checkpoint, twin)
         )
@@ -314,7 +222,7 @@ class Copying:
         was, now = (c.status is CheckpointStatus.ARCHIVED for c in (twin, checkpoint))
         status = None if was == now else CheckpointStatus.ARCHIVED if now else CheckpointStatus.CREATED
         if tags or pinned is not None or status is not None:
-            self.target.index.update(twin.id, actor=self.actor, is_pinned=pinned, tags=tags or None, status=status)
+            self.target.update(twin.id, actor=self.actor, is_pinned=pinned, tags=tags or None, status=status)
             self._count(changed=1)
 
     def _delete_others(self, page: Sequence[Checkpoint], there: Sequence[Checkpoint]) -> None:
@@ -326,7 +234,7 @@ class Copying:
     def _delete(self, doomed: Sequence[Checkpoint]) -> None:
         for start in range(0, len(doomed), _PAGE):
             ids = [c.id for c in doomed[start : start + _PAGE]]
-            self._count(deleted=len(self.target.index.delete(ids, even_pinned=True, actor=self.actor)))
+            self._count(deleted=len(self.target.delete(ids, even_pinned=True, actor=self.actor)))
 
     # Following
 
@@ -355,14 +263,14 @@ class Copying:
         new: list[Checkpoint] = []
         for checkpoint_id in checkpoint_ids:
             try:
-                checkpoint = self.source.index.get(checkpoint_id)
+                checkpoint = self.source.get(checkpoint_id)
             except NotFound:
                 continue  # deleted since: its own event comes later
             except Corrupted:
                 self._left_out(checkpoint_id)
                 continue
             try:
-                twin = self.target.index.get(checkpoint_id)
+                twin = self.target.get(checkpoint_id)
             except NotFound:
                 if self.since_us is None or to_us(checkpoint.created_at) >= self.since_us:
                     new.append(checkpoint)
@@ -375,7 +283,7 @@ class Copying:
     def _forget(self, checkpoint_id: str) -> None:
         if self.mirror and not self.source.knows(checkpoint_id):
             try:
-                self._delete([self.target.index.get(checkpoint_id)])
+                self._delete([self.target.get(checkpoint_id)])
             except NotFound:
                 pass
 
@@ -391,28 +299,6 @@ class Copying:
             done = min(self._done_bytes, self._total_bytes)
         if self._progress is not None:
             self._progress(done, self._total_bytes)
-
-
-def _portions(digests: Sequence[bytes], sizes: dict[bytes, int]) -> Iterator[list[bytes]]:
-    some: list[bytes] = []
-    size = 0
-    for digest in digests:
-        some.append(digest)
-        size += sizes.get(digest, 0)
-        if size >= _MOVE_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
-
-
-@contextmanager
-def _aborted(writer: ChunkWriter) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        writer.abort()
-        raise
 
 
 def _differs(checkpoint_id: str, job: str) -> Conflict:

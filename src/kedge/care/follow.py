@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from kedge.model import Event
 from kedge.ports import Index
+from kedge.store.local import local_store
 
 from .copy import FOLLOWED, Copying, CopyReport, Progress
 
@@ -105,7 +106,8 @@ class Following:
 
     def __init__(self, copying: Copying) -> None:
         self._copying = copying
-        self._source, self._target = copying.source.index, copying.target.index
+        self._source = local_store(copying.source, "following a store").index
+        self._target = local_store(copying.target, "following into a store").index
         self._scope = Scope(copying.job, copying.since_us, copying.mirror)
         self._left_out: dict[str, None] = {}
         self._last: Event | None = None  # of the source, up to which all is done

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kedge.errors import CheckpointError, Validation
 from kedge.model import Checkpoint, CheckpointId
 from kedge.store import Store
-from kedge.store.local import LocalStore, local_store
+from kedge.store.local import LocalStore
 from kedge.store.request import request_of
 from kedge.urls import Lock, find_keys, keep_keyring, open_found
 
@@ -169,8 +169,7 @@ class LocalCare:
     def _copying(self, target: Store, job: str | None, since_us: int | None, mirror: bool, actor: str) -> Copying:
         from .copy import Copying
 
-        copied = local_store(target, "copying between stores")
-        return Copying(self._store, copied, job=job, since_us=since_us, mirror=mirror, actor=actor)
+        return Copying(self._store, target, job=job, since_us=since_us, mirror=mirror, actor=actor)
 
     # Keys
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kedge.care import Progress
-from kedge.care.copy import CopyReport
+from kedge.care.copy import Copying, CopyReport
 from kedge.care.gc import GcReport
 from kedge.care.policies import RetentionPolicy
 from kedge.care.rebuild import RebuildReport
@@ -108,7 +108,8 @@ class HttpCare:
         actor: str,
         progress: Progress | None,
     ) -> CopyReport:
-        raise not_over_http("copying between stores")
+        copying = Copying(self._store, target, job=job, since_us=since_us, mirror=mirror, actor=actor)
+        return copying.copy(progress)
 
     def follow_to(
         self,
@@ -122,7 +123,7 @@ class HttpCare:
         changed: Callable[[CopyReport], None],
         progress: Progress | None,
     ) -> None:
-        raise not_over_http("copying between stores")
+        raise not_over_http("following a store")
 
     def rebuild(self, *, actor: str, progress: Progress | None) -> RebuildReport:
         raise not_over_http("rebuilding an index")

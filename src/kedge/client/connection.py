@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx
 
 from kedge import errors
-from kedge.codec.wire import Frame, read_frame
 from kedge.errors import CheckpointError, Unavailable, Validation
+from kedge.store.received import SendAgain
 
 from .calls import Call, Endpoints
 
 T = TypeVar("T")
 
 _TIMEOUT_S = 120.0
-_MOST_BYTES = 1 << 40
 
 
 class _Address:
@@ -48,6 +48,38 @@ class _Address:
             wanted["headers"]["Content-Type"] = "application/json"
         return wanted
 
+    def binary(self, method: str, path: str, body: bytes | Iterator[bytes] | None) -> dict[str, Any]:
+        wanted = self.request(Call(method, path, _same))
+        if body is not None:
+            wanted["content"] = body
+            wanted["headers"]["Content-Type"] = "application/octet-stream"
+        return wanted
+
+
+class Download:
+    """The bytes of an answer, in the pieces that are asked for."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._waiting = memoryview(b"")
+
+    def take(self, size: int) -> bytes:
+        data = bytearray(size)
+        self.take_into(memoryview(data))
+        return bytes(data)
+
+    def take_into(self, target: memoryview) -> None:
+        filled = 0
+        while filled < len(target):
+            if not self._waiting:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    raise Unavailable("the answer ended too soon", hint="try again")
+                self._waiting = memoryview(piece)
+            part = self._waiting[: len(target) - filled]
+            target[filled : filled + len(part)] = part
+            filled, self._waiting = filled + len(part), self._waiting[len(part) :]
+
 
 class Client(Endpoints):
     """Calls that wait for their answers. Thread-safe; close() it, or use it as a context manager."""
@@ -68,50 +100,31 @@ class Client(Endpoints):
             answer = self._http.request(**self._address.request(call))
         return call.parse(_content(answer))
 
-    def upload(self, call: Call[T], state: Iterable[bytes | memoryview], size_bytes: int) -> T:
-        """Send a call whose body goes with a whole encoded state (`wire`), piece by piece."""
-        request = self._address.request(call)
-        boundary = os.urandom(16).hex()
-        head = _part(boundary, "checkpoint", "application/json") + request.pop("content") + b"\r\n"
-        head += _part(boundary, "state", "application/octet-stream", file_name="state")
-        tail = f"\r\n--{boundary}--\r\n".encode()
-
-        def body() -> Iterator[bytes]:
-            yield head
-            yield from map(bytes, state)
-            yield tail
-
-        request["headers"] |= {
-            "Content-Type": f"multipart/form-data; boundary={boundary}",
-            "Content-Length": str(len(head) + size_bytes + len(tail)),
-        }
+    def exchange(self, path: str, body: bytes) -> bytes:
+        """Bytes for bytes."""
         with _reaching(self._address.base):
-            answer = self._http.request(**request, content=body())
-        return call.parse(_content(answer))
+            answer = self._http.request(**self._address.binary("POST", path, body))
+        if answer.status_code >= 400:
+            _content(answer)
+        return answer.content
 
-    def download(self, call: Call[Any]) -> Frame:
-        """A whole encoded state, or some of its buffers, straight into the memory it will stay in."""
-        with _reaching(self._address.base), self._http.stream(**self._address.request(call)) as answer:
+    def upload(self, path: str, media_type: str, body: Iterator[bytes]) -> Any:
+        """Send a body as it is made; the document that answers it."""
+        request = self._address.binary("POST", path, body)
+        request["headers"]["Content-Type"] = media_type
+        with _reaching(self._address.base):
+            answer = self._http.request(**request)
+        return _content(answer)
+
+    @contextmanager
+    def download(self, path: str, body: bytes | None = None) -> Iterator[Download]:
+        """An answer of any length, read as it comes."""
+        request = self._address.binary("GET" if body is None else "POST", path, body)
+        with _reaching(self._address.base), self._http.stream(**request) as answer:
             if answer.status_code >= 400:
                 answer.read()
                 _content(answer)
-            pieces = answer.iter_bytes(1 << 20)
-            waiting = memoryview(b"")
-
-            def read_into(target: memoryview) -> None:
-                nonlocal waiting
-                filled = 0
-                while filled < len(target):
-                    if not waiting:
-                        piece = next(pieces, None)
-                        if piece is None:
-                            raise Unavailable("the state ended too soon", hint="load it again")
-                        waiting = memoryview(piece)
-                    part = waiting[: len(target) - filled]
-                    target[filled : filled + len(part)] = part
-                    filled, waiting = filled + len(part), waiting[len(part) :]
-
-            return read_frame(read_into, most_bytes=_MOST_BYTES)
+            yield Download(answer.iter_bytes(1 << 20))
 
     def again(self) -> Self:
         """Another one to the same service; for a forked child, to whom connections of the parent are of no use."""
@@ -176,10 +189,8 @@ class _reaching:  # noqa: N801 - reads as a verb where it is used
             ) from error
 
 
-def _part(boundary: str, name: str, kind: str, *, file_name: str | None = None) -> bytes:
-    named = f'; filename="{file_name}"' if file_name else ""
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{named}\r\nContent-Type: {kind}\r\n\r\n'
-    return head.encode()
+def _same(answer: Any) -> Any:
+    return answer
 
 
 def _content(answer: httpx.Response) -> Any:
@@ -187,12 +198,23 @@ def _content(answer: httpx.Response) -> Any:
     if answer.status_code < 400:
         return answer.json() if answer.content else None
     try:
-        told = answer.json()
-        code, detail, hint = told["code"], told["detail"], told["hint"]
+        error = error_of(answer.json(), answer.status_code)
     except (ValueError, KeyError, TypeError):
-        code, detail, hint = "", f"the service answered {answer.status_code}", "is this a Kedge service?"
-    kind = _KINDS.get(code) or (Unavailable if answer.status_code in (408, 502, 503, 504) else CheckpointError)
-    raise kind(str(detail), hint=str(hint))
+        detail, hint = f"the service answered {answer.status_code}", "is this a Kedge service?"
+        error = _kind("", answer.status_code)(detail, hint=hint)
+    raise error
+
+
+def error_of(problem: Any, status: int = 500) -> CheckpointError:
+    """The error that a problem document stands for."""
+    code, detail, hint = problem["code"], str(problem["detail"]), str(problem["hint"])
+    if code == SendAgain.code:
+        return SendAgain([bytes.fromhex(digest) for digest in problem["digests"]])
+    return _kind(code, status)(detail, hint=hint)
+
+
+def _kind(code: str, status: int) -> type[CheckpointError]:
+    return _KINDS.get(code) or (Unavailable if status in (408, 502, 503, 504) else CheckpointError)
 
 
 def _kinds(kind: type[CheckpointError]) -> Iterator[type[CheckpointError]]:

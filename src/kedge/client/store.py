@@ -2,51 +2,104 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from urllib.parse import quote
 
-from kedge import codec
-from kedge.codec.wire import size_of_frame, write_frame
-from kedge.errors import CheckpointError, NotFound, Validation
+from kedge.chunks import INLINE_BYTES, RecallingSource
+from kedge.codec import Encoded
+from kedge.errors import CheckpointError, Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
-from kedge.ports import CheckpointIds, Checkpoints, Events, Jobs, Outcomes
+from kedge.ports import CheckpointIds, Checkpoints, Events, Jobs, Outcomes, digest_of
 from kedge.store import Save, Stored, not_over_http
-from kedge.store.request import Request
+from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
+from kedge.store.loading import Loading
+from kedge.store.manifest import Manifest, pack_manifest, root_of
+from kedge.store.received import Received, SendAgain
+from kedge.store.request import Request, request_of_record
+from kedge.store.rope import PartedTree, write_parts
+from kedge.store.streams import add_streams
+from kedge.store.wire import DIGEST_BYTES, LENGTH_BYTES, SAVE_TYPE, parse_length
 
-from .calls import Call, Page
+from .calls import Document, Page
 from .connection import Client
+from .transfer import HttpReader, Outbox, body_of
 
+_MAX_ATTEMPTS = 8
+_MOST_KNOWN = 65536
 _PAGE = 500
 _KEYS_AT_ONCE = 40
 
 
-class HttpStore:
-    """`kedge.store.Store` behind a service. A manifest stays where it is: what is stored is known by its ID."""
+class HttpStore(Loading):
+    """`kedge.store.Store` behind a service. Where the chunks of a state are is its business."""
 
     row_bytes = 1 << 16
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.reader = HttpReader(client)
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # pieces of parted trees that were saved here
+        self._lock = threading.Lock()
 
-    def save(self, request: Request, encoded: object, *, actor: str) -> Checkpoint:
-        if not isinstance(encoded, codec.Encoded):
-            raise not_over_http("saving an agent's thread")
-        if request.checkpoint_id is not None or request.created_us is not None:
-            raise not_over_http("saving under a given ID or time")
-        buffers: list[memoryview] = []
-        for buffer in encoded.buffers:
-            if not isinstance(buffer, memoryview):
-                raise not_over_http(
-                    "saving files, trees and the memory of accelerators", "save them where the store is"
-                )
-            buffers.append(buffer)
-        headers = {} if request.idempotency_key is None else {"Idempotency-Key": _header(request.idempotency_key)}
-        path = f"/api/v1/jobs/{request.job}/checkpoints"
-        call = Call("POST", path, Checkpoint.from_json, body=request.to_json(), headers=headers)
-        sizes = {n: len(buffer) for n, buffer in enumerate(buffers)}
-        frame = write_frame(encoded.tree, sizes, lambda n: [buffers[n]])
-        return self.client.upload(call, frame, size_of_frame(len(encoded.tree), sizes))
+    def save(self, request: Request, encoded: Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
+        if isinstance(encoded, Received):
+            raise not_over_http("handing on what another client sends")
+        distrusted: frozenset[bytes] = frozenset()
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                return self._save_once(request, encoded, distrusted)
+            except SendAgain as again:
+                distrusted |= frozenset(again.digests)
+        raise Conflict(f"job {request.job}: the service kept losing chunks that this save needs", hint="save it again")
+
+    def _save_once(self, request: Request, encoded: Encoded | PartedTree, distrusted: frozenset[bytes]) -> Checkpoint:
+        outbox = Outbox(self.client, distrusted)
+        named: Sequence[bytes] = ()
+        if isinstance(encoded, PartedTree):
+            packed, named = write_parts(encoded, outbox, self._known.__contains__)
+            pack = partial(_as_it_is, packed)
+        elif not encoded.buffers and len(encoded.tree) <= INLINE_BYTES:
+            pack = partial(_as_it_is, pack_manifest(Manifest(encoded.tree)))
+        else:
+            for buffer in encoded.buffers:
+                if isinstance(buffer, RecallingSource):
+                    buffer.recall(self.earlier_states(request.job))
+            pack = partial(_packed, add_streams(outbox, encoded))
+        saved = self._send(request, outbox, pack, distrusted)
+        self._remember(named)
+        return saved
+
+    def _send(
+        self,
+        request: Request,
+        outbox: Outbox,
+        pack: Callable[[], tuple[bytes, bytes]],
+        distrusted: Collection[bytes] = (),
+        copied: Mapping[str, object] | None = None,
+    ) -> Checkpoint:
+        head = {
+            **request.to_json(),
+            "idempotency_key": request.idempotency_key,
+            "id": request.checkpoint_id,
+            "created_us": request.created_us,
+            "distrusted": [digest.hex() for digest in distrusted],
+            "copied": copied,
+        }
+        path = f"/api/v1/jobs/{quote(request.job, safe='')}/checkpoints"
+        return Checkpoint.from_json(self.client.upload(path, SAVE_TYPE, body_of(head, outbox, pack)))
+
+    def _remember(self, digests: Sequence[bytes]) -> None:
+        with self._lock:
+            for digest in digests:
+                self._known[digest] = None
+                self._known.move_to_end(digest)
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
 
     def save_many(self, saves: Sequence[Save]) -> Outcomes:
         outcomes: Outcomes = []
@@ -58,9 +111,22 @@ class HttpStore:
         return outcomes
 
     def branch(self, source: Stored, request: Request, *, actor: str) -> Checkpoint:
-        if request.parent != source[0].id or request.checkpoint_id is not None:
-            raise not_over_http("saving under a given ID or parent")
-        return self.client.branch(source[0].id, request.job, request.lease.token if request.lease else None)
+        packed = source[1] or self.read(source[0].id)[1]
+        try:
+            return self._send(request, Outbox(self.client), partial(_as_it_is, packed, self._spilled(packed)))
+        except SendAgain:
+            raise NotFound(
+                f"the checkpoint to copy to job {request.job} was deleted meanwhile", hint="choose another one"
+            ) from None
+
+    def _spilled(self, packed: bytes) -> bytes:
+        """What lies in chunks of a manifest that is only the root of one."""
+        root = root_of(packed)
+        if root is None:
+            return b""
+        memory = bytearray(root[0])
+        self.reader.read_row(root[1], memoryview(memory), of="a checkpoint")
+        return bytes(memory)
 
     def load(
         self,
@@ -71,32 +137,13 @@ class HttpStore:
         mapped: bool = False,
         device: str | None = None,
     ) -> object:
-        if mapped or device is not None:
-            raise not_over_http("loading mapped or onto a device", "load it as usual")
-        checkpoint = stored[0]
-        if only is None:
-            frame = self._download(checkpoint.id, "all")
-            return codec.decode(frame.tree, frame.buffers.__getitem__, into=into)
-        return codec.decode(self.tree(stored), self._fetch(checkpoint.id), only=only)
+        if mapped:
+            raise not_over_http("mapping a state", "load it as usual")
+        return super().load(stored, only=only, into=into, device=device)
 
-    def _fetch(self, checkpoint_id: str) -> Callable[[int], memoryview]:
-        return lambda number: self._download(checkpoint_id, str(number)).buffers[number]
-
-    def _download(self, checkpoint_id: str, buffers: str) -> Any:
-        path = f"/api/v1/checkpoints/{checkpoint_id}/raw"
-        return self.client.download(Call("GET", path, _same, {"buffers": buffers}))
-
-    def tree(self, stored: Stored) -> bytes:
-        tree: bytes = self._download(stored[0].id, "none").tree
-        return tree
-
-    def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> Mapping[int, memoryview]:
-        numbers = "all" if ordinals is None else ",".join(map(str, ordinals))
-        buffers: Mapping[int, memoryview] = self._download(stored[0].id, numbers).buffers if numbers else {}
-        return buffers
-
-    def buffer_sizes(self, stored: Stored) -> Sequence[int | None]:
-        raise not_over_http("the sizes of buffers")
+    def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
+        """The manifest, which was verified when it arrived; one that was not asked for yet is fetched."""
+        return self.parse(packed or self.read(checkpoint.id)[1], of=checkpoint.id)
 
     # Finding and changing
 
@@ -104,7 +151,16 @@ class HttpStore:
         return self.client.checkpoint(checkpoint_id)
 
     def read(self, checkpoint_id: str) -> Stored:
-        return self.get(checkpoint_id), b""
+        head, packed = self._read(checkpoint_id)
+        return Checkpoint.from_json(head["checkpoint"]), packed
+
+    def _read(self, checkpoint_id: str) -> tuple[Document, bytes]:
+        with self.client.download(f"/api/v1/checkpoints/{quote(checkpoint_id, safe='')}/manifest") as download:
+            head: Document = json.loads(download.take(parse_length(download.take(LENGTH_BYTES))))
+            packed = download.take(parse_length(download.take(LENGTH_BYTES)))
+            if download.take(DIGEST_BYTES) != digest_of(packed):
+                raise Corrupted(f"the manifest of {checkpoint_id} was damaged on its way", hint="load it again")
+        return head, packed
 
     def latest(self, job: str, level: CheckpointLevel | None = None) -> Stored | None:
         for checkpoint in self._newest_first(job, level=level):
@@ -184,6 +240,8 @@ class HttpStore:
         gone: CheckpointIds = []
         for each in checkpoint_ids:
             try:
+                if even_pinned:
+                    self.client.pin(each, False)
                 self.client.delete(each)
             except NotFound:
                 continue
@@ -240,21 +298,63 @@ class HttpStore:
 
         self.client.set_retention(job, None if policy_json is None else RetentionPolicy.from_json(policy_json))
 
+    # From and to other stores
+
+    is_encrypted = True  # it may be: digests of its checkpoints say nothing
+
+    def stored_bytes(self) -> int:
+        return self.client.stats()["stored_bytes"]
+
+    def export(self, checkpoint_id: str) -> Exported:
+        head, packed = self._read(checkpoint_id)
+        key = None if head["key"] is None else (head["key"], bytes.fromhex(head["request_digest"]))
+        record = record_to_export(Checkpoint.from_json(head["checkpoint"]), packed, key)
+        references = sorted(set(self.contents(packed)))
+        return Exported(record, references, spilled=self._spilled(packed))
+
+    def adopt(self, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved) -> Checkpoints:
+        def read_counted(digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
+            pieces = read(digests)
+            moved(len(pieces), sum(map(len, pieces.values())))
+            return pieces
+
+        return [self._adopt(each, read_counted) for each in exported]
+
+    def _adopt(self, exported: Exported, read: ReadChunks) -> Checkpoint:
+        record = exported.record
+        copied = {
+            "seq": record.seq,
+            "codec": record.codec,
+            "status": str(record.status),
+            "request_digest": record.request_digest.hex(),
+            "takes_key_from": record.takes_key_from,
+        }
+        distrusted: frozenset[bytes] = frozenset()
+        for _ in range(_MAX_ATTEMPTS):
+            outbox = Outbox(self.client, distrusted)
+            outbox.add_from(exported.references, exported.sizes, read)
+            pack = partial(_as_it_is, record.manifest, exported.spilled)
+            try:
+                return self._send(request_of_record(record), outbox, pack, distrusted, copied)
+            except SendAgain as again:
+                distrusted |= frozenset(again.digests)
+        raise Conflict(f"the service kept losing chunks that {record.id} needs", hint="run it again")
+
     # Life
 
     def after_fork(self) -> None:
         """Connections of the parent are its own."""
         self.client = self.client.again()
+        self.reader = HttpReader(self.client)
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         self.client.close()
 
 
-def _header(text: str) -> str:
-    if not text.isascii() or not text.isprintable() or text != text.strip():
-        raise Validation("over HTTP an idempotency key is plain ASCII", hint="use a UUID, for example")
-    return text
+def _as_it_is(packed: bytes, spilled: bytes = b"") -> tuple[bytes, bytes]:
+    return packed, spilled
 
 
-def _same(answer: Any) -> Any:
-    return answer
+def _packed(manifest: Manifest) -> tuple[bytes, bytes]:
+    return pack_manifest(manifest), b""

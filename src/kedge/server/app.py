@@ -24,6 +24,7 @@ from .problems import add_handlers
 from .route import DirectRoute
 from .routes import (
     checkpoints,
+    chunks,
     containers,
     events,
     executions,
@@ -45,6 +46,7 @@ _ROUTES = (
     saves,
     checkpoints,
     states,
+    chunks,
     jobs,
     older,
     runs,

@@ -90,7 +90,9 @@ class Edge:
             if refusal is not None:
                 await refusal(scope, receive, answer)
             else:
-                await self._run(scope, _Body(receive, self.service.limits), answer)
+                body = _Body(receive, self.service.limits)
+                scope["kedge.body"] = body
+                await self._run(scope, body, answer)
         finally:
             self.in_flight -= 1
             self._note(scope, answer, time.perf_counter() - started)
@@ -162,12 +164,20 @@ def _too_large(most: int) -> TooLarge:
     return TooLarge(f"more than {most:,} bytes", hint="save large arrays in parts, or use the store directly")
 
 
+def unbounded(scope: Scope) -> None:
+    """Let the body of this request have any size: its route takes it in as it comes, and keeps none of it."""
+    body = scope["kedge.body"]
+    assert isinstance(body, _Body)
+    body.most_bytes = None
+
+
 class _Body:
     """`receive` that gives up on bodies that are too large, or that do not come."""
 
     def __init__(self, receive: Receive, limits: Limits) -> None:
         self._receive = receive
         self._limits = limits
+        self.most_bytes: int | None = limits.body_bytes
         self._seen = 0
         self._is_whole = False
 
@@ -182,8 +192,8 @@ class _Body:
         if message["type"] == "http.request":
             self._seen += len(message.get("body", b""))
             self._is_whole = not message.get("more_body", False)
-            if self._seen > self._limits.body_bytes:
-                raise _too_large(self._limits.body_bytes)
+            if self.most_bytes is not None and self._seen > self.most_bytes:
+                raise _too_large(self.most_bytes)
         return message
 
 

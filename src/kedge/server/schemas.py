@@ -118,12 +118,8 @@ class Health(Answer):
     status: Literal["ok"]
 
 
-class Save(Body):
-    """A checkpoint to save. In a multipart request `state` may hold {"$part": "name"} where the bytes of that part
-    belong, with "dtype" and "shape" for an array; or it is left out, and the part `state` is a whole encoded state."""
-
+class SaveOptions(Body):
     step: Annotated[str, Field(min_length=1, max_length=1024, examples=["outline"])]
-    state: Json = Field(default=None, examples=[{"current_step": 1}])
     level: Level = "step"
     parent: CheckpointId | None = None
     tags: Tags = Field(default={}, examples=[{"kind": "best"}])
@@ -131,6 +127,36 @@ class Save(Body):
     pin: bool = False
     schema_version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0"
     lease: Whole | None = Field(default=None, description="The token of the caller's lease on the job.")
+
+
+class Save(SaveOptions):
+    """A checkpoint to save. In a multipart request `state` may hold {"$part": "name"} where the bytes of that part
+    belong, with "dtype" and "shape" for an array."""
+
+    state: Json = Field(default=None, examples=[{"current_step": 1}])
+
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class CopiedFrom(Body):
+    """What a checkpoint of another store has besides."""
+
+    seq: Annotated[int, Field(ge=1, le=(1 << 53) - 1)]
+    codec: Annotated[str, Field(min_length=1, max_length=32)]
+    status: Literal["created", "archived"]
+    request_digest: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=128)] = ""
+    takes_key_from: CheckpointId | None = None
+
+
+class SentSave(SaveOptions):
+    """The head of a save in chunks (docs/service.md)."""
+
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    id: CheckpointId | None = None
+    created_us: Whole | None = None
+    distrusted: list[Digest] = []
+    copied: CopiedFrom | None = None
 
 
 class TagChange(Body):

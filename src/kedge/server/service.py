@@ -20,7 +20,7 @@ from .limits import Limits
 from .metrics import Metrics
 from .tasks import Tasks
 from .tokens import ACCESS, Tokens
-from .uploads import UploadedSave, save_each
+from .uploads import WaitingSave, save_each
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Service:
         self._threads: ThreadPoolExecutor | None = None
         self._tokens: Tokens | None = None
         self.lookups: Batches[tuple[str, str], Checkpoint] = Batches("kedge-lookups", self._look_up)
-        self.saves: Batches[UploadedSave, Checkpoint] = Batches("kedge-saves", save_each, gather_s=_GATHER_S)
+        self.saves: Batches[WaitingSave, Checkpoint] = Batches("kedge-saves", save_each, gather_s=_GATHER_S)
 
     def _look_up(self, names: Sequence[tuple[str, str]]) -> list[Checkpoint | BaseException]:
         """Checkpoints by namespace and ID, without their states."""

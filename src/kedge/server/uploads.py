@@ -1,12 +1,12 @@
-"""The body of a save: JSON, or multipart with large buffers in parts of their own, or with a whole encoded state."""
+"""The body of a save: JSON, or multipart with large buffers in parts of their own."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -15,25 +15,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
 from kedge import codec
-from kedge.codec import BufferSummary
 from kedge.codec.json_view import from_json
 from kedge.codec.summaries import dtype_size, shape_of
-from kedge.codec.wire import read_frame
-from kedge.diff.outline import children
-from kedge.errors import Corrupted, TooLarge, Validation
-from kedge.files import FilesSummary
+from kedge.errors import TooLarge, Validation
 from kedge.model import Checkpoint, Lease
 from kedge.store.request import Request, parse_request
 
 from .limits import Limits
-from .schemas import Save
+from .schemas import Save, SaveOptions
 
 if TYPE_CHECKING:
     from .auth import Access
 
 SMALL_BYTES = 64 << 10  # of JSON: quick to read, so that such saves share a thread and a commit
 _MAX_PARTS = 1000
-_ENVELOPE, _STATE = "checkpoint", "state"
+_ENVELOPE = "checkpoint"
+
+S = TypeVar("S", bound=SaveOptions)
 
 
 class Upload:
@@ -51,18 +49,16 @@ class Upload:
     def open(self, stack: ExitStack) -> tuple[Save, codec.Encoded]:
         """The wishes and the encoded state; `stack` keeps the memory it lies in. Validation for anything wrong."""
         if self._form is None:
-            wish = _parse(self._text)
+            wish = parse_save(self._text, Save)
             return wish, codec.encode(wish.state)
         parts = dict(self._form.multi_items())
         if len(parts) != len(self._form.multi_items()):
             raise Validation("two parts have the same name", hint="give each a name of its own")
         envelope = parts.pop(_ENVELOPE, None)
-        wish = _parse(envelope.encode() if isinstance(envelope, str) else _bytes_of(envelope))
+        wish = parse_save(envelope.encode() if isinstance(envelope, str) else _bytes_of(envelope), Save)
         if any(not isinstance(part, UploadFile) for part in parts.values()):
             raise Validation("a part without a file name", hint="send buffers as files")
         files = {name: part.file for name, part in parts.items() if isinstance(part, UploadFile)}
-        if _STATE in files and "state" not in wish.model_fields_set:
-            return wish, _read_state(files[_STATE], self._limits.body_bytes)
         views = {name: _view(file, stack) for name, file in files.items()}
         used: set[str] = set()
         state = _fill(wish.state, views, used)
@@ -103,22 +99,20 @@ class UploadedSave:
 
     def read(self, stack: ExitStack) -> tuple[Request, codec.Encoded, str]:
         wish, encoded = self.upload.open(stack)
-        request = parse_request(
-            self.job,
-            wish.step,
-            level=wish.level,
-            parent=wish.parent,
-            tags=wish.tags,
-            metadata=wish.metadata,
-            pin=wish.pin,
-            lease=None if wish.lease is None else Lease(self.job, wish.lease, "", 0),
-            idempotency_key=self.key,
-            schema_version=wish.schema_version,
-        )
+        request = request_of_save(self.job, wish, self.key)
         return request, encoded, self.access.caller.actor
 
 
-def save_each(saves: Sequence[UploadedSave]) -> list[Checkpoint | BaseException]:
+class WaitingSave(Protocol):
+    """A save that may share a commit with others."""
+
+    @property
+    def access(self) -> Access: ...
+
+    def read(self, stack: ExitStack) -> tuple[Request, codec.Encoded, str]: ...
+
+
+def save_each(saves: Sequence[WaitingSave]) -> list[Checkpoint | BaseException]:
     """Make them durable together, those of a namespace in one commit; for each its checkpoint, or what is wrong."""
     outcomes: dict[int, Checkpoint | BaseException] = {}
     by_namespace: dict[str, dict[int, tuple[Request, codec.Encoded, str]]] = {}
@@ -137,18 +131,33 @@ def save_each(saves: Sequence[UploadedSave]) -> list[Checkpoint | BaseException]
     return [outcomes[n] for n in range(len(saves))]
 
 
-def save_alone(save: UploadedSave) -> Checkpoint:
+def save_alone(save: WaitingSave) -> Checkpoint:
     [outcome] = save_each([save])
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
 
 
-def _parse(text: bytes) -> Save:
+def parse_save(text: bytes, model: type[S]) -> S:
     try:
-        return Save.model_validate(from_json(text))
+        return model.model_validate(from_json(text))
     except ValidationError as error:
         raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
+
+
+def request_of_save(job: str, wish: SaveOptions, key: str | None) -> Request:
+    return parse_request(
+        job,
+        wish.step,
+        level=wish.level,
+        parent=wish.parent,
+        tags=wish.tags,
+        metadata=wish.metadata,
+        pin=wish.pin,
+        lease=None if wish.lease is None else Lease(job, wish.lease, "", 0),
+        idempotency_key=key,
+        schema_version=wish.schema_version,
+    )
 
 
 def _bytes_of(part: object) -> bytes:
@@ -210,46 +219,3 @@ def _array(data: memoryview, dtype: object, shape: object) -> object:
 
 def _no_size(dtype: object) -> object:
     raise ValueError(f"{dtype} has no size")
-
-
-def _read_state(file: BinaryIO, most_bytes: int) -> codec.Encoded:
-    """A state encoded by our client: taken as it is, after everything it claims has been checked."""
-    file.seek(0)
-
-    def read_into(target: memoryview) -> None:
-        piece = file.read(len(target))
-        if len(piece) != len(target):
-            raise Validation("the state ends too soon", hint="send it again")
-        target[:] = piece
-
-    frame = read_frame(read_into, most_bytes=most_bytes)
-    try:
-        outline = codec.outline(frame.tree)
-        summaries = list(_summaries(outline))
-    except Corrupted as error:
-        raise Validation(f"this is no state: {error.message}", hint="send what kedge.client sends") from None
-    except RecursionError:
-        raise Validation("the state is nested too deeply", hint="save it in a flatter form") from None
-    named = {number for summary in summaries for number in summary.ordinals}
-    if sorted(named) != list(range(len(frame.buffers))):
-        raise Validation("the buffers sent are not those the state names", hint="send what kedge.client sends")
-    for summary in summaries:
-        if isinstance(summary, FilesSummary):
-            raise Validation("files and trees are not taken over HTTP", hint="save them where the store is")
-        if summary.kind == "tensor":
-            continue  # several may be views of one buffer; decoding checks them
-        held = len(summary.data) + sum(len(frame.buffers[number]) for number in summary.ordinals)
-        if held != summary.size_bytes:
-            raise Validation(f"a buffer of {held:,} bytes claims {summary.size_bytes:,}", hint="send it again")
-    return codec.Encoded(frame.tree, [frame.buffers[number] for number in range(len(frame.buffers))])
-
-
-def _summaries(value: object) -> Iterator[BufferSummary]:
-    if isinstance(value, BufferSummary):
-        yield value
-        return
-    if isinstance(value, Mapping):
-        for key in value:
-            yield from _summaries(key) if not isinstance(key, str) else ()
-    for _, child in children(value):
-        yield from _summaries(child)

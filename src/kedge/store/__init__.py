@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kedge.chunks import StoredStream, Target
     from kedge.codec import Encoded
 
+    from .adoption import Exported, Moved, ReadChunks
+    from .received import Received
     from .request import Request
     from .rope import PartedTree
 
@@ -37,7 +39,7 @@ class Store(Protocol):
 
     # Saving
 
-    def save(self, request: Request, encoded: Encoded | PartedTree, *, actor: str) -> Checkpoint:
+    def save(self, request: Request, encoded: Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         ...
 
@@ -53,6 +55,10 @@ class Store(Protocol):
 
     def get(self, checkpoint_id: str) -> Checkpoint:
         """The checkpoint, or NotFound."""
+        ...
+
+    def knows(self, checkpoint_id: str) -> bool:
+        """Whether the checkpoint exists, damaged or not."""
         ...
 
     def read(self, checkpoint_id: str) -> Stored:
@@ -163,6 +169,32 @@ class Store(Protocol):
 
     def audit(self, until: int | None = None) -> EventChain:
         """Read the log of changes from its beginning and prove that each entry follows from those before it."""
+        ...
+
+    # From and to other stores (`kedge.care.copy`)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether what is stored here is sealed, and has other digests than it would elsewhere."""
+        ...
+
+    def stored_bytes(self) -> int:
+        """What all checkpoints take."""
+        ...
+
+    def export(self, checkpoint_id: str) -> Exported:
+        """The checkpoint as another store can take it; Corrupted where its manifest is damaged."""
+        ...
+
+    def read_chunks(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Chunks by their digests, verified by them (I2)."""
+        ...
+
+    def adopt(self, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved) -> Checkpoints:
+        """Save checkpoints of another store as they are there: one, or several that have no chunks.
+
+        `read` gives the chunks that are not here. Answers what has their IDs here now.
+        """
         ...
 
     # Life

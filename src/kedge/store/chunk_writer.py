@@ -20,14 +20,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 import zstandard
 
 from kedge.blobs.shelter import give_up_if_abandoned
-from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, ZERO, Deferred, Entry
+from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, ZERO, Deferred, Entry, digest_of_zeros, is_zero
 from kedge.ports import Blobs, BlobWriter, Buffer, Chunk, Encoding, digest_of
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ BLOCK_BYTES = 4096  # of packs: a chunk that begins on one can be mapped, and re
 BUNDLE_BYTES = 1 << 20  # small chunks are written together
 _TRY_BYTES = 256  # less does not shrink by itself
 _DOUBT_BYTES = 16 * 1024  # from here on a sample costs much less than trying
-_BEGIN_OF_ZEROS = bytes(64)  # asked first: pieces cut by content have all sizes, and hashing zeros for each costs
 _PENDING = Entry(0, ZERO)
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
 _Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
@@ -51,11 +49,6 @@ class _Earlier:
 
     entries: Sequence[Entry]
     is_shared: bool
-
-
-@lru_cache(maxsize=16)
-def _digest_of_zeros(size: int) -> bytes:
-    return digest_of(bytes(size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +173,7 @@ class ChunkWriter:
             if is_same:
                 entries[slot] = old
                 continue
-            if size >= 4096 and piece[:64] == _BEGIN_OF_ZEROS and digest == _digest_of_zeros(size):
+            if is_zero(piece, digest):
                 entries[slot] = Entry(size, ZERO)
                 continue
             entries[slot] = Entry(size, digest)
@@ -189,7 +182,7 @@ class ChunkWriter:
 
     def _is_same(self, old: Entry, size: int, digest: bytes) -> bool:
         if old.is_zero:
-            return old.size_bytes == size > 0 and digest == _digest_of_zeros(size)
+            return old.size_bytes == size > 0 and digest == digest_of_zeros(size)
         return old.digest == digest and old.size_bytes == size and self._reuse(old)
 
     def add_named(self, pieces: Mapping[bytes, bytes]) -> None:

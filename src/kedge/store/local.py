@@ -11,11 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kedge import codec
@@ -28,10 +27,6 @@ from kedge.chunks import (
     WORKERS,
     Entry,
     RecallingSource,
-    Staged,
-    StoredStream,
-    Target,
-    allocate,
     cut_by_content,
 )
 from kedge.errors import CheckpointError, Conflict, Corrupted, NoSpace, NotFound, ReadOnly, StorageError
@@ -64,22 +59,19 @@ from kedge.ports import (
 )
 
 from . import Save, Store, Stored, not_over_http
+from .adoption import Exported, Moved, ReadChunks, adopt, export
 from .chunk_cache import KnownChunks
 from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter
-from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, parse_manifest, root_of
+from .loading import Loading
+from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root
+from .received import Received
 from .record import branch_record, new_record, pack_record
 from .request import Request
-from .rope import PartedTree, parts_of, read_parts, references, write_parts
+from .rope import PartedTree, write_parts
 from .streams import (
-    SMALL_BUFFER_BYTES,
     TREE_CHUNK_BYTES,
-    LateReader,
-    SharedChunk,
     add_streams,
-    entries_at,
-    part_of,
-    place,
     size_of,
 )
 
@@ -97,7 +89,7 @@ _CARRIED_CHUNKS = 64
 _RECALLED_STATES = 8  # how far back a source may look for what it has stored before
 
 
-class LocalStore:
+class LocalStore(Loading):
     """An index, blobs, and the order in which they are written. Thread-safe; survives fork.
 
     With a vault, the index is one that seals what it is given (`index.encrypted`), and chunks are sealed here (I10).
@@ -217,7 +209,7 @@ class LocalStore:
 
     # Saving
 
-    def save(self, request: Request, encoded: codec.Encoded | PartedTree, *, actor: str) -> Checkpoint:
+    def save(self, request: Request, encoded: codec.Encoded | PartedTree | Received, *, actor: str) -> Checkpoint:
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         return self.turns.run(self._save, request, encoded, *self._identity(request), actor)
 
@@ -260,7 +252,7 @@ class LocalStore:
     def _save(
         self,
         request: Request,
-        encoded: codec.Encoded | PartedTree,
+        encoded: codec.Encoded | PartedTree | Received,
         checkpoint_id: CheckpointId,
         created_us: int,
         actor: str,
@@ -318,12 +310,14 @@ class LocalStore:
     def _save_once(
         self,
         request: Request,
-        encoded: codec.Encoded | PartedTree,
+        encoded: codec.Encoded | PartedTree | Received,
         checkpoint_id: CheckpointId,
         created_us: int,
         distrusted: frozenset[bytes],
         actor: str,
     ) -> Checkpoint:
+        if isinstance(encoded, Received):
+            return encoded.commit(request, checkpoint_id, created_us, distrusted, actor)
         if isinstance(encoded, PartedTree):
             return self._save_parts(request, encoded, checkpoint_id, created_us, distrusted, actor)
         tree = encoded.tree
@@ -408,7 +402,7 @@ class LocalStore:
     def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
         for buffer in encoded.buffers:
             if isinstance(buffer, RecallingSource):
-                buffer.recall(self._earlier_states(job))
+                buffer.recall(self.earlier_states(job))
         manifest = add_streams(writer, encoded)
         writer.drain()
         packed = pack_manifest(manifest)
@@ -486,17 +480,6 @@ class LocalStore:
         except Corrupted:
             return ()  # a damaged predecessor must not stop a save; it only costs the comparison
 
-    def _earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
-        """Outlines of the job's newest checkpoints, each with a way to open its lazy buffers."""
-        for checkpoint in reversed(self.index.list(job, limit=_RECALLED_STATES)):
-            try:
-                checkpoint, packed = self.index.read(checkpoint.id)
-                manifest = self.open(checkpoint, packed)
-                outline = codec.outline(self.tree_of(checkpoint, manifest))
-            except (Corrupted, NotFound):
-                continue  # damaged or deleted: costs the comparison, not the save
-            yield outline, partial(self._stream, checkpoint, manifest)
-
     def _remember(self, job: str, streams: _Streams) -> None:
         if sum(map(len, streams)) > _RECENT_ENTRIES:
             return
@@ -507,18 +490,6 @@ class LocalStore:
                 self._recent.popitem(last=False)
 
     # Loading
-
-    def parse(self, packed: bytes, *, of: str) -> Manifest:
-        """The manifest of index bytes, spilled ones read from their chunks."""
-
-        def read_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
-            data = allocate(size_bytes)
-            self.reader.read(place(entries, data), of=of)
-            return bytes(data)
-
-        if (parts := parts_of(packed)) is not None:
-            return Manifest(read_parts(parts, partial(self.reader.read_named, of=of)))
-        return parse_manifest(packed, read_spilled)
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The verified manifest of a checkpoint row."""
@@ -533,144 +504,23 @@ class LocalStore:
         """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
         return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
 
-    def tree_of(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
-        """The encoded tree of an open manifest."""
-        if manifest.tree is not None:
-            return manifest.tree
-        entries = manifest.streams[manifest.tree_stream]
-        data = allocate(sum(e.size_bytes for e in entries))
-        self.reader.read(place(entries, data), of=checkpoint.id)
-        return bytes(data)
+    # From and to other stores
 
-    def tree(self, stored: Stored) -> bytes:
-        return self.tree_of(stored[0], self.open(*stored))
+    @property
+    def is_encrypted(self) -> bool:
+        return self.vault is not None
 
-    def buffer_sizes(self, stored: Stored) -> Sequence[int | None]:
-        return [None if span.is_lazy else span.size_bytes for span in self.open(*stored).buffers]
+    def stored_bytes(self) -> int:
+        return self.index.totals()["stored_bytes"]
 
-    def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> dict[int, Target | StoredStream]:
-        manifest = self.open(*stored)
-        return self.read_buffers(stored[0], manifest, range(len(manifest.buffers)) if ordinals is None else ordinals)
+    def export(self, checkpoint_id: str) -> Exported:
+        return export(self, checkpoint_id)
 
-    def load(
-        self,
-        stored: Stored,
-        *,
-        only: Sequence[str] | None = None,
-        into: object = None,
-        mapped: bool = False,
-        device: str | None = None,
-    ) -> object:
-        """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
-        checkpoint, packed = stored
-        manifest = self.open(checkpoint, packed)
-        tree = self.tree_of(checkpoint, manifest)
-        recent: dict[tuple[int, int], memoryview] = {}
-        if mapped:
-            return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)
-        if only is not None or device is not None:
-            fetch = partial(self._read_buffer, checkpoint, manifest, recent)
-            sizes = [-1 if span.is_lazy else span.size_bytes for span in manifest.buffers]
-            wanted = None if device is None else codec.DeviceTargets(device, sizes)
-            state = codec.decode(tree, fetch, only=only, device=wanted)
-            if wanted is not None:
-                self.read_buffers(checkpoint, manifest, wanted.targets, wanted.targets)
-            return state
-        targets = codec.buffer_targets(tree, into) if into is not None else {}
-        ready = self.read_buffers(checkpoint, manifest, range(len(manifest.buffers)), targets)
-        return codec.decode(tree, ready.__getitem__, into=into)
-
-    def read_buffers(
-        self,
-        checkpoint: Checkpoint,
-        manifest: Manifest,
-        ordinals: Iterable[int],
-        targets: Mapping[int, Target] | None = None,
-        recent: dict[tuple[int, int], memoryview] | None = None,
-    ) -> dict[int, Target | StoredStream]:
-        """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store.
-
-        Small buffers share chunks: who asks for one buffer after the other gives a dictionary for `recent` ones.
-        """
-        ready: dict[int, Target | StoredStream] = {}
-        wanted: list[tuple[Entry, memoryview | Staged]] = []
-        shared: dict[tuple[int, int], SharedChunk] = {}  # (stream, offset)
-        copies: list[tuple[Target, memoryview]] = []
-        starts: dict[int, list[int]] = {}
-        for n in ordinals:
-            if not 0 <= n < len(manifest.buffers):
-                raise Corrupted(f"checkpoint {checkpoint.id} has no buffer {n}", hint="run kedge check")
-            span = manifest.buffers[n]
-            if span.is_lazy:
-                ready[n] = self._stream(checkpoint, manifest, n)
-                continue
-            target = (targets or {}).get(n)
-            if target is None:
-                target = allocate(span.size_bytes)
-            ready[n] = target
-            if span.stream not in starts:
-                starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
-            for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
-                inside = at - span.offset  # where the chunk begins, seen from the buffer
-                start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
-                part = part_of(target, start, stop)
-                if stop - start == entry.size_bytes:
-                    wanted.append((entry, part))
-                elif recent is None:
-                    if (chunk := shared.get((span.stream, at))) is None:
-                        chunk = shared[span.stream, at] = SharedChunk(entry.size_bytes)
-                        wanted.append((entry, chunk))
-                    chunk.add(start - inside, part)
-                else:
-                    if (scratch := recent.get((span.stream, at))) is None:
-                        scratch = recent[span.stream, at] = allocate(entry.size_bytes)
-                        wanted.append((entry, scratch))
-                    copies.append((part, scratch[start - inside : stop - inside]))
-        if wanted:
-            self.reader.read(wanted, of=checkpoint.id)
-        for into, source in copies:
-            if isinstance(into, memoryview):
-                into[:] = source
-            else:
-                into.take(source)
-        while recent is not None and len(recent) > _RECENT_CHUNKS:
-            del recent[next(iter(recent))]
-        return ready
-
-    def _read_buffer(
-        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
-    ) -> Target | StoredStream:
-        return self.read_buffers(checkpoint, manifest, [ordinal], recent=recent)[ordinal]
-
-    def _map_buffer(
-        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
-    ) -> Target | StoredStream:
-        """A large buffer over the packs; small ones, which share their chunks, are read as usual."""
-        span = manifest.buffers[ordinal] if 0 <= ordinal < len(manifest.buffers) else None
-        if span is None or span.is_lazy or span.size_bytes < SMALL_BUFFER_BYTES:
-            return self._read_buffer(checkpoint, manifest, recent, ordinal)
-        try:
-            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
-        except (NotFound, Corrupted):  # gc may have moved a chunk: look again
-            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
-
-    def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
-        span = manifest.buffers[ordinal]
-        reader = LateReader(self.reader, self.knows)
-        return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
-
-    def knows(self, checkpoint_id: str) -> bool:
-        """Whether the checkpoint exists."""
-        try:
-            self.index.get(checkpoint_id)
-        except NotFound:
-            return False
-        except Corrupted:
-            return True  # what is wrong with it, reading it tells
-        return True
+    def adopt(self, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved) -> Checkpoints:
+        return adopt(self, exported, read, actor=actor, moved=moved)
 
     @sheltered
-    def _read_groups(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+    def read_nodes(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """Chunks of digests, remembered: neighbours in a history share most of them."""
         missing = [digest for digest in digests if digest not in self._groups]
         found = self.reader.read_named(missing, of="a checkpoint") if missing else {}
@@ -697,16 +547,6 @@ class LocalStore:
         digests = list(dict.fromkeys(self.contents(packed)))
         found = self.reader.find(digests)
         return [found[d].digest if d in found else self.vault.current.chunk_id(d) for d in digests]
-
-    def contents(self, packed: bytes) -> Iterator[bytes]:
-        """The digests of what a manifest names."""
-        if (parts := parts_of(packed)) is not None:
-            yield from references(parts, self._read_groups)
-            return
-        root = root_of(packed)
-        if root is not None:
-            yield from (e.digest for e in root[1] if not e.is_zero)
-        yield from self.parse(packed, of="a checkpoint").digests()
 
 
 def _new_workers() -> Workers:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import ormsgpack
 import zstandard
 
-from kedge.chunks import ZERO, Entry
+from kedge.chunks import INLINE_BYTES, ZERO, Entry
 from kedge.errors import Corrupted
 
 MAX_TREE_BYTES = 1 << 30  # what a tree may claim to expand to on load
@@ -117,6 +117,14 @@ def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes
         if not (tree is None and 0 <= tree_stream < len(streams)) and not isinstance(tree, bytes):
             raise ValueError("no tree")
         return Manifest(tree, tree_stream, buffers, streams)
+
+
+def parse_small(data: bytes) -> Manifest:
+    """As `parse_manifest`, of forms 1 and 2 from a stranger: a tree that a row holds, or Corrupted."""
+    tree = decompress(data[1:], INLINE_BYTES) if data[:1] == b"\x02" else data[1:]
+    if data[:1] not in (b"\x01", b"\x02") or len(tree) > INLINE_BYTES:
+        raise Corrupted("it is no tree that fits into a row")
+    return Manifest(tree)
 
 
 def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:

@@ -21,6 +21,7 @@ from kedge.model import (
     parse_tags,
     to_us,
 )
+from kedge.ports import NewCheckpoint
 
 MAX_METADATA_BYTES = 64 * 1024
 
@@ -72,6 +73,23 @@ def request_of(checkpoint: Checkpoint, **changes: Any) -> Request:
         created_us=to_us(checkpoint.created_at),
     )
     return replace(request, **changes)
+
+
+def request_of_record(record: NewCheckpoint) -> Request:
+    """What would save this record as it is."""
+    return Request(
+        job=record.job,
+        step=record.step,
+        level=record.level,
+        parent=record.parent,
+        tags=dict(record.tags),
+        metadata_json=record.metadata_json,
+        is_pinned=record.is_pinned,
+        schema_version=record.schema_version,
+        idempotency_key=record.idempotency_key,
+        checkpoint_id=record.id,
+        created_us=record.created_us,
+    )
 
 
 def parse_request(

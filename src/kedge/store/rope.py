@@ -24,10 +24,9 @@ from typing import TypeVar
 
 import ormsgpack
 
+from kedge.chunks import Writer
 from kedge.errors import Corrupted
 from kedge.ports import digest_of
-
-from .chunk_writer import ChunkWriter
 
 DIGEST_BYTES = 32
 MAX_HEIGHT = 16
@@ -116,7 +115,7 @@ class PartedTree:
         return sum(len(part) if isinstance(part, bytes) else part.size_bytes for part in self.parts)
 
 
-def write_parts(tree: PartedTree, writer: ChunkWriter, known: Callable[[bytes], bool]) -> tuple[bytes, list[bytes]]:
+def write_parts(tree: PartedTree, writer: Writer, known: Callable[[bytes], bool]) -> tuple[bytes, list[bytes]]:
     """The manifest of a tree, whose new chunks go to `writer`, and the digests a later save may take as known.
 
     `known` says which digests an earlier save of this process has committed. That is a guess: the commit checks it.
@@ -139,7 +138,7 @@ def write_parts(tree: PartedTree, writer: ChunkWriter, known: Callable[[bytes], 
                 continue
             data = fresh[digest] = part.data_of(digest, height)
             if height:
-                waiting += [(height - 1, below) for below in _digests(data)]
+                waiting += [(height - 1, below) for below in digests_of(data)]
     writer.add_named(fresh)
     return b"\x05" + ormsgpack.packb(packed), named
 
@@ -217,7 +216,7 @@ def read_parts(parts: Sequence[bytes | tuple[int, bytes]], read: Read) -> bytes:
         level = [digest]
         for _ in range(height):
             nodes = read(list(dict.fromkeys(level)))
-            level = [below for digest in level for below in _digests(nodes[digest])]
+            level = [below for digest in level for below in digests_of(nodes[digest])]
         pieces = read(list(dict.fromkeys(level)))
         found += [pieces[digest] for digest in level]
     return b"".join(found)
@@ -238,11 +237,17 @@ def references(parts: Iterable[bytes | tuple[int, bytes]], read: Read) -> Iterat
             if height == 0 or not level:
                 break
             nodes = read(level)
-            level = [below for digest in level for below in _digests(nodes[digest])]
+            level = [below for digest in level for below in digests_of(nodes[digest])]
             height -= 1
 
 
-def _digests(node: bytes) -> Iterator[bytes]:
+def may_be_node(data: bytes) -> bool:
+    """Whether a chunk has a length that chunks of digests have."""
+    return DIGEST_BYTES <= len(data) <= _MOST * DIGEST_BYTES and len(data) % DIGEST_BYTES == 0
+
+
+def digests_of(node: bytes) -> Iterator[bytes]:
+    """The digests in a chunk of them."""
     if not node or len(node) % DIGEST_BYTES:
         raise Corrupted("a chunk of digests has an impossible length", hint="run kedge check")
     for start in range(0, len(node), DIGEST_BYTES):

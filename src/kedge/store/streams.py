@@ -17,14 +17,15 @@ from kedge.chunks import (
     DeviceMemory,
     Entry,
     Reader,
+    Staged,
     Target,
+    Writer,
     cut,
     cut_by_content,
 )
 from kedge.errors import Corrupted, NotFound
 from kedge.ports import Buffer
 
-from .chunk_writer import ChunkWriter
 from .manifest import Manifest, Span
 
 SMALL_BUFFER_BYTES = 256 * 1024  # buffers below share a stream
@@ -38,7 +39,7 @@ def size_of(buffer: codec.Source) -> int:
     return len(buffer) if isinstance(buffer, memoryview) else buffer.size_bytes
 
 
-def add_streams(writer: ChunkWriter, encoded: codec.Encoded) -> Manifest:
+def add_streams(writer: Writer, encoded: codec.Encoded) -> Manifest:
     """Large buffers first, so that their streams keep their place from save to save; then small ones; then the tree."""
     spans: list[Span | None] = [None] * len(encoded.buffers)
     streams: list[list[Entry]] = []
@@ -112,7 +113,7 @@ class LateReader:
     reader: Reader
     knows: Callable[[str], bool]
 
-    def read(self, wanted: Sequence[tuple[Entry, Target]], *, of: str) -> None:
+    def read(self, wanted: Sequence[tuple[Entry, memoryview | Staged]], *, of: str) -> None:
         with self._existing(of):
             self.reader.read(wanted, of=of)
 

@@ -8,9 +8,12 @@ from fastapi import APIRouter, Header, Request
 
 from kedge.server import schemas
 from kedge.server.auth import Writes
+from kedge.server.limits import unbounded
 from kedge.server.responses import JsonAnswer
 from kedge.server.route import DirectRoute
+from kedge.server.transfers import save_in_chunks
 from kedge.server.uploads import UploadedSave, receive, save_alone
+from kedge.store.wire import SAVE_TYPE
 
 from . import API, PROBLEMS
 
@@ -53,9 +56,13 @@ async def save_checkpoint(
     """Save a state as the next checkpoint of a job. Durable when this answers.
 
     As JSON, or as multipart/form-data: the part `checkpoint` is that JSON, other parts are buffers, which the state
-    names as {"$part": "name"}. Parts are streamed to disk.
+    names as {"$part": "name"}. Parts are streamed to disk. What kedge.client sends, a manifest with the chunks that the
+    store lacks, may have any size.
     """
     service = access.service
+    if request.headers.get("content-type") == SAVE_TYPE:
+        unbounded(request.scope)  # it is taken in as it comes, in bounded memory
+        return await save_in_chunks(access, job, request)
     upload = await receive(request, service.limits)
     save = UploadedSave(access, job, idempotency_key, upload)
     try:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from kedge.codec import BufferSummary
 from kedge.codec.json_view import to_json_view
-from kedge.codec.wire import MEDIA_TYPE, size_of_frame, write_frame
 from kedge.diff.npy import npy_header
 from kedge.diff.outline import StoredState, inside, open_state, split_at_tree, with_content
-from kedge.errors import NotFound, TooLarge, Validation
+from kedge.errors import TooLarge, Validation
 from kedge.files import FilesSummary, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server import schemas
-from kedge.server.auth import Access, Reads, Writes
-from kedge.server.responses import JsonAnswer
+from kedge.server.auth import Reads, Writes
+from kedge.server.responses import JsonAnswer, stream
 from kedge.server.runner import resume
-from kedge.store import Stored
 
 from . import API, PROBLEMS
 
@@ -32,7 +30,6 @@ _IN_PARTS = "ask for a part with path=, or download it"
 _PIECE_BYTES = 1 << 20
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": _BINARY}}}
-_FRAME: dict[int | str, dict[str, Any]] = {200: {"content": {MEDIA_TYPE: _BINARY}}}
 
 
 @router.get("/checkpoints/{checkpoint_id}/state", response_model=schemas.StateView)
@@ -58,50 +55,6 @@ async def get_state(
     return await access.ask(view)
 
 
-@router.get("/checkpoints/{checkpoint_id}/raw", response_class=Response, responses=_FRAME)
-async def get_raw(
-    access: Reads,
-    checkpoint_id: schemas.CheckpointId,
-    buffers: Annotated[str, Query(max_length=4096, pattern=r"^(all|none|[0-9]+(,[0-9]+)*)$")] = "all",
-) -> Response:
-    """The state as it was encoded, with all of its buffers, none, or some: what kedge.client loads."""
-    head = await access.ask(lambda store: _open(store, checkpoint_id, buffers))
-    tree, sizes, read = head
-    size = size_of_frame(len(tree), sizes)
-    return _stream(access, write_frame(tree, sizes, read), MEDIA_TYPE, size)
-
-
-def _open(store: CheckpointManager, checkpoint_id: str, buffers: str) -> tuple[bytes, dict[int, int], Any]:
-    stored = store.store.read(checkpoint_id)
-    tree = store.store.tree(stored)
-    sizes = _chosen(store.store.buffer_sizes(stored), buffers)
-    store.counters["loads"] += 1
-    store.counters["loaded_bytes"] += sum(sizes.values())
-    return tree, sizes, lambda number: _buffer(store, stored, number)
-
-
-def _chosen(every: Sequence[int | None], buffers: str) -> dict[int, int]:
-    numbers = range(len(every))
-    wanted = (
-        list(numbers) if buffers == "all" else [] if buffers == "none" else [int(n[:18]) for n in buffers.split(",")]
-    )
-    sizes: dict[int, int] = {}
-    for number in wanted:
-        if number not in numbers:
-            raise NotFound(f"the state has no buffer {number}", hint=f"it has {len(every)}")
-        size = every[number]
-        if size is None:
-            raise Validation("files do not travel in states", hint="download them by their path")
-        sizes[number] = size
-    return sizes
-
-
-def _buffer(store: CheckpointManager, stored: Stored, number: int) -> Iterator[memoryview]:
-    data = store.store.buffers(stored, [number])[number]
-    assert isinstance(data, memoryview)  # lazy ones were refused
-    yield data
-
-
 @router.get("/checkpoints/{checkpoint_id}/download", response_class=Response, responses=_BYTES)
 async def download(
     access: Reads,
@@ -113,7 +66,7 @@ async def download(
     pieces, size = await access.ask(lambda store: _pieces(store, checkpoint_id, path, form))
     name = "".join(c if c.isalnum() or c in "-._" else "_" for c in (path.rpartition("/")[2] or checkpoint_id))[:100]
     suffix = {"npy": ".npy", "json": ".json"}.get(form, "")
-    answer = _stream(access, pieces, "application/octet-stream" if form != "json" else "application/json", size)
+    answer = stream(access, pieces, "application/octet-stream" if form != "json" else "application/json", size)
     answer.headers["content-disposition"] = f'attachment; filename="{name}{suffix}"'
     return answer
 
@@ -145,15 +98,6 @@ def _plain(state: StoredState, part: object, form: str) -> tuple[Iterator[Any], 
     data = memoryview(state.bytes_of(part)).cast("B")
     cut = (data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
     return (piece for pieces in ([header], cut) for piece in pieces), len(header) + len(data)
-
-
-def _stream(access: Access, pieces: Iterator[Any], media_type: str, size: int | None) -> StreamingResponse:
-    async def body() -> Any:
-        while (piece := await access.service.in_thread(lambda: next(pieces, None))) is not None:
-            yield bytes(piece)
-
-    headers = {} if size is None else {"content-length": str(size)}
-    return StreamingResponse(body(), media_type=media_type, headers=headers)
 
 
 @router.post("/checkpoints/{checkpoint_id}/restore", response_model=schemas.Restored)

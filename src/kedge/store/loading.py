@@ -1,0 +1,218 @@
+"""Loading: from a manifest to a state, the same for every store. `reader` brings the chunks, each verified (I2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Protocol
+
+from kedge import codec
+from kedge.chunks import Entry, Reader, Staged, StoredStream, Target, allocate
+from kedge.errors import Corrupted, NotFound
+from kedge.model import Checkpoint
+
+from . import Store, Stored
+from .manifest import Manifest, parse_manifest, root_of
+from .rope import parts_of, read_parts, references
+from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
+
+_RECENT_CHUNKS = 4
+_RECALLED_STATES = 8  # how far back a source may look for what it has stored before
+
+
+class NamedReader(Reader, Protocol):
+    """What brings the chunks of a store, verified (I2)."""
+
+    def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
+        """The bytes of chunks that are known by their digests alone."""
+        ...
+
+    def map(self, entries: Sequence[Entry], *, of: str) -> memoryview:
+        """A stream as read-only memory over the files of the store."""
+        ...
+
+
+class Loading(Store, Protocol):
+    """A store that loads so. It has a reader, and opens manifests."""
+
+    reader: NamedReader
+
+    def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
+        """The verified manifest of a checkpoint."""
+        ...
+
+    def knows(self, checkpoint_id: str) -> bool:
+        try:
+            self.get(checkpoint_id)
+        except NotFound:
+            return False
+        except Corrupted:
+            return True  # what is wrong with it, reading it tells
+        return True
+
+    def parse(self, packed: bytes, *, of: str) -> Manifest:
+        """The manifest of index bytes, spilled ones read from their chunks."""
+
+        def read_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
+            data = allocate(size_bytes)
+            self.reader.read(place(entries, data), of=of)
+            return bytes(data)
+
+        if (parts := parts_of(packed)) is not None:
+            return Manifest(read_parts(parts, partial(self.reader.read_named, of=of)))
+        return parse_manifest(packed, read_spilled)
+
+    def contents(self, packed: bytes) -> Iterator[bytes]:
+        """The digests of what a manifest names, of its own chunks too where it is spilled."""
+        if (parts := parts_of(packed)) is not None:
+            yield from references(parts, self.read_nodes)
+            return
+        root = root_of(packed)
+        if root is not None:
+            yield from (e.digest for e in root[1] if not e.is_zero)
+        yield from self.parse(packed, of="a checkpoint").digests()
+
+    def read_nodes(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Chunks of digests (`rope`)."""
+        return self.reader.read_named(digests, of="a checkpoint")
+
+    def read_chunks(self, digests: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        return self.reader.read_named(digests, of="a checkpoint to copy")
+
+    def tree_of(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
+        """The encoded tree of an open manifest."""
+        if manifest.tree is not None:
+            return manifest.tree
+        entries = manifest.streams[manifest.tree_stream]
+        data = allocate(sum(e.size_bytes for e in entries))
+        self.reader.read(place(entries, data), of=checkpoint.id)
+        return bytes(data)
+
+    def tree(self, stored: Stored) -> bytes:
+        return self.tree_of(stored[0], self.open(*stored))
+
+    def buffer_sizes(self, stored: Stored) -> Sequence[int | None]:
+        return [None if span.is_lazy else span.size_bytes for span in self.open(*stored).buffers]
+
+    def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> dict[int, Target | StoredStream]:
+        manifest = self.open(*stored)
+        return self.read_buffers(stored[0], manifest, range(len(manifest.buffers)) if ordinals is None else ordinals)
+
+    def load(
+        self,
+        stored: Stored,
+        *,
+        only: Sequence[str] | None = None,
+        into: object = None,
+        mapped: bool = False,
+        device: str | None = None,
+    ) -> object:
+        """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
+        checkpoint, packed = stored
+        manifest = self.open(checkpoint, packed)
+        tree = self.tree_of(checkpoint, manifest)
+        recent: dict[tuple[int, int], memoryview] = {}
+        if mapped:
+            return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)
+        if only is not None or device is not None:
+            fetch = partial(self._read_buffer, checkpoint, manifest, recent)
+            sizes = [-1 if span.is_lazy else span.size_bytes for span in manifest.buffers]
+            wanted = None if device is None else codec.DeviceTargets(device, sizes)
+            state = codec.decode(tree, fetch, only=only, device=wanted)
+            if wanted is not None:
+                self.read_buffers(checkpoint, manifest, wanted.targets, wanted.targets)
+            return state
+        targets = codec.buffer_targets(tree, into) if into is not None else {}
+        ready = self.read_buffers(checkpoint, manifest, range(len(manifest.buffers)), targets)
+        return codec.decode(tree, ready.__getitem__, into=into)
+
+    def read_buffers(
+        self,
+        checkpoint: Checkpoint,
+        manifest: Manifest,
+        ordinals: Iterable[int],
+        targets: Mapping[int, Target] | None = None,
+        recent: dict[tuple[int, int], memoryview] | None = None,
+    ) -> dict[int, Target | StoredStream]:
+        """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store.
+
+        Small buffers share chunks: who asks for one buffer after the other gives a dictionary for `recent` ones.
+        """
+        ready: dict[int, Target | StoredStream] = {}
+        wanted: list[tuple[Entry, memoryview | Staged]] = []
+        shared: dict[tuple[int, int], SharedChunk] = {}  # (stream, offset)
+        copies: list[tuple[Target, memoryview]] = []
+        starts: dict[int, list[int]] = {}
+        for n in ordinals:
+            if not 0 <= n < len(manifest.buffers):
+                raise Corrupted(f"checkpoint {checkpoint.id} has no buffer {n}", hint="run kedge check")
+            span = manifest.buffers[n]
+            if span.is_lazy:
+                ready[n] = self._stream(checkpoint, manifest, n)
+                continue
+            target = (targets or {}).get(n)
+            if target is None:
+                target = allocate(span.size_bytes)
+            ready[n] = target
+            if span.stream not in starts:
+                starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
+            for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
+                inside = at - span.offset  # where the chunk begins, seen from the buffer
+                start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
+                part = part_of(target, start, stop)
+                if stop - start == entry.size_bytes:
+                    wanted.append((entry, part))
+                elif recent is None:
+                    if (chunk := shared.get((span.stream, at))) is None:
+                        chunk = shared[span.stream, at] = SharedChunk(entry.size_bytes)
+                        wanted.append((entry, chunk))
+                    chunk.add(start - inside, part)
+                else:
+                    if (scratch := recent.get((span.stream, at))) is None:
+                        scratch = recent[span.stream, at] = allocate(entry.size_bytes)
+                        wanted.append((entry, scratch))
+                    copies.append((part, scratch[start - inside : stop - inside]))
+        if wanted:
+            self.reader.read(wanted, of=checkpoint.id)
+        for into, source in copies:
+            if isinstance(into, memoryview):
+                into[:] = source
+            else:
+                into.take(source)
+        while recent is not None and len(recent) > _RECENT_CHUNKS:
+            del recent[next(iter(recent))]
+        return ready
+
+    def _read_buffer(
+        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
+    ) -> Target | StoredStream:
+        return self.read_buffers(checkpoint, manifest, [ordinal], recent=recent)[ordinal]
+
+    def _map_buffer(
+        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
+    ) -> Target | StoredStream:
+        """A large buffer over the packs; small ones, which share their chunks, are read as usual."""
+        span = manifest.buffers[ordinal] if 0 <= ordinal < len(manifest.buffers) else None
+        if span is None or span.is_lazy or span.size_bytes < SMALL_BUFFER_BYTES:
+            return self._read_buffer(checkpoint, manifest, recent, ordinal)
+        try:
+            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
+        except (NotFound, Corrupted):  # gc may have moved a chunk: look again
+            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
+
+    def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
+        span = manifest.buffers[ordinal]
+        reader = LateReader(self.reader, self.knows)
+        return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
+
+    def earlier_states(self, job: str) -> Iterator[tuple[object, Callable[[int], StoredStream]]]:
+        """Outlines of the job's newest checkpoints, each with a way to open its lazy buffers."""
+        for checkpoint in reversed(self.list(job, limit=_RECALLED_STATES)):
+            try:
+                checkpoint, packed = self.read(checkpoint.id)
+                manifest = self.open(checkpoint, packed)
+                outline = codec.outline(self.tree_of(checkpoint, manifest))
+            except (Corrupted, NotFound):
+                continue  # damaged or deleted: costs the comparison, not the save
+            yield outline, partial(self._stream, checkpoint, manifest)
