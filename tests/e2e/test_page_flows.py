@@ -191,8 +191,9 @@ def test_a_checkpoint_is_restored_downloaded_and_its_job_copied(page_of: PageOf)
     page.click("#restore button.primary")
     shows(page, ".notice", "was resumed from here")
     assert Takes.calls == [("job", {"n": 1})]
+    page.click("text=Download…")
     with page.expect_download() as loaded:
-        page.click("text=Download")
+        page.click("text=Everything, as JSON")
     assert '"n":1' in loaded.value.path().read_text().replace(" ", "")
     page.goto("/jobs/job")
     page.click("text=Copy…")

@@ -67,6 +67,13 @@ class StoredState:
         views = [view for n in summary.ordinals if isinstance(view := found[n], memoryview)]
         return views[0] if len(views) == 1 else b"".join(views)
 
+    def pieces_of(self, summary: BufferSummary) -> Iterator[bytes | memoryview]:
+        """The same, chunk by chunk."""
+        if not summary.ordinals:
+            yield summary.data
+        for ordinal in summary.ordinals:
+            yield from self._store.pieces(self._stored, ordinal)
+
     def beginning_of(self, summary: BufferSummary, limit_bytes: int) -> bytes | memoryview:
         """At most the first `limit_bytes` of an array or byte string; the rest is not read."""
         if not summary.ordinals or summary.size_bytes <= limit_bytes:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -80,6 +81,7 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        _put_prefix(scope)
         headers = dict(scope["headers"])
         token = request_id.set(choose_request_id(headers.get(b"x-request-id", b"").decode("latin-1")))
         answer = _Answer(send, request_id.get())
@@ -155,6 +157,15 @@ class Edge:
                 "actor": scope.get("state", {}).get("actor"),
             }
             _log.info("%s %s %s", scope["method"], scope["path"], answer.status, extra={"facts": facts})
+
+
+def _put_prefix(scope: Scope) -> None:
+    """A path begins with the path prefix, as ASGI says, also behind a proxy that takes it off."""
+    root = scope.get("root_path", "")
+    if root and not (scope["path"] + "/").startswith(root + "/"):
+        scope["path"] = root + scope["path"]
+        if scope.get("raw_path"):
+            scope["raw_path"] = quote(root).encode() + scope["raw_path"]
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

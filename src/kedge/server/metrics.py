@@ -13,6 +13,7 @@ from kedge.manager import CheckpointManager
 from kedge.pipeline.history import CALLS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_OF_STORE = ("kedge_store_", "kedge_llm_")
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -35,6 +36,7 @@ class Metrics:
         self.tasks = Counter("kedge_tasks", "Background tasks ended.", ["kind", "outcome"], registry=self.registry)
         self.gc_freed = Counter("kedge_gc_freed_bytes", "Bytes given back by gc.", registry=self.registry)
 
+        self.worker = ""  # tells the workers of one service apart, whose counts are each their own
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._bills: dict[str, tuple[int, Bill]] = {}
 
@@ -52,7 +54,7 @@ class Metrics:
         chosen = list(stores)
         of_stores = CollectorRegistry(auto_describe=False)
         of_stores.register(_OfStores(chosen, {store.namespace: self._bill(store) for store in chosen}))
-        return generate_latest(self.registry) + generate_latest(of_stores)
+        return b"".join(generate_latest(_Labelled(each, self.worker)) for each in (self.registry, of_stores))
 
     def _bill(self, store: CheckpointManager) -> Bill:
         """What LLM calls cost so far; only records since the last look are read."""
@@ -62,6 +64,22 @@ class Metrics:
             bill = sum((Bill.from_json(record.metadata) for record in page), bill)
         self._bills[store.namespace] = seen, bill
         return bill
+
+
+class _Labelled(CollectorRegistry):
+    """Numbers of one worker of several. What is of the store, all of them say alike."""
+
+    def __init__(self, registry: CollectorRegistry, worker: str) -> None:
+        super().__init__(auto_describe=False)
+        self._registry_of_one = registry
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._registry_of_one.collect():
+            if self._worker and not metric.name.startswith(_OF_STORE):
+                own = {"worker": self._worker}
+                metric.samples = [sample._replace(labels={**sample.labels, **own}) for sample in metric.samples]
+            yield metric
 
 
 class _OfStores(Collector):

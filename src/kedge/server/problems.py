@@ -78,6 +78,8 @@ async def answer_to(request: Request, error: Exception) -> Response:
     assert isinstance(error, CheckpointError)
     if isinstance(error, LeaseHeld | LeaseLost):
         request.app.state.service.metrics.lease_conflicts.inc()
+    if isinstance(error, StorageError):
+        request.app.state.service.note_trouble(error)
     return of_error(error, is_older=_is_older(request))
 
 

@@ -89,6 +89,8 @@ def make_app() -> FastAPI:
     if not is_loopback(told.host) and not told.allow_hosts:
         hosts = set()  # whoever has a token may call it as they can reach it
     app = create_app(told.store, namespace=told.namespace, allow_hosts=hosts, root_path=told.root_path)
+    if told.workers > 1:
+        app.state.service.metrics.worker = str(os.getpid())
     inner = app.router.lifespan_context
 
     @asynccontextmanager

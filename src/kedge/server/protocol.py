@@ -1,8 +1,8 @@
 """HTTP/1.1 as uvicorn speaks it with httptools, with bounds on what comes before and around a body.
 
 The parser keeps a head until it is complete, however long that takes and however large it gets. Here a request that
-does not begin in time, or that sends much more than the body it brings, loses its connection. What is inside those
-bounds is judged by the edge (`limits`).
+does not begin in time, or that sends much more than the body it brings, loses its connection; so does who does not
+read what it asked for. What is inside those bounds is judged by the edge (`limits`).
 
 Nothing here speaks another protocol. The parser leaves out the body of a request that asks for one, and takes it for
 the next request: whoever stands behind a proxy could hide one there.
@@ -25,12 +25,14 @@ _log = logging.getLogger("kedge.server")
 
 class BoundedHttp(HttpToolsProtocol):
     head_s: ClassVar[float] = 20.0
+    read_s: ClassVar[float] = 60.0  # for a caller to read some of what waits for it
     # Bytes that are no body: the head, sizes and extensions of chunks, trailers. The edge refuses less politely sized
     # heads that are complete; this is for those that never are.
     most_around: ClassVar[int] = 2 * Limits().header_bytes
     most_around_chunks: ClassVar[int] = 8  # times the body: a chunk of one byte takes six
 
     _waiting: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _is_new = False  # a request began in the piece that is being read
     _is_in_head = True
     _is_in_body = False
@@ -38,6 +40,23 @@ class BoundedHttp(HttpToolsProtocol):
     _refusal = ""
     _around = 0
     _inside = 0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.read_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting_for_reader()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting_for_reader()
+        super().connection_lost(exc)
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

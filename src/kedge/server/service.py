@@ -6,11 +6,12 @@ import asyncio
 import contextvars
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kedge.errors import Validation
+from kedge.errors import LeaseHeld, StorageError, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 Place = str | os.PathLike[str]
 
+_READY, _READY_S = "ready", 1.0  # a lease, and how long it proves that the store takes writes
+_TROUBLE_S = 10.0  # so long a failure counts, unless a save succeeds
 _GATHER_S = 0.005  # for savers who will be back: a commit of its own costs four times as much as a place in one
 
 
@@ -52,6 +55,8 @@ class Service:
         self.tasks = Tasks(lambda: self.manager(ACCESS), self.metrics)
         self.feeds = Feeds(self)
         self.is_draining = False
+        self._trouble: tuple[float, StorageError] | None = None  # the last one of the store, and when (monotonic)
+        self._written_s = -_READY_S
         self._managers: dict[str, CheckpointManager] = {}
         self._borrowed = {self.namespace} if is_open else set()
         if isinstance(store, CheckpointManager):
@@ -109,6 +114,27 @@ class Service:
             self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="kedge-http")
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
+
+    def note_trouble(self, error: StorageError) -> None:
+        """The store could not do what it was asked for."""
+        self._trouble = time.monotonic(), error
+
+    def note_saved(self) -> None:
+        self._trouble = None
+
+    def check_writable(self) -> None:
+        """Raise what keeps the store from saving: what a request met a moment ago, or a small write meets now."""
+        now_s = time.monotonic()
+        if self._trouble is not None and now_s - self._trouble[0] < _TROUBLE_S:
+            raise self._trouble[1]
+        if now_s - self._written_s < _READY_S:
+            return
+        records = self.manager(ACCESS)
+        try:
+            records.store.release_lease(records.take_lease(_READY, records.actor, _READY_S))
+        except LeaseHeld:
+            pass  # another worker has just written
+        self._written_s = now_s
 
     def close(self) -> None:
         """Let go of everything that was opened here; work that has begun is finished first."""

@@ -92,7 +92,9 @@ async def save_in_chunks(access: Access, job: str, request: HttpRequest) -> Resp
     """Save a state that is sent in chunks. Durable when this answers."""
     body = _Body(request)
     try:
-        return JsonAnswer((await _save(access, job, body)).to_json(), 201)
+        saved = await _save(access, job, body)
+        access.service.note_saved()
+        return JsonAnswer(saved.to_json(), 201)
     except SendAgain as again:
         told = json.loads(bytes(of_error(again).body))
         return JsonAnswer({**told, "digests": [digest.hex() for digest in again.digests]}, again.http_status)

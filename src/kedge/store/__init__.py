@@ -7,7 +7,7 @@ keeps a store healthy (`kedge.care`) needs a local one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kedge.errors import Validation
@@ -121,6 +121,10 @@ class Store(Protocol):
 
     def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> Mapping[int, Target | StoredStream]:
         """Buffers of the state by ordinal, all by default; large sources stay in the store until they are read."""
+        ...
+
+    def pieces(self, stored: Stored, ordinal: int) -> Iterator[memoryview]:
+        """The bytes of one buffer, chunk by chunk, each verified (I2)."""
         ...
 
     # Changing

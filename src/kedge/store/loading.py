@@ -99,6 +99,16 @@ class Loading(Store, Protocol):
         manifest = self.open(*stored)
         return self.read_buffers(stored[0], manifest, range(len(manifest.buffers)) if ordinals is None else ordinals)
 
+    def pieces(self, stored: Stored, ordinal: int) -> Iterator[memoryview]:
+        manifest = self.open(*stored)
+        span = manifest.buffers[ordinal]
+        entries = manifest.streams[span.stream]
+        starts = list(accumulate((e.size_bytes for e in entries), initial=0))
+        for entry, at in entries_at(entries, starts, span):
+            memory = allocate(entry.size_bytes)
+            self.reader.read([(entry, memory)], of=stored[0].id)
+            yield memory[max(span.offset - at, 0) : span.offset + span.size_bytes - at]
+
     def load(
         self,
         stored: Stored,

@@ -15,7 +15,7 @@ from .templates import NAMESPACE, PageRoute, Reader, page, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_NEXT = re.compile(r"/(?!/)[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
+_NEXT = re.compile(r"/(?!/)[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*")
 
 
 @router.get("/login")

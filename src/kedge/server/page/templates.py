@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
@@ -52,8 +52,16 @@ class Sees(Needs):
     async def __call__(self, request: Request) -> Access:  # type: ignore[override]
         caller = await identify(request)
         service = service_of(request)
-        chosen = (request.cookies.get(NAMESPACE), service.namespace, *caller.namespaces)
+        chosen = (*_named_in_address(request), request.cookies.get(NAMESPACE), service.namespace, *caller.namespaces)
         return self.admit(caller, next(each for each in chosen if each in caller.namespaces), service)
+
+
+def _named_in_address(request: Request) -> list[str]:
+    """The namespace of the address; a form or a part of a page has that of the page it is on."""
+    pages = (request.headers.get(name, "") for name in ("hx-current-url", "referer"))
+    own = [urlsplit(page) for page in pages]
+    queries = [request.url.query, *(page.query for page in own if page.netloc == request.headers.get("host"))]
+    return [name for query in queries for name in parse_qs(query).get("namespace", ())]
 
 
 Reader = Annotated[Access, Depends(Sees(Scope.READ))]
@@ -73,7 +81,7 @@ class PageRoute(APIRoute):
             except Unauthorized as error:
                 if request.cookies.get(COOKIE) or request.method != "GET" or "hx-request" in request.headers:
                     return page(request, None, "login.html", {"problem": error.message, "next": ""}, status=401)
-                return see(request, f"/login?next={quote(request.url.path)}")
+                return see(request, f"/login?next={quote(_here(request))}")
             except CheckpointError as error:
                 return error_page(request, error)
             except RequestValidationError as error:
@@ -90,6 +98,10 @@ async def answer(
 ) -> Response:
     """A page from what the store says; both are made on a worker thread."""
 
+    if _lacks_namespace(request, access):
+        address = request.url.include_query_params(namespace=access.namespace)
+        return RedirectResponse(f"{address.path}?{address.query}", 303)
+
     def make() -> Response:
         store = access.store
         seen = store.events(limit=1, newest=True) if "hx-request" not in request.headers else []
@@ -97,6 +109,12 @@ async def answer(
         return page(request, access, name, {"seen": seen[-1].id if seen else 0, **known})
 
     return await access.service.in_thread(make)
+
+
+def _lacks_namespace(request: Request, access: Access) -> bool:
+    """Whether the address of a whole page would show another namespace to somebody else."""
+    is_page = request.method == "GET" and "hx-request" not in request.headers
+    return is_page and len(access.caller.namespaces) > 1 and "namespace" not in request.query_params
 
 
 def page(request: Request, access: Access | None, name: str, facts: dict[str, Any], *, status: int = 200) -> Response:
@@ -107,7 +125,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "script": _SCRIPT if _mark(_SCRIPT) else None,
         "static": lambda path: f"{root}/static/{path}?{_mark(path)}",
         "here": _section(request.scope["path"].removeprefix(root)),
-        "here_url": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "here_url": _here(request),
         "navigation": _NAVIGATION,
         "version": kedge.__version__,
         "signed_in": access is not None,
@@ -150,6 +168,10 @@ def see(request: Request, address: str, notice: str = "") -> Response:
     if notice:
         response.set_cookie(NOTICE, quote(notice[:400]), max_age=30, path=root or "/", httponly=True, samesite="strict")
     return response
+
+
+def _here(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def _section(path: str) -> str:

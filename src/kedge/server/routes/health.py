@@ -27,11 +27,11 @@ async def healthz() -> Any:
 @router.get("/readyz", response_model=schemas.Health)
 @public
 async def readyz(request: Request) -> Any:
-    """The store can be asked, and the service is not about to stop."""
+    """The store takes writes, and the service is not about to stop."""
     service = service_of(request)
     if service.is_draining:
         raise Unavailable("the service is stopping", hint="ask another one")
-    await service.in_thread(lambda: service.manager(service.namespace).jobs("", 1))
+    await service.in_thread(service.check_writable)
     return {"status": "ok"}
 
 

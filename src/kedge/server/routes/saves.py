@@ -72,4 +72,5 @@ async def save_checkpoint(
             saved = await service.in_thread(lambda: save_alone(save))
     finally:
         await upload.close()
+    service.note_saved()
     return JsonAnswer(saved.to_json(), 201)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
@@ -17,6 +18,7 @@ from kedge.files import FilesSummary, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server import schemas
+from kedge.server.archives import arrays_in, npz, safetensors
 from kedge.server.auth import Reads, Writes
 from kedge.server.responses import JsonAnswer, stream
 from kedge.server.runner import resume
@@ -27,7 +29,6 @@ router = APIRouter(prefix=API, tags=["states"], responses=PROBLEMS)
 
 PathInside = Annotated[str, Query(max_length=4096, description="A part of the state, '/'-joined.", examples=["a/b"])]
 _IN_PARTS = "ask for a part with path=, or download it"
-_PIECE_BYTES = 1 << 20
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": _BINARY}}}
 
@@ -60,12 +61,19 @@ async def download(
     access: Reads,
     checkpoint_id: schemas.CheckpointId,
     path: PathInside = "",
-    form: Annotated[str, Query(alias="format", pattern="^(raw|npy|json)$", description="npy: of arrays.")] = "raw",
+    form: Annotated[
+        str,
+        Query(
+            alias="format",
+            pattern="^(raw|npy|json|npz|safetensors)$",
+            description="npy: of an array; npz, safetensors: of all arrays there.",
+        ),
+    ] = "raw",
 ) -> Response:
-    """The bytes of an array, byte string or file of the state; as JSON anything."""
+    """The bytes of an array, byte string or file of the state; as JSON anything; as an archive all arrays."""
     pieces, size = await access.ask(lambda store: _pieces(store, checkpoint_id, path, form))
     name = "".join(c if c.isalnum() or c in "-._" else "_" for c in (path.rpartition("/")[2] or checkpoint_id))[:100]
-    suffix = {"npy": ".npy", "json": ".json"}.get(form, "")
+    suffix = "" if form == "raw" else f".{form}"
     answer = stream(access, pieces, "application/octet-stream" if form != "json" else "application/json", size)
     answer.headers["content-disposition"] = f'attachment; filename="{name}{suffix}"'
     return answer
@@ -78,6 +86,10 @@ def _pieces(store: CheckpointManager, checkpoint_id: str, path: str, form: str) 
         view = to_json_view(inside(state.outline, path), fields_of=with_content(state, limit, hint=_IN_PARTS))
         body = JsonAnswer(view).body
         return iter([body]), len(body)
+    if form == "npz":
+        return npz(state, arrays_in(state, path)), None
+    if form == "safetensors":
+        return safetensors(state, arrays_in(state, path))
     part, place, rest = split_at_tree(state.outline, path)
     if isinstance(part, FilesSummary):
         files = state.files_at(place)
@@ -95,9 +107,7 @@ def _plain(state: StoredState, part: object, form: str) -> tuple[Iterator[Any], 
     header = npy_header(part) if form == "npy" and isinstance(part, BufferSummary) else b""
     if not isinstance(part, BufferSummary) or header is None:
         raise Validation(f"a {type(part).__name__} has no {form} form", hint="use format=json")
-    data = memoryview(state.bytes_of(part)).cast("B")
-    cut = (data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
-    return (piece for pieces in ([header], cut) for piece in pieces), len(header) + len(data)
+    return chain([header] if header else [], state.pieces_of(part)), len(header) + part.size_bytes
 
 
 @router.post("/checkpoints/{checkpoint_id}/restore", response_model=schemas.Restored)

@@ -54,6 +54,19 @@
     if (field) { event.preventDefault(); field.focus(); field.select(); }
   });
 
+  // --- what is searched for is in the address, so that it can be shared and comes back ---
+
+  document.addEventListener("input", (event) => {
+    const form = event.target.closest("form[role=search]");
+    if (!form) return;
+    const address = new URL(location);
+    new FormData(form).forEach((value, name) => {
+      if (value) address.searchParams.set(name, value); else address.searchParams.delete(name);
+    });
+    address.searchParams.delete("after");
+    history.replaceState(null, "", address);
+  });
+
   // --- ages go on while nobody reloads ---
 
   function ago(seconds) {
@@ -133,11 +146,25 @@
   if (body.dataset.events && document.querySelector("[data-live]") && window.EventSource) {
     const live = document.getElementById("live");
     const say = (text, isOn) => { live.textContent = text; live.className = isOn ? "on" : "quiet"; };
-    const source = new EventSource(body.dataset.events);
-    source.onopen = () => say("live", true);
-    source.onerror = () => say("not live, trying again", false);
-    source.onmessage = changed;
-    addEventListener("pagehide", () => source.close());
+    const opened = () => say("live", true);
+    const failed = () => say("not live, trying again", false);
+    const { events, after, worker } = body.dataset;
+    if (window.SharedWorker) {  // all tabs share one connection
+      const { port } = new SharedWorker(worker, "kedge-events");
+      port.onmessage = ({ data }) => {
+        if (data.state) return data.state === "open" ? opened() : failed();
+        opened();
+        changed(data);
+      };
+      port.postMessage({ address: events, after: Number(after) });
+      addEventListener("pagehide", () => port.postMessage({ close: true }));
+    } else {
+      const source = new EventSource(`${events}&after=${after}`);
+      source.onopen = opened;
+      source.onerror = failed;
+      source.onmessage = changed;
+      addEventListener("pagehide", () => source.close());
+    }
     addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
   }
   tellChosen();

@@ -1,0 +1,115 @@
+"""The arrays of a state as one file that others read: .npz (numpy) and .safetensors. Made as it is sent."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kedge.codec import BufferSummary
+from kedge.diff.npy import npy_header
+from kedge.diff.outline import ArraySummary, StoredState, children, inside
+from kedge.errors import NotFound, Validation
+from kedge.ports import Buffer
+
+_SAFETENSORS = {
+    "bool": "BOOL", "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
+    "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+_NUMPY = {
+    "b1": "bool", "i1": "int8", "u1": "uint8", "i2": "int16", "u2": "uint16", "i4": "int32", "u4": "uint32",
+    "i8": "int64", "u8": "uint64", "f2": "float16", "f4": "float32", "f8": "float64",
+}  # fmt: skip
+_ARRAYS = ("ndarray", "tensor", "jax array")
+
+
+def arrays_in(state: StoredState, path: str) -> list[tuple[str, BufferSummary]]:
+    """Every array at a path and below it, by the path to it; NotFound where there is none."""
+    found: list[tuple[str, BufferSummary]] = []
+    waiting = [(path.strip("/") or "state", inside(state.outline, path))]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, BufferSummary) and value.kind in _ARRAYS:
+            found.append((name.removeprefix("state/"), value))
+        else:
+            waiting += [(f"{name}/{key}", child) for key, child in reversed(list(children(value)))]
+    if not found:
+        raise NotFound("there is no array", hint="download it as JSON")
+    return found
+
+
+class _Sink:
+    """A file that keeps only what was not taken yet."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def take(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+
+def npz(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]]) -> Iterator[Buffer]:
+    """numpy.load reads it; keys are the paths. Validation, before anything, for an array that .npy has no words for."""
+    headers = [npy_header(summary) for _, summary in arrays]
+    for (name, summary), header in zip(arrays, headers, strict=True):
+        if header is None:
+            raise Validation(f"{name} is a {summary.dtype} {summary.kind}, which .npz has no words for")
+
+    def pieces() -> Iterator[Buffer]:
+        sink = _Sink()
+        with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for (name, summary), header in zip(arrays, headers, strict=True):
+                info = zipfile.ZipInfo(f"{name}.npy")
+                with archive.open(info, "w", force_zip64=True) as file:
+                    file.write(header or b"")
+                    for piece in state.pieces_of(summary):
+                        file.write(piece)
+                        yield sink.take()
+        yield sink.take()
+
+    return pieces()
+
+
+def safetensors(state: StoredState, arrays: Sequence[tuple[str, BufferSummary]]) -> tuple[Iterator[Buffer], int]:
+    """The file, and how long it is."""
+    head: dict[str, Any] = {}
+    offset = 0
+    for name, summary in arrays:
+        dtype = _dtype_of(summary)
+        if dtype is None or (summary.order == "F" and len(summary.shape) > 1 and math.prod(summary.shape) > 1):
+            raise Validation(
+                f"{name} is a {summary.dtype} {summary.kind}, which .safetensors has no words for",
+                hint="download it as .npz",
+            )
+        end = offset + summary.size_bytes
+        head[name] = {"dtype": dtype, "shape": list(summary.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+
+    def pieces() -> Iterator[Buffer]:
+        yield len(text).to_bytes(8, "little") + text
+        for _, summary in arrays:
+            yield from state.pieces_of(summary)
+
+    return pieces(), 8 + len(text) + offset
+
+
+def _dtype_of(summary: BufferSummary) -> str | None:
+    if not isinstance(summary, ArraySummary):
+        return _SAFETENSORS.get(summary.dtype)
+    stored = summary.stored_dtype
+    if not isinstance(stored, str) or stored[:1] == ">":
+        return None
+    return _SAFETENSORS.get(_NUMPY.get(stored[1:].replace("q", "i8").replace("Q", "u8"), ""))
