@@ -441,3 +441,40 @@ def page_of(browser: Browser, tmp_path: Path) -> Iterator[PageOf]:
     yield made
     for end in reversed(made.ends):
         end()
+
+
+# --- many tabs, and addresses that others can open ---
+
+
+def test_tabs_share_one_connection(page: Page, known: dict[str, str]) -> None:
+    """A browser has six connections to a service: eight streams of events would leave none for anything else."""
+    tabs = [page, *(page.context.new_page() for _ in range(7))]
+    for tab in tabs:
+        tab.goto("/")
+        shows(tab, "#live", "live")
+    with kedge.open(known["place"]) as store:
+        store.save("seen-in-all-tabs", "s", 1)
+    for tab in tabs:
+        tab.bring_to_front()
+        shows(tab, "#jobs", "seen-in-all-tabs")
+    for tab in tabs[:-1]:
+        tab.close()
+    with kedge.open(known["place"]) as store:
+        store.save("seen-in-the-last-tab", "s", 1)
+    shows(tabs[-1], "#jobs", "seen-in-the-last-tab")
+    tabs[-1].goto("/?prefix=seen-in")  # a page that joins late misses nothing
+    counts(tabs[-1], "#jobs tbody tr", 2)
+
+
+def test_a_search_is_in_the_address(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        store.save("sought", "s", 1)
+    page.goto("/")
+    page.fill("#search", "sough")
+    counts(page, "#jobs tbody tr", 1)
+    assert page.evaluate("location.search") == "?prefix=sough"
+    page.reload()
+    assert page.input_value("#search") == "sough"
+    counts(page, "#jobs tbody tr", 1)
+    page.fill("#search", "")
+    page.wait_for_function("location.search === ''")

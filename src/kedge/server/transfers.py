@@ -37,7 +37,7 @@ from .schemas import CopiedFrom, SentSave
 from .uploads import parse_save, request_of_save
 
 _BATCH_BYTES = 1 << 20  # handed to a worker at once
-_PORTION_BYTES = 4 << 20  # read at once
+_PORTION_BYTES = 1 << 19  # read and sent at once, or one chunk
 _DRAIN_S = 10.0  # for the rest of a body that nobody wants, so that its sender hears why
 
 
@@ -231,7 +231,12 @@ def read_chunks(store: LocalStore, digests: Sequence[bytes]) -> Iterator[bytes]:
         try:
             for some in _portions(digests, {digest: places[digest].size_bytes for digest in digests}):
                 chunks = store.reader.read_named(some, of="a checkpoint that is read")
-                yield b"".join(framed(chunks[digest]) for digest in some)
+                if len(some) > 1:
+                    yield b"".join(framed(chunks[digest]) for digest in some)
+                else:  # as it is: copies of many large ones at once add up
+                    yield length(len(chunks[some[0]]))
+                    yield chunks[some[0]]
+                del chunks
         except CheckpointError as error:
             failure = {"code": error.code, "detail": without_paths(error.message), "hint": without_paths(error.hint)}
             yield length(FAILED) + framed(json.dumps(failure).encode())

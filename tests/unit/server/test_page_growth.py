@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import kedge
+from kedge.server.page import growth as growth_page
 from kedge.server.page.charts import stacked_bars
 from kedge.server.page.growth import Growth
 from kedge.store.record import record_of
@@ -41,6 +44,21 @@ def test_growth_is_counted_by_day_and_by_job(tmp_path: Path) -> None:
         assert look() == {"a": 1050, "b": 7}
         bars = growth.look(store, store.jobs("a"), "month", now=NOW).bars
         assert [bar["a"] for bar in bars if bar] == [50, 1000]
+
+
+def test_every_save_is_counted_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth_page, "_PAGE", 10)
+    monkeypatch.setattr(growth_page, "_READ_AT_ONCE", 20)
+    with kedge.open(tmp_path / "store") as store:
+        for n in range(57):
+            store.save("a", f"s{n}", n)
+        growth = Growth()
+        counted = [growth.look(store, store.jobs(), "day") for _ in range(4)]
+        assert [grown.saves["a"] for grown in counted] == [20, 40, 57, 57]
+        assert [grown.is_partial for grown in counted] == [True, True, False, False]
+        store.save("a", "another", 1)
+        assert growth.look(store, store.jobs(), "day").saves["a"] == 58
+        assert growth.look(store, store.jobs(), "day").added["a"] == store.jobs()[0].stored_bytes
 
 
 def test_bars_are_stacked_and_an_empty_chart_is_none() -> None:

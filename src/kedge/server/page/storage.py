@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any, Literal
@@ -39,7 +40,7 @@ async def storage(
         grown = memory_of(request).growth(access.namespace).look(store, jobs, span)
         coloured = [name for name, count in grown.added.most_common(_COLOURS) if count]
         return {
-            "numbers": _numbers(numbers),
+            "numbers": _numbers(numbers, _on_disk(store)),
             "grown": grown,
             "spans": SPANS,
             "coloured": coloured,
@@ -83,13 +84,29 @@ def _rows(jobs: list[Job], grown: Grown) -> list[dict[str, Any]]:
     ]
 
 
-def _numbers(numbers: Any) -> list[tuple[str, str, str]]:
+def _on_disk(store: CheckpointManager) -> int | None:
+    """What a directory takes of its disk, garbage, index and reserves included, whatever namespace they are of."""
+    place = store.url.removeprefix("files:").removeprefix("file:").partition("?")[0]
+    if not os.path.isdir(place):
+        return None
+    sizes = 0
+    for folder, _, files in os.walk(place):
+        for name in files:
+            try:
+                sizes += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue  # gc is at work
+    return sizes
+
+
+def _numbers(numbers: Any, on_disk: int | None) -> list[tuple[str, str, str]]:
     saved, held = numbers["size_bytes"], numbers["stored_bytes"]
     unpacked = held - numbers["chunk_bytes"] + numbers["plain_bytes"]  # each piece once, before it was compressed
     return [
         ("Checkpoints", f"{numbers['checkpoints']:,}", f"in {count_of(numbers['jobs'], 'job')}"),
         ("States saved", size(saved), "as the jobs see them"),
         ("Stored", size(held), f"{numbers['packs']:,} packs, and the index" if numbers["packs"] else "in the index"),
+        *([("On disk", size(on_disk), "with garbage, index and all namespaces")] if on_disk is not None else []),
         ("Deduplication", _ratio(saved, unpacked), "what was there already"),
         ("Compression", _ratio(unpacked, held), f"in all {_ratio(saved, held)} smaller"),
     ]
