@@ -14,6 +14,8 @@ from fastapi.testclient import TestClient
 
 import kedge
 from kedge.errors import NoSpace
+from kedge.pipeline.approval import decide
+from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.protocol import BoundedHttp
 from kedge.server.service import Service
@@ -160,3 +162,19 @@ def test_who_does_not_read_is_dropped(store: kedge.CheckpointManager, monkeypatc
                 return False
 
             wait_for(is_dropped, "a caller that reads nothing keeps its connection")
+
+
+def test_an_execution_and_its_decisions_are_shown(client: TestClient, store: kedge.CheckpointManager) -> None:
+    workflows = Workflows(store)
+    execution = workflows.start_workflow_execution("order-7", "orders", {"sum": 7})
+    workflows.create_checkpoint(execution, "pay", "agent-1", {"amount": 7}, approval_required=True)
+    assert f"/executions/{execution}" in client.get("/runs").text
+    assert f"/executions/{execution}" in client.get("/approvals").text
+    page = client.get(f"/executions/{execution}").text
+    assert all(text in page for text in ("orders", "paused", "pay", "pending", "agent-1", "Approve"))
+    decide(store, execution, "pay", True, actor="somebody", comment="fine")
+    workflows.complete_checkpoint(execution, "pay", {"receipt": "abc"})
+    page = client.get(f"/executions/{execution}").text
+    assert "approved by somebody: fine" in page
+    assert "receipt" in page
+    assert client.get("/executions/none").status_code == 404

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
 
 from kedge.manager import CheckpointManager
-from kedge.pipeline.approval import PendingApproval, find_approvals, pending_approvals
+from kedge.model import Checkpoint
+from kedge.pipeline.approval import APPROVAL, PendingApproval, find_approvals, pending_approvals
+from kedge.pipeline.inbox import SUFFIX
 from kedge.process.workflow import Workflows
 
 MOST_JOBS = 2000  # that are looked at for the list
 _LONG = 4000
+_DECISIONS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +31,43 @@ def asked(store: CheckpointManager, run: str | None = None) -> list[Asked]:
     pending = find_approvals(store, most_jobs=MOST_JOBS) if run is None else pending_approvals(store, run)
     return [
         Asked(
-            approval, f"/{'jobs' if approval.kind == 'execution' else 'runs'}/{approval.job}", _about(store, approval)
+            approval,
+            f"/{'executions' if approval.kind == 'execution' else 'runs'}/{quote(approval.job, safe='')}",
+            _about(store, approval),
         )
         for approval in pending
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    name: str
+    approved: bool
+    actor: str
+    comment: str
+    at: datetime
+
+
+def decided(store: CheckpointManager, run: str) -> list[Decided]:
+    """What people decided about a run, newest last."""
+    messages = store.list(run + SUFFIX, metadata={"kind": APPROVAL}, limit=_DECISIONS)
+    return [_decision(message, store.load(message.id)) for message in messages]
+
+
+def _decision(message: Checkpoint, state: Any) -> Decided:
+    name = str(message.metadata.get("name", ""))
+    value = state["value"]
+    return Decided(
+        name,
+        bool(value.get("approved")),
+        str(value.get("actor", "")),
+        str(value.get("comment", "")),
+        message.created_at,
+    )
+
+
+def as_json(value: object) -> str:
+    return _as_json(value)[:_LONG]
 
 
 def _about(store: CheckpointManager, approval: PendingApproval) -> str:
@@ -37,7 +76,7 @@ def _about(store: CheckpointManager, approval: PendingApproval) -> str:
         return ""
     for step in Workflows(store).get_execution(approval.job)["checkpoints"]:
         if step["checkpoint_id"] == approval.id and step["input_data"]:
-            return _as_json(step["input_data"])[:_LONG]
+            return as_json(step["input_data"])
     return ""
 
 

@@ -36,7 +36,7 @@ from kedge.pipeline.progress import duration
 from kedge.process.workflow import Workflows
 from kedge.server.runner import resume
 
-from .approvals import MOST_JOBS, asked
+from .approvals import MOST_JOBS, as_json, asked, decided
 from .charts import span_bar
 from .memory import memory_of
 from .templates import PageRoute, Reader, Writer, answer, see
@@ -116,6 +116,7 @@ async def run(request: Request, access: Reader, key: str) -> Response:
             "again": runs_again(steps, maps, found),
             "kept": sum(1 for step in steps if step.verdict in ("ran", "reused", "kept")),
             "asks": asked(store, key),
+            "decisions": decided(store, key),
             "logs": logs_of(store, key),
             "progress": found.progress,
             "command": f"kedge runs resume {key}"
@@ -256,6 +257,36 @@ def _grid(items: MapItems) -> Grid:
     failed = list(items.failed.values())
     cells += [Cell("failed", f"{each.key}: {each.error}"[:300], each.checkpoint, each.key) for each in failed[:_CELLS]]
     return Grid(items.path, items.done, len(failed), per_cell, cells, failed[:_FAILURES])
+
+
+@router.get("/executions/{execution_id}")
+async def execution(request: Request, access: Reader, execution_id: str) -> Response:
+    """An execution of a workflow: its steps, what they were given and gave, who decided what."""
+
+    def facts(store: CheckpointManager) -> dict[str, Any]:
+        document = Workflows(store).get_execution(execution_id)
+        data = as_json(document["global_data"]) if document["global_data"] else ""
+        steps = [_execution_step(step) for step in document["checkpoints"]]
+        return {"execution": document, "steps": steps, "asks": asked(store, execution_id), "data": data}
+
+    return await answer(request, access, "execution.html", facts)
+
+
+def _execution_step(step: Mapping[str, Any]) -> dict[str, Any]:
+    approval = str(step["approval_status"] or "") if step["approval_required"] else ""
+    if step["approval_actor"]:
+        comment = f": {step['approval_comment']}" if step["approval_comment"] else ""
+        approval = f"{approval} by {step['approval_actor']}{comment}"
+    labels = (("Input", "input_data"), ("Output", "output_data"))
+    return {
+        "id": step["checkpoint_id"],
+        "name": step["checkpoint_name"],
+        "state": step["state"],
+        "agent": step["agent_id"],
+        "approval": approval,
+        "error": step["error_details"] or "",
+        "data": [(label, as_json(step[name])) for label, name in labels if step[name] is not None],
+    }
 
 
 @router.get("/models")
