@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
-from kedge.pipeline.approval import APPROVAL, PendingApproval, find_approvals, pending_approvals
+from kedge.pipeline.approval import APPROVAL, Approval, PendingApproval, find_approvals, pending_approvals
 from kedge.pipeline.inbox import SUFFIX
 from kedge.process.workflow import Workflows
 
@@ -55,15 +55,9 @@ def decided(store: CheckpointManager, run: str) -> list[Decided]:
 
 
 def _decision(message: Checkpoint, state: Any) -> Decided:
+    decision = Approval(**state["value"])
     name = str(message.metadata.get("name", ""))
-    value = state["value"]
-    return Decided(
-        name,
-        bool(value.get("approved")),
-        str(value.get("actor", "")),
-        str(value.get("comment", "")),
-        message.created_at,
-    )
+    return Decided(name, decision.approved, decision.actor, decision.comment, message.created_at)
 
 
 def as_json(value: object) -> str:
