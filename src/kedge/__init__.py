@@ -23,7 +23,10 @@ was saved, verified, or raises Corrupted; loading never executes code.
 
 from __future__ import annotations
 
+from .version import __version__ as __version__
+
 TYPE_CHECKING = False  # importing typing would cost more than all of this file, which the runtime wrapper starts with
+
 if TYPE_CHECKING:
     import os
 
@@ -69,8 +72,6 @@ if TYPE_CHECKING:
     from .pipeline.signals import Paused
     from .pipeline.wait import send
     from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
-
-__version__ = "0.1.0"
 
 
 def open(

@@ -102,7 +102,13 @@ def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
             f"names in namespace {index.namespace} are {is_so}, which is decided when it is made",
             hint="leave encrypt_names away, or use another namespace",
         )
-    return LocalStore(EncryptedIndex(index, vault), store.blobs, vault, inline_bytes=store.inline_bytes)
+    return LocalStore(
+        EncryptedIndex(index, vault),
+        store.blobs,
+        vault,
+        inline_bytes=store.inline_bytes,
+        has_backlog=store.backlog is not None,
+    )
 
 
 def find_keys(store: LocalStore, lock: Lock) -> FoundKeys:
@@ -202,7 +208,7 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
         raise Validation(f"{url!r} names no directory", hint=_FORMS)
     from .store.directory import open_embedded
 
-    return LocalStore(*open_embedded(Path(path), namespace=namespace, create=create))
+    return LocalStore(*open_embedded(Path(path), namespace=namespace, create=create), has_backlog=True)
 
 
 def _open_postgresql(url: str, namespace: str, *, create: bool) -> LocalStore:
@@ -223,7 +229,8 @@ def _open_postgresql(url: str, namespace: str, *, create: bool) -> LocalStore:
         index.close()
         raise
     # Where the bytes are rows too, rows of the index are as good, and need no sync of their own.
-    return LocalStore(index, blobs, inline_bytes=_IN_DATABASE_BYTES if where is None else INLINE_BYTES)
+    inline_bytes = _IN_DATABASE_BYTES if where is None else INLINE_BYTES
+    return LocalStore(index, blobs, inline_bytes=inline_bytes, has_backlog=where is not None)
 
 
 def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import kedge
 from tests.faults import test_gc_races as gc_races
-from tests.torture import bitflips, crash_states, mutants
+from tests.torture import bitflips, crash_states, mutants, syscalls
 from tests.torture.ledger import Violation
 
 pytestmark = [pytest.mark.faults, pytest.mark.mutant]
@@ -38,6 +38,14 @@ def crash(life: str, mutant: str, folder: Path) -> None:
 def test_crash_states_notice(tmp_path: Path, mutant: str, life: str) -> None:
     with pytest.raises(Violation):
         crash(life, mutant, tmp_path / "trace")
+
+
+@pytest.mark.slow
+@pytest.mark.requires("strace")
+def test_kills_while_recording_notice(tmp_path: Path) -> None:
+    """tests/faults/test_syscalls.py"""
+    with pytest.raises(Violation):
+        syscalls.inject_all(tmp_path / "stores", "record", faults=("KILL",), mutant="recorded before it is durable")
 
 
 RACES: dict[str, Callable[..., None]] = {

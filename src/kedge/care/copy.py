@@ -209,6 +209,8 @@ class Copying:
                     self._commit_small([record])
                 return
             saved = [self._taken(records[0])]
+        if self.target.backlog is not None:
+            self.target.backlog.note(len(records))
         for record, checkpoint in zip(records, saved, strict=True):
             self._arrived(record, checkpoint)
             self._advance(record.stored_bytes)

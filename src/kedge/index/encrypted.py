@@ -38,8 +38,10 @@ from kedge.ports import (
     Outcomes,
     PackUse,
     Problems,
+    RecordPlace,
     References,
     Seen,
+    Unrecorded,
 )
 
 from .group_commit import one_by_one
@@ -64,6 +66,7 @@ class EncryptedIndex(SealedRows):
         self.namespace = inner.namespace
         self.is_encrypted = True
         self.row_bytes = inner.row_bytes
+        self.written_by = inner.written_by
 
     def _confirmed(self, look: Callable[[], _S], open_: Callable[[_S], _T], seen: _S | None = None) -> _T:
         """What the inner index has, opened. What does not open is looked at once more (I2).
@@ -318,8 +321,26 @@ class EncryptedIndex(SealedRows):
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
         return self.inner.mark_damaged(chunks, is_damaged)
 
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
-        return self.inner.relocate(chunks, from_pack=from_pack)
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
+        return self.inner.relocate(chunks, from_pack=from_pack, records=records)
+
+    def unrecorded(self, limit: int) -> Unrecorded:
+        found = self.inner.unrecorded(limit)
+        return Unrecorded(list(self._all_opened(found.rows)), found.chunks, found.up_to)
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
+        self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest: that of the envelope
+
+    def recorded_in(self, pack: str) -> Sequence[tuple[Checkpoint, bytes]]:
+        return list(self._all_opened(self.inner.recorded_in(pack)))
+
+    def _all_opened(self, rows: Iterable[_Row]) -> Iterator[_Row]:
+        """Those that open; what does not is no loss for a pack."""
+        for row in rows:
+            try:
+                yield self._confirmed(partial(self.inner.read, row[0].id), self._opened, row)
+            except (Corrupted, NotFound):
+                continue
 
     def refuse_older(self) -> None:
         self.inner.refuse_older()

@@ -7,12 +7,12 @@ the others in its group commit are not disturbed. Only a commit of several recor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kedge.errors import Conflict, IdempotencyConflict, NotFound, Validation
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus
-from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, Seen
+from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, RecordPlace, Seen
 
 from .reads import missing
 from .rows import CHECKPOINT, SEQ_BITS, CheckpointRow, Row, checkpoint_of, columns_of, saved_checkpoint
@@ -41,6 +41,10 @@ class SqlWrites(SqlTransaction):
 
     def _lock_packs(self, chunks: Sequence[Chunk]) -> Packs:
         """Before anything is changed: ChunksGone where the packs of new chunks are condemned (I3)."""
+        raise NotImplementedError
+
+    def _pack_numbers(self, places: Iterable[Chunk | RecordPlace]) -> Packs:
+        """Numbers of packs that are about to be named; ChunksGone where one is condemned (I3)."""
         raise NotImplementedError
 
     def _insert_chunks(self, chunks: Sequence[Chunk], packs: Packs) -> None:
@@ -218,7 +222,7 @@ class SqlWrites(SqlTransaction):
             if row.is_pinned and not even_pinned:
                 raise Conflict(f"checkpoint {row.id} is pinned", hint="unpin it first: kedge pin --off ID")
         for row, job in found:
-            for table in ("checkpoint", "idempotency"):
+            for table in ("checkpoint", "idempotency", "record"):
                 self._do(f'DELETE FROM main.{table} WHERE "row" = ?', row.row)
             self._drop_tags(row.job_no, row.row, json.loads(row.tags) if row.tags else {})
             self._do(
@@ -272,6 +276,41 @@ class SqlWrites(SqlTransaction):
         self._do("UPDATE main.job SET retention = ? WHERE no = ?", policy_json, self.job_no(job))
         self.event("retention", actor, job, detail=policy_json or "null")
 
+    # Packs
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], up_to: int) -> None:
+        packs = self._pack_numbers([*places, *chunks])
+        self._many(
+            'INSERT INTO main.record SELECT "row", ?, ? FROM main.checkpoint WHERE id = ? AND digest = ? '
+            "ON CONFLICT DO NOTHING",
+            [(packs[p.pack], p.stored_bytes, p.checkpoint_id, p.digest) for p in places],
+        )
+        self._many(
+            'UPDATE main.chunk SET pack_no = ?, "offset" = ? '
+            "WHERE ns_no = ? AND digest = ? AND data = ? AND pack_no IS NULL",
+            [(packs[c.pack], c.offset, self._ns, c.digest, c.data) for c in chunks],
+        )
+        self._do(
+            "INSERT INTO main.meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value "
+            "WHERE CAST(meta.value AS bigint) < CAST(excluded.value AS bigint)",
+            f"recorded:{self._namespace}", str(up_to),
+        )  # fmt: skip
+
+    def relocate(self, chunks: Sequence[Chunk], from_pack: str, records: Sequence[RecordPlace]) -> int:
+        old = self._one("SELECT no FROM main.pack WHERE name = ?", from_pack)
+        if old is None:
+            return 0
+        packs = self._pack_numbers([*chunks, *records])
+        self._many(
+            "UPDATE main.record SET pack_no = ?, stored_bytes = ? "
+            'WHERE pack_no = ? AND "row" = (SELECT "row" FROM main.checkpoint WHERE id = ? AND digest = ?)',
+            [(packs[p.pack], p.stored_bytes, *old, p.checkpoint_id, p.digest) for p in records],
+        )
+        sql = (
+            'UPDATE main.chunk SET pack_no = ?, "offset" = ? WHERE ns_no = ? AND digest = ? AND pack_no = ? RETURNING 1'
+        )
+        return sum(self._one(sql, packs[c.pack], c.offset, self._ns, c.digest, *old) is not None for c in chunks)
+
     # Keys
 
     def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
@@ -294,6 +333,7 @@ class SqlWrites(SqlTransaction):
             "UPDATE main.job SET stored_bytes = stored_bytes + ? WHERE no = ?",
             new.stored_bytes - row.stored_bytes, row.job_no,
         )  # fmt: skip
+        self._do('DELETE FROM main.record WHERE "row" = ?', row.row)  # it was under the old key
         self.event("reseal", actor, job, new.id)
         return True
 

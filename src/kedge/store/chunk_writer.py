@@ -238,7 +238,7 @@ class ChunkWriter:
             if len(squeezed) < 0.9 * len(piece):
                 encoding, stored, is_smaller = Encoding.ZSTD, memoryview(squeezed), True
         if self.key is not None:
-            encoding = Encoding.SEALED_ZSTD if encoding is Encoding.ZSTD else Encoding.SEALED
+            encoding |= Encoding.SEALED
             stored = _seal(self.key, digest, stored)
         if len(stored) < INLINE_BYTES:
             self._put_by(digest, len(piece), encoding, stored)

@@ -64,11 +64,12 @@ from kedge.ports import (
 )
 
 from . import Save, Store, Stored, not_over_http
+from .backlog import Backlog
 from .chunk_cache import KnownChunks
 from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, parse_manifest, root_of
-from .record import branch_record, new_record, pack_record
+from .record import PackRecord, branch_record, new_record, pack_record
 from .request import Request
 from .rope import PartedTree, parts_of, read_parts, references, write_parts
 from .streams import (
@@ -104,9 +105,18 @@ class LocalStore:
     """
 
     def __init__(
-        self, index: Index, blobs: Blobs, vault: Vault | None = None, *, inline_bytes: int = INLINE_BYTES
+        self,
+        index: Index,
+        blobs: Blobs,
+        vault: Vault | None = None,
+        *,
+        inline_bytes: int = INLINE_BYTES,
+        has_backlog: bool = False,
     ) -> None:
-        """`inline_bytes`: new chunks of a save up to this go to the index, if none of them is large by itself."""
+        """`inline_bytes`: new chunks of a save up to this go to the index, if none of them is large by itself.
+
+        `has_backlog`: packs outlive the index, and what is in it alone is copied there (`backlog`).
+        """
         self.index = guarded(index)
         self.blobs = guarded(blobs)
         self.vault = vault
@@ -118,6 +128,12 @@ class LocalStore:
         self.turns = Turns()
         self._workers = _new_workers()
         self.reader = ChunkReader(blobs, index.locate, self.pool, vault)
+        self.backlog = Backlog(self.index, self.blobs, self.describe, lambda: self.key) if has_backlog else None
+
+    def _note(self, saves: int = 1) -> None:
+        """So many saves are in the index alone."""
+        if self.backlog is not None:
+            self.backlog.note(saves)
 
     def pool(self) -> Workers:
         """Threads for large states, which begin when first needed."""
@@ -131,10 +147,14 @@ class LocalStore:
         """In a forked child: the parent's threads do not exist here, and its lock may never be released."""
         self._lock = threading.Lock()
         self._known.after_fork()
+        if self.backlog is not None:
+            self.backlog.after_fork()
         self.turns = Turns()
         self._workers = _new_workers()
 
     def close(self) -> None:
+        if self.backlog is not None:
+            self.backlog.close()
         workers, self._workers = self._workers, _new_workers()
         workers.shutdown(wait=True)
         self.blobs.close()
@@ -237,6 +257,8 @@ class LocalStore:
                 records[n] = _small_record(request, encoded, *self._identity(request))
         shared = self.index.commit_each([(record, saves[n][2]) for n, record in records.items()])
         committed = dict(zip(records, shared, strict=True))
+        if committed:
+            self._note(len(committed))
         return [self._settle(save, records.get(n), committed.get(n)) for n, save in enumerate(saves)]
 
     def _settle(
@@ -270,7 +292,9 @@ class LocalStore:
         distrusted: frozenset[bytes] = frozenset()
         for _ in range(_MAX_ATTEMPTS):
             try:
-                return self._save_once(request, encoded, checkpoint_id, created_us, distrusted, actor)
+                checkpoint = self._save_once(request, encoded, checkpoint_id, created_us, distrusted, actor)
+                self._note()
+                return checkpoint
             except ChunksGone as gone:
                 distrusted = distrusted | frozenset(gone.digests)
             except KeysChanged:
@@ -388,7 +412,12 @@ class LocalStore:
 
     def finish(self, writer: ChunkWriter, record: NewCheckpoint) -> NewCheckpoint:
         """Make the chunks of a record durable; the record as it is to be committed."""
-        written = writer.finish(lambda placed: self.describe(record, placed, writer.key))
+
+        def describe(placed: Sequence[Chunk]) -> bytes:
+            stored_bytes = record.stored_bytes + sum(chunk.stored_bytes for chunk in placed)
+            return self.describe([replace(record, stored_bytes=stored_bytes, has_chunks=True)], placed, writer.key)
+
+        written = writer.finish(describe)
         self._known.check_packs(written.reused)
         give_up_if_abandoned()  # the state's owner was interrupted, and may be changing it
         return replace(
@@ -400,10 +429,10 @@ class LocalStore:
             key_id="" if writer.key is None else writer.key.id.hex(),
         )
 
-    def describe(self, record: NewCheckpoint, placed: Sequence[Chunk], key: DataKey | None) -> bytes:
-        """What a pack says of a save, sealed where the namespace is."""
+    def describe(self, saves: Sequence[NewCheckpoint], placed: Sequence[Chunk], key: DataKey | None) -> bytes:
+        """What a pack says of saves and of places of chunks, sealed where the namespace is."""
         wrap = None if self.vault is None or key is None else partial(self.vault.wrap_record, key)
-        return pack_record(self.index.namespace, record, placed, wrap)
+        return pack_record(PackRecord(self.index.namespace, saves, placed), wrap)
 
     def _write_streams(self, writer: ChunkWriter, job: str, encoded: codec.Encoded) -> tuple[Manifest, bytes]:
         for buffer in encoded.buffers:
@@ -440,6 +469,7 @@ class LocalStore:
                     hint="choose another one",
                 ) from gone
             else:
+                self._note()
                 return checkpoint
         raise Conflict(f"no free ID for a checkpoint of job {record.job}", hint="run it again")
 
@@ -518,7 +548,7 @@ class LocalStore:
 
         if (parts := parts_of(packed)) is not None:
             return Manifest(read_parts(parts, partial(self.reader.read_named, of=of)))
-        return parse_manifest(packed, read_spilled)
+        return parse_manifest(packed, read_spilled, self.index.written_by)
 
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The verified manifest of a checkpoint row."""

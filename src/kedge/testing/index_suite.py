@@ -18,11 +18,12 @@ from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, diges
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, record, references, save, with_chunks
 from .index_query_suite import IndexQuerySuite
+from .index_record_suite import IndexRecordSuite
 
 __all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "with_chunks"]
 
 
-class IndexSuite(IndexQuerySuite, IndexCareSuite):
+class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
     """All of it. Derive from it and say how to open the adapter."""
 
     # commit

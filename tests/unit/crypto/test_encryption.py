@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kedge
-from kedge.errors import CheckpointError, Conflict, Corrupted, UnsupportedFormat, Validation
+from kedge.errors import CheckpointError, Conflict, Corrupted, Validation
 from kedge.process.workflow import Workflows
 from kedge.store.request import Request
 from kedge.store.rope import PartedTree, Piece, Pieces
@@ -285,29 +285,13 @@ def test_the_plain_way_imports_no_cryptography(place: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(place)], check=False).returncode == 0
 
 
-# An older Kedge
-
-
-def test_a_kedge_without_encryption_refuses_the_store(place: Path, store: kedge.CheckpointManager) -> None:
-    store.save("j", "s", 1)
-    store.close()
-    assert b"format: 2\n" in (place / "kedge-store").read_bytes()
-    with mock.patch.multiple("kedge.store.directory", ENCRYPTED_FORMAT_VERSION=1), pytest.raises(UnsupportedFormat):
-        kedge.open(place, key=KEY)
-    with (
-        mock.patch.multiple("kedge.index.sqlite.database", ENCRYPTED_FORMAT_VERSION=1),
-        pytest.raises(UnsupportedFormat),
-    ):
-        kedge.open(place, key=KEY)
-
-
 def test_a_crash_before_the_marker_says_so_heals(place: Path, store: kedge.CheckpointManager) -> None:
     store.close()
     marker = place / "kedge-store"
-    marker.write_bytes(marker.read_bytes().replace(b"format: 2", b"format: 1"))
+    marker.write_bytes(marker.read_bytes().replace(b"encrypted: yes", b"encrypted: no"))
     (place / "keyrings").unlink()
     kedge.open(place, key=KEY).close()
-    assert b"format: 2\n" in marker.read_bytes()
+    assert b"encrypted: yes\n" in marker.read_bytes()
     assert (place / "keyrings").exists()
 
 

@@ -60,7 +60,7 @@ def test_what_is_not_json_is_outlined_and_what_is_large_is_in_packs(store: Check
     assert shown[0]["state"]["t"] == {"$type": "tuple", "items": [1, 2]}
     assert shown[1]["state_in"] == "chunks"
     store.delete("a", large)
-    assert store.gc().packs_kept == 0
+    assert store.gc().bytes_kept < 1 << 20  # what is small is in packs too
     assert store.verify().is_ok
 
 

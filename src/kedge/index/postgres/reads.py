@@ -36,6 +36,7 @@ class PostgresReads(SqlReads):
         assert found is not None
         self._ns = found
         self.is_encrypted = server.is_encrypted()
+        self.written_by = server.written_by()
 
     def _number(self) -> int | None:
         row = self._server.one("SELECT no FROM kedge.namespace WHERE name = %s", self.namespace)
@@ -64,6 +65,10 @@ class PostgresReads(SqlReads):
             conditions.append(f"CASE WHEN json_typeof(metadata::json #> ?::text[]) = ? THEN {test} ELSE false END")
             parameters += [names, kind] if value is None else [names, kind, names, value]
         return conditions, parameters
+
+    def _newest_event(self, db: Server) -> int:
+        ((last_event,),) = self._fetch(db, "SELECT last_event FROM main.namespace WHERE no = ?", self._ns)
+        return int(last_event)
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         """Hears of it through LISTEN; looks now and then too, because pgbouncer may keep that from us."""

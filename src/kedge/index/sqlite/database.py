@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, UnsupportedFormat, Validation
-from kedge.ports import ENCRYPTED_FORMAT_VERSION
+from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation
+from kedge.ports import is_older, unsupported
+from kedge.version import __version__
 
 APPLICATION_ID = 0x6B656467  # "kedg"
 
@@ -85,7 +86,7 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
     connection.execute("BEGIN")  # one moment for all that is read, while another process may be making it
     try:
         have = _version(connection, path)
-        if is_newest := have in (newest, ENCRYPTED_FORMAT_VERSION):
+        if is_newest := have == newest:
             _check_schema(connection, path, "".join(text for _, text in steps))
     finally:
         connection.execute("ROLLBACK")
@@ -94,17 +95,15 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
     begin_alone(connection)
     try:
         have = _version(connection, path)  # another process may have been faster
-        if have > (known := max(newest, ENCRYPTED_FORMAT_VERSION)):
-            raise UnsupportedFormat(
-                f"{path} has index format {have}, this Kedge knows up to {known}",
-                hint="upgrade Kedge: install it from a newer clone (pip install .)",
-            )
+        if have > newest:
+            raise unsupported(f"{path} (format {have})", written_by(connection))
         for version, text in steps:
             if version > have:
                 for statement in _statements(text):
                     connection.execute(statement)
         if have == 0:
-            connection.execute("INSERT INTO meta VALUES ('store_id', ?)", (store_id or os.urandom(16).hex(),))
+            said = (("store_id", store_id or os.urandom(16).hex()), ("encrypted", "no"), ("written_by", __version__))
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={newest}")
         connection.execute("COMMIT")
@@ -115,12 +114,29 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
 
 
 def is_encrypted(connection: sqlite3.Connection) -> bool:
-    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == ENCRYPTED_FORMAT_VERSION)
+    found = connection.execute("SELECT value FROM meta WHERE key = 'encrypted'").fetchone()
+    return found is not None and found[0] == "yes"
 
 
 def mark_encrypted(connection: sqlite3.Connection) -> None:
-    """In a transaction: say the format that a Kedge without encryption refuses (I8). The schema is the same."""
-    connection.execute(f"PRAGMA user_version={ENCRYPTED_FORMAT_VERSION}")
+    """In a transaction: say that some namespace has a keyring."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('encrypted', 'yes')")
+
+
+def written_by(connection: sqlite3.Connection) -> str:
+    """The newest Kedge that has opened the index for writing."""
+    found = connection.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
+    return found[0] if found else ""
+
+
+def is_unsigned(connection: sqlite3.Connection) -> bool:
+    """Whether no Kedge as new as this one has opened the index for writing."""
+    return is_older(written_by(connection), __version__)
+
+
+def sign(connection: sqlite3.Connection) -> None:
+    """Say that this Kedge writes here."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('written_by', ?)", (__version__,))
 
 
 def overwrite_deleted(connection: sqlite3.Connection) -> None:

@@ -24,12 +24,15 @@ from .connections import FORK_WAIT_S, Pool, Reading, leave_open, open_indexes, s
 from .database import (
     connect,
     is_encrypted,
+    is_unsigned,
     migrate,
     overwrite_deleted,
     refuse_full_small_blocks,
     run_alone,
+    sign,
     translated,
     typed,
+    written_by,
 )
 from .read_only import ReadOnlyFile, read_only_error
 from .writes import Writes
@@ -125,7 +128,11 @@ class SqliteFile:
             raise Corrupted(f"{self._name} has lost the ID of its store", hint="run kedge check --repair")
         self.store_id: str = found[0]
         self._ns = self._namespace_no()
+        if self._file is None and is_unsigned(self._connection):
+            self._say_open()
+            sign(self._connection)
         self.is_encrypted = is_encrypted(self._connection)
+        self.written_by = written_by(self._connection)
 
     def _move_log_on(self) -> bool:
         """Move what the WAL holds into the database proper; answers whether all of it went.

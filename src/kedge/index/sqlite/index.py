@@ -25,6 +25,7 @@ from kedge.ports import (
     NewCheckpoint,
     Outcomes,
     Problems,
+    RecordPlace,
     References,
     Seen,
 )
@@ -78,6 +79,9 @@ class SqliteIndex(SqliteFile, SqlReads):
                 self._numbers.clear()
             self._numbers[job] = number
         return number
+
+    def _newest_event(self, db: sqlite3.Connection) -> int:
+        return newest_event(db)[0]
 
     # Checkpoints
 
@@ -170,14 +174,19 @@ class SqliteIndex(SqliteFile, SqlReads):
 
     def condemn(self, pack: str) -> bool:
         self._check_identity()  # what a repaired index names, the one it replaced may not (I3)
-        sql = "SELECT 1 FROM chunk WHERE pack_no = (SELECT no FROM pack WHERE name = ?) LIMIT 1"
-        return self._one(sql, pack) is None  # gc asks while it holds the pack's lock: nobody is about to name it
+        number = self._one("SELECT no FROM pack WHERE name = ?", pack)
+        return number is None or not any(  # gc asks while it holds the pack's lock: nobody is about to name it
+            self._one(f"SELECT 1 FROM {table} WHERE pack_no = ? LIMIT 1", *number) for table in ("chunk", "record")
+        )
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
         return self._write(partial(self._writes.mark_damaged, chunks, is_damaged), is_urgent=True) if chunks else []
 
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
-        return self._write(partial(self._writes.relocate, chunks, from_pack), is_urgent=True)
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
+        return self._write(partial(self._writes.relocate, chunks, from_pack, records), is_urgent=True)
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
+        self._write(partial(self._writes.set_recorded, places, chunks, up_to))
 
     # What the store once had
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from kedge.index.event_chain import prove_chain
-from kedge.index.rows import LAST_SEQ, SEQ_BITS, late_manifests
+from kedge.index.rows import FORGET_PACKS, LAST_SEQ, SEQ_BITS, late_manifests
 from kedge.model import Checkpoint, EventChain
 from kedge.ports import References
 
@@ -54,7 +54,7 @@ def sweep(
                     "SELECT rowid, digest FROM temp.unnamed WHERE rowid > ? ORDER BY rowid LIMIT ?", (last, _AT_ONCE)
                 ).fetchall()
                 if not rows:
-                    db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
+                    db.execute(FORGET_PACKS)
                     return count, size
                 last = rows[-1][0]
                 for _, digest in rows:
@@ -82,9 +82,12 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _mark_late(db: sqlite3.Connection, ns_no: int, seen: int, references: References) -> int:
-    """Mark what was committed since event `seen`; answers the newest event."""
+    """Mark what was committed since event `seen`, and the bases of chunks; answers the newest event."""
     for checkpoint_id, manifest in db.execute(late_manifests(), (ns_no, seen)).fetchall():
         _mark(db, references(checkpoint_id, manifest))
+    db.execute(  # there are none, or few: a small index has them
+        "INSERT OR IGNORE INTO temp.mark SELECT base FROM chunk WHERE ns_no = ? AND base IS NOT NULL", (ns_no,)
+    )
     return int(db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0])
 
 
