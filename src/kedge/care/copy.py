@@ -13,13 +13,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
 from kedge.ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint
-from kedge.store.chunk_writer import ChunkWriter
+from kedge.store.chunk_writer import ChunkWriter, settled
 from kedge.store.local import LocalStore
 from kedge.store.record import record_of
 
@@ -99,6 +98,7 @@ class Copying:
             after = page[-1].name
 
     def _copy_job(self, job: str) -> None:
+        """Numbers that the source has used and given up are used in the target too (I4)."""
         self._copy_retention(job)
         after = 0
         while page := self.source.index.list(job, after=after, limit=_PAGE):
@@ -108,6 +108,12 @@ class Copying:
             self._delete_others(page, there)
             after = last
         self._delete_others([], self.target.index.list(job, after=after) if self.mirror else [])
+        self._reserve_numbers(job)
+
+    def _reserve_numbers(self, job: str) -> None:
+        found, there = self.source.index.job(job), self.target.index.job(job)
+        if found is not None and found.last_seq > (there.last_seq if there else 0):
+            self.target.index.reserve_numbers(job, found.last_seq)
 
     def _copy_retention(self, job: str) -> None:
         found, there = self.source.index.job(job), self.target.index.job(job)
@@ -227,9 +233,9 @@ class Copying:
                 key=self.target.key,
             )
             try:
-                with _aborted(writer):
+                with settled(writer):
                     self._move(references, writer, distrusted)
-                    checkpoint = self.target.commit(writer, record, self.actor)
+                    checkpoint = self.target.commit(writer, self.target.finish(writer, record), self.actor)
             except ChunksGone as gone:
                 distrusted |= frozenset(gone.digests)
                 continue
@@ -238,8 +244,6 @@ class Copying:
                 continue
             except IdTaken:
                 checkpoint = self._taken(record)
-            else:
-                writer.release()
             self._arrived(record, checkpoint)
             return
         raise Conflict(
@@ -336,17 +340,23 @@ class Copying:
         """Do in the target what the events tell, as far as it still holds: the newest state of the source wins."""
         self._report, self._progress = CopyReport(), None
         saved: dict[str, None] = {}
+        jobs: dict[str, None] = {}
         for event in events:
             if event.action not in FOLLOWED or (self.job is not None and event.job != self.job):
                 continue
             if event.action == "retention" and event.job is not None:
                 self._copy_retention(event.job)
-            elif event.action == "delete" and event.checkpoint is not None:
+            if event.job is not None and event.action in ("save", "delete"):
+                jobs[event.job] = None
+            if event.action == "delete" and event.checkpoint is not None:
                 saved.pop(event.checkpoint, None)
                 self._forget(event.checkpoint)
             elif event.checkpoint is not None:
                 saved[event.checkpoint] = None
-        return self._bring(saved)
+        report = self._bring(saved)
+        for job in jobs:
+            self._reserve_numbers(job)
+        return report
 
     def catch_up(self, checkpoint_ids: Iterable[str]) -> CopyReport:
         """Copy these, if they still exist and can be read by now."""
@@ -406,15 +416,6 @@ def _portions(digests: Sequence[bytes], sizes: dict[bytes, int]) -> Iterator[lis
             some, size = [], 0
     if some:
         yield some
-
-
-@contextmanager
-def _aborted(writer: ChunkWriter) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        writer.abort()
-        raise
 
 
 def _differs(checkpoint_id: str, job: str) -> Conflict:

@@ -33,11 +33,13 @@ from .values import IdTaken as IdTaken
 from .values import Jobs as Jobs
 from .values import KeysChanged as KeysChanged
 from .values import NewCheckpoint as NewCheckpoint
+from .values import NewEnvelope as NewEnvelope
 from .values import Outcomes as Outcomes
 from .values import PackUse as PackUse
 from .values import Problems as Problems
 from .values import RecordPlace as RecordPlace
 from .values import References as References
+from .values import RowChanged as RowChanged
 from .values import Seen as Seen
 from .values import Unrecorded as Unrecorded
 from .values import digest_of as digest_of

@@ -26,6 +26,13 @@ class BlobWriter(Protocol):
         """Give up; what was appended becomes garbage. Includes release."""
         ...
 
+    def withdraw(self, pack: str, offset: int) -> None:
+        """As abort, after a commit whose save the index has refused: `scan` yields this append no more.
+
+        Durable when it returns, so that whoever hears of the refusal will not see a rebuild bring the save back.
+        """
+        ...
+
     def release(self) -> None:
         """Let gc judge the packs again: the index has committed what names the chunks, or never will.
 

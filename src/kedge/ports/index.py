@@ -15,6 +15,7 @@ from .values import (
     Events,
     Jobs,
     NewCheckpoint,
+    NewEnvelope,
     Outcomes,
     PackUse,
     Problems,
@@ -120,8 +121,12 @@ class Index(Protocol):
         is_pinned: bool | None = None,
         tags: Mapping[str, str | None] | None = None,
         status: CheckpointStatus | None = None,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        """Change what may change. Tags are merged; a value of None removes the tag."""
+        """Change what may change. Tags are merged; a value of None removes the tag.
+
+        `envelope` goes with tags of an encrypted row: RowChanged and KeysChanged when it no longer fits.
+        """
         ...
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
@@ -136,6 +141,10 @@ class Index(Protocol):
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         """The policy to apply after saves of this job. Creates the job row if there is none."""
+        ...
+
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        """Give no number up to `last_seq` to a save of this job (I4). Creates the job row if there is none."""
         ...
 
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
@@ -248,12 +257,12 @@ class Index(Protocol):
         """
         ...
 
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
         """Put the same checkpoint, encrypted anew, in the place of the one whose digest is `replacing`.
 
         Changes manifest, digest, metadata and stored bytes, and inserts new chunks, as a commit does: KeysChanged and
         ChunksGone as there; LeaseLost if `lease_token` is not that of the lease of `KEYS`. False if the checkpoint is
-        gone or has another digest by now.
+        gone or has another digest by now. `envelope`: the metadata it must have, else RowChanged.
         """
         ...
 

@@ -122,6 +122,15 @@ class NewCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class NewEnvelope:
+    """The metadata of an encrypted row, sealed anew because tags it proves have changed (I10)."""
+
+    metadata_json: str
+    replacing: str  # the one that was looked at, which must still be there
+    key_id: str  # the data key it is sealed under, which must be the current one
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """A checkpoint as a check has read it, with what it found wrong there: `Index.mark` compares both.
 
@@ -168,6 +177,10 @@ class ChunksGone(Exception):
 
 class KeysChanged(Exception):
     """Raised by `Index.commit`: the namespace has a new data key. The store seals the save again and commits again."""
+
+
+class RowChanged(Exception):
+    """Raised by `Index.update` and `reseal`: the row has another envelope than the one that was looked at."""
 
 
 class IdTaken(Exception):

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kedge.blobs.direct import round_up
-from kedge.errors import CheckpointError
+from kedge.errors import CheckpointError, Corrupted
 from kedge.model import Checkpoint, to_us
 from kedge.ports import Blobs, BlobWriter, Chunk, ChunksGone, Index, NewCheckpoint, RecordPlace
 
@@ -128,7 +128,7 @@ def write_saves(
 ) -> Iterator[RecordPlace]:
     """Append records of checkpoints as the index has them, and of chunks; where each lies."""
     for some in _portions(rows):
-        keys = index.keys_of([checkpoint.id for checkpoint, _ in some])
+        keys = _keys_of(index, [checkpoint.id for checkpoint, _ in some])
         data = describe([_save(*row, keys.get(row[0].id)) for row in some], chunks, key)
         chunks = ()
         pack, _ = writer.append(data)
@@ -136,6 +136,16 @@ def write_saves(
             yield RecordPlace(checkpoint.id, bytes.fromhex(checkpoint.digest), pack, round_up(len(data)) // len(some))
     if chunks:
         writer.append(describe((), chunks, key))
+
+
+def _keys_of(index: Index, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+    """Idempotency keys. One that does not belong to its checkpoint keeps no other from being copied."""
+    try:
+        return index.keys_of(ids)
+    except Corrupted:
+        if len(ids) == 1:
+            return {}
+        return {id_: key for one in ids for id_, key in _keys_of(index, [one]).items()}
 
 
 def _portions(rows: Iterable[tuple[Checkpoint, bytes]]) -> Iterator[list[tuple[Checkpoint, bytes]]]:

@@ -67,7 +67,7 @@ from . import Save, Store, Stored, not_over_http
 from .backlog import Backlog
 from .chunk_cache import KnownChunks
 from .chunk_reader import ChunkReader
-from .chunk_writer import ChunkWriter
+from .chunk_writer import ChunkWriter, settled
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, parse_manifest, root_of
 from .record import PackRecord, branch_record, new_record, pack_record
 from .request import Request
@@ -366,14 +366,10 @@ class LocalStore:
             key=self.key,
             inline_bytes=self.inline_bytes,
         )
-        try:
+        with settled(writer):
             manifest, packed = self._write_streams(writer, request.job, encoded)
             record = new_record(request, checkpoint_id, created_us, size_bytes, packed, content=packed)
-            checkpoint = self.commit(writer, record, actor)
-        except BaseException:
-            writer.abort()
-            raise
-        writer.release()
+            checkpoint = self.commit(writer, self.finish(writer, record), actor)
         self._remember(request.job, manifest.streams)
         return checkpoint
 
@@ -394,21 +390,20 @@ class LocalStore:
             key=self.key,
             inline_bytes=self.inline_bytes,
         )
-        try:
+        with settled(writer):
             packed, named = write_parts(tree, writer, lambda digest: writer.name(digest) in self._known)
             record = new_record(request, checkpoint_id, created_us, tree.size_bytes, packed, content=packed)
             record = self.finish(writer, record)
-            checkpoint = self.index.commit((record,), actor=actor)[0]
-        except BaseException:
-            writer.abort()
-            raise
-        writer.release()
+            checkpoint = self.commit(writer, record, actor)
         self._known.remember(map(writer.name, named), record.new_chunks)
         return checkpoint
 
     def commit(self, writer: ChunkWriter, record: NewCheckpoint, actor: str) -> Checkpoint:
-        """Make the chunks durable, then the record that names them (I1)."""
-        return self.index.commit((self.finish(writer, record),), actor=actor)[0]
+        """Commit a record whose chunks are durable (I1)."""
+        (checkpoint,) = self.index.commit((record,), actor=actor)
+        if checkpoint.id != record.id:  # the first one under its idempotency key: there will be no other
+            writer.withdraw()
+        return checkpoint
 
     def finish(self, writer: ChunkWriter, record: NewCheckpoint) -> NewCheckpoint:
         """Make the chunks of a record durable; the record as it is to be committed."""
@@ -484,7 +479,7 @@ class LocalStore:
             return
         key = self.vault.current
         writer = ChunkWriter(self.blobs, self.index.locate, self.pool, key=key)
-        try:
+        with settled(writer):
             digests = list(dict.fromkeys(self.contents(record.manifest)))
             for start in range(0, len(digests), _CARRIED_CHUNKS):
                 found = self.reader.find(some := digests[start : start + _CARRIED_CHUNKS])
@@ -497,10 +492,6 @@ class LocalStore:
             plain = replace(record, stored_bytes=len(record.manifest))
             current = self.finish(writer, plain)
             yield replace(current, has_chunks=bool(digests))
-        except BaseException:
-            writer.abort()
-            raise
-        writer.release()
 
     def _previous_streams(self, job: str) -> Sequence[Sequence[Entry]]:
         """Streams of an earlier checkpoint of this job, to compare with. Any will do: commit checks what is reused."""

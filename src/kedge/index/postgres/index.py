@@ -28,6 +28,7 @@ from kedge.ports import (
     Chunk,
     Digests,
     NewCheckpoint,
+    NewEnvelope,
     Outcomes,
     RecordPlace,
     References,
@@ -218,14 +219,18 @@ class PostgresIndex(PostgresReads):
         is_pinned: bool | None = None,
         tags: Mapping[str, str | None] | None = None,
         status: CheckpointStatus | None = None,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        return self._write_again(lambda writes: writes.update(checkpoint_id, is_pinned, tags, status, actor))
+        return self._write_again(lambda writes: writes.update(checkpoint_id, is_pinned, tags, status, actor, envelope))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
         return self._write_again(lambda writes: writes.mark(seen, status, actor)) if seen else []
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self._write_again(lambda writes: writes.set_retention(job, policy_json, actor))
+
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        self._write_again(lambda writes: writes.reserve_numbers(job, last_seq))
 
     # Leases, events
 
@@ -319,8 +324,8 @@ class PostgresIndex(PostgresReads):
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
 
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
-        return self._write_again(lambda writes: writes.reseal(record, replacing, actor))
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
+        return self._write_again(lambda writes: writes.reseal(record, replacing, actor, envelope))
 
     def refuse_older(self) -> None:
         """Nothing here knows what another database had."""

@@ -23,6 +23,7 @@ from kedge.ports import (
     Chunk,
     Digests,
     NewCheckpoint,
+    NewEnvelope,
     Outcomes,
     Problems,
     RecordPlace,
@@ -106,14 +107,18 @@ class SqliteIndex(SqliteFile, SqlReads):
         is_pinned: bool | None = None,
         tags: Mapping[str, str | None] | None = None,
         status: CheckpointStatus | None = None,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        return self._write(partial(self._writes.update, checkpoint_id, is_pinned, tags, status, actor))
+        return self._write(partial(self._writes.update, checkpoint_id, is_pinned, tags, status, actor, envelope))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
         return self._write(partial(self._writes.mark, seen, status, actor), is_urgent=True) if seen else []
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self._write(partial(self._writes.set_retention, job, policy_json, actor))
+
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        self._write(partial(self._writes.reserve_numbers, job, last_seq))
 
     # Leases, events
 
@@ -218,8 +223,8 @@ class SqliteIndex(SqliteFile, SqlReads):
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
 
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
-        return self._write(partial(self._writes.reseal, record, replacing, actor))
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
+        return self._write(partial(self._writes.reseal, record, replacing, actor, envelope))
 
     def integrity_problems(self) -> Problems:
         with self._reading() as db:

@@ -15,6 +15,15 @@ from .database import begin_alone
 
 _AT_ONCE = 200  # chunk rows deleted in one transaction
 
+# Tags are in the row of a checkpoint, and in a table by which they are found.
+_TAGS = "json_each(CASE WHEN json_valid(c.tags) THEN c.tags ELSE '{}' END) t"
+_LOST_TAGS = (
+    f"SELECT c.id FROM checkpoint c, {_TAGS} WHERE c.tags IS NOT NULL AND NOT EXISTS (SELECT 1 FROM tag "
+    f"WHERE job_no = c.row >> {SEQ_BITS} AND name = t.key AND value = t.value AND tag.row = c.row) "
+    "UNION SELECT coalesce(c.id, 'of row ' || tag.row) FROM tag LEFT JOIN checkpoint c USING (row) "
+    f"WHERE NOT EXISTS (SELECT 1 FROM {_TAGS} WHERE name = t.key AND value = t.value) LIMIT 20"
+)
+
 Manifests = Callable[[], Iterator[tuple[int, Checkpoint, bytes]]]
 
 
@@ -108,6 +117,9 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
         f"WHERE c.row BETWEEN job.no << {SEQ_BITS} AND (job.no << {SEQ_BITS}) + {LAST_SEQ})"
     )
     problems += [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
+    problems += [
+        f"the tags of checkpoint {id_} do not match what finds it by them" for (id_,) in db.execute(_LOST_TAGS)
+    ]
     if (broken_at := audit(db).broken_at) is not None:
         problems.append(f"the event log was altered at entry {broken_at}")
     return problems
