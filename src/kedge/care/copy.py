@@ -112,6 +112,8 @@ class Copying:
 
     def _reserve_numbers(self, job: str) -> None:
         found, there = self.source.index.job(job), self.target.index.job(job)
+        if there is None and self.since_us is not None:
+            return  # of a job of which nothing was wanted
         if found is not None and found.last_seq > (there.last_seq if there else 0):
             self.target.index.reserve_numbers(job, found.last_seq)
 

@@ -185,9 +185,9 @@ def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
             new_pack, offset = writer.append(stored)
             moved.append(replace(chunk, pack=new_pack, offset=offset))
         rows = store.index.recorded_in(pack)
-        if others := _other_saves(store, pack, {row[0].id for row in rows}):
+        if others := _other_saves(store, pack, {save.id for save, _ in rows}):
             writer.append(store.describe(others, (), store.key))
-        places = list(write_saves(writer, store.index, rows, moved, store.describe, store.key))
+        places = list(write_saves(writer, rows, moved, store.describe, store.key))
         writer.commit()
         store.index.relocate(moved, from_pack=pack, records=places)
     except BaseException:

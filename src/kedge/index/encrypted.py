@@ -43,6 +43,7 @@ from kedge.ports import (
     RecordPlace,
     References,
     RowChanged,
+    SavedRow,
     Seen,
     Unrecorded,
 )
@@ -377,16 +378,14 @@ class EncryptedIndex(SealedRows):
     def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
         self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest: that of the envelope
 
-    def recorded_in(self, pack: str) -> Sequence[tuple[Checkpoint, bytes]]:
+    def recorded_in(self, pack: str) -> Sequence[SavedRow]:
         return list(self._all_opened(self.inner.recorded_in(pack)))
 
-    def _all_opened(self, rows: Iterable[_Row]) -> Iterator[_Row]:
-        """Those that open; what does not is no loss for a pack."""
-        for row in rows:
-            try:
-                yield self._confirmed(partial(self.inner.read, row[0].id), self._opened, row)
-            except (Corrupted, NotFound):
-                continue
+    def _all_opened(self, rows: Iterable[SavedRow]) -> Iterator[SavedRow]:
+        """Those that open. What does not is damaged, or was encrypted anew since: then an event says so."""
+        for sealed, digest in rows:
+            with suppress(Corrupted):
+                yield self.open_record(sealed), digest
 
     def refuse_older(self) -> None:
         self.inner.refuse_older()

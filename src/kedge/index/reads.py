@@ -6,12 +6,13 @@ Statements are SQLite's; each names its tables as `main.table`. `postgres.dialec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any
 
 from kedge.errors import NotFound
 from kedge.model import Checkpoint, CheckpointLevel, Job
-from kedge.ports import Checkpoints, Chunk, Events, Jobs, PackUse, Unrecorded
+from kedge.ports import Checkpoints, Chunk, Events, Jobs, PackUse, SavedRow, Unrecorded
 
 from .rows import (
     BATCH,
@@ -26,6 +27,7 @@ from .rows import (
     chunk_of,
     event_of,
     job_of,
+    record_from_row,
 )
 
 PAGE = 256  # rows a long walk reads at once
@@ -36,6 +38,10 @@ Fetch = Callable[..., Sequence[Row]]  # (statement, *parameters)
 Keyed = dict[str, tuple[Checkpoint, bytes]]
 
 _OF_JOB = 'main.checkpoint c JOIN main.job j ON j.no = c."row" >> 32'
+_SAVED = (
+    f"SELECT {CHECKPOINT}, j.name, has_chunks, manifest, i.key, i.request_digest FROM {_OF_JOB} "
+    'LEFT JOIN main.idempotency i ON i."row" = c."row"'
+)
 _TOTALS = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "plain_bytes", "chunk_bytes", "inline_bytes")
 
 
@@ -261,7 +267,7 @@ class SqlReads:
                 is_wanted, some = self._among("id", ids[start : start + BATCH])
                 rows += self._fetch(
                     db,
-                    f"SELECT {CHECKPOINT}, j.name, manifest FROM {_OF_JOB} WHERE ns_no = ? AND {is_wanted} "
+                    f"{_SAVED} WHERE ns_no = ? AND {is_wanted} "
                     'AND NOT EXISTS (SELECT 1 FROM main.record r WHERE r."row" = c."row") ORDER BY c."row"',
                     self._ns, *some,
                 )  # fmt: skip
@@ -272,18 +278,18 @@ class SqlReads:
             )  # fmt: skip
         up_to = events[-1][0] if len(events) == limit else newest
         return Unrecorded(
-            _with_manifests(rows),
+            list(_saved(rows)),
             [chunk_of(row, self.written_by) for row in chunks],
             up_to if up_to > after else 0,
         )
 
-    def recorded_in(self, pack: str) -> Sequence[tuple[Checkpoint, bytes]]:
+    def recorded_in(self, pack: str) -> Sequence[SavedRow]:
         rows = self._all(
-            f'SELECT {CHECKPOINT}, j.name, manifest FROM {_OF_JOB} JOIN main.record r ON r."row" = c."row" '
+            f'{_SAVED} JOIN main.record r ON r."row" = c."row" '
             "WHERE r.pack_no = (SELECT no FROM main.pack WHERE name = ?) AND ns_no = ?",
             pack, self._ns,
         )  # fmt: skip
-        return _with_manifests(rows)
+        return list(_saved(rows))
 
     def chunks_of(self, pack: str) -> Sequence[Chunk]:
         rows = self._all(
@@ -314,8 +320,13 @@ def missing(checkpoint_id: str) -> NotFound:
     return NotFound(f"checkpoint {checkpoint_id} not found", hint="kedge list JOB shows what exists")
 
 
-def _with_manifests(rows: Iterable[Row]) -> list[tuple[Checkpoint, bytes]]:
-    return [(checkpoint_of(job, columns), manifest) for *columns, job, manifest in rows]
+def _saved(rows: Iterable[Row]) -> Iterator[SavedRow]:
+    for *columns, job, has_chunks, manifest, key, request_digest in rows:
+        with suppress(ValueError, KeyError, TypeError):  # no save can have written it: no loss for a pack
+            saved = record_from_row(job, columns, has_chunks=bool(has_chunks), manifest=manifest)
+            if key is not None:
+                saved = replace(saved, idempotency_key=key, request_digest=request_digest)
+            yield saved, saved.digest
 
 
 def _keyed(job: str, rows: Iterable[Row]) -> Keyed:

@@ -128,13 +128,13 @@ def saved_checkpoint(new: NewCheckpoint, seq: int, digest: str) -> Checkpoint:
 
 
 def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manifest: bytes) -> NewCheckpoint:
-    """The save that wrote a row, as far as the row has it; ValueError or TypeError when no save can have."""
+    """The save that wrote a row, as far as the row has it; ValueError, KeyError or TypeError when no save can have."""
     row = CheckpointRow._make(columns)
     return NewCheckpoint(
         id=row.id,
         job=job,
         step=row.step,
-        level=CheckpointLevel(row.level),
+        level=_LEVELS[row.level],
         created_us=row.created_us,
         size_bytes=row.size_bytes,
         stored_bytes=row.stored_bytes,
@@ -148,7 +148,7 @@ def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manif
         metadata_json=row.metadata or "{}",
         has_chunks=has_chunks,
         seq=row.seq,
-        status=CheckpointStatus(row.status),
+        status=_STATUSES[row.status],
     )
 
 

@@ -40,6 +40,7 @@ from .values import Problems as Problems
 from .values import RecordPlace as RecordPlace
 from .values import References as References
 from .values import RowChanged as RowChanged
+from .values import SavedRow as SavedRow
 from .values import Seen as Seen
 from .values import Unrecorded as Unrecorded
 from .values import digest_of as digest_of

@@ -21,6 +21,7 @@ from .values import (
     Problems,
     RecordPlace,
     References,
+    SavedRow,
     Seen,
     Unrecorded,
 )
@@ -208,8 +209,8 @@ class Index(Protocol):
         """
         ...
 
-    def recorded_in(self, pack: str) -> Sequence[tuple[Checkpoint, bytes]]:
-        """The checkpoints of this namespace, with manifests, that this pack was named for."""
+    def recorded_in(self, pack: str) -> Sequence[SavedRow]:
+        """The checkpoints of this namespace that this pack was named for."""
         ...
 
     def packs(self) -> Sequence[PackUse]:

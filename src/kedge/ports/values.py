@@ -142,11 +142,14 @@ class Seen:
     missing: Sequence[bytes] = ()
 
 
+SavedRow = tuple[NewCheckpoint, bytes]  # a checkpoint as it would be saved again, under its number; digest of its row
+
+
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
     """What is in the index alone, oldest first, up to and including event `up_to`; see `Index.unrecorded`."""
 
-    rows: Sequence[tuple[Checkpoint, bytes]]  # with manifests
+    rows: Sequence[SavedRow]
     chunks: Sequence[Chunk]
     up_to: int
 

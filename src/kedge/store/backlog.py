@@ -11,7 +11,6 @@ Rows of one batch lie in one record (docs/format.md). The index names the pack f
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,18 +18,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kedge.blobs.direct import round_up
-from kedge.errors import CheckpointError, Corrupted
-from kedge.model import Checkpoint, to_us
-from kedge.ports import Blobs, BlobWriter, Chunk, ChunksGone, Index, NewCheckpoint, RecordPlace
+from kedge.errors import CheckpointError
+from kedge.ports import Blobs, BlobWriter, Chunk, ChunksGone, Index, NewCheckpoint, RecordPlace, SavedRow
 
 if TYPE_CHECKING:
     from kedge.crypto import DataKey
 
 Describe = Callable[[Sequence[NewCheckpoint], Sequence[Chunk], "DataKey | None"], bytes]
 
-AFTER_SAVES = 256
+AFTER_SAVES = 4096
 AFTER_S = 5.0
-_AT_ONCE = 256  # rows read at once
+_AT_ONCE = 512  # rows read at once: 32 MiB at most, if all are small
 _RECORD_BYTES = 4 << 20  # of manifests in one record
 _CLOSING_S = 2.0  # what a close may spend; gc does the rest
 
@@ -105,7 +103,7 @@ class Backlog:
         writer = self._blobs.writer(0)
         try:
             chunks = _append_chunks(writer, batch.chunks)
-            places = list(write_saves(writer, self._index, batch.rows, chunks, self._describe, self._key()))
+            places = list(write_saves(writer, batch.rows, chunks, self._describe, self._key()))
             writer.commit()
             self._index.set_recorded(places, chunks, up_to=batch.up_to)
         except ChunksGone:  # gc took the pack for abandoned: once more, into another one
@@ -119,61 +117,30 @@ class Backlog:
 
 
 def write_saves(
-    writer: BlobWriter,
-    index: Index,
-    rows: Iterable[tuple[Checkpoint, bytes]],
-    chunks: Sequence[Chunk],
-    describe: Describe,
-    key: DataKey | None,
+    writer: BlobWriter, rows: Iterable[SavedRow], chunks: Sequence[Chunk], describe: Describe, key: DataKey | None
 ) -> Iterator[RecordPlace]:
     """Append records of checkpoints as the index has them, and of chunks; where each lies."""
     for some in _portions(rows):
-        keys = _keys_of(index, [checkpoint.id for checkpoint, _ in some])
-        data = describe([_save(*row, keys.get(row[0].id)) for row in some], chunks, key)
+        data = describe([save for save, _ in some], chunks, key)
         chunks = ()
         pack, _ = writer.append(data)
-        for checkpoint, _ in some:
-            yield RecordPlace(checkpoint.id, bytes.fromhex(checkpoint.digest), pack, round_up(len(data)) // len(some))
+        for save, digest in some:
+            yield RecordPlace(save.id, digest, pack, round_up(len(data)) // len(some))
     if chunks:
         writer.append(describe((), chunks, key))
 
 
-def _keys_of(index: Index, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-    """Idempotency keys. One that does not belong to its checkpoint keeps no other from being copied."""
-    try:
-        return index.keys_of(ids)
-    except Corrupted:
-        if len(ids) == 1:
-            return {}
-        return {id_: key for one in ids for id_, key in _keys_of(index, [one]).items()}
-
-
-def _portions(rows: Iterable[tuple[Checkpoint, bytes]]) -> Iterator[list[tuple[Checkpoint, bytes]]]:
-    some: list[tuple[Checkpoint, bytes]] = []
+def _portions(rows: Iterable[SavedRow]) -> Iterator[list[SavedRow]]:
+    some: list[SavedRow] = []
     size = 0
     for row in rows:
         some.append(row)
-        size += len(row[1])
+        size += len(row[0].manifest)
         if size >= _RECORD_BYTES:
             yield some
             some, size = [], 0
     if some:
         yield some
-
-
-def _save(checkpoint: Checkpoint, manifest: bytes, key: tuple[str, bytes] | None) -> NewCheckpoint:
-    from .record import record_of
-
-    return replace(
-        record_of(checkpoint, manifest),
-        stored_bytes=checkpoint.stored_bytes,
-        has_chunks=manifest[:1] not in (b"\x01", b"\x02"),
-        metadata_json=json.dumps(dict(checkpoint.metadata), ensure_ascii=False, separators=(",", ":")),
-        created_us=to_us(checkpoint.created_at),
-        idempotency_key=key[0] if key else None,
-        request_digest=key[1] if key else b"",
-        seq=checkpoint.seq,
-    )
 
 
 def _append_chunks(writer: BlobWriter, chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -7,6 +7,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import ormsgpack
@@ -35,6 +36,7 @@ _NAMES = {"is_pinned": "pinned", "metadata_json": "metadata", "idempotency_key":
 _PACKED = {
     field.name: _NAMES.get(field.name, field.name) for field in fields(NewCheckpoint) if field.name not in _UNPACKED
 }
+_values = attrgetter(*_PACKED)
 _OF_CHUNK = ("digest", "size_bytes", "stored_bytes", "encoding", "pack", "offset")  # and `base`, where there is one
 
 
@@ -150,8 +152,9 @@ def pack_record(record: PackRecord, wrap: Wrap | None = None) -> bytes:
 
 
 def _save_fields(save: NewCheckpoint) -> dict[str, object]:
-    packed = {name: getattr(save, field) for field, name in _PACKED.items()}
-    return {**packed, "level": str(save.level), "tags": dict(save.tags)}
+    packed = dict(zip(_PACKED.values(), _values(save), strict=True))
+    packed["level"], packed["tags"] = str(save.level), dict(save.tags)
+    return packed
 
 
 def _chunk_fields(chunk: Chunk) -> dict[str, object]:

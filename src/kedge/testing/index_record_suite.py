@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kedge.errors import UnsupportedFormat
-from kedge.model import Checkpoint
-from kedge.ports import Chunk, ChunksGone, Encoding, Index, RecordPlace, digest_of
+from kedge.ports import Chunk, ChunksGone, Encoding, Index, RecordPlace, SavedRow, digest_of
 from kedge.version import __version__
 
 from .index_fixtures import IndexFixtures, chunk, record, references, save, with_chunks
@@ -19,8 +18,8 @@ def in_row(data: bytes) -> Chunk:
     return Chunk(digest_of(data), len(data), len(data), Encoding.RAW, data=data)
 
 
-def places(rows: Sequence[tuple[Checkpoint, bytes]], pack: str) -> list[RecordPlace]:
-    return [RecordPlace(row.id, bytes.fromhex(row.digest), pack, 100) for row, _ in rows]
+def places(rows: Sequence[SavedRow], pack: str) -> list[RecordPlace]:
+    return [RecordPlace(saved.id, digest, pack, 100) for saved, digest in rows]
 
 
 class IndexRecordSuite(IndexFixtures):
@@ -28,11 +27,13 @@ class IndexRecordSuite(IndexFixtures):
 
     def test_what_is_in_the_index_alone_is_copied_once(self, index: Index, peer: Index, tenant: Index) -> None:
         data = in_row(b"a chunk that is a row")
-        saved = save(index, with_chunks(data), record("other job"))
+        keyed = with_chunks(data, idempotency_key="k", request_digest=b"asked")
+        saved = save(index, keyed, record("other job"))
         save(tenant, record(), with_chunks(in_row(b"theirs")))
         batch = peer.unrecorded(10)
         assert [(row.id, row.job, row.seq) for row, _ in batch.rows] == [(c.id, c.job, c.seq) for c in saved]
-        assert [manifest for _, manifest in batch.rows] == [index.read(c.id)[1] for c in saved]
+        assert [row.manifest for row, _ in batch.rows] == [index.read(c.id)[1] for c in saved]
+        assert [(row.idempotency_key, row.request_digest) for row, _ in batch.rows] == [("k", b"asked"), (None, b"")]
         assert batch.chunks == [data]
         copied = replace(data, pack="p1", offset=4096)
         peer.set_recorded(places(batch.rows, "p1"), [copied], up_to=batch.up_to)

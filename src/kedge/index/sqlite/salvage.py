@@ -71,7 +71,7 @@ def salvage(path: Path) -> Salvaged:
             key, request_digest = keys.get(row, (None, b""))
             try:
                 record = record_from_row(name, columns, has_chunks=bool(has_chunks), manifest=manifest)
-            except (ValueError, TypeError):
+            except (ValueError, KeyError, TypeError):
                 found.is_complete = False
                 continue
             record = replace(record, idempotency_key=key, request_digest=request_digest)
