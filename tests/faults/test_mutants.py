@@ -110,6 +110,7 @@ def test_every_mutant_has_its_test() -> None:
     named |= {"lease token not checked by PostgreSQL"}  # test_machines_faults.py
     named |= {"old data key forgotten at once"}  # test_rekey.py
     named |= {"lease of keys not checked"}  # test_key_races.py
+    named |= {"recorded before it is durable"}  # test_kills_while_recording_notice
     for function in (test_crash_states_notice, test_bitflips_notice):
         for mark in function.pytestmark:  # type: ignore[attr-defined]
             if mark.name == "parametrize":

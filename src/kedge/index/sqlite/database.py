@@ -194,8 +194,8 @@ def typed(error: BaseException, path: str) -> BaseException:
     text = f"{path}: {error}"
     if code == sqlite3.SQLITE_CANTOPEN:
         code = _why_not_opened(path)
-    if str(error).startswith("Could not decode to UTF-8"):  # by the driver, without a code: nobody wrote that
-        code = sqlite3.SQLITE_CORRUPT
+    if isinstance(error, sqlite3.OperationalError) and not extended:
+        code = sqlite3.SQLITE_CORRUPT  # of the driver itself: text that is not UTF-8, which nobody wrote
     if code == sqlite3.SQLITE_FULL:
         return NoSpace(text, hint="free some space (kedge cleanup, kedge gc), then run it again")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):

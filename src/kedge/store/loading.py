@@ -1,0 +1,263 @@
+"""How a stored state comes back: index row → manifest digest → chunks, each verified → decode, data only (I2, I7)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from kedge import codec
+from kedge.blobs.shelter import sheltered
+from kedge.chunks import (
+    Entry,
+    Staged,
+    StoredStream,
+    Target,
+    allocate,
+)
+from kedge.errors import Corrupted, NotFound
+from kedge.model import (
+    Checkpoint,
+)
+from kedge.ports import (
+    Digests,
+    Index,
+    digest_of,
+)
+
+from . import Stored
+from .chunk_reader import ChunkReader
+from .manifest import Manifest, Span, parse_manifest, root_of
+from .rope import parts_of, read_parts, references
+from .streams import (
+    SMALL_BUFFER_BYTES,
+    LateReader,
+    SharedChunk,
+    entries_at,
+    part_of,
+    place,
+)
+
+if TYPE_CHECKING:
+    from kedge.crypto import Vault
+
+_RECENT_DIGESTS = 65536
+_RECENT_CHUNKS = 4
+
+
+class Loading:
+    """The part of `LocalStore` that reads."""
+
+    index: Index
+    vault: Vault | None
+    reader: ChunkReader
+    _groups: dict[bytes, bytes]
+    _lock: threading.Lock
+
+    def parse(self, packed: bytes, *, of: str) -> Manifest:
+        """The manifest of index bytes, spilled ones read from their chunks."""
+
+        def read_spilled(size_bytes: int, entries: list[Entry]) -> bytes:
+            data = allocate(size_bytes)
+            self.reader.read(place(entries, data), of=of)
+            return bytes(data)
+
+        if (parts := parts_of(packed)) is not None:
+            return Manifest(read_parts(parts, partial(self.reader.read_named, of=of)))
+        return parse_manifest(packed, read_spilled, self.index.written_by)
+
+    def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
+        """The verified manifest of a checkpoint row."""
+        if not self.is_intact(checkpoint, packed):
+            raise Corrupted(
+                f"the manifest of checkpoint {checkpoint.id} does not match its digest",
+                hint="run kedge check; restore an earlier checkpoint",
+            )
+        return self.parse(packed, of=checkpoint.id)
+
+    def is_intact(self, checkpoint: Checkpoint, packed: bytes) -> bool:
+        """Whether a manifest is the one that was saved. What was sealed has proved that by opening."""
+        return self.vault is not None or digest_of(packed).hex() == checkpoint.digest
+
+    def tree_of(self, checkpoint: Checkpoint, manifest: Manifest) -> bytes:
+        """The encoded tree of an open manifest."""
+        if manifest.tree is not None:
+            return manifest.tree
+        entries = manifest.streams[manifest.tree_stream]
+        data = allocate(sum(e.size_bytes for e in entries))
+        self.reader.read(place(entries, data), of=checkpoint.id)
+        return bytes(data)
+
+    def tree(self, stored: Stored) -> bytes:
+        return self.tree_of(stored[0], self.open(*stored))
+
+    def buffer_sizes(self, stored: Stored) -> Sequence[int | None]:
+        return [None if span.is_lazy else span.size_bytes for span in self.open(*stored).buffers]
+
+    def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> dict[int, Target | StoredStream]:
+        manifest = self.open(*stored)
+        return self.read_buffers(stored[0], manifest, range(len(manifest.buffers)) if ordinals is None else ordinals)
+
+    def load(
+        self,
+        stored: Stored,
+        *,
+        only: Sequence[str] | None = None,
+        into: object = None,
+        mapped: bool = False,
+        device: str | None = None,
+    ) -> object:
+        """The state, each byte verified on the way (I2); with `only`, just the branches that match."""
+        checkpoint, packed = stored
+        manifest = self.open(checkpoint, packed)
+        tree = self.tree_of(checkpoint, manifest)
+        recent: dict[tuple[int, int], memoryview] = {}
+        if mapped:
+            return codec.decode(tree, partial(self._map_buffer, checkpoint, manifest, recent), only=only)
+        if only is not None or device is not None:
+            fetch = partial(self._read_buffer, checkpoint, manifest, recent)
+            sizes = [-1 if span.is_lazy else span.size_bytes for span in manifest.buffers]
+            wanted = None if device is None else codec.DeviceTargets(device, sizes)
+            state = codec.decode(tree, fetch, only=only, device=wanted)
+            if wanted is not None:
+                self.read_buffers(checkpoint, manifest, wanted.targets, wanted.targets)
+            return state
+        targets = codec.buffer_targets(tree, into) if into is not None else {}
+        ready = self.read_buffers(checkpoint, manifest, range(len(manifest.buffers)), targets)
+        return codec.decode(tree, ready.__getitem__, into=into)
+
+    def read_buffers(
+        self,
+        checkpoint: Checkpoint,
+        manifest: Manifest,
+        ordinals: Iterable[int],
+        targets: Mapping[int, Target] | None = None,
+        recent: dict[tuple[int, int], memoryview] | None = None,
+    ) -> dict[int, Target | StoredStream]:
+        """Buffers by ordinal, in the targets given or in fresh memory; lazy ones stay in the store.
+
+        Small buffers share chunks: who asks for one buffer after the other gives a dictionary for `recent` ones.
+        """
+        ready: dict[int, Target | StoredStream] = {}
+        wanted: list[tuple[Entry, memoryview | Staged]] = []
+        shared: dict[tuple[int, int], SharedChunk] = {}  # (stream, offset)
+        copies: list[tuple[Target, memoryview]] = []
+        starts: dict[int, list[int]] = {}  # by stream
+        for n in ordinals:
+            span = _span(checkpoint, manifest, n)
+            if span.is_lazy:
+                ready[n] = self._stream(checkpoint, manifest, n)
+                continue
+            given = (targets or {}).get(n)
+            ready[n] = target = allocate(span.size_bytes) if given is None else given
+            if span.stream not in starts:
+                starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
+            for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
+                inside = at - span.offset  # where the chunk begins, seen from the buffer
+                start, stop = max(inside, 0), min(inside + entry.size_bytes, span.size_bytes)
+                part = part_of(target, start, stop)
+                if stop - start == entry.size_bytes:
+                    wanted.append((entry, part))
+                elif recent is None:
+                    if (chunk := shared.get((span.stream, at))) is None:
+                        chunk = shared[span.stream, at] = SharedChunk(entry.size_bytes)
+                        wanted.append((entry, chunk))
+                    chunk.add(start - inside, part)
+                else:
+                    if (scratch := recent.get((span.stream, at))) is None:
+                        scratch = recent[span.stream, at] = allocate(entry.size_bytes)
+                        wanted.append((entry, scratch))
+                    copies.append((part, scratch[start - inside : stop - inside]))
+        if wanted:
+            self.reader.read(wanted, of=checkpoint.id)
+        for into, source in copies:
+            _fill(into, source)
+        while recent is not None and len(recent) > _RECENT_CHUNKS:
+            del recent[next(iter(recent))]
+        return ready
+
+    def _read_buffer(
+        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
+    ) -> Target | StoredStream:
+        return self.read_buffers(checkpoint, manifest, [ordinal], recent=recent)[ordinal]
+
+    def _map_buffer(
+        self, checkpoint: Checkpoint, manifest: Manifest, recent: dict[tuple[int, int], memoryview], ordinal: int
+    ) -> Target | StoredStream:
+        """A large buffer over the packs; small ones, which share their chunks, are read as usual."""
+        span = manifest.buffers[ordinal] if 0 <= ordinal < len(manifest.buffers) else None
+        if span is None or span.is_lazy or span.size_bytes < SMALL_BUFFER_BYTES:
+            return self._read_buffer(checkpoint, manifest, recent, ordinal)
+        try:
+            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
+        except (NotFound, Corrupted):  # gc may have moved a chunk: look again
+            return self.reader.map(manifest.streams[span.stream], of=checkpoint.id)
+
+    def _stream(self, checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> StoredStream:
+        span = manifest.buffers[ordinal]
+        reader = LateReader(self.reader, self.knows)
+        return StoredStream(manifest.streams[span.stream], span.size_bytes, reader, checkpoint.id)
+
+    def knows(self, checkpoint_id: str) -> bool:
+        """Whether the checkpoint exists."""
+        try:
+            self.index.get(checkpoint_id)
+        except NotFound:
+            return False
+        except Corrupted:
+            return True  # what is wrong with it, reading it tells
+        return True
+
+    @sheltered
+    def _read_groups(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Chunks of digests, remembered: neighbours in a history share most of them."""
+        missing = [digest for digest in digests if digest not in self._groups]
+        found = self.reader.read_named(missing, of="a checkpoint") if missing else {}
+        found.update((digest, self._groups[digest]) for digest in digests if digest not in found)
+        with self._lock:
+            if len(self._groups) + len(missing) > _RECENT_DIGESTS:
+                self._groups = {}
+            self._groups.update((digest, found[digest]) for digest in missing)
+        return found
+
+    def references(self, packed: bytes) -> Iterable[bytes]:
+        """Every chunk a manifest names, as the index calls it, those of a spilled manifest included (for gc).
+
+        While keys are changed, by all names it may have.
+        """
+        if self.vault is None:
+            return self.contents(packed)
+        return (name for digest in self.contents(packed) for name in self.vault.chunk_ids(digest))
+
+    def chunks(self, packed: bytes) -> Digests:
+        """The chunks a manifest names, as the index calls them now (for copies and verify)."""
+        if self.vault is None:
+            return list(self.contents(packed))
+        digests = list(dict.fromkeys(self.contents(packed)))
+        found = self.reader.find(digests)
+        return [found[d].digest if d in found else self.vault.current.chunk_id(d) for d in digests]
+
+    def contents(self, packed: bytes) -> Iterator[bytes]:
+        """The digests of what a manifest names."""
+        if (parts := parts_of(packed)) is not None:
+            yield from references(parts, self._read_groups)
+            return
+        root = root_of(packed)
+        if root is not None:
+            yield from (e.digest for e in root[1] if not e.is_zero)
+        yield from self.parse(packed, of="a checkpoint").digests()
+
+
+def _span(checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> Span:
+    if not 0 <= ordinal < len(manifest.buffers):
+        raise Corrupted(f"checkpoint {checkpoint.id} has no buffer {ordinal}", hint="run kedge check")
+    return manifest.buffers[ordinal]
+
+
+def _fill(target: Target, source: memoryview) -> None:
+    if isinstance(target, memoryview):
+        target[:] = source
+    else:
+        target.take(source)
