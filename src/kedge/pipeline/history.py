@@ -253,8 +253,11 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
     check_resumable(store, summary)
     for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
         state: Any = store.load(record.id)
-        if "command" in state:
-            return list(state["command"]["argv"]), str(state["command"]["cwd"])
+        command = state.get("command") if isinstance(state, dict) else None
+        if isinstance(command, dict):
+            argv, cwd = command.get("argv"), command.get("cwd")
+            if isinstance(argv, list) and argv and all(isinstance(word, str) for word in [*argv, cwd]):
+                return argv, str(cwd)
     raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
 
 
