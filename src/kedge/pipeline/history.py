@@ -115,8 +115,8 @@ def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
         _count(about.get("reused")),
         _text(about.get("error")),
         updated_at,
-        _list(about.get("waiting")),
-        _mapping(about.get("progress")),
+        [waiting for waiting in _list(about.get("waiting")) if _is_made_of(waiting, str)],
+        progress if _is_made_of(progress := about.get("progress"), int | None) else None,  # type: ignore[arg-type]
     )
 
 
@@ -243,8 +243,9 @@ def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[di
     assert newest is not None  # nosec B101 # find_run has raised
     if newest.metadata.get("status") == RunStatus.RUNNING:
         return {}, set(), False
-    state: Any = store.load(newest.id)
-    return dict.fromkeys(state.get("ran", ())), set(state.get("reused", ())), newest.metadata.get("status") != "paused"
+    state = _mapping(store.load(newest.id)) or {}
+    ran, reused = ([name for name in _list(state.get(part)) if isinstance(name, str)] for part in ("ran", "reused"))
+    return dict.fromkeys(ran), set(reused), newest.metadata.get("status") != "paused"
 
 
 def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
@@ -263,6 +264,8 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
 
 def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
     """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
+    if run.status is RunStatus.UNREADABLE:
+        raise Conflict(f"run {run.key} cannot be read: its newest record says no status", hint="delete that record")
     if run.status is RunStatus.CANCELLED:
         raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
     if run.status is RunStatus.COMPLETED and not any(items.failed for items in maps_of(store, run.key)):
@@ -302,6 +305,10 @@ def _list(value: object) -> list[Any]:
 
 def _mapping(value: object) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
+
+
+def _is_made_of(value: object, kind: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(part, kind) for part in value.values())
 
 
 def _text(value: object) -> str:

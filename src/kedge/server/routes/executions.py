@@ -28,7 +28,7 @@ Execution = schemas.Name
 @router.get("/executions", response_model=schemas.ExecutionPage)
 async def list_executions(
     access: Reads,
-    state: Annotated[str | None, Query(pattern="^(running|paused|completed|failed)$")] = None,
+    state: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|unreadable)$")] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
 ) -> Any:

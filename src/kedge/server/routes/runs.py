@@ -52,7 +52,9 @@ def page_of(
 async def list_runs(
     access: Reads,
     prefix: Prefix = "",
-    status: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|cancelled|abandoned)$")] = None,
+    status: Annotated[
+        str | None, Query(pattern="^(running|paused|completed|failed|cancelled|abandoned|unreadable)$")
+    ] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
 ) -> Any:
