@@ -90,8 +90,8 @@ def http_request(method: str, url: str, body: bytes) -> Request | None:
         fields = json.loads(body)
         if not isinstance(fields, dict) or "model" not in fields:
             return None
-        body, hidden = redact(fields)
-        request = Request("POST", public_url(parts), body, current_sample(), hidden)
+        shown, hidden = redact(fields)
+        request = Request("POST", public_url(parts), shown, current_sample(), hidden)
         return request if request.key else None  # which refuses what is no JSON, such as NaN
     except (ValueError, RecursionError):
         return None
