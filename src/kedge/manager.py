@@ -419,7 +419,7 @@ class CheckpointManager(CaringManager):
         """Keep a checkpoint from every cleanup and delete, or let go of it again."""
         return self.store.update(parse_name("checkpoint ID", checkpoint_id), is_pinned=pinned, actor=self.actor)
 
-    def tag(self, checkpoint_id: str, **tags: str | None) -> Checkpoint:
+    def tag(self, checkpoint_id: str, /, **tags: str | None) -> Checkpoint:
         """Set tags; None removes one."""
         parse_tags({name: value for name, value in tags.items() if value is not None})
         for name in tags:

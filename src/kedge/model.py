@@ -49,6 +49,7 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     ABANDONED = "abandoned"  # never recorded: it says running, and its process is gone (`pipeline.owner.status_of`)
+    UNREADABLE = "unreadable"  # never recorded: a record says something that is no status
 
 
 _E = TypeVar("_E", bound=StrEnum)

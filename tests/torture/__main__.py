@@ -37,6 +37,7 @@ NAMES = (
     "partitions",
     "indexed_job",
     "server",
+    "fuzz",
     "interrupts",
     "mutants",
     "model",

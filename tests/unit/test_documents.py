@@ -112,3 +112,13 @@ def exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None or hasattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError:
         return hasattr(importlib.import_module(module), attribute) if exists(module) else False
+
+
+def test_every_limit_in_the_security_policy_has_its_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "who | can" not in line]
+    assert len(rows) > 10
+    for row in rows:
+        assert re.search(r"`tests/|\]\(docs/", row), row
+    paths = re.findall(r"`(tests/[\w/.]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -115,8 +115,8 @@ def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
         _count(about.get("reused")),
         _text(about.get("error")),
         updated_at,
-        _list(about.get("waiting")),
-        _mapping(about.get("progress")),
+        [waiting for waiting in _list(about.get("waiting")) if _is_made_of(waiting, str)],
+        progress if _is_made_of(progress := about.get("progress"), int | None) else None,  # type: ignore[arg-type]
     )
 
 
@@ -243,8 +243,9 @@ def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[di
     assert newest is not None  # nosec B101 # find_run has raised
     if newest.metadata.get("status") == RunStatus.RUNNING:
         return {}, set(), False
-    state: Any = store.load(newest.id)
-    return dict.fromkeys(state.get("ran", ())), set(state.get("reused", ())), newest.metadata.get("status") != "paused"
+    state = _mapping(store.load(newest.id)) or {}
+    ran, reused = ([name for name in _list(state.get(part)) if isinstance(name, str)] for part in ("ran", "reused"))
+    return dict.fromkeys(ran), set(reused), newest.metadata.get("status") != "paused"
 
 
 def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
@@ -253,13 +254,18 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
     check_resumable(store, summary)
     for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
         state: Any = store.load(record.id)
-        if "command" in state:
-            return list(state["command"]["argv"]), str(state["command"]["cwd"])
+        command = state.get("command") if isinstance(state, dict) else None
+        if isinstance(command, dict):
+            argv, cwd = command.get("argv"), command.get("cwd")
+            if isinstance(argv, list) and argv and all(isinstance(word, str) for word in [*argv, cwd]):
+                return argv, str(cwd)
     raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
 
 
 def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
     """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
+    if run.status is RunStatus.UNREADABLE:
+        raise Conflict(f"run {run.key} cannot be read: its newest record says no status", hint="delete that record")
     if run.status is RunStatus.CANCELLED:
         raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
     if run.status is RunStatus.COMPLETED and not any(items.failed for items in maps_of(store, run.key)):
@@ -299,6 +305,10 @@ def _list(value: object) -> list[Any]:
 
 def _mapping(value: object) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
+
+
+def _is_made_of(value: object, kind: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(part, kind) for part in value.values())
 
 
 def _text(value: object) -> str:

@@ -233,7 +233,7 @@ class Diff(Answer):
 
 class RunAnswer(Answer):
     key: str
-    status: Literal["running", "paused", "completed", "failed", "cancelled", "abandoned"]
+    status: Literal["running", "paused", "completed", "failed", "cancelled", "abandoned", "unreadable"]
     pipeline: str | None
     version: str
     sessions: int
@@ -342,7 +342,7 @@ class Execution(Answer):
     execution_id: str
     correlation_id: str
     workflow_name: str
-    state: Literal["running", "paused", "completed", "failed"]
+    state: Literal["running", "paused", "completed", "failed", "unreadable"]
     current_checkpoint: str | None
     started_at: str
     completed_at: str | None

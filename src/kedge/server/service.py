@@ -16,8 +16,9 @@ from kedge.model import Checkpoint
 
 from .batches import Batches
 from .events import Feeds
-from .limits import Limits
+from .limits import Body, Limits
 from .metrics import Metrics
+from .sessions import Sessions
 from .tasks import Tasks
 from .tokens import ACCESS, Tokens
 from .uploads import UploadedSave, save_each
@@ -52,6 +53,8 @@ class Service:
         self.tasks = Tasks(lambda: self.manager(ACCESS), self.metrics)
         self.feeds = Feeds(self)
         self.is_draining = False
+        self.slots: set[Body] = set()  # of requests under way, from callers who are known
+        self.sign_ins: set[Body] = set()  # and of those who sign in
         self._managers: dict[str, CheckpointManager] = {}
         self._borrowed = {self.namespace} if is_open else set()
         if isinstance(store, CheckpointManager):
@@ -59,6 +62,7 @@ class Service:
         self._opening = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._tokens: Tokens | None = None
+        self._sessions: Sessions | None = None
         self.lookups: Batches[tuple[str, str], Checkpoint] = Batches("kedge-lookups", self._look_up)
         self.saves: Batches[UploadedSave, Checkpoint] = Batches("kedge-saves", save_each, gather_s=_GATHER_S)
 
@@ -97,6 +101,12 @@ class Service:
             self._tokens = Tokens(self.manager(ACCESS))
         return self._tokens
 
+    @property
+    def sessions(self) -> Sessions:
+        if self._sessions is None:
+            self._sessions = Sessions(self.manager(ACCESS), self.tokens)
+        return self._sessions
+
     async def were_tokens_made(self) -> bool:
         """Whether callers have to be known. Asked by every request without a token: from memory where that can tell."""
         if self._tokens is not None and (known := self._tokens.remember_made()) is not None:
@@ -121,5 +131,5 @@ class Service:
             self._threads = None
         for name in list(self._managers.keys() - self._borrowed):
             self._managers.pop(name).close()
-        self._tokens = None
+        self._tokens = self._sessions = None
         self.feeds = Feeds(self)

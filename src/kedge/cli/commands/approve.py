@@ -32,7 +32,7 @@ def approve_command(
     from kedge.pipeline.approval import decide, pending_approvals
     from kedge.pipeline.history import command_of
 
-    from .runs import start_again
+    from .runs import confirm_foreign, start_again
 
     with session.open() as manager:
         if name is None:
@@ -43,6 +43,8 @@ def approve_command(
                 raise Validation(f"run {run} waits for several approvals", hint=f"name one of: {', '.join(names)}")
             name = names[0]
         start = command_of(manager, run) if resume else None  # before the decision, which is final
+        if start is not None:
+            confirm_foreign(run, *start, manager.url)
         decision = decide(manager, run, name, not deny, actor=by, comment=comment)
     facts = {"approved": decision.approved, "actor": decision.actor, "comment": decision.comment}
     session.answer({"run": run, "approval": name, **facts}, f"{name} of {run} is {decision.word} by {decision.actor}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -149,7 +150,7 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
     """Resume a run: start its program again, with its arguments.
 
     The command and its directory are those recorded in the store when the run was last started: whoever may write
-    the store chooses them.
+    the store chooses them. If others may (a service, a database, a shared directory), it is shown and you are asked.
     """
     from kedge.pipeline.history import command_of
 
@@ -161,7 +162,35 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
             {"run": run, "argv": argv, "cwd": cwd}, f"cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}"
         )
         return
+    confirm_foreign(run, argv, cwd, store)
     start_again(session, run, argv, cwd, store)
+
+
+def confirm_foreign(run: str, argv: list[str], cwd: str, store: str) -> None:
+    """Ask before a command runs that somebody else may have written into the store; refuse where nobody can answer."""
+    from kedge.errors import NotAllowed
+
+    if _is_own(store):
+        return
+    if not sys.stdin.isatty():
+        raise NotAllowed(
+            f"run {run}: others can write its store, so its command is not run without your consent",
+            hint=f"read it with kedge runs resume {run} --print, then start it yourself",
+        )
+    click.echo(f"Others can write this store. Run {run} was started by this command:", err=True)
+    click.echo(f"  cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}", err=True)
+    click.confirm("Run it on this machine?", default=False, abort=True, err=True)
+
+
+def _is_own(store: str) -> bool:
+    """Whether nobody but the user (and root) can write the store."""
+    from kedge.urls import directory_of
+
+    directory = directory_of(store)
+    if directory is None:
+        return False
+    about = directory.stat()
+    return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def start_again(session: Session, run: str, argv: list[str], cwd: str, store: str) -> NoReturn:

@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import kedge
 from kedge.errors import CheckpointError, NotFound, StorageError, Unauthorized, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Job, parse_name
-from kedge.server.auth import COOKIE, Access, Needs, identify, service_of
+from kedge.server.auth import Access, Needs, identify, service_of, session_of
+from kedge.server.gate import GatedRoute
 from kedge.server.logs import request_id
 from kedge.server.problems import without_paths
 from kedge.server.tokens import Scope
@@ -61,7 +61,7 @@ Writer = Annotated[Access, Depends(Sees(Scope.WRITE))]
 Administrator = Annotated[Access, Depends(Sees(Scope.ADMIN))]
 
 
-class PageRoute(APIRoute):
+class PageRoute(GatedRoute):
     """A route for people: what goes wrong is shown, and who is not known is asked to sign in."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
@@ -71,7 +71,7 @@ class PageRoute(APIRoute):
             try:
                 response: Response = await handle(request)
             except Unauthorized as error:
-                if request.cookies.get(COOKIE) or request.method != "GET" or "hx-request" in request.headers:
+                if session_of(request) or request.method != "GET" or "hx-request" in request.headers:
                     return page(request, None, "login.html", {"problem": error.message, "next": ""}, status=401)
                 return see(request, f"/login?next={quote(request.url.path)}")
             except CheckpointError as error:
@@ -111,7 +111,7 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "navigation": _NAVIGATION,
         "version": kedge.__version__,
         "signed_in": access is not None,
-        "has_login": COOKIE in request.cookies,
+        "has_login": session_of(request) is not None,
         "namespace": access.namespace if access else "",
         "namespaces": access.caller.namespaces if access else (),
         "may_write": access is not None and access.caller.scope.includes(Scope.WRITE),

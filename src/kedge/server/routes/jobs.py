@@ -9,10 +9,11 @@ from fastapi import APIRouter, Query
 from kedge.errors import NotFound
 from kedge.server import schemas
 from kedge.server.auth import Reads
+from kedge.server.gate import GatedRoute
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS, route_class=GatedRoute)
 
 PageSize = Annotated[int, Query(ge=1, le=1000, description="At most so many on a page.")]
 

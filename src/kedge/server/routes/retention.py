@@ -12,11 +12,12 @@ from kedge.manager import CheckpointManager
 from kedge.model import Job
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["retention"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["retention"], responses=PROBLEMS, route_class=GatedRoute)
 
 
 @router.post("/retention/plan", response_model=schemas.Plan)

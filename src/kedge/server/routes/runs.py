@@ -15,13 +15,14 @@ from kedge.pipeline.keys import show
 from kedge.pipeline.wait import send
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 from .checkpoints import Cursor
 from .jobs import PageSize
 
-router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS, route_class=GatedRoute)
 
 T = TypeVar("T")
 
@@ -51,7 +52,9 @@ def page_of(
 async def list_runs(
     access: Reads,
     prefix: Prefix = "",
-    status: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|cancelled|abandoned)$")] = None,
+    status: Annotated[
+        str | None, Query(pattern="^(running|paused|completed|failed|cancelled|abandoned|unreadable)$")
+    ] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
 ) -> Any:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Request
 
 from kedge.server import schemas
 from kedge.server.auth import Writes
+from kedge.server.gate import takes_states
 from kedge.server.responses import JsonAnswer
 from kedge.server.route import DirectRoute
 from kedge.server.uploads import UploadedSave, receive, save_alone
@@ -39,6 +40,7 @@ _BODY = {
 
 
 @router.post("/jobs/{job}/checkpoints", status_code=201, response_model=schemas.Checkpoint, openapi_extra=_BODY)
+@takes_states
 async def save_checkpoint(
     access: Writes,
     job: schemas.Name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Query
 from starlette.responses import Response, StreamingResponse
@@ -19,13 +20,14 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server import schemas
 from kedge.server.auth import Access, Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 from kedge.server.runner import resume
 from kedge.store import Stored
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["states"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["states"], responses=PROBLEMS, route_class=GatedRoute)
 
 PathInside = Annotated[str, Query(max_length=4096, description="A part of the state, '/'-joined.", examples=["a/b"])]
 _IN_PARTS = "ask for a part with path=, or download it"
@@ -114,7 +116,10 @@ async def download(
     name = "".join(c if c.isalnum() or c in "-._" else "_" for c in (path.rpartition("/")[2] or checkpoint_id))[:100]
     suffix = {"npy": ".npy", "json": ".json"}.get(form, "")
     answer = _stream(access, pieces, "application/octet-stream" if form != "json" else "application/json", size)
-    answer.headers["content-disposition"] = f'attachment; filename="{name}{suffix}"'
+    plain = name.encode("ascii", "replace").decode().replace("?", "_")  # a header is Latin-1; the star form says more
+    answer.headers["content-disposition"] = (
+        f"attachment; filename=\"{plain}{suffix}\"; filename*=UTF-8''{quote(name + suffix)}"
+    )
     return answer
 
 
