@@ -43,7 +43,7 @@ from .store.reference import resolve
 from .store.request import Request, parse_request, request_of
 from .store.rope import PartedTree
 from .store.streams import deleted_while_read
-from .urls import Lock, find_lock, open_store
+from .urls import Lock, find_lock, needing, open_store
 
 if TYPE_CHECKING:
     from .aio import AsyncView
@@ -94,7 +94,8 @@ class CheckpointManager(CaringManager):
 
     def _open(self, create: bool, lock: Lock | None) -> tuple[Store, Care]:
         if self.url.startswith(_SERVICES):
-            from .client import open_service  # httpx comes with an extra
+            with needing("httpx", extra="client"):
+                from .client import open_service
 
             return open_service(self.url, self.namespace, has_key=lock is not None)
         store = open_store(self.url, self.namespace, create=create, lock=lock, actor=self.actor)
@@ -554,6 +555,13 @@ class CheckpointManager(CaringManager):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> AsyncView:
+        """`async with kedge.open(…) as store: await store.save(…)`: the coroutines of `aio`."""
+        return self.aio
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aio.close()
 
     @property
     def place(self) -> str:

@@ -176,7 +176,7 @@ def _kept_at(url: str) -> str | None:
 
 def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
     scheme, colon, rest = url.partition(":")
-    if "?blobs=" in url and not is_postgresql(url):
+    if "?blob" in url and not is_postgresql(url):
         raise Validation(
             f"{url!r}: only an index in PostgreSQL keeps its bytes elsewhere", hint="use postgresql://…?blobs=…"
         )
@@ -196,7 +196,7 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
 
         return open_files(Path(rest), namespace=namespace, create=create)
     if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
-        raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
+        raise Validation(f"unsupported store URL scheme: {scheme}", hint=_FORMS)
     path = rest if colon and scheme == "file" else url
     if not path or "\0" in path:
         raise Validation(f"{url!r} names no directory", hint=_FORMS)
@@ -304,6 +304,11 @@ def open_server(url: str) -> Server:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     options.pop("blobs", None)
+    from difflib import get_close_matches  # not for every start
+
+    for name in options:
+        if get_close_matches(name.lower(), ["blobs"], cutoff=0.75):
+            raise Validation(f"unknown option {name!r} in the store URL", hint="did you mean blobs=?")
     with needing("psycopg", extra="postgres"):
         from .index.postgres.server import Server
     return Server(urlunsplit(parts._replace(query=urlencode(options))))
