@@ -73,14 +73,20 @@ def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = No
             store = unlock(store, lock, actor)
             keep_keyring(url, store)
         elif store.index.is_encrypted:
-            raise Validation(
-                "this store is encrypted, and no key was given",
-                hint="give it: key=, --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
-            )
+            raise _needs_key(store.index)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _needs_key(index: Index) -> Validation:
+    message = "this store is encrypted, and no key was given"
+    if (keyring := index.keyring()) is not None:
+        from .crypto import master_of
+
+        message += f"; it needs the key {master_of(keyring)}"
+    return Validation(message, hint="give it: key=, --key, $KEDGE_KEY or $KEDGE_KEY_FILE")
 
 
 def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:

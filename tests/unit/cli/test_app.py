@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 import kedge
 from kedge import CheckpointManager, errors
 from kedge.cli import cli
+from tests.parts import require
 
 Run = Callable[..., Result]
 
@@ -134,3 +135,17 @@ def test_tokens_show_when_they_expire(run: Run) -> None:
     place = titles.index("EXPIRES")
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", ci[place:])
     assert me[place:].startswith("never")
+
+
+def test_a_key_in_a_file_is_private_and_never_replaces_one(run: Run, tmp_path: Path) -> None:
+    require("module:cryptography")
+    made = answer(run("key", "new", "--out", "key", "--json"))
+    text = (tmp_path / "key").read_text()
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert made["file"] == "key"
+    assert made["id"] not in text
+    run("key", "new", "--out", "key", code=5)
+    assert (tmp_path / "key").read_text() == text
+    with kedge.open(tmp_path / "vault", key=f"file:{tmp_path / 'key'}") as store:
+        assert store.encryption is not None
+        assert store.encryption["master_key"] == made["id"]
