@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import kedge
+from kedge import errors
 from tests.parts import require
 from tests.servers.models import ModelServer
 from tests.waiting import wait_for
@@ -54,6 +55,7 @@ RUN_ELSEWHERE = {
     "docs/container-archives.md": "tests/unit/containers/archive/test_archives.py",
     "docs/service.md": "tests/server/test_client.py",
 }
+INTERNAL = {"KEDGE_SERVE"}  # between processes of Kedge
 FRAGMENTS = {"docs/pipelines.md"}  # its blocks do not make a program yet
 
 
@@ -136,6 +138,35 @@ def test_links_lead_somewhere() -> None:
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_errors_page_tells_what_the_code_says() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| (\d+) \| (\d+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE
+    )
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.CheckpointError)]
+    assert rows == [(c.__name__, c.code, str(c.http_status), str(c.exit_code)) for c in classes]
+
+
+def test_every_variable_is_documented() -> None:
+    files = [path for path in (ROOT / "src").rglob("*") if path.is_file() and path.suffix not in (".pyc", ".js")]
+    used = set(re.findall(r"\bKEDGE_[A-Z_]+", " ".join(path.read_text() for path in files)))
+    told = set(re.findall(r"^\| `(KEDGE_[A-Z_]+)`", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE))
+    assert used - told == INTERNAL
+    assert told - used == set()
+
+
+def test_troubleshooting_quotes_real_errors() -> None:
+    """Each text in front of an explanation is made by the code, whatever stands for the dots."""
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    titles = re.findall(r"^(`.+)\n:   ", text, re.MULTILINE)
+    quoted = [quote for title in titles for quote in re.findall(r"`([^`]+)`", title)]
+    assert len(quoted) > 12
+    of_the_system = {"No space left on device", "Address already in use"}
+    pieces = [re.split(r"…|state\[.*?\]\S*|'[^']*'|: (?=[A-Z])|; ", quote) for quote in quoted]
+    texts = {text.strip(" :") for quote in pieces for text in quote} - of_the_system
+    assert [text for text in sorted(texts) if len(text) > 5 and text not in source] == []
 
 
 @pytest.mark.parametrize("document", ["design.md", "reliability.md"])

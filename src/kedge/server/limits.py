@@ -121,7 +121,7 @@ class Edge:
         called = name if port.isdecimal() else host
         if self.hosts and called not in self.hosts:
             refused.labels("host").inc()
-            return problem(421, "wrong_host", "this service is not called so", "start it with --allow-host NAME")
+            return problem(421, "wrong_host", "host name not allowed", "start it with --allow-host NAME")
         size, hosts = len(scope.get("raw_path") or b"") + len(scope["query_string"]), 0
         for name, value in scope["headers"]:
             size += len(name) + len(value) + 4
