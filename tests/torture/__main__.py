@@ -38,6 +38,7 @@ NAMES = (
     "indexed_job",
     "server",
     "interrupts",
+    "packages",
     "mutants",
     "model",
 )
