@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _JOB_LEASE_S = 5.0  # of a copy or a deletion: after a kill, the next one waits so long
-_PAGE = 1000  # checkpoints deleted in one transaction
+_PAGE = 500  # checkpoints looked up, or deleted in one transaction
 
 
 class LocalCare:
@@ -151,8 +151,9 @@ class LocalCare:
         target = self._store.job(new_job)
         if target is None or not target.checkpoints:
             return
-        copies = self._store.find(new_job, [_copy_key(checkpoint) for checkpoint in history])
-        if len(copies) != target.checkpoints:
+        keys = [_copy_key(checkpoint) for checkpoint in history]
+        copies = sum(len(self._store.find(new_job, keys[n : n + _PAGE])) for n in range(0, len(keys), _PAGE))
+        if copies != target.checkpoints:
             raise Conflict(
                 f"job {new_job} exists and is not a copy of job {job}",
                 hint=f"choose another name, or delete job {new_job} first",

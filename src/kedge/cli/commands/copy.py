@@ -82,9 +82,9 @@ def transfer_options(function: Callable[..., None]) -> Callable[..., None]:
 def copy_command(session: Session, **options: object) -> None:
     """Copy the history of JOB to the job NEW, or checkpoints of one STORE to another.
 
-    Within a store both jobs share all data. Between stores, of any kind, only what the target lacks is moved and
-    every byte is verified; IDs, numbers, parents, tags, pins and times stay. After an interruption, run it again: it
-    continues and copies nothing twice.
+    Within a store both jobs share all data, and NEW must have no other history. Between stores, of any kind, only what
+    the target lacks is moved and every byte is verified; IDs, numbers, parents, tags, pins and times stay. After an
+    interruption, run it again: it continues and copies nothing twice.
     """
     transfer = Transfer(**options)  # type: ignore[arg-type]  # the parameters above, by their names
     if bool(_STORE.match(transfer.source)) != bool(_STORE.match(transfer.target)):
