@@ -73,14 +73,20 @@ def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = No
             store = unlock(store, lock, actor)
             keep_keyring(url, store)
         elif store.index.is_encrypted:
-            raise Validation(
-                "this store is encrypted, and no key was given",
-                hint="give it: key=, --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
-            )
+            raise _needs_key(store.index)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _needs_key(index: Index) -> Validation:
+    message = "this store is encrypted, and no key was given"
+    if (keyring := index.keyring()) is not None:
+        from .crypto import master_of
+
+        message += f"; it needs the key {master_of(keyring)}"
+    return Validation(message, hint="give it: key=, --key, $KEDGE_KEY or $KEDGE_KEY_FILE")
 
 
 def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
@@ -182,7 +188,7 @@ def _kept_at(url: str) -> str | None:
 
 def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
     scheme, colon, rest = url.partition(":")
-    if "?blobs=" in url and not is_postgresql(url):
+    if "?blob" in url and not is_postgresql(url):
         raise Validation(
             f"{url!r}: only an index in PostgreSQL keeps its bytes elsewhere", hint="use postgresql://…?blobs=…"
         )
@@ -202,7 +208,7 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
 
         return open_files(Path(rest), namespace=namespace, create=create)
     if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
-        raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
+        raise Validation(f"unsupported store URL scheme: {scheme}", hint=_FORMS)
     path = rest if colon and scheme == "file" else url
     if not path or "\0" in path:
         raise Validation(f"{url!r} names no directory", hint=_FORMS)
@@ -311,6 +317,11 @@ def open_server(url: str) -> Server:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     options.pop("blobs", None)
+    from difflib import get_close_matches  # not for every start
+
+    for name in options:
+        if get_close_matches(name.lower(), ["blobs"], cutoff=0.75):
+            raise Validation(f"unknown option {name!r} in the store URL", hint="did you mean blobs=?")
     with needing("psycopg", extra="postgres"):
         from .index.postgres.server import Server
     return Server(urlunsplit(parts._replace(query=urlencode(options))))

@@ -39,6 +39,7 @@ NAMES = (
     "server",
     "fuzz",
     "interrupts",
+    "packages",
     "mutants",
     "model",
 )

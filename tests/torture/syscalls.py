@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
 import shutil
+import socket
+import struct
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -82,8 +87,22 @@ def _opened(place: str) -> kedge.CheckpointManager:
     return _open[place]
 
 
-def operate(report: Report, connection: Connection, name: str, place: str) -> None:
+def _reporter(connection: Connection) -> Report:
+    """As the one that is given, but without write(2), which is what may fail in any thread."""
+    lock = threading.Lock()
+    handle = socket.socket(fileno=os.dup(connection.fileno()))
+
+    def report(*message: object) -> None:
+        content = pickle.dumps((time.monotonic(), message))
+        with lock:
+            handle.sendall(struct.pack("!i", len(content)) + content)
+
+    return report
+
+
+def operate(_: Report, connection: Connection, name: str, place: str) -> None:
     """A child that does one operation under the eyes of strace, and again, unobserved, if it failed."""
+    report = _reporter(connection)
     kedge.store.local.WORKERS = 1  # every thread's calls come in the same order each time
     if name != "create":
         _opened(place).stats()

@@ -191,6 +191,12 @@ def _branch(checkpoint_id: str, job: str | None = None, lease: int | None = None
     return Call("POST", _at("checkpoints", checkpoint_id, "branch"), Checkpoint.from_json, body=body)
 
 
+def _delete_job(job: str, *, even_pinned: bool = False) -> Call[int]:
+    """Delete all checkpoints of a job; tells how many."""
+    params = {"even_pinned": "true"} if even_pinned else {}
+    return Call("DELETE", _at("jobs", job), lambda answer: int(answer["deleted"]), params)
+
+
 def _copy(job: str, to: str) -> Call[int]:
     """Copy a job's history to a new name; how many checkpoints it has."""
     return Call("POST", _at("jobs", job, "copy"), lambda answer: int(answer["checkpoints"]), body={"to": to})
@@ -421,6 +427,7 @@ class Endpoints:
     condemn = Endpoint(_condemn)
     branch = Endpoint(_branch)
     copy = Endpoint(_copy)
+    delete_job = Endpoint(_delete_job)
     keys = Endpoint(_keys)
     restore = Endpoint(_restore)
     diff = Endpoint(_diff)

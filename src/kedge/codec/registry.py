@@ -1,9 +1,9 @@
 """Types of the application: registered under a name and a version, saved as data, rebuilt by the name (I7).
 
-A dataclass, pydantic model, msgspec Struct, namedtuple or Enum is saved by its fields and comes back with
-exactly these: constructors, validators and `__post_init__` do not run, because a state that could be saved
-must be loadable. Only data that an `upgrade` has touched is validated by pydantic. Any other class brings
-`encode` and `decode`.
+A dataclass, pydantic model, msgspec Struct, namedtuple or Enum is saved by its fields. It comes back with exactly
+these, and with the defaults of fields that were added since: constructors, validators and `__post_init__` do not run,
+because a state that could be saved must be loadable. Only data that an `upgrade` has touched is validated by pydantic.
+Any other class brings `encode` and `decode`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, Flag
 from typing import Any, TypeVar
 
@@ -52,10 +52,11 @@ def register(
 ) -> Callable[[type[_T]], type[_T]]:
     """Class decorator: states may hold instances of exactly this class, saved under `name` and `version`.
 
-    What an older version saved goes through `upgrade(fields, old_version)`, which answers the fields of the
-    current version. `encode(obj)` answers any value the codec knows and `decode` takes it back; `upgrade` is
-    then given that value. The same class may be registered again (a module was reloaded); another class under
-    a used name, or a class that could not come back exactly, is a Validation error.
+    A new field that has a default needs no new version. For other changes raise `version`: what an older version saved
+    goes through `upgrade(fields, old_version)`, which answers the fields of the current version. For a class without
+    fields, `encode(obj)` answers any value the codec knows and `decode` takes it back; `upgrade` is then given that
+    value. The same class may be registered again (a module was reloaded); another class under a used name, or a class
+    that could not come back exactly, is a Validation error.
     """
     parse_name("type name", name)
     if type(version) is not int or version < 1:
@@ -187,21 +188,22 @@ def _call(role: str, name: str, function: Callable[..., Any], *arguments: object
         raise Problem(f"{role} of type {name!r} failed: {type(error).__name__}: {error}", error=Validation) from error
 
 
-def _check_names(cls: type, fields: object, expected: Iterable[str]) -> Fields:
-    """`fields` in the order of the class, if they are exactly those it has now."""
+def _check_names(cls: type, fields: object, expected: Iterable[str], defaults: Collection[str]) -> Fields:
+    """`fields` in the order of the class, if it has all of them now, and the others have `defaults`."""
     if not isinstance(fields, Mapping):
         raise Problem(f"{{path}} has no fields for {qualified(cls)} but a {type(fields).__name__}", "", Validation)
     names = list(expected)
-    missing, unknown = [n for n in names if n not in fields], [n for n in fields if n not in names]
+    missing = [name for name in names if name not in fields and name not in defaults]
+    unknown = [name for name in fields if name not in names]
     if missing or unknown:
         differences = [f"lacks {', '.join(missing)}"] * bool(missing)
         differences += [f"has {', '.join(map(str, unknown))}"] * bool(unknown)
         raise Problem(
             f"{{path}} does not fit {qualified(cls)}: what was saved {' and '.join(differences)}",
-            "when fields change, raise version= and give upgrade=",
+            "give a new field a default; for other changes raise version= and give upgrade=",
             Validation,
         )
-    return {name: fields[name] for name in names}
+    return {name: fields[name] for name in names if name in fields}
 
 
 # --- the forms: what to take from an object, and how to make it again ---
@@ -267,10 +269,20 @@ def _take_dataclass(value: Any) -> tuple[object, Fields]:
 
 def _restore_dataclass(cls: type, fields: Any, more: object, upgraded: bool) -> object:
     value: object = object.__new__(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    for name, item in _check_names(cls, fields, names).items():
-        object.__setattr__(value, name, item)  # also past frozen
+    declared = {field.name: field for field in dataclasses.fields(cls)}
+    defaults = {name for name, field in declared.items() if _has_default(field)}
+    given = _check_names(cls, fields, declared, defaults)
+    for name, field in declared.items():
+        object.__setattr__(value, name, given[name] if name in given else _default(field))  # also past frozen
     return value
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _take_namedtuple(value: Any) -> tuple[object, Fields]:
@@ -279,7 +291,8 @@ def _take_namedtuple(value: Any) -> tuple[object, Fields]:
 
 
 def _restore_namedtuple(cls: Any, fields: Any, more: object, upgraded: bool) -> object:
-    return tuple.__new__(cls, _check_names(cls, fields, cls._fields).values())
+    given = _check_names(cls, fields, cls._fields, cls._field_defaults)
+    return tuple.__new__(cls, ({**cls._field_defaults, **given}[name] for name in cls._fields))
 
 
 def _take_struct(value: Any) -> tuple[object, Fields]:
@@ -287,7 +300,12 @@ def _take_struct(value: Any) -> tuple[object, Fields]:
 
 
 def _restore_struct(cls: Any, fields: Any, more: object, upgraded: bool) -> object:
-    return cls(**_check_names(cls, fields, cls.__struct_fields__))
+    names, defaults = cls.__struct_fields__, cls.__struct_defaults__  # of the last fields
+    required = sys.modules["msgspec"].NODEFAULT
+    optional = {
+        name for name, default in zip(reversed(names), reversed(defaults), strict=False) if default is not required
+    }
+    return cls(**_check_names(cls, fields, names, optional))
 
 
 def _take_model(value: Any) -> tuple[object, Fields]:
@@ -315,8 +333,13 @@ def _restore_model(cls: Any, fields: Any, more: Any, upgraded: bool) -> object:
             value.__pydantic_private__.update(private)
         return value
     value = cls.__new__(cls)
+    optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+    given = _check_names(cls, fields, cls.model_fields, optional)
     state = {
-        "__dict__": _check_names(cls, fields, cls.model_fields),
+        "__dict__": {
+            name: given[name] if name in given else field.get_default(call_default_factory=True, validated_data=given)
+            for name, field in cls.model_fields.items()
+        },
         "__pydantic_fields_set__": set(more["fields_set"]),
         "__pydantic_extra__": extra,
         "__pydantic_private__": private,

@@ -133,10 +133,12 @@ class Terminal(Watcher):
                 return
             self._drawn_at[path] = now
             shown = self._live()
+            name, text = _fitted(show(path), str(tally), shown.console.width)
+            facts: dict[str, Any] = {"description": _escaped(name), "text": _escaped(text), "total": tally.total}
+            facts["completed"] = tally.done + tally.reused + tally.failed
             if path not in self._bars:
-                self._bars[path] = shown.add_task(_escaped(show(path)), total=tally.total, text="")
-            completed = tally.done + tally.reused + tally.failed
-            shown.update(self._bars[path], completed=completed, total=tally.total, text=str(tally))
+                self._bars[path] = shown.add_task(**facts)
+            shown.update(self._bars[path], **facts)
             if is_over:
                 shown.remove_task(self._bars.pop(path))
         if is_over:
@@ -166,15 +168,30 @@ class Terminal(Watcher):
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
+            self._console = self._console or Console(stderr=True)
             self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(_bar_width(self._console.width)),
                 TextColumn("[dim]{task.fields[text]}"),
-                console=self._console or Console(stderr=True),
+                console=self._console,
                 transient=True,
             )
             self._progress.start()
         return self._progress
+
+
+def _bar_width(width: int) -> int:
+    return 24 if width >= 100 else 8
+
+
+def _fitted(name: str, text: str, width: int) -> tuple[str, str]:
+    """What stands before and behind a bar, cut so that all three fit into one line."""
+    name = _cut(name, width // 4)
+    return name, _cut(text, width - len(name) - _bar_width(width) - 2)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def watcher(progress: bool | None) -> Watcher:

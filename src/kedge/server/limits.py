@@ -89,6 +89,9 @@ class Edge:
             return
         headers = dict(scope["headers"])
         token = request_id.set(choose_request_id(headers.get(b"x-request-id", b"").decode("latin-1")))
+        asked = scope["method"]
+        if asked == "HEAD":  # every GET route answers it: the same headers, no body
+            scope, send = {**scope, "method": "GET"}, _HeadersOnly(send)
         answer = _Answer(send, request_id.get())
         started = time.perf_counter()
         self.in_flight += 1
@@ -104,7 +107,7 @@ class Edge:
             self.in_flight -= 1
             self.service.slots.discard(body)
             self.service.sign_ins.discard(body)
-            self._note(scope, answer, time.perf_counter() - started)
+            self._note(asked, scope, answer, time.perf_counter() - started)
             request_id.reset(token)
 
     async def _run(self, scope: Scope, body: Body, answer: _Answer) -> None:
@@ -129,7 +132,7 @@ class Edge:
         called = name if port.isdecimal() else host
         if self.hosts and called not in self.hosts:
             refused.labels("host").inc()
-            return problem(421, "wrong_host", "this service is not called so", "start it with --allow-host NAME")
+            return problem(421, "wrong_host", "host name not allowed", "start it with --allow-host NAME")
         size, hosts = len(scope.get("raw_path") or b"") + len(scope["query_string"]), 0
         for name, value in scope["headers"]:
             size += len(name) + len(value) + 4
@@ -146,21 +149,21 @@ class Edge:
             return of_error(_too_large(limits.body_bytes))
         return None
 
-    def _note(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+    def _note(self, asked: str, scope: Scope, answer: _Answer, seconds: float) -> None:
         route = getattr(scope.get("route"), "path_format", None) or getattr(scope.get("route"), "path", None) or "none"
-        metrics, method = self.service.metrics, scope["method"] if scope["method"] in _METHODS else "other"
+        metrics, method = self.service.metrics, asked if asked in _METHODS else "other"
         metrics.note(method, route, answer.status, seconds)
         if _log.isEnabledFor(logging.INFO):
             client = scope.get("client")
             facts = {
-                "method": scope["method"],
+                "method": asked,
                 "path": scope["path"],
                 "status": answer.status,
                 "ms": round(seconds * 1000, 3),
                 "client": client[0] if client else None,
                 "actor": scope.get("state", {}).get("actor"),
             }
-            _log.info("%s %s %s", scope["method"], scope["path"], answer.status, extra={"facts": facts})
+            _log.info("%s %s %s", asked, scope["path"], answer.status, extra={"facts": facts})
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -224,6 +227,24 @@ def body_of(scope: Scope) -> Body:
     body = scope[_BODY]
     assert isinstance(body, Body)
     return body
+
+
+class _HeadersOnly:
+    """`send` for HEAD: ends the answer after its headers; whoever goes on sending hears that nobody listens."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_over = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        if not self._is_over:
+            self._is_over = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if message.get("more_body", False):
+            raise ClientDisconnect
 
 
 class _Answer:

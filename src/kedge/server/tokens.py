@@ -142,8 +142,8 @@ class Tokens:
         """Whether there ever was one: a store whose tokens are all revoked is closed, not open."""
         if (remembered := self.remember_made()) is not None:
             return remembered
-        jobs = self._manager.jobs(JOB, 1)
-        self._ever = time.monotonic(), bool(jobs) and jobs[0].name == JOB and jobs[0].last_seq > 0
+        job = self._manager.store.job(JOB)  # which stays when its checkpoints are deleted
+        self._ever = time.monotonic(), job is not None and job.last_seq > 0
         return self._ever[1]
 
     def find(self, text: str) -> Token | None:

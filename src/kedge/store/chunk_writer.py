@@ -1,6 +1,6 @@
 """From streams of bytes to chunks in a store: cut, compare, digest, compress, seal, place.
 
-For each chunk (the order is measured, docs/benchmarks.md): BLAKE3 → equal to the chunk at the same place of an earlier
+For each chunk (the order is measured): BLAKE3 → equal to the chunk at the same place of an earlier
 checkpoint? then that one is reused → known to the index? then that one is reused → zstd where a sample shrinks → a
 pack, or the index row itself when all that is new is small.
 

@@ -42,6 +42,22 @@ def test_copy(run: Run) -> None:
     assert json.loads(run("restore", "again").stdout) == 2
     run("copy", "train", "train", code=5)
     run("copy", "nobody", "x", code=4)
+    save(run, "own", 9, job="taken")
+    assert "job taken exists and is not a copy of job train" in run("copy", "train", "taken", code=5).stderr
+    assert len(answer(run("list", "taken", "--json"))["checkpoints"]) == 1
+
+
+def test_delete_a_job(run: Run) -> None:
+    ids = [save(run, f"s{n}", n) for n in range(2)]
+    run("pin", ids[0])
+    assert "--even-pinned" in run("delete", "train", "--all", code=5).stderr
+    run("delete", "train", code=2)
+    run("delete", "train", ids[1], "--all", code=2)
+    run("delete", "train", ids[1], "--even-pinned", code=2)
+    assert answer(run("delete", "train", "--all", "--even-pinned", "--json")) == {"job": "train", "deleted": ids}
+    assert answer(run("jobs", "--json"))["jobs"] == []
+    run("delete", "train", "--all", code=4)
+    assert "deleted, with 0 checkpoints" in run("delete", "train", "--all", "--missing-ok").stdout
 
 
 def test_cleanup_shows_before_it_deletes(run: Run) -> None:

@@ -313,3 +313,9 @@ def test_long_texts_are_shown_in_part(run: Run) -> None:
     save(run, "one", {})
     save(run, "two", {"text": "word " * 100})
     assert f"+ text  {('word ' * 20)!r}… · 500 characters" in run("diff", "train~1", "train").stdout
+
+
+def test_jobs_show_their_policies(run: Run) -> None:
+    save(run, "one", 1)
+    run("cleanup", "train", "--keep-last", "5", "--daily", "7", "--set")
+    assert "keep last 5, daily 7" in run("jobs").stdout

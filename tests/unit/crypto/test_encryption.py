@@ -190,6 +190,9 @@ def test_without_the_right_key_nothing_opens(place: Path, store: kedge.Checkpoin
     for attempt in (lambda: kedge.open(place), lambda: kedge.open(place, namespace="other")):
         with pytest.raises(Validation, match="encrypted, and no key was given"):
             attempt()
+    assert store.encryption is not None
+    with pytest.raises(Validation, match=f"it needs the key {store.encryption['master_key']}"):
+        kedge.open(place)
     with pytest.raises(Validation, match=r"is encrypted under key .*, and the one given is"):
         kedge.open(place, key=OTHER)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kedge.cli.command import Session, store_command
+from kedge.errors import Validation
 from kedge.terminal.text import safe
 
 
@@ -16,6 +17,11 @@ def migrate_command(session: Session) -> None:
     from kedge.manager import without_secrets
     from kedge.urls import migrate
 
+    if session.url.startswith(("http://", "https://")):
+        raise Validation(
+            "a service upgrades its own store when it starts",
+            hint="upgrade Kedge where the service runs and restart it, or give --store the store itself",
+        )
     before, after = migrate(session.url)
     place = without_secrets(session.url)
     text = f" has format {after} already" if before == after else f": format {before or 'none'} → {after}"

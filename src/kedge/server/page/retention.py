@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from kedge.care.policies import policy_in_words, rules_of
 from kedge.care.retention import Plan, RetentionPolicy
 from kedge.errors import Validation
 from kedge.manager import CheckpointManager
@@ -140,20 +140,3 @@ def _count(name: str, text: str) -> int:
         hint = f"write it like step=10, stage=3; levels are {levels}" if name in LEVELS else "use a whole number"
         raise Validation(f"“{text[:40]}” is no number for {shown}", hint=hint)
     return int(text)
-
-
-def rules_of(policy: str | None) -> dict[str, str]:
-    """A stored policy as texts of the form."""
-    rules: dict[str, object] = json.loads(policy) if policy else {}
-    return {name: _text(rule) for name, rule in rules.items()}
-
-
-def _text(rule: object) -> str:
-    if isinstance(rule, dict):
-        return ", ".join(f"{level}={count}" for level, count in rule.items())
-    return ", ".join(map(str, rule)) if isinstance(rule, list) else str(rule)
-
-
-def policy_in_words(policy: str | None) -> str:
-    """The rules of a policy, such as "keep last 5, daily 3"."""
-    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in rules_of(policy).items())

@@ -118,8 +118,7 @@ async def run(request: Request, access: Reader, key: str) -> Response:
             "asks": asked(store, key),
             "logs": logs_of(store, key),
             "progress": found.progress,
-            "command": f"kedge runs resume {key}"
-            + ("" if store.namespace == "default" else f" --namespace {store.namespace}"),
+            "command": f"kedge runs resume {key}",
             "money": [("Models", str(bills_of(store, key).get("", "")))],
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -102,6 +103,8 @@ async def answer(
 def page(request: Request, access: Access | None, name: str, facts: dict[str, Any], *, status: int = 200) -> Response:
     root = request.scope.get("root_path", "")
     is_whole = "hx-request" not in request.headers
+    address = f"{request.url.scheme}://{request.url.netloc}{root}"
+    tenant = f" --namespace {access.namespace}" if access and access.namespace != "default" else ""
     shared: dict[str, Any] = {
         "root": root,
         "script": _SCRIPT if _mark(_SCRIPT) else None,
@@ -113,6 +116,8 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "signed_in": access is not None,
         "has_login": session_of(request) is not None,
         "namespace": access.namespace if access else "",
+        "address": address,
+        "shell_options": f" --store {shlex.quote(address)}{tenant}",
         "namespaces": access.caller.namespaces if access else (),
         "may_write": access is not None and access.caller.scope.includes(Scope.WRITE),
         "may_admin": access is not None and access.caller.scope.includes(Scope.ADMIN),
@@ -188,7 +193,7 @@ def pretty(value: object) -> str:
 
 
 def find_job(store: CheckpointManager, name: str) -> Job:
-    found = store.jobs(parse_name("job", name), 1)
-    if not found or found[0].name != name:
+    job = store.store.job(parse_name("job", name))  # also one that has no checkpoints left
+    if job is None:
         raise NotFound(f"there is no job {name}", hint="it may have been misspelt; the list of jobs shows all")
-    return found[0]
+    return job

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from kedge.errors import NotFound
 from kedge.server import schemas
-from kedge.server.auth import Reads
+from kedge.server.auth import Reads, Writes
 from kedge.server.gate import GatedRoute
 
 from . import API, PROBLEMS
@@ -38,3 +38,14 @@ async def get_job(access: Reads, job: schemas.Name) -> Any:
     if not found or found[0].name != job:
         raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
     return found[0].to_json()
+
+
+@router.delete("/jobs/{job}", response_model=schemas.DeletedJob)
+async def delete_job(
+    access: Writes,
+    job: schemas.Name,
+    even_pinned: Annotated[bool, Query(description="Delete pinned checkpoints too.")] = False,
+) -> Any:
+    """Delete all checkpoints of a job and its retention policy. A pinned checkpoint is a conflict."""
+    deleted = await access.ask(lambda store: store.delete_job(job, even_pinned=even_pinned))
+    return {"job": job, "deleted": deleted}

@@ -42,10 +42,11 @@ async def set_retention(access: Writes, job: schemas.Name, wish: schemas.SetRete
     policy = None if wish.policy is None else _policy(wish.policy)
 
     def change(store: CheckpointManager) -> Job:
-        if not any(found.name == job for found in store.jobs(job, 1)):
+        if store.store.job(job) is not None:
+            store.set_retention(job, policy)
+        if (changed := store.store.job(job)) is None:
             raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
-        store.set_retention(job, policy)
-        return store.jobs(job, 1)[0]
+        return changed
 
     return JsonAnswer((await access.ask(change)).to_json())
 
