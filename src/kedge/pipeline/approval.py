@@ -17,10 +17,10 @@ from typing import Any
 
 from kedge.errors import Conflict, Denied, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, parse_decision
+from kedge.model import INBOX_SUFFIX, Checkpoint, parse_decision
 
 from .account import Waiting
-from .inbox import SUFFIX, parse_run_key, post
+from .inbox import parse_run_key, post
 from .keys import step_key
 from .owner import newest_status, walk_jobs
 
@@ -133,13 +133,13 @@ def expire(store: CheckpointManager, asked: PendingApproval) -> Approval:
 
 
 def decision_of(store: CheckpointManager, job: str, approval_id: str) -> Approval | None:
-    message = store.load_by_key(parse_run_key(job) + SUFFIX, _decision_key(approval_id))
+    message = store.load_by_key(parse_run_key(job) + INBOX_SUFFIX, _decision_key(approval_id))
     return None if message is None else _decision_in(message[1])
 
 
 def _decision_by_name(store: CheckpointManager, job: str, name: str) -> Approval | None:
     """The newest decision about a checkpoint of this name, which the execution no longer waits for."""
-    messages = store.list(job + SUFFIX, metadata={"kind": APPROVAL, "name": name}, limit=1)
+    messages = store.list(job + INBOX_SUFFIX, metadata={"kind": APPROVAL, "name": name}, limit=1)
     return _decision_in(store.load(messages[0].id)) if messages else None
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
-from kedge.model import MAX_STEP_CHARACTERS, Checkpoint, CheckpointId, parse_name
+from kedge.model import INBOX_SUFFIX, MAX_STEP_CHARACTERS, Checkpoint, CheckpointId, parse_name
 
-SUFFIX = ":inbox"
 CANCEL = "cancel"
 _PAGE = 100
 
@@ -16,8 +15,10 @@ _PAGE = 100
 def parse_run_key(key: str) -> str:
     """A run key is a name that leaves room for that of its inbox."""
     name = parse_name("run key", key)
-    if len(name) > 128 - len(SUFFIX) or name.endswith(SUFFIX):
-        raise InvalidName(f"{key[:80]!r} is not a valid run key", hint=f"use at most {128 - len(SUFFIX)} characters")
+    if len(name) > 128 - len(INBOX_SUFFIX) or name.endswith(INBOX_SUFFIX):
+        raise InvalidName(
+            f"{key[:80]!r} is not a valid run key", hint=f"use at most {128 - len(INBOX_SUFFIX)} characters"
+        )
     return name
 
 
@@ -32,7 +33,7 @@ def post(
 ) -> CheckpointId:
     """Leave a message for a run, durably, whether somebody works on it or not."""
     return store.save(
-        parse_run_key(key) + SUFFIX,
+        parse_run_key(key) + INBOX_SUFFIX,
         f"{kind} {name}".strip()[:MAX_STEP_CHARACTERS],
         {"value": value},
         level="pipeline",
@@ -46,7 +47,7 @@ class Inbox:
 
     def __init__(self, store: CheckpointManager, key: str, seen: int = 0) -> None:
         self._store = store
-        self._job = key + SUFFIX
+        self._job = key + INBOX_SUFFIX
         self.seen = seen
 
     def new(self) -> Iterator[Checkpoint]:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from kedge.errors import Validation
 from kedge.manager import CheckpointManager
-from kedge.model import CheckpointId, parse_step
+from kedge.model import INBOX_SUFFIX, CheckpointId, parse_step
 
 from .account import Waiting
 from .approval import Approval, PendingApproval, decision_of, expire
-from .inbox import SUFFIX, post
+from .inbox import post
 from .keys import Path, show
 from .session import Session
 from .signals import Paused
@@ -58,7 +58,9 @@ def send(store: CheckpointManager, key: str, name: str, value: object = None) ->
 
 def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | None) -> Any:
     def look() -> tuple[Any] | None:
-        first = session.store.list(session.key + SUFFIX, metadata={"kind": SIGNAL, "name": name}, after=0, limit=1)
+        first = session.store.list(
+            session.key + INBOX_SUFFIX, metadata={"kind": SIGNAL, "name": name}, after=0, limit=1
+        )
         if not first:
             return None
         state: Any = session.store.load(first[0].id)
