@@ -63,11 +63,12 @@ if TYPE_CHECKING:
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
     from .pipeline.approval import Approval, decide
     from .pipeline.declaration import current_run, pipeline, step
+    from .pipeline.failure import ItemError, StepFailed
+    from .pipeline.inbox import send
     from .pipeline.retry import Retry
     from .pipeline.run import Run
     from .pipeline.run import Run as run  # noqa: N813
     from .pipeline.signals import Paused
-    from .pipeline.wait import send
     from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
 
 __version__ = "0.1.0"
@@ -114,6 +115,7 @@ __all__ = [
     "File",
     "IdempotencyConflict",
     "InvalidName",
+    "ItemError",
     "Job",
     "Lease",
     "LeaseHeld",
@@ -131,6 +133,7 @@ __all__ = [
     "Retry",
     "Run",
     "RunStatus",
+    "StepFailed",
     "StepTimeout",
     "StorageError",
     "TooLarge",
@@ -166,7 +169,8 @@ _HOMES = {
     "manager": ("CheckpointManager",),
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
-        "Approval", "Paused", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
+        "Approval", "ItemError", "Paused", "Retry", "Run", "StepFailed", "current_run", "decide", "pipeline", "run",
+        "send", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

@@ -18,16 +18,17 @@ from typing import Any
 
 from .approval import Approval, PendingApproval, decide, find_approvals, pending_approvals
 from .declaration import Pipeline, current_run, pipeline, step
+from .failure import ItemError, StepFailed
+from .inbox import send
 from .retry import Retry
 from .run import Run
 from .signals import Paused
-from .wait import send
 
 run = Run
 
 __all__ = [
-    "Approval", "Paused", "PendingApproval", "Pipeline", "Retry", "Run", "current_run", "decide", "find_approvals",
-    "pending_approvals", "pipeline", "run", "send", "step",
+    "Approval", "ItemError", "Paused", "PendingApproval", "Pipeline", "Retry", "Run", "StepFailed", "current_run",
+    "decide", "find_approvals", "pending_approvals", "pipeline", "run", "send", "step",
 ]  # fmt: skip
 
 

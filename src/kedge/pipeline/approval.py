@@ -20,7 +20,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, Checkpoint, parse_decision
 
 from .account import Waiting
-from .inbox import parse_run_key, post
+from .inbox import StoreLike, opened, parse_run_key, post
 from .keys import step_key
 from .owner import newest_status, walk_jobs
 
@@ -91,15 +91,20 @@ def find_approvals(store: CheckpointManager, *, most_jobs: int | None = None) ->
 
 
 def decide(
-    store: CheckpointManager, key: str, name: str, approved: bool, *, actor: str | None = None, comment: str = ""
+    store: StoreLike, key: str, name: str, approved: bool, *, actor: str | None = None, comment: str = ""
 ) -> Approval:
-    """Approve or deny what a run, or an execution of a workflow, waits for: for good.
+    """Approve or deny what a run, or an execution of a workflow, waits for: for good. `store` may be a path or URL.
 
     `name` is the path of the approval, with the stages it is in, or the name or ID of an execution's checkpoint.
     Raises Conflict when it was decided or has expired, NotFound when nobody asked.
     """
     approved = parse_decision(approved)
-    matching = [asked for asked in _asked(store, parse_run_key(key)) if name in (asked.id, asked.name)]
+    with opened(store) as manager:
+        return _decide(manager, parse_run_key(key), name, approved, actor or manager.actor, comment)
+
+
+def _decide(store: CheckpointManager, key: str, name: str, approved: bool, actor: str, comment: str) -> Approval:
+    matching = [asked for asked in _asked(store, key) if name in (asked.id, asked.name)]
     if not matching:
         if (earlier := decision_of(store, key, name) or _decision_by_name(store, key, name)) is not None:
             raise earlier.conflict(key, name)
@@ -107,7 +112,7 @@ def decide(
     asked = matching[-1]
     if asked.is_expired:
         raise expire(store, asked).conflict(key, name)
-    return decide_once(store, asked, approved, actor or store.actor, comment)
+    return decide_once(store, asked, approved, actor, comment)
 
 
 def decide_once(store: CheckpointManager, asked: PendingApproval, approved: bool, actor: str, comment: str) -> Approval:

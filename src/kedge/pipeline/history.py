@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
@@ -14,6 +14,7 @@ from kedge.model import Checkpoint, RunStatus
 
 from .inbox import CANCEL, post
 from .items import maps_of
+from .kept import kept_failures
 from .keys import show
 from .owner import newest_status, save_status, status_of, take_lease, walk_jobs
 
@@ -168,6 +169,8 @@ def explain(
     """For each step why it ran, was reused, or is stale, as of the newest session; `steps` if they were read before."""
     session = find_run(store, key).sessions
     ran, reused, has_ended = _session_lists(store, key, session)
+    newest = newest_status(store, key)
+    kept = set() if newest is None else {record.id for record in kept_failures(store, key, newest).values()}
     steps = steps_of(store, key) if steps is None else steps
     maps = {show(path) for path, history in steps.items() if history.is_map}
     whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
@@ -180,20 +183,29 @@ def explain(
             explanations.append(Explanation(text, "map", f"{history.items:,} items kept{failed}", None, None, 0))
             continue
         outer = next((part for n in range(1, len(path)) if (part := show(path[:n])) in whole), "")
-        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer))
+        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer, kept))
     explanations += [Explanation(text, "ran", "its result is never kept", None, None, 1) for text in ran]
     return explanations
 
 
 def _explain_step(
-    path: str, history: StepHistory, session: int, is_reused: bool, has_ended: bool, outer: str
+    path: str,
+    history: StepHistory,
+    session: int,
+    is_reused: bool,
+    has_ended: bool,
+    outer: str,
+    kept: Collection[str],
 ) -> Explanation:
-    """`outer` is a step that was reused, or a map, in which this one is."""
+    """`outer` is a step that was reused, or a map, in which this one is; `kept` are the IDs of failures that stay."""
     newest = history.results[-1] if history.results else None
     failures = [f for f in history.failures if f.metadata.get("session") == session]
-    if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused):
+    is_kept = bool(history.failures) and history.failures[-1].id in kept
+    if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused) or is_kept:
         last = history.failures[-1]
         again = "it runs again when the run is resumed"
+        if is_kept:
+            again = "the failure is kept, because the pipeline handled it; runs resume --retry-failed tries it again"
         return Explanation(
             path,
             "failed",

@@ -64,7 +64,7 @@ def cleanup_command(
     """Delete the old checkpoints of JOB, except those that any of the rules keeps.
 
     Without rules, the policy stored for JOB is used. Pinned checkpoints, the newest one and the ancestors of what
-    stays are always kept. `kedge gc` frees the space. Runs, queues and the records of LLM calls are cleaned up only when
+    stays are always kept. `kedge gc` frees the space. Runs, queues and the records of LLM calls are cleaned up only if
     JOB names them, because what is deleted there runs, and is paid, again.
     """
     from kedge.care.records import needed_for

@@ -199,7 +199,7 @@ def signal_command(session: Session, run: str, name: str, value: str) -> None:
     """Send a value to a run. It waits, or will wait, for it with run.signal(NAME)."""
     from kedge.cli.pairs import parse_json
     from kedge.pipeline.history import find_run
-    from kedge.pipeline.wait import send
+    from kedge.pipeline.inbox import send
 
     sent = parse_json("the value", value)
     with session.open() as manager:
