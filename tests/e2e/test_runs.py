@@ -52,7 +52,7 @@ PROGRAM = """
         run = kedge.current_run()
         total = await run.step("add", add, 41)
         if wait_s is not None:
-            run.signal("go", wait_s=wait_s)
+            await run.aio.signal("go", wait_s=wait_s)
         return total
 
     @kedge.pipeline(store="own")

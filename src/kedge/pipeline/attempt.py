@@ -40,6 +40,36 @@ def check_picklable(function: object, what: str, why: str) -> None:
         ) from error
 
 
+def check_main_guard() -> None:
+    """Raise if the program's file starts processes outside `if __name__ == "__main__":`.
+
+    Each process imports that file, and so would start the program again.
+    """
+    import ast
+    import sys
+
+    main, frame = sys.modules.get("__main__"), sys._current_frames().get(threading.main_thread().ident or 0)
+    file = getattr(main, "__file__", None)
+    while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
+        frame = frame.f_back
+    if frame is None or file is None:
+        return
+    try:
+        with open(file, encoding="utf-8") as source:
+            statements = ast.parse(source.read()).body
+    except (OSError, ValueError, SyntaxError):
+        return
+    for statement in statements:
+        if statement.lineno <= frame.f_lineno <= (statement.end_lineno or 0):
+            if isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test):
+                return
+            raise Validation(
+                f'{file}, line {frame.f_lineno}: steps with timeout_s=, and maps with executor="process", run in '
+                "processes, and each of those imports this file",
+                hint='put what the program does below `if __name__ == "__main__":`, or use timeout_in="thread"',
+            )
+
+
 def new_pool(workers: int) -> tuple[ProcessPool, Event]:
     """Processes that are started clean (no fork beside threads), ignore Ctrl-C, and end with their parent.
 
@@ -49,6 +79,7 @@ def new_pool(workers: int) -> tuple[ProcessPool, Event]:
 
     from pebble import ProcessPool
 
+    check_main_guard()
     context = get_context("forkserver")
     context.set_forkserver_preload(["kedge.pipeline.worker"])
     from .worker import prepare

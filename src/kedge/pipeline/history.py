@@ -8,13 +8,14 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import Cancelled, Conflict, LeaseHeld, NotFound
+from kedge.errors import Cancelled, Conflict, Denied, LeaseHeld, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, RunStatus
+from kedge.model import INBOX_SUFFIX, Checkpoint, RunStatus
 
+from .approval import APPROVAL, decision_of
 from .inbox import CANCEL, post
 from .items import maps_of
-from .kept import kept_failures
+from .kept import asked_again, kept_failures
 from .keys import show
 from .owner import newest_status, save_status, status_of, take_lease, walk_jobs
 
@@ -38,7 +39,8 @@ class RunSummary:
     steps_reused: int
     error: str
     updated_at: datetime
-    waiting: Sequence[Mapping[str, str]]  # each an `account.Waiting`
+    waiting: Sequence[Mapping[str, str]]  # each an `account.Waiting`; decided ones say so until the run goes on
+    is_denied: bool
     progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
 
     @property
@@ -94,7 +96,7 @@ def find_runs(
 def run_of(store: CheckpointManager, job: str) -> RunSummary | None:
     """The run a job is; None for a job that is none."""
     newest = newest_status(store, job)
-    return None if newest is None else _summary(newest, newest.created_at)
+    return None if newest is None else _summary(store, newest, newest.created_at)
 
 
 def find_run(store: CheckpointManager, key: str) -> RunSummary:
@@ -104,7 +106,7 @@ def find_run(store: CheckpointManager, key: str) -> RunSummary:
     return run
 
 
-def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
+def _summary(store: CheckpointManager, newest: Checkpoint, updated_at: datetime) -> RunSummary:
     about = newest.metadata
     return RunSummary(
         newest.job,
@@ -116,9 +118,19 @@ def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
         _count(about.get("reused")),
         _text(about.get("error")),
         updated_at,
-        _list(about.get("waiting")),
+        [_with_decision(store, newest.job, waiting) for waiting in _list(about.get("waiting"))],
+        about.get("is_denied") is True,
         _mapping(about.get("progress")),
     )
+
+
+def _with_decision(store: CheckpointManager, job: str, waiting: Mapping[str, str]) -> Mapping[str, str]:
+    """An entry of `waiting`, with the decision that the run has not followed yet."""
+    decision = decision_of(store, job, waiting.get("name", "")) if waiting.get("for") == APPROVAL else None
+    if decision is None:
+        return waiting
+    facts = {"decision": decision.word, "actor": decision.actor, "decided_at": decision.decided_at}
+    return {**waiting, **facts, "comment": decision.comment}
 
 
 def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHistory]:
@@ -173,14 +185,17 @@ def explain(
     kept = set() if newest is None else {record.id for record in kept_failures(store, key, newest).values()}
     steps = steps_of(store, key) if steps is None else steps
     maps = {show(path) for path, history in steps.items() if history.is_map}
+    has_failures = any(history.failed_items for history in steps.values())
+    failing = {items.path: len(items.failed) for items in maps_of(store, key)} if has_failures else {}
     whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
     explanations = []
     for path, history in steps.items():
         text = show(path)
         ran.pop(text, None)
         if text in maps:
-            failed = f", {history.failed_items} failures" if history.failed_items else ""
-            explanations.append(Explanation(text, "map", f"{history.items:,} items kept{failed}", None, None, 0))
+            failed = f", {failing[text]:,} failed" if failing.get(text) else ""
+            plural = "item" if history.items == 1 else "items"
+            explanations.append(Explanation(text, "map", f"{history.items:,} {plural} kept{failed}", None, None, 0))
             continue
         outer = next((part for n in range(1, len(path)) if (part := show(path[:n])) in whole), "")
         explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer, kept))
@@ -272,10 +287,33 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
 
 def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
     """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
+    if run.is_denied:
+        raise Denied(f"run {run.key}: {run.error}", hint="a denial is final; use another key to start anew")
     if run.status is RunStatus.CANCELLED:
         raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
-    if run.status is RunStatus.COMPLETED and not any(items.failed for items in maps_of(store, run.key)):
-        raise Conflict(f"run {run.key} is completed", hint="there is nothing to resume; a new key starts anew")
+    if run.status is not RunStatus.COMPLETED or any(items.failed for items in maps_of(store, run.key)):
+        return
+    newest = newest_status(store, run.key)
+    if newest is None or not asked_again(store, run.key, since=newest.created_at):
+        raise Conflict(
+            f"run {run.key} already completed on {run.updated_at:%Y-%m-%d %H:%M} UTC",
+            hint="there is nothing to resume; a new key starts anew",
+        )
+
+
+def delete_run(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> int:
+    """Delete all records of a run and the messages to it; answers how many. LeaseHeld while somebody works on it.
+
+    What its steps returned is lost: a run under the same key starts anew.
+    """
+    find_run(store, key)
+    with take_lease(store, key, ttl_s):
+        records = [*store.walk(key + INBOX_SUFFIX), *store.walk(key)]
+        if pinned := next((record for record in records if record.is_pinned), None):
+            raise Conflict(f"{pinned.id} of run {key} is pinned", hint=f"unpin it: kedge pin {pinned.id} --off")
+        for start in range(0, len(records), _PAGE):
+            store.store.delete([record.id for record in records[start : start + _PAGE]], actor=store.actor)
+    return len(records)
 
 
 def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from kedge.errors import NotFound
@@ -116,7 +117,7 @@ def kept_failures(store: CheckpointManager, run: str, newest: Checkpoint) -> dic
     if not kept:
         return {}
     released = _released_in(store, newest)
-    asked = _asked_again(store, run)
+    asked = asked_again(store, run)
     return {
         key: record
         for key, record in kept.items()
@@ -142,11 +143,13 @@ def path_of(record: Checkpoint) -> str:
     return show(tuple(map(str, path))) if isinstance(path, list) else record.step
 
 
-def _asked_again(store: CheckpointManager, run: str) -> dict[str, int]:
+def asked_again(store: CheckpointManager, run: str, since: datetime | None = None) -> dict[str, int]:
+    """For which step keys another attempt was asked for, and up to which of their failures."""
     asked: dict[str, int] = {}
     for message in store.list(run + INBOX_SUFFIX, metadata={"kind": RETRY}):
-        state: Any = store.load(message.id)
-        asked.update(state["value"])
+        if since is None or message.created_at >= since:
+            state: Any = store.load(message.id)
+            asked.update(state["value"])
     return asked
 
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from kedge.errors import Cancelled, CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
+from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.urls import reachable
@@ -148,7 +148,6 @@ class Run:
             session.is_open = False
             session.signals.disarm()
             session.settle()
-            session.watcher.close()
             session.failures.release(error)
             status = _status_after(error)
             if status is RunStatus.PAUSED and session.signals.stopping and not isinstance(error, Paused):
@@ -160,7 +159,7 @@ class Run:
                 if error is None:
                     raise
                 error.add_note(f"The end of run {self.key} could not be recorded: {failure}")
-            _say_how_to_resume(session, status, error)
+            _say_what_follows(session, status, error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -397,9 +396,14 @@ class Run:
         return f"<kedge run {self.key}, session {self.session}>"
 
 
-def _say_how_to_resume(session: Session, status: RunStatus, error: BaseException | None) -> None:
+def _say_what_follows(session: Session, status: RunStatus, error: BaseException | None) -> None:
     key, command = session.key, resume_command(session.store, session.key)
-    if status is RunStatus.PAUSED:
+    if status is RunStatus.COMPLETED and session.completed_at is not None and not session.account.executed:
+        session.watcher.say(f"run {key} already completed on {session.completed_at:%Y-%m-%d %H:%M} UTC; nothing to do")
+    session.watcher.close()
+    if isinstance(error, Denied):
+        error.add_note(f"Run {key} ends here: a denial is final.")
+    elif status is RunStatus.PAUSED:
         sys.stderr.write(f"kedge: run {key} is paused ({error}); to resume it: {command}\n")
     elif isinstance(error, SystemExit):  # nobody shows its notes
         sys.stderr.write(f"kedge: run {key} failed ({error}); to resume it: {command}\n")

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import Cancelled, CheckpointError, Conflict, StepTimeout
+from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, StepTimeout
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 
@@ -67,6 +68,7 @@ class Session:
         self.account = Account()
         self.tasks: set[Task[Any]] = set()  # that carry out steps now
         self.began_at = time.time()
+        self.completed_at: datetime | None = None  # in an earlier session
         self._timeout_s = timeout_s
         self._inbox = Inbox(store, self.key)
         self._inbox_at = 0.0
@@ -94,6 +96,8 @@ class Session:
         self.pipeline = self.pipeline or (known if isinstance(known, str) else None)
         if last.get("status") == RunStatus.CANCELLED:
             raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
+        if last.get("status") == RunStatus.COMPLETED:
+            self.completed_at = newest.created_at
         self.is_imported = last.get("imported") is True
         self._inbox.seen = _number(last.get("inbox"))
         self.number = _number(last.get("session")) + 1
@@ -146,6 +150,7 @@ class Session:
             state["command"] = {"argv": list(sys.orig_argv), "cwd": os.getcwd()}
         if error is not None and status is not RunStatus.COMPLETED:
             metadata["error"] = one_line(error)
+            metadata["is_denied"] = isinstance(error, Denied)
             state["traceback"] = traceback_of(error)
         save_status(self.store, self.lease, status, state, metadata)
 
