@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from .pipeline.declaration import current_run, pipeline, step
     from .pipeline.failure import ItemError, StepFailed
     from .pipeline.inbox import send
+    from .pipeline.queues import Handle, Queue
+    from .pipeline.queues import Queue as queue  # noqa: N813
     from .pipeline.retry import Retry
     from .pipeline.run import Run
     from .pipeline.run import Run as run  # noqa: N813
@@ -113,6 +115,7 @@ __all__ = [
     "Denied",
     "Event",
     "File",
+    "Handle",
     "IdempotencyConflict",
     "InvalidName",
     "ItemError",
@@ -126,6 +129,7 @@ __all__ = [
     "NotFound",
     "OutcomeUnknown",
     "Paused",
+    "Queue",
     "ReadOnly",
     "ReplayMiss",
     "ResumableProcess",
@@ -150,6 +154,7 @@ __all__ = [
     "decide",
     "open",
     "pipeline",
+    "queue",
     "register",
     "run",
     "send",
@@ -169,8 +174,8 @@ _HOMES = {
     "manager": ("CheckpointManager",),
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
-        "Approval", "ItemError", "Paused", "Retry", "Run", "StepFailed", "current_run", "decide", "pipeline", "run",
-        "send", "step",
+        "Approval", "Handle", "ItemError", "Paused", "Queue", "Retry", "Run", "StepFailed", "current_run",
+        "decide", "pipeline", "queue", "run", "send", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

@@ -20,15 +20,17 @@ from .approval import Approval, PendingApproval, decide, find_approvals, pending
 from .declaration import Pipeline, current_run, pipeline, step
 from .failure import ItemError, StepFailed
 from .inbox import send
+from .queues import Handle, Queue
 from .retry import Retry
 from .run import Run
 from .signals import Paused
 
 run = Run
+queue = Queue
 
 __all__ = [
-    "Approval", "ItemError", "Paused", "PendingApproval", "Pipeline", "Retry", "Run", "StepFailed", "current_run",
-    "decide", "find_approvals", "pending_approvals", "pipeline", "run", "send", "step",
+    "Approval", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Run", "StepFailed",
+    "current_run", "decide", "find_approvals", "pending_approvals", "pipeline", "queue", "run", "send", "step",
 ]  # fmt: skip
 
 

@@ -58,8 +58,12 @@ class Retry:
 def parse_retries(retries: int | Retry) -> Retry:
     if isinstance(retries, Retry):
         return retries
-    _check("retries", retries, 0, 1_000_000, whole=True)
-    return Retry(times=retries)
+    return Retry(times=parse_count("retries", retries))
+
+
+def parse_count(name: str, count: int) -> int:
+    _check(name, count, 0, 1_000_000, whole=True)
+    return count
 
 
 def parse_timeout(timeout_s: float | None) -> float | None:

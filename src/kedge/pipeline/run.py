@@ -68,10 +68,12 @@ class Run:
         signals: bool = True,
         progress: bool | None = None,
         timeout_s: float | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case.
 
-        After `timeout_s` from its first beginning, pauses included, the run fails with StepTimeout.
+        After `timeout_s` from its first beginning, pauses included, the run fails with StepTimeout. `lease` is that of
+        the run, if the caller holds it.
         """
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
@@ -84,6 +86,7 @@ class Run:
         self._wants_signals = signals
         self._progress = progress
         self._timeout_s = parse_timeout(timeout_s)
+        self._held = lease
         self._stack: ExitStack | None = None
         self._session: Session | None = None  # the newest one, also when it is over
         self._steps: Steps
@@ -115,7 +118,7 @@ class Run:
         with ExitStack() as stack:
             store = stack.enter_context(opened(self._given, create=True))
             try:
-                lease = stack.enter_context(take_lease(store, self.key, self._ttl_s))
+                lease = self._held or stack.enter_context(take_lease(store, self.key, self._ttl_s))
             except LeaseHeld as error:
                 raise held_by_another(self.key, error) from error
             session = Session(
@@ -369,6 +372,20 @@ class Run:
         path = place_in(self).path or ("log",)
         metadata = {"kind": "log", "text": str(text)[:2000], "fields": fields}
         self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
+
+    # What a worker of a queue needs
+
+    def begin(self) -> None:
+        """Raise what keeps the run from going on: it was cancelled before it began, or its time is over."""
+        self._at_work().pause_point()
+
+    def end(self, result: object) -> None:
+        """Keep what the pipeline returned with the run's last status record."""
+        self._at_work().result = (result,)
+
+    def stop(self, reason: str) -> None:
+        """From another thread: pause before the next step."""
+        self._at_work().signals.stopping = reason
 
     # What code inside a step reaches through its place
 

@@ -21,7 +21,7 @@ from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 
 from .account import Account, Waiting
 from .attempt import Isolation
-from .failure import one_line, traceback_of
+from .failure import Failure, one_line, traceback_of
 from .inbox import CANCEL, Inbox, SignalMessages
 from .kept import KeptFailures
 from .keys import Path, show, step_key
@@ -68,6 +68,7 @@ class Session:
         self.account = Account()
         self.tasks: set[Task[Any]] = set()  # that carry out steps now
         self.began_at = time.time()
+        self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
         self.completed_at: datetime | None = None  # in an earlier session
         self._timeout_s = timeout_s
         self._inbox = Inbox(store, self.key)
@@ -152,6 +153,9 @@ class Session:
             metadata["error"] = one_line(error)
             metadata["is_denied"] = isinstance(error, Denied)
             state["traceback"] = traceback_of(error)
+            state["failure"] = Failure.of(error).state()
+        if status is RunStatus.COMPLETED and self.result is not None:
+            state["result"] = self.result[0]
         save_status(self.store, self.lease, status, state, metadata)
 
     def record_progress(self, done: int, total: int | None) -> None:
