@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from .pipeline.retry import Retry
     from .pipeline.run import Run
     from .pipeline.run import Run as run  # noqa: N813
+    from .pipeline.schedules import schedule
     from .pipeline.signals import Paused
     from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
 
@@ -157,6 +158,7 @@ __all__ = [
     "queue",
     "register",
     "run",
+    "schedule",
     "send",
     "step",
 ]
@@ -175,7 +177,7 @@ _HOMES = {
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
         "Approval", "Handle", "ItemError", "Paused", "Queue", "Retry", "Run", "StepFailed", "current_run",
-        "decide", "pipeline", "queue", "run", "send", "step",
+        "decide", "pipeline", "queue", "run", "schedule", "send", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

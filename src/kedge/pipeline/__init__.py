@@ -23,6 +23,7 @@ from .inbox import send
 from .queues import Handle, Queue
 from .retry import Retry
 from .run import Run
+from .schedules import schedule
 from .signals import Paused
 
 run = Run
@@ -30,7 +31,8 @@ queue = Queue
 
 __all__ = [
     "Approval", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Run", "StepFailed",
-    "current_run", "decide", "find_approvals", "pending_approvals", "pipeline", "queue", "run", "send", "step",
+    "current_run", "decide", "find_approvals", "pending_approvals", "pipeline", "queue", "run", "schedule", "send",
+    "step",
 ]  # fmt: skip
 
 

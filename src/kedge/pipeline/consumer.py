@@ -26,9 +26,10 @@ from .declaration import Pipeline
 from .failure import one_line
 from .history import run_of
 from .owner import take_lease
-from .queues import DEAD, DELAYED, PRIORITIES, RUNNING, Entry, after_key, queue_job, ready, save_entry
+from .queues import DEAD, DELAYED, PRIORITIES, RUNNING, Entry, after_key, queue_job, ready, save_entry, schedule_job
 from .retry import Retry
 from .run import Run
+from .schedules import fire
 from .signals import Paused
 
 LOOK_EVERY_S = 0.2
@@ -57,6 +58,7 @@ class Worker:
     ) -> None:
         self._store = store
         self._jobs = [queue_job(name) for name in queues]
+        self._schedules = [schedule_job(name) for name in queues]
         self._pipelines = pipelines
         self._concurrency = concurrency
         self._lease_s = lease_s
@@ -66,7 +68,9 @@ class Worker:
         self._report = report
         self._lock = threading.Lock()
         self._at_work: dict[str, Run | None] = {}  # by ID of the entry
-        self._delayed: dict[str, list[tuple[float, int, Entry]]] = {job: [] for job in self._jobs}  # heaps
+        self._delayed: dict[str, list[tuple[float, int, Entry]]] = {  # heaps
+            job: [] for job in [*self._jobs, *self._schedules]
+        }
         self._delayed_to: dict[str, int] = {}  # how far delayed entries were read
         self._recover_at = 0.0
         self._collided = False
@@ -105,7 +109,7 @@ class Worker:
         self.is_stopping_runs = True
 
     def _is_idle(self) -> bool:
-        if self._at_work or any(self._delayed.values()):
+        if self._at_work or any(self._delayed[job] for job in self._jobs):
             return False
         return not any(self._store.list(job, tags={"state": RUNNING}, limit=1) for job in self._jobs)
 
@@ -118,7 +122,8 @@ class Worker:
             with self._lock:
                 if len(self._at_work) >= self._concurrency:
                     break
-                if entry.id in self._at_work or entry.pipeline not in self._pipelines:
+                is_known = entry.pipeline in self._pipelines or job in self._schedules
+                if entry.id in self._at_work or not is_known:
                     continue
                 self._at_work[entry.id] = None
             threads.submit(self._work, job, entry)
@@ -134,7 +139,7 @@ class Worker:
             for job in self._jobs:
                 for record in self._store.list(job, tags={"state": RUNNING}, after=0, limit=_PAGE):
                     yield job, Entry.of(record)
-        for job in self._jobs:
+        for job in (*self._schedules, *self._jobs):
             self._read_delayed(job)
             heap = self._delayed[job]
             while heap and heap[0][0] <= time.time():
@@ -162,7 +167,9 @@ class Worker:
     def _work(self, job: str, entry: Entry) -> None:
         try:
             with take_lease(self._store, entry.key, self._lease_s) as lease:
-                if (current := self._look_again(entry)) is not None:
+                if job in self._schedules:
+                    self._fire(entry)
+                elif (current := self._look_again(entry)) is not None:
                     self._carry_out(job, current, lease)
         except LeaseHeld:
             self._collided = True
@@ -177,6 +184,14 @@ class Worker:
             with self._lock:
                 self._at_work.pop(entry.id, None)
             self._wake.set()
+
+    def _fire(self, entry: Entry) -> None:
+        try:
+            record = self._store.get(entry.id)
+        except NotFound:
+            return
+        for key in fire(self._store, record):
+            self._report(key, "is submitted by its schedule")
 
     def _look_again(self, entry: Entry) -> Entry | None:
         """The entry as it is now that its run is ours; None if it has ended or was given up meanwhile."""

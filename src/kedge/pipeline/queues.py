@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kedge.errors import Cancelled, Conflict, NotFound, StepTimeout, Validation
+from kedge.errors import Cancelled, Conflict, InvalidName, NotFound, StepTimeout, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint, RunStatus, parse_name
 
@@ -36,7 +36,7 @@ from .wait import parse_seconds
 DELAYED, RUNNING, DEAD = "delayed", "running", "dead"
 PRIORITIES = range(10)
 LOOK_EVERY_S = 0.1
-_PAGE = 500
+_SCHEDULES = ":schedules"
 
 
 def ready(priority: int) -> str:
@@ -44,7 +44,14 @@ def ready(priority: int) -> str:
 
 
 def queue_job(name: str) -> str:
-    return QUEUE_PREFIX + parse_name("queue", name)
+    if name.endswith(_SCHEDULES):
+        raise InvalidName(f"queue {name!r}: the name is taken by schedules", hint="use another name")
+    return parse_name("queue", QUEUE_PREFIX + name)
+
+
+def schedule_job(name: str) -> str:
+    """The job that holds the schedules of a queue."""
+    return parse_name("queue", queue_job(name) + _SCHEDULES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +177,25 @@ class Queue:
         self.close()
 
 
-def save_entry(store: CheckpointManager, job: str, entry: dict[str, Any], call: object, *, after: str = "") -> None:
+def save_entry(
+    store: CheckpointManager,
+    job: str,
+    entry: Mapping[str, Any],
+    call: object,
+    *,
+    after: str = "",
+    tags: Mapping[str, str] | None = None,
+    state: str | None = None,
+) -> None:
     """Make an entry durable, once: `after` is the ID of the one it replaces."""
-    state = DELAYED if entry["due_at"] > time.time() else ready(entry["priority"])
+    if state is None:
+        state = DELAYED if entry["due_at"] > time.time() else ready(entry["priority"])
     store.save(
         job,
         entry["pipeline"],
         call,
         level="pipeline",
-        tags={"state": state, "run": entry["run"]},
+        tags={"state": state, "run": entry["run"], **(tags or {})},
         metadata={**entry, "kind": "entry"},
         idempotency_key=after_key(after) if after else None,
     )

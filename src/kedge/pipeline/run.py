@@ -315,7 +315,8 @@ class Run:
 
     def signal_call(self, name: str, wait_s: float | None) -> WaitCall:
         parse_step(name)
-        step = self._at_work() and self._steps.claim_free(place_in(self), name)
+        self._at_work()
+        step = self._steps.claim_free(place_in(self), name)
 
         def tags(answer: Any) -> Mapping[str, str]:
             return {"signal": signal_tag(name), "message": str(answer["message"])}
