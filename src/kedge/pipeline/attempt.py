@@ -52,8 +52,9 @@ def check_main_guard() -> None:
     file = getattr(main, "__file__", None)
     while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
         frame = frame.f_back
-    if frame is None or file is None:
-        return
+    spec = getattr(main, "__spec__", None)
+    if frame is None or file is None or (spec is not None and spec.name.endswith("__main__")):
+        return  # not at work in a file, or a package's __main__, which processes do not import
     try:
         with open(file, encoding="utf-8") as source:
             statements = ast.parse(source.read()).body

@@ -60,7 +60,7 @@ def test_a_map_of_coroutines(store: CheckpointManager) -> None:
         calls.append(item)
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # sleep: lets the other tasks go on
         run = kedge.current_run()
         doubled = await run.step("double", double, item)
         at_once -= 1
@@ -84,7 +84,7 @@ def test_an_item_that_takes_too_long_is_cancelled(store: CheckpointManager) -> N
 
     async def work(item: int) -> int:
         try:
-            await asyncio.sleep(600 if item == 1 else 0)
+            await asyncio.sleep(600 if item == 1 else 0)  # sleep: until it is cancelled
         except asyncio.CancelledError:
             cancelled.append(item)
             raise

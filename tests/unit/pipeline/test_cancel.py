@@ -69,7 +69,7 @@ PROGRAM = """
 import sys, time, kedge
 from pathlib import Path
 with kedge.run("r", store=sys.argv[1], grace_s=0) as run:
-    run.step("hang", lambda: (Path(sys.argv[2]).touch(), time.sleep(600)))
+    run.step("hang", lambda: (Path(sys.argv[2]).touch(), time.sleep(600)))  # sleep: until it is cancelled
 """
 
 
