@@ -46,9 +46,10 @@ def check_main_guard() -> None:
     Each process imports that file, and so would start the program again.
     """
     import ast
+    import inspect
     import sys
 
-    main, frame = sys.modules.get("__main__"), sys._current_frames().get(threading.main_thread().ident or 0)
+    main, frame = sys.modules.get("__main__"), inspect.currentframe()
     file = getattr(main, "__file__", None)
     while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
         frame = frame.f_back

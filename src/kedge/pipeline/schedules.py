@@ -70,9 +70,9 @@ class Schedule:
 
     def missed(self, until: datetime) -> tuple[list[datetime], datetime | None]:
         """The moments from `due_at` to `until` that are to be run, and the next one to wait for."""
-        moments, moment = [], self.due_at
+        moments: list[datetime] = []
         ticks = self.ticks
-        following: datetime | None = moment
+        following: datetime | None = self.due_at
         while following is not None and following <= until and len(moments) < MOST_AT_ONCE:
             moments.append(following)
             following = ticks.after(following)

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -20,6 +20,7 @@ from kedge.terminal.text import age, count_of, safe, style
 if TYPE_CHECKING:
     from kedge.llm.bills import Bill
     from kedge.pipeline.history import Explanation, RunSummary
+    from kedge.pipeline.items import FailedItem
 
 _SHOWN_ITEMS = 20  # failed ones of a map
 _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
@@ -93,7 +94,6 @@ def show_command(session: Session, run: str) -> None:
     """Show a run and its steps."""
     from kedge.pipeline.history import bills_of, explain, find_run, logs_of
     from kedge.pipeline.items import maps_of
-    from kedge.pipeline.progress import duration
 
     with session.open() as manager:
         summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
@@ -122,6 +122,15 @@ def show_command(session: Session, run: str) -> None:
             }
         )
         return
+    _print_summary(summary, bills)
+    click.echo()
+    for line in logs:
+        click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
+    for step in steps:
+        _print_step(step, bills, failing.get(step.path, []))
+
+
+def _print_summary(summary: RunSummary, bills: Mapping[str, Bill]) -> None:
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
     print_facts(
@@ -138,21 +147,22 @@ def show_command(session: Session, run: str) -> None:
             ("error", summary.error),
         ]
     )
-    click.echo()
-    for line in logs:
-        click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
-    for step in steps:
-        depth = "  " * step.path.count("/")
-        took = "" if step.seconds is None else style(f"  {duration(step.seconds)}", "dim")
-        tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
-        name = safe(step.path.rpartition("/")[2] or step.path)
-        note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""
-        money = style(f"  {bills[step.path]}", "dim") if step.path in bills else ""
-        click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{money}{tries}{note}")
-        for item in failing.get(step.path, [])[:_SHOWN_ITEMS]:
-            click.echo(f"{depth}  {style('failed', 'bad')}  {safe(item.key)}  {safe(item.error)}")
-        if (more := len(failing.get(step.path, [])) - _SHOWN_ITEMS) > 0:
-            click.echo(f"{depth}  … {count_of(more, 'more failed item')} (--json shows all)")
+
+
+def _print_step(step: Explanation, bills: Mapping[str, Bill], failed: Sequence[FailedItem]) -> None:
+    from kedge.pipeline.progress import duration
+
+    depth = "  " * step.path.count("/")
+    took = "" if step.seconds is None else style(f"  {duration(step.seconds)}", "dim")
+    tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
+    name = safe(step.path.rpartition("/")[2] or step.path)
+    note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""
+    money = style(f"  {bills[step.path]}", "dim") if step.path in bills else ""
+    click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{money}{tries}{note}")
+    for item in failed[:_SHOWN_ITEMS]:
+        click.echo(f"{depth}  {style('failed', 'bad')}  {safe(item.key)}  {safe(item.error)}")
+    if (more := len(failed) - _SHOWN_ITEMS) > 0:
+        click.echo(f"{depth}  … {count_of(more, 'more failed item')} (--json shows all)")
 
 
 @store_command("explain", json_keys='{"run": …, "steps": as in show}')
