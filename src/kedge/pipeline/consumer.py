@@ -33,6 +33,7 @@ from .schedules import fire
 from .signals import Paused
 
 LOOK_EVERY_S = 0.2
+IDLE_S = 1.0
 LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
 MAX_TAKEOVERS = 5
 _PAGE = 500
@@ -89,11 +90,21 @@ class Worker:
             try:
                 while not self._stopping:
                     self._wake.clear()
-                    if not self._take(threads) and until_empty and self._is_idle():
-                        return
-                    self._wake.wait(LOOK_EVERY_S)
+                    seen = self._store.events(limit=1, newest=True)
+                    if not self._take(threads) and not self._at_work:
+                        if until_empty and self._is_idle():
+                            return
+                        self._wait_for_news(seen[-1].id if seen else 0)
+                    else:
+                        self._wake.wait(LOOK_EVERY_S)
             finally:
                 self._let_end()
+
+    def _wait_for_news(self, seen: int) -> None:
+        """Until something changes in the store, or is due. So an idle worker asks once a second."""
+        due = min((heap[0][0] for heap in self._delayed.values() if heap), default=float("inf"))
+        wait_s = min(IDLE_S, self._lease_s / 2, max(0.01, due - time.time()))
+        self._store.events(seen, limit=1, wait_s=wait_s)
 
     def _let_end(self) -> None:
         until = time.monotonic() + self._grace_s
@@ -236,15 +247,21 @@ class Worker:
             self._report(entry.key, "is completed")
 
     def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
+        if inspect.iscoroutinefunction(pipeline.function):
+            import asyncio  # start time: most pipelines need none
+
+            asyncio.run(self._call_async(pipeline, run, entry, call))
+            return
         with run:
             self._at_work[entry.id] = run
             run.begin()
-            result: Any = pipeline.function(*call["args"], **call["kwargs"])
-            if inspect.iscoroutine(result):
-                import asyncio
+            run.end(pipeline.function(*call["args"], **call["kwargs"]))
 
-                result = asyncio.run(result)
-            run.end(result)
+    async def _call_async(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
+        async with run:
+            self._at_work[entry.id] = run
+            run.begin()
+            run.end(await pipeline.function(*call["args"], **call["kwargs"]))
 
     def _after_failure(self, job: str, entry: Entry, call: object, error: Exception) -> None:
         attempts = entry.attempts + 1

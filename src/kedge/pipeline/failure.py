@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kedge import codec
-from kedge.errors import CheckpointError
 
 MAX_ERROR_CHARACTERS = 500
 MAX_TRACEBACK_CHARACTERS = 20_000
+MAX_VALUE_BYTES = 64 * 1024  # of one argument or attribute
 
 
 def one_line(error: BaseException) -> str:
@@ -102,7 +102,8 @@ class Failure:
 
 
 def type_name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # the program, in a worker process
+    return f"{module}:{kind.__qualname__}"
 
 
 def _loaded_class(name: str) -> type[Exception] | None:
@@ -133,11 +134,12 @@ def _new(kind: type[Exception], args: tuple[Any, ...]) -> Exception | None:
 
 
 def _is_plain(value: object) -> bool:
+    """Whether a value is small, and can be saved."""
     try:
-        codec.encode(value)
-    except CheckpointError:
+        encoded = codec.encode(value)
+    except Exception:  # noqa: BLE001 - whatever the code of others does when it is looked at
         return False
-    return True
+    return not encoded.buffers and len(encoded.tree) <= MAX_VALUE_BYTES
 
 
 def _text(show: Callable[[Any], str], value: object) -> str:

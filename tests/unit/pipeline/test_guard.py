@@ -43,3 +43,30 @@ def test_processes_need_a_guard(tmp_path: Path, call: str) -> None:
     assert (guarded.returncode, guarded.stdout) == (0, "done\n"), guarded.stderr
     again = start(tmp_path, call, guard=True)
     assert "kedge: run r already completed on" in again.stderr
+
+
+OWN_ERROR = """
+import kedge, sys
+class CardError(Exception):
+    def __init__(self, code, *, amount):
+        super().__init__(f"refused: {code}")
+        self.amount = amount
+def charge():
+    raise CardError("expired", amount=3)
+if __name__ == "__main__":
+    with kedge.run("r", store=sys.argv[1]) as run:
+        try:
+            run.step("charge", charge, timeout_s=60)
+        except CardError as error:
+            run.step("release", int)
+            print(error, error.amount)
+"""
+
+
+def test_errors_of_the_program_itself_come_back_from_processes_and_from_the_store(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(OWN_ERROR)
+    for _ in range(2):
+        words = [sys.executable, str(program), str(tmp_path / "store")]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (0, "refused: expired 3\n"), done.stderr

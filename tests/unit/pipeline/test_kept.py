@@ -211,3 +211,23 @@ def test_failed_items_of_a_map_are_tried_again_with_the_steps_inside(store: Chec
     assert isinstance(failed, kedge.ItemError)
     assert find_run(store, "r").status == "completed"
     assert pipeline() == ["paid"]
+
+
+def test_an_item_error_may_be_an_input_and_a_result(store: CheckpointManager) -> None:
+    def work(item: int) -> int:
+        if item:
+            raise CardError("expired", amount=item)
+        return item
+
+    def report(results: list[Any]) -> list[Any]:
+        return results[::-1]
+
+    for _ in range(2):
+        with kedge.run("r", store=store) as run:
+            results = run.map(work, [0, 1], key=str, on_error="collect", name="m")
+            error, _ = run.step("report", report, results, inputs=[type(result).__name__ for result in results])
+            assert (error.key, error.error) == ("1", "CardError: card refused: expired")
+            assert isinstance(error.exception, CardError)
+            assert error.exception.amount == 1
+    with kedge.run("s", store=store) as run:
+        assert run.step("count", len, results) == 2
