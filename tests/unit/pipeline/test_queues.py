@@ -295,19 +295,7 @@ def test_a_killed_worker_is_noticed_by_the_others(
     submit = "import program, kedge, sys; q = kedge.queue('q', store=sys.argv[1]); "
     submit += "[q.submit(program.work, n) for n in range(3)]"
     subprocess.run([sys.executable, "-c", submit, url], cwd=tmp_path, check=True, timeout=60)
-    words = [
-        sys.executable,
-        "-m",
-        "kedge",
-        "worker",
-        "program.py",
-        "--queue",
-        "q",
-        "--concurrency",
-        "3",
-        "--lease",
-        "1",
-    ]
+    words = [sys.executable, "-m", "kedge", "worker", "program.py", "--queue", "q", "--concurrency", "3"]
     first = subprocess.Popen([*words, "--store", url], cwd=tmp_path)
     try:
         wait_for(lambda: log.exists() and log.read_text().count("hangs") == 3, "the worker does not begin")
