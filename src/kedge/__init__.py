@@ -66,11 +66,15 @@ if TYPE_CHECKING:
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
     from .pipeline.approval import Approval, decide
     from .pipeline.declaration import current_run, pipeline, step
+    from .pipeline.failure import ItemError, StepFailed
+    from .pipeline.inbox import send
+    from .pipeline.queues import Handle, Queue
+    from .pipeline.queues import Queue as queue  # noqa: N813
     from .pipeline.retry import Retry
     from .pipeline.run import Run
     from .pipeline.run import Run as run  # noqa: N813
+    from .pipeline.schedules import schedule
     from .pipeline.signals import Paused
-    from .pipeline.wait import send
     from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
 
 
@@ -113,8 +117,10 @@ __all__ = [
     "Denied",
     "Event",
     "File",
+    "Handle",
     "IdempotencyConflict",
     "InvalidName",
+    "ItemError",
     "Job",
     "Lease",
     "LeaseHeld",
@@ -125,6 +131,7 @@ __all__ = [
     "NotFound",
     "OutcomeUnknown",
     "Paused",
+    "Queue",
     "ReadOnly",
     "ReplayMiss",
     "ResumableProcess",
@@ -132,6 +139,7 @@ __all__ = [
     "Retry",
     "Run",
     "RunStatus",
+    "StepFailed",
     "StepTimeout",
     "StorageError",
     "TooLarge",
@@ -148,8 +156,10 @@ __all__ = [
     "decide",
     "open",
     "pipeline",
+    "queue",
     "register",
     "run",
+    "schedule",
     "send",
     "step",
 ]
@@ -167,7 +177,8 @@ _HOMES = {
     "manager": ("CheckpointManager",),
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
-        "Approval", "Paused", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
+        "Approval", "Handle", "ItemError", "Paused", "Queue", "Retry", "Run", "StepFailed", "current_run",
+        "decide", "pipeline", "queue", "run", "schedule", "send", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

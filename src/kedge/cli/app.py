@@ -34,7 +34,10 @@ SECTIONS = {
     },
     "Pipelines": {
         "run": "Run or resume a pipeline from a Python file.",
-        "runs": "List, show, explain, resume and cancel runs.",
+        "runs": "List, show, explain, resume, cancel and delete runs.",
+        "worker": "Carry out the runs of queues.",
+        "queue": "List what is queued, and retry what was given up.",
+        "schedule": "Submit runs to a queue by the clock.",
         "approve": "Approve or deny what a run waits for.",
         "llm": "Show what LLM calls cost; clear or export cached answers.",
     },

@@ -172,9 +172,15 @@ class SqlReads:
             if level is not None:
                 conditions.append("level = ?")
                 parameters.append(str(level))
+            # A page of one tag costs what is on the page, however many rows have the tag (I6).
+            is_only_condition = len(tags or {}) == 1 and not conditions
+            page = f'ORDER BY "row" {order} LIMIT ?' if is_only_condition and limit is not None else ""
             for name, value in (tags or {}).items():
-                conditions.append('"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND value = ?)')
-                parameters += [span[0] >> SEQ_BITS, name, value]
+                conditions.append(
+                    '"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND value = ? '
+                    f'AND "row" BETWEEN ? AND ? {page})'
+                )
+                parameters += [span[0] >> SEQ_BITS, name, value, first, last, *([limit] if page else [])]
             where = " AND ".join(['"row" BETWEEN ? AND ?', *conditions])
             rows = self._fetch(
                 db,

@@ -72,7 +72,17 @@ class Watcher:
     def money(self, text: str) -> None:
         """What LLM calls cost in all."""
 
+    def say(self, text: str) -> None:
+        """A line that everybody should see who has not asked for silence."""
+
     def close(self) -> None: ...
+
+
+class Quiet(Watcher):
+    """Where nobody asked for progress, and there is no terminal."""
+
+    def say(self, text: str) -> None:
+        _write_line(sys.stderr, text)
 
 
 class Lines(Watcher):
@@ -99,13 +109,11 @@ class Lines(Watcher):
     def money(self, text: str) -> None:
         self._say(f"models: {text}")
 
+    def say(self, text: str) -> None:
+        self._say(text)
+
     def _say(self, text: str) -> None:
-        safe = "".join(c if c.isprintable() else "?" for c in text)
-        try:
-            self._out.write(f"kedge: {safe}\n")
-            self._out.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads it any more; the run goes on
+        _write_line(self._out, text)
 
 
 class Terminal(Watcher):
@@ -146,6 +154,10 @@ class Terminal(Watcher):
 
     def money(self, text: str) -> None:
         self._print(("models",), "", text, "")
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._live().console.print(_escaped(text), highlight=False)
 
     def close(self) -> None:
         with self._lock:
@@ -194,11 +206,23 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def _write_line(out: TextIO | None, text: str) -> None:
+    safe = "".join(c if c.isprintable() else "?" for c in text)
+    try:
+        if out is not None:
+            out.write(f"kedge: {safe}\n")
+            out.flush()
+    except (OSError, ValueError):
+        pass  # nobody reads it any more; the run goes on
+
+
 def watcher(progress: bool | None) -> Watcher:
     """True: shown somehow. None: shown where stderr is a terminal. False: not shown."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if progress is False or (progress is None and not is_terminal):
+    if progress is False:
         return Watcher()
+    if progress is None and not is_terminal:
+        return Quiet()
     return Terminal() if is_terminal else Lines(sys.stderr)
 
 

@@ -19,6 +19,7 @@ from uuid import uuid4
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import (
+    INBOX_SUFFIX,
     MAX_STEP_CHARACTERS,
     Checkpoint,
     CheckpointLevel,
@@ -30,7 +31,6 @@ from kedge.model import (
     parse_step,
 )
 from kedge.pipeline.approval import Approval, decide_once, decision_of, expire
-from kedge.pipeline.inbox import SUFFIX
 from kedge.pipeline.owner import take_lease, walk_jobs
 from kedge.pipeline.wait import parse_seconds
 
@@ -218,7 +218,7 @@ class Workflows:
         removed = 0
         for newest in self._newest():
             if newest.metadata.get("state") in ("completed", "failed") and newest.created_at < limit:
-                for job in (newest.job + SUFFIX, newest.job):
+                for job in (newest.job + INBOX_SUFFIX, newest.job):
                     for checkpoint in self._store.walk(job):
                         self._store.delete(job, checkpoint.id)
                 removed += 1

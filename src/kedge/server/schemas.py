@@ -247,6 +247,7 @@ class RunAnswer(Answer):
     error: str
     updated_at: str
     is_abandoned: bool
+    is_denied: bool = Field(description="An approval was denied: the run cannot be resumed.")
     waiting: list[dict[str, Json]]
     progress: dict[str, int | None] | None
 

@@ -98,6 +98,15 @@ def test_cleanup_of_all_jobs(run: Run) -> None:
     assert len(found["delete"]) == 4
 
 
+def test_cleanup_of_llm_records_has_to_name_them(run: Run) -> None:
+    for n in range(2):
+        save(run, f"s{n}", n, "llm:calls")
+    assert "nothing to delete" in run("cleanup", "--all-jobs", "--keep-last", "1", "--apply").stdout
+    named = run("cleanup", "llm:calls", "--keep-last", "1", "--apply")
+    assert "llm:calls is the costs of LLM calls" in named.stderr
+    assert "1 checkpoint deleted" in named.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -49,7 +49,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
             "kedge: step part?[31m/one reused",
             "kedge: map items: 5 of 5 items (5 of them before)",
         ]
-        assert lines[2] == "kedge: step broken failed: ZeroDivisionError: division by zero"
+        assert lines[2] == "kedge: step broken failed: ZeroDivisionError: division by zero (kept)"
 
 
 def test_a_terminal() -> None:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from kedge.care.policies import policy_in_words, rules_of
+from kedge.care.records import needed_for
 from kedge.care.retention import Plan, RetentionPolicy
 from kedge.errors import Validation
 from kedge.manager import CheckpointManager
@@ -91,7 +92,8 @@ async def clean_all(request: Request, access: Writer) -> Response:
 
 def _planned(store: CheckpointManager, rules: Mapping[str, str], job: str | None) -> dict[str, Any]:
     """What the rules would delete, or what is wrong with them."""
-    nothing: dict[str, Any] = {"plan": None, "problem": "", "by_job": []}
+    warning = needed_for(store.store, job) if job is not None else ""
+    nothing: dict[str, Any] = {"plan": None, "problem": "", "by_job": [], "warning": warning}
     if not rules:
         return nothing
     if job is None and store.stats()["checkpoints"] > _MOST_PLANNED:

@@ -112,6 +112,7 @@ async def run(request: Request, access: Reader, key: str) -> Response:
             "failed": failed,
             "can_resume": not at_work
             and found.status is not RunStatus.CANCELLED
+            and not found.is_denied
             and (found.status is not RunStatus.COMPLETED or failed > 0),
             "again": runs_again(steps, maps, found),
             "kept": sum(1 for step in steps if step.verdict in ("ran", "reused", "kept")),

@@ -11,8 +11,8 @@ from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.pipeline.history import cancel, explain, find_run, logs_of, run_of
+from kedge.pipeline.inbox import send
 from kedge.pipeline.keys import show
-from kedge.pipeline.wait import send
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
 from kedge.server.gate import GatedRoute
