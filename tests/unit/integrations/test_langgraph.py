@@ -9,7 +9,6 @@ import sys
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -70,9 +69,8 @@ def loaded(saver: KedgeSaver, config: Any = CONFIG) -> dict[str, Any]:
 # Types
 
 
-@dataclass
 class Unknown:
-    x: int = 1
+    """Without fields to save by."""
 
 
 MESSAGES = [

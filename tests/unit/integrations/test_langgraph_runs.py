@@ -117,7 +117,7 @@ def test_a_turn_after_a_cancelled_one_gets_no_conflict(tmp_path: Path, times: in
             await asyncio.to_thread(saver.began.wait, 60)
             for _ in range(times):  # as anyio does it: again, until the task has ended
                 cancelled.cancel()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # sleep: one step of the loop
             following = asyncio.create_task(graph.ainvoke({"words": ["2"]}, CONFIG))
             assert not await asyncio.to_thread(saver.has_read.wait, 0.2), "it reads what is about to be continued"
             saver.may_commit.set()
@@ -153,7 +153,7 @@ def test_a_cancelled_turn_keeps_nobody_out(tmp_path: Path) -> None:
             with saver.turn("t"):
                 waiting = asyncio.create_task(wait())
                 for _ in range(5):
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # sleep: one step of the loop
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting

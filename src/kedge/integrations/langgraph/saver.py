@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +25,7 @@ from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.serde.types import ERROR
 
 from kedge import codec
+from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, decode_fragment, encode_fragment
 from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
 from kedge.manager import CheckpointManager
@@ -50,10 +51,17 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
     `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. One object serves
     sync and async graphs, threads and processes. When `put` or `put_writes` returns, what it was given survives
     kill -9 and power loss. Two runs that continue the same checkpoint at the same time: the second gets Conflict.
+
+    Classes with fields need no registration. They are rebuilt, without running code, where the program has imported
+    them and they are its own, well known (`types`), or of a package in `allow`; else they come back as Unrestored data.
     """
 
-    def __init__(self, store: str | os.PathLike[str] | CheckpointManager | None = None) -> None:
+    def __init__(
+        self, store: str | os.PathLike[str] | CheckpointManager | None = None, *, allow: Iterable[str] = ()
+    ) -> None:
         super().__init__(store)
+        by_name.allow(*allow)
+        by_name.allow_own_modules()
         self._memory = Memory()
         self._writing = Writing()
         self._turns: dict[str, Lease] = {}
@@ -69,7 +77,8 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         """Nothing to do; other savers need it."""
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
-        """Types are allowed by registering them (kedge.register), so there is nothing to derive."""
+        """Also rebuild these classes, each a (module, name), as LangGraph finds them in the schemas of a graph."""
+        by_name.allow(*(f"{module}:{'.'.join(qualname)}" for module, *qualname in extra_allowlist))
         return self
 
     @contextmanager
@@ -100,14 +109,13 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         until = time.monotonic() + wait_s
         while True:
             try:
-                held = stack.enter_context(lease.hold(self.manager.store, job, ttl_s=30))
-                break
+                self._turns[job] = stack.enter_context(lease.hold(self.manager.store, job, ttl_s=30))
+                stack.callback(self._turns.pop, job)
+                return
             except LeaseHeld:
                 if time.monotonic() >= until:
                     raise
             yield _dice.uniform(0.01, 0.1)
-        self._turns[job] = held
-        stack.callback(self._turns.pop, job)
 
     # Writing
 
@@ -185,7 +193,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             state = lay_tree(*laid, keys, whole_bytes=whole_bytes)
         except (NotAFragment, UnsupportedType):
             # Encoded as one, what cannot be saved is named by its place in the whole.
-            laid, state = None, codec.encode({keys[0]: head, keys[1]: values})
+            laid, state = None, codec.encode({keys[0]: head, keys[1]: values}, by_name=True)
         try:
             return self.manager.commit(replace(request, lease=self._turns.get(request.job)), state), laid
         except IdempotencyConflict as conflict:
