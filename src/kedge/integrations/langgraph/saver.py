@@ -25,6 +25,7 @@ from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.serde.types import ERROR
 
 from kedge import codec
+from kedge.blobs import shelter
 from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, decode_fragment, encode_fragment
 from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
@@ -212,19 +213,12 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         """The checkpoint of the config, or the newest of its thread; None when there is none."""
         address = Address.of(config)
         job = address.job
-        if address.checkpoint_id is None:
-            stored = self.manager.store.latest(job, CheckpointLevel.STEP)
-            if stored is None:
-                self._memory.saw((job, None), 0)
-                return None
-            newest = stored[0].seq
-        else:
-            try:
-                stored = self.manager.store.read(names.id_of(job, address.checkpoint_id))
-            except NotFound:
-                return None
-            newest = history.newest(self.manager, job)
-        result = self._tuple(*stored, address)
+        reading, newest = shelter.run(history.read, self.manager, job, address.checkpoint_id)
+        if reading is None:
+            if address.checkpoint_id is None:
+                self._memory.saw((job, None), newest)
+            return None
+        result = self._tuple(reading, address)
         self._memory.saw((job, result.checkpoint["id"]), newest)
         return result
 
@@ -237,7 +231,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints with their states, newest first; `checkpoints` gives them without."""
-        results = self._results(config, filter or {}, before)
+        results = self._results(config, filter or {}, before, limit)
         if limit == 1 and config is not None and "checkpoint_ns" in config["configurable"]:
             # A list of one is how a replay loads what a subgraph goes on from.
             job = Address.of(config).job
@@ -248,17 +242,17 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         return results if limit is None else islice(results, max(limit, 0))
 
     def _results(
-        self, config: RunnableConfig | None, filter: Mapping[str, Any], before: RunnableConfig | None
+        self, config: RunnableConfig | None, filter: Mapping[str, Any], before: RunnableConfig | None, most: int | None
     ) -> Iterator[CheckpointTuple]:
         chosen = None if config is None else Address.of(config).checkpoint_id
         for job in self._jobs(config):
-            for checkpoint in history.walk(self.manager, job, chosen, filter, before):
-                try:
-                    result = self._tuple(*self.manager.store.read(checkpoint.id), address_of(checkpoint))
-                except NotFound:
-                    continue  # deleted meanwhile
-                if _matches(result.metadata, filter):
-                    yield result
+            walk = history.walk(self.manager, job, chosen, filter, before, most)
+            pages = history.read_pages(self.manager, walk, most)
+            while (page := shelter.run(next, pages, None)) is not None:
+                for reading in page:
+                    result = self._tuple(reading, address_of(reading.stored[0]))
+                    if _matches(result.metadata, filter):
+                        yield result
 
     def checkpoints(
         self, config: RunnableConfig, *, filter: dict[str, Any] | None = None, limit: int | None = None
@@ -273,25 +267,26 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
                     matching.append(checkpoint)
         return matching
 
-    def _tuple(self, checkpoint: Checkpoint, packed: bytes, address: Address) -> CheckpointTuple:
+    def _tuple(self, reading: history.Reading, address: Address) -> CheckpointTuple:
+        checkpoint = reading.stored[0]
         known = self._memory.laid((checkpoint.job, names.plain_id(checkpoint.id)))
         state: Any
         if known is not None and known.digest == checkpoint.digest:
             values = {name: channel.value() for name, channel in known.channels.items()}
             state = {_TREE[0]: decode_fragment(known.head), _TREE[1]: values}
         else:
-            state = self.manager.load_stored((checkpoint, packed))
-        return tuple_of(checkpoint, address, state[_TREE[0]], state[_TREE[1]], self._pending(checkpoint))
+            state = self.manager.load_stored(reading.stored)
+        return tuple_of(checkpoint, address, state[_TREE[0]], state[_TREE[1]], self._pending(reading.writes))
 
-    def _pending(self, checkpoint: Checkpoint) -> PendingWrites:
+    def _pending(self, writes: Sequence[history.Stored]) -> PendingWrites:
         """Writes for a checkpoint, by task and index, the order LangGraph replays them in.
 
         A regular write stands as first written, a special one (an interrupt…) as last.
         """
         merged: dict[tuple[str, int], tuple[str, str, Any]] = {}
-        for saved in history.writes_of(self.manager, checkpoint):
+        for stored in writes:
             try:
-                state: Any = self.manager.load(saved.id)
+                state: Any = self.manager.load_stored(stored)
             except NotFound:
                 continue  # deleted meanwhile
             task = state[_WRITES[0]]["id"]
@@ -345,11 +340,12 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
 
     def _needed(self, job: str) -> set[str]:
         """The newest checkpoint of a job, and the ancestors its delta channels are rebuilt from."""
-        stored = self.manager.store.latest(job, CheckpointLevel.STEP)
-        if stored is None:
+        reading, _ = history.read(self.manager, job, None)
+        if reading is None:
             return set()
-        current = self._tuple(*stored, address_of(stored[0]))
-        needed = {names.plain_id(stored[0].id)}
+        newest = reading.stored[0]
+        current = self._tuple(reading, address_of(newest))
+        needed = {names.plain_id(newest.id)}
         counters: Mapping[str, object] = current.metadata.get("counters_since_delta_snapshot") or {}
         missing = set(counters) - current.checkpoint["channel_values"].keys()
         while missing and current.parent_config is not None:
