@@ -33,12 +33,12 @@ from langgraph.store.base import (
 
 from kedge.blobs import shelter
 from kedge.errors import Conflict, NotFound, Validation
+from kedge.integrations.opened import Opened, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, is_utf8
 
 from . import history, names
 from .filters import fits, told_of, verdict
-from .opened import Opened, in_thread
 from .vectors import Meaning, closeness
 
 Namespace = tuple[str, ...]

@@ -29,6 +29,7 @@ from kedge.blobs import shelter
 from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, decode_fragment, encode_fragment
 from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
+from kedge.integrations.opened import Opened, Writing, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
 from kedge.store import lease
@@ -38,7 +39,6 @@ from . import history, names
 from .layout import WHOLE_BYTES, Channel, lay_channel, lay_tree
 from .memory import Laid, Memory
 from .names import Address
-from .opened import Opened, Writing, finished, in_thread
 from .record import PendingWrites, address_of, describe, tuple_of
 
 _dice = random.SystemRandom()

@@ -1,4 +1,4 @@
-"""What the checkpointer and the memory have in common: a store, given or opened by themselves, and asyncio."""
+"""What the integrations for agents have in common: a store, given or opened by themselves, and asyncio."""
 
 from __future__ import annotations
 
