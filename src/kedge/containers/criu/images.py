@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kedge.containers.protobuf import Message, NotAMessage, u32
@@ -45,6 +45,7 @@ _STATES = {1: "running", 2: "dead", 3: "stopped", 6: "zombie"}
 _LSM = {0: "none", 1: "selinux", 2: "apparmor"}
 _ARCHITECTURES = {1: "x86_64", 2: "arm", 3: "aarch64", 4: "ppc64", 5: "s390", 6: "mips", 7: "loongarch64", 8: "riscv64"}
 _PARENT, _LAZY, _PRESENT = 1, 2, 4
+_FILE_SHARED = 1 << 7  # of an area of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def _process(
         task = core.message(3)
         threads = tuple(_thread(files, names, tid, task) for tid in row.numbers(5))
         memory = _one(files, f"mm-{pid}.img", "mm") if f"mm-{pid}.img" in names else Message()
-        mapped = [(area.number(1), area.number(2)) for area in memory.messages(14)]
+        areas = list(memory.messages(14))
         pages = _pagemap(files, f"pagemap-{pid}.img").stored_bytes if f"pagemap-{pid}.img" in names else 0
         return Process(
             pid=pid,
@@ -184,9 +185,9 @@ def _process(
             architecture=_ARCHITECTURES.get(core.number(1), "unknown"),
             threads=threads,
             memory_bytes=pages,
-            mapped_bytes=sum(max(0, end - start) for start, end in mapped),
+            mapped_bytes=sum(max(0, area.number(2) - area.number(1)) for area in areas),
             executable=paths.get(memory.number(12), ""),
-            files=_files_of(files, names, pid, core, opened),
+            files=(*_files_of(files, names, pid, core, opened), *_mapped_files(areas, opened)),
         )
 
 
@@ -210,6 +211,14 @@ def _files_of(
             OpenFile.of(record.number(4), record.number(3), opened.get(record.number(1)))
             for record in records(files, table, "fdinfo")
         )
+
+
+def _mapped_files(areas: Sequence[Message], opened: Mapping[int, OpenFile]) -> Iterator[OpenFile]:
+    """The files that a process writes through its memory; their descriptors may be closed."""
+    shared = {area.number(4) for area in areas if area.number(7) & _FILE_SHARED}
+    for file in filter(None, map(opened.get, sorted(shared))):
+        if file.is_writable:
+            yield OpenFile(-1, "mapped", file.name, is_writable=True)
 
 
 def pagemap(source: str | os.PathLike[str] | ImageFiles) -> tuple[Pagemap, ...]:
