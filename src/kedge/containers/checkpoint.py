@@ -105,6 +105,7 @@ def make_checkpoint(
     """Make a checkpoint, durable when this returns; the source ends, unless it is left running."""
     if not request.leave_running:
         snapshot.refuse_memory(manager)
+    snapshot.keep_private(manager.url)
     job = snapshot.job_of(source.kind, request.key)
     deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
     with ExitStack() as stack:

@@ -32,10 +32,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import NotFound, UnsupportedFormat, Validation
+from kedge.blobs.group_files import tighten
+from kedge.errors import NotFound, UnsupportedFormat, Validation, storage_error
 from kedge.files import File, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, parse_name
+from kedge.urls import directory_of
 
 from .criu.images import processes as image_processes
 from .criu.images import statistics
@@ -138,6 +140,16 @@ def refuse_memory(manager: CheckpointManager) -> None:
     """Validation if the store is in memory: what ends would be gone with this program."""
     if manager.url.startswith("memory:"):
         raise Validation(f"the store {manager.url} ends with this command", hint="give --store a directory or a server")
+
+
+def keep_private(url: str) -> None:
+    """The memory of processes is in this store: if it is a directory, nobody else may read it, whoever made it."""
+    path = directory_of(url)
+    if path is not None and path.is_dir():
+        try:
+            tighten(path)
+        except OSError as error:
+            raise storage_error("take the rights of others from", str(path), error) from error
 
 
 def load(manager: CheckpointManager, checkpoint_id: str, kind: str = "") -> tuple[Checkpoint, Snapshot]:

@@ -45,4 +45,3 @@ class Writers:
         except OSError:  # there is a writer, or the file is another user's and we cannot know
             return True
         return False
-

@@ -128,11 +128,21 @@ def mark_path(root: str, identity: str) -> str:
 def write_mark(path: str, text: str) -> None:
     """Write a mark whole, by rename: another call may read it at any moment."""
     folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True, mode=0o700)
+    _make_own_folder(folder)
     new = f"{folder}/{name}~{os.getpid()}"  # no container's ID has such a character: nobody takes it for a mark
-    with open(new, "w") as file:
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     os.rename(new, path)
+
+
+def _make_own_folder(path: str) -> None:
+    """Root's alone, with those above it: os.makedirs would let the umask decide about them."""
+    if not os.path.isdir(path):
+        _make_own_folder(os.path.dirname(path))
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass  # somebody was faster
 
 
 def _read_spec(json: Connection, text: str) -> dict[str, object]:

@@ -105,8 +105,11 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 def store_of(environment: Mapping[str, str]) -> CheckpointManager:
     """The store that an engine with this environment uses."""
+    from kedge.containers.snapshot import keep_private  # start time
     from kedge.manager import CheckpointManager
 
     key_file = environment.get("KEDGE_KEY_FILE")
     is_ours = key_file in (None, "", os.environ.get("KEDGE_KEY_FILE"))
-    return CheckpointManager(early.store_url(environment), key=None if is_ours else f"file:{key_file}")
+    url = early.store_url(environment)
+    keep_private(url)
+    return CheckpointManager(url, key=None if is_ours else f"file:{key_file}")
