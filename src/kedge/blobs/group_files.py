@@ -1,6 +1,6 @@
 """Whose the files of a store are: its owner's alone, whatever the umask says, or those of a group.
 
-A store is shared if its folder was made so: for a group to write (`share_with`, or by hand). Whatever is made in it then
+A store is shared if its folder was made for a group to write (`share_with`, or by hand). Whatever is made in it then
 belongs to that group and can be written by it, whoever made it.
 """
 

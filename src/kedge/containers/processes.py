@@ -79,7 +79,7 @@ class ProcessSource(Source):
 
 
 def written_files(directory: Path) -> list[str]:
-    """Files of the machine that the paused processes have open for writing, or mapped, and that still have their name."""
+    """Files of the machine that the paused processes can write, and that still have their name."""
     names = {
         file.name
         for process in images.processes(directory)
