@@ -71,6 +71,34 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
         assert [one.tags for one in store.list("container:counter")] == [{}, {}]  # killed, not crashed; and all kept
 
 
+@criu
+def test_a_restore_gives_no_more_than_the_new_configuration(engine: Engine) -> None:
+    """A container with fewer capabilities, named like one with more, does not get them from its memory."""
+
+    def confine(bundle: Path, **process: Any) -> None:
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["process"].update(process)
+        (bundle / "config.json").write_text(json.dumps(spec))
+
+    first = engine.bundle("one", *KEPT)
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    reached = engine.lab.count("one")
+
+    confine(engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower"), capabilities={})
+    refused = engine.call("create", "--bundle", engine.lab.root / "two", "two", check=False)
+    assert refused.returncode != 0
+    assert "CAP_CHOWN" in refused.stderr
+    confine(engine.bundle("three", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower"), noNewPrivileges=True)
+    refused = engine.call("create", "--bundle", engine.lab.root / "three", "three", check=False)
+    assert "new privileges" in refused.stderr
+    engine.bundle("four", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower")
+    engine.start("four")
+    engine.lab.wait_beyond("four", reached)
+
+
 TALKER = """
 import os, time
 n = 0

@@ -19,6 +19,7 @@ from . import network
 from .attempts import Attempt
 from .checkpoint import Files, Source
 from .companions import Phases
+from .credentials import confinement, refuse_more
 from .criu.command import Dump, failure
 from .engine import runc
 from .network import Network
@@ -65,10 +66,12 @@ class Bundle:
         return replaced(rootfs, taken.rootfs, lambda facts: attempt.describe(replaces=facts))
 
     def run(self, command: Sequence[str], attempt: Attempt, run: Run) -> None:
-        """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails.
+        """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails. Conflict
+        if it would give more than the configuration does.
 
         All three streams are ours: those of the container that were pipes become them. So the runtime logs into a file.
         """
+        refuse_more(attempt.images, self.spec)
         attempt.describe(network=self.network)
         command = [command[0], f"--log={attempt.path / 'runtime.log'}", *command[1:]]
         with network.namespace_of(None, self.network) as namespace:
@@ -183,7 +186,7 @@ class ContainerTarget(Target):
         command = [
             self.program, "--root", self.root, "restore", "--detach", "--image-path", str(attempt.images),
             "--work-path", str(attempt.path), "--bundle", str(self.bundle.path), "--pid-file",
-            str(attempt.path / "pid"), *taken.criu.get("options", ()), self.id,
+            str(attempt.path / "pid"), *taken.options(), *confinement(self.bundle.spec), self.id,
         ]  # fmt: skip
         self.bundle.run(command, attempt, _run)
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 KINDS = ("container", "process")
+# What a dump may be told, and a restore must be told again.
+OPTIONS = ("--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks")
 LEFT_ATTRIBUTES = ("trusted.overlay.origin", "trusted.overlay.uuid")  # they name inodes of one machine
 
 
@@ -77,6 +79,13 @@ class Snapshot:
         memory_bytes = sum(process["memory_bytes"] for process in self.processes.values())
         return {"processes": len(self.processes), "memory_bytes": memory_bytes}
 
+    def options(self) -> list[str]:
+        """What CRIU was told and must be told again; Validation for anything else that a store may name."""
+        options = [str(option) for option in self.criu.get("options", ())]
+        for option in options:
+            refuse_option(option)
+        return options
+
     def state(self) -> dict[str, object]:
         """As it goes into the store."""
         values = {name: getattr(self, name) for name in _FIELDS}
@@ -85,6 +94,11 @@ class Snapshot:
 
 
 _FIELDS = tuple(item.name for item in fields(Snapshot))
+
+
+def refuse_option(option: str) -> None:
+    if option not in OPTIONS:
+        raise Validation(f"{option!r} is no option for a dump or restore", hint=f"use {', '.join(OPTIONS)}")
 
 
 def images_tree(directory: Path, borders: Mapping[str, list[int]] | None = None) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from kedge.containers import hibernation, snapshot
 from kedge.containers.attempts import Attempt, only_one
 from kedge.containers.bundle import Bundle
 from kedge.containers.companions import Phases, companions_for
+from kedge.containers.credentials import confinement
 from kedge.containers.engine.owners import owner_of_container
 from kedge.containers.guard import Guard
 from kedge.containers.network import refuse_mismatch
@@ -199,7 +200,7 @@ class RuncTarget(Target):
         return self.bundle.files(taken, attempt)
 
     def run(self, taken: Snapshot, attempt: Attempt) -> None:
-        options: Iterable[str] = map(str, taken.criu.get("options", ()))
+        options = [*taken.options(), *confinement(self.bundle.spec)]
         words = self.container.call.to_restore(str(attempt.images), str(attempt.path), options)
         rootfs = self.bundle.rootfs()
         self.bundle.run(

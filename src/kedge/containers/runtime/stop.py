@@ -77,8 +77,9 @@ def _checkpoint(
 ) -> None:
     # Imported here, because other signals than TERM, which every engine sends, do without
     from kedge.containers.bundle import ContainerSource
-    from kedge.containers.checkpoint import OPTIONS, Request, make_checkpoint
+    from kedge.containers.checkpoint import Request, make_checkpoint
     from kedge.containers.companions import companions_for
+    from kedge.containers.snapshot import OPTIONS
 
     from . import claims
 
