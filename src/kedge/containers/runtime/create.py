@@ -70,7 +70,7 @@ def _create(container: CalledContainer, wish: Wish, bundle: Bundle) -> int | Non
             restored = _restore_first(container, manager, wish, checkpoints, bundle)
         except BaseException:
             manager.break_lease(claim)
-            container.mark_path.unlink(missing_ok=True)
+            marks.remove_mark(container.mark_path)
             raise
     if restored is None:
         return None
@@ -96,8 +96,15 @@ def run(container: CalledContainer) -> int | None:
 
 def _claim(container: CalledContainer, manager: CheckpointManager, wish: Wish) -> Lease:
     """Claim the workload, whose key may become one that is this container's alone; Conflict if it sleeps."""
-    is_only = wish.policy == "fail"
-    claim = claims.take(manager, wish.key, container.root, container.id, only_first=is_only, wait_s=claims.LEAVING_S)
+    claim = claims.take(
+        manager,
+        wish.key,
+        container.root,
+        container.id,
+        only_first=wish.policy == "fail",
+        wait_s=claims.LEAVING_S,
+        undecided_s=claims.undecided_s(wish.wait_s) if wish.namespace and wish.restore != "no" else 0.0,
+    )
     if (key := claims.key_of(claim)) != wish.key:
         container.log(f"kedge: {wish.key} is alive elsewhere: this one is {key}", level="warning")
     try:

@@ -102,8 +102,30 @@ def first_mark(config: str, bundle: str) -> str | None:
         return None
     if has_checkpoints(store_url(os.environ), f"container:{wish.key}") is not False:
         return None  # also of one that wants nothing back: it may hibernate
+    if wish.namespace and _is_marked(_to_json(json, wish.key)):
+        return None  # another one of the workload may be about to go, and be kept
     environment = {name: value for name in PLACES if (value := os.environ.get(name))}
     return _to_json(json, {"wish": wish.facts(), "restored": None, "bundle": bundle, "environment": environment})
+
+
+def _is_marked(key: str) -> bool:
+    """Whether a mark on this machine has this key, in JSON, or one with a number."""
+    wanted = f'"key": {key}', f'"key": {key[:-1]}@'
+    waiting = [os.environ.get("KEDGE_RUNC_STATE") or STATE]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+                continue
+            with open(entry.path, encoding="utf-8", errors="replace") as mark:
+                text = mark.read()
+            if wanted[0] in text or wanted[1] in text:
+                return True
+    return False
 
 
 def _own_name(notes: Mapping[str, str]) -> str:

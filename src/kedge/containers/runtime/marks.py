@@ -103,6 +103,16 @@ def write_mark(path: Path, mark: Mark) -> None:
     early.write_mark(str(path), mark.to_json())
 
 
+def is_leaving(container: Path) -> bool:
+    """Whether a container, as `root/identity`, was told to stop; the front notes that before anything else."""
+    return os.path.exists(f"{mark_of(str(container.parent), container.name)}~leaving")
+
+
+def remove_mark(path: Path) -> None:
+    path.with_name(f"{path.name}~leaving").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
 def store_of(environment: Mapping[str, str]) -> CheckpointManager:
     """The store that an engine with this environment uses."""
     from kedge.containers.snapshot import keep_private  # start time

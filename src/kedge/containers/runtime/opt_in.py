@@ -6,6 +6,7 @@
     KEDGE_WORKLOAD=name        kedge.dev/key                 which workload it is; in Kubernetes not needed
     KEDGE_POLICY=fresh|fail|retry:N  kedge.dev/policy        what to do when it cannot be restored
     KEDGE_KEEP=until-success   kedge.dev/keep                forget it when it ends by itself with status 0
+    KEDGE_WAIT=SECONDS         kedge.dev/wait                for a pod it may replace, before it begins anew beside it
 
 ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. The place of the store is
 the machine's business and never the container's: whoever writes a pod must not choose files of the host.
@@ -27,22 +28,31 @@ POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", 
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _PLAIN = _LETTERS | set("._-")
 _DRAWN = frozenset("bcdfghjklmnpqrstvwxz2456789")
+_MOST_WAIT_S = 60  # a kubelet gives up after two minutes
 _KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after it
 
 
 class Wish:
     """What a container asked for."""
 
-    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tries")
+    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tries", "wait_s")
 
     def __init__(
-        self, key: str, restore: str, policy: str = "fresh", tries: int = 1, namespace: str = "", keep: str = "always"
+        self,
+        key: str,
+        restore: str,
+        policy: str = "fresh",
+        tries: int = 1,
+        namespace: str = "",
+        keep: str = "always",
+        wait_s: float | None = None,
     ) -> None:
         self.key = key
         self.restore = restore  # latest, no, the ID of a checkpoint, another key of its namespace, or a path (placed)
         self.policy = policy  # fresh: start anew when it cannot be restored; fail
         self.tries = tries
         self.keep = keep  # always, or until-success
+        self.wait_s = wait_s  # None: as the machine says
         self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
     @classmethod
@@ -55,7 +65,7 @@ class Wish:
         return self.keep == "until-success"
 
     def with_key(self, key: str) -> Wish:
-        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep)
+        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep, self.wait_s)
 
     def facts(self) -> dict[str, str | int]:
         """As a mark has it."""
@@ -97,7 +107,16 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
         tries=int(count or 3) if policy == "retry" else 1,
         namespace=notes.get(POD[0], ""),
         keep=keep,
+        wait_s=_wait_s(asked("wait", "KEDGE_WAIT")),
     )
+
+
+def _wait_s(text: str) -> float | None:
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > _MOST_WAIT_S:
+        raise _invalid(f"wait {text}", hint=f"use whole seconds, up to {_MOST_WAIT_S}")
+    return float(text)
 
 
 def key_of(notes: Mapping[str, str], given: str = "", owner: Owner | None = None) -> str:
