@@ -72,6 +72,42 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
 
 
 @criu
+def test_the_loopback_of_a_network_of_its_own_is_up_again(engine: Engine) -> None:
+    """Before the processes go on, and nothing of the configuration has changed."""
+    program = (PYTHON, "-c", LISTENER)
+    first = engine.bundle("one", *KEPT, program=program)
+    engine.start("one")
+    wait_for(lambda: (first / "upper/work/log").exists(), "it does not listen")
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    second = engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower", program=program)
+    before = (second / "config.json").read_bytes(), (second / "config.json").stat().st_mtime_ns
+    engine.start("two")
+    log = second / "upper/work/log"
+    lines = len(log.read_text().splitlines())
+    wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "it does not go on")
+    assert set(log.read_text().split()) == {"ok"}
+    assert ((second / "config.json").read_bytes(), (second / "config.json").stat().st_mtime_ns) == before
+    assert not (second / ".config.json.kedge").exists()
+
+
+LISTENER = """
+import socket, time
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.bind(("127.0.0.1", 7777))
+while True:
+    try:
+        own.sendto(b"ok", ("127.0.0.1", 7777))
+        said = own.recv(10).decode()
+    except OSError as error:
+        said = repr(error)
+    with open("/work/log", "a") as log:
+        log.write(said + "\\n")
+    time.sleep(0.002)  # sleep: the pace of the program
+"""
+
+
+@criu
 def test_a_restore_gives_no_more_than_the_new_configuration(engine: Engine) -> None:
     """A container with fewer capabilities, named like one with more, does not get them from its memory."""
 
