@@ -388,8 +388,8 @@ def test_the_network_lock_is_taken_back(lab: Lab) -> None:
         state = store.load(identity)
         assert isinstance(state, dict)
         state["images"].write_to(lab.root / "broken")
-        core = next((lab.root / "broken").glob("core-1.img"))
-        core.write_bytes(core.read_bytes()[:200])
+        image = lab.root / "broken/fs-1.img"
+        image.write_bytes(image.read_bytes()[:14])
         state["images"] = kedge.Tree(lab.root / "broken")
         store.save("container:k", "k", state, metadata={"kind": "container"})
     failed = lab.kedge("container", "restore", "k", check=False)

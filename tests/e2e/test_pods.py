@@ -3,8 +3,9 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ def _cri(engine: Containerd) -> Cri:
     return Cri(engine.home / "socket", IMAGE)
 
 
-def is_creating(engine: Containerd) -> bool:
-    """Whether a call of `kedge-runc create` of this engine is under way."""
+def is_creating(engine: Containerd, starting: Future[str]) -> bool:
+    """Whether a call of `kedge-runc create` of this engine is under way, or was."""
+    if starting.done():
+        return True
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = process.read_bytes().split(b"\0")
@@ -189,7 +192,7 @@ def test_who_replaces_a_pod_that_does_not_know_it_yet_waits(engine: Containerd, 
         next_pod = cri.run_pod(name, labels=labels)
         with ThreadPoolExecutor(1) as pool:
             starting = pool.submit(cri.start, next_pod, "main", COUNT, patient)
-            wait_for(lambda: is_creating(engine) or starting.done(), "it is not created")
+            wait_for(partial(is_creating, engine, starting), "it is not created")
             cri.stop(counter)
             reached = engine.count(counter)
             counter = starting.result()

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
     engine.lab.wait_beyond("one", 5)
     engine.call("kill", "one", "15")
     assert engine.status("one") == "stopped"
+    assert datetime.fromisoformat(json.loads(engine.call("state", "one").stdout)["created"]).year > 2000
     engine.call("resume", "one")  # containerd does so after a checkpoint
     engine.call("kill", "one", "9")
     engine.call("delete", "one")
@@ -52,7 +54,7 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
 
     engine.bundle("two", *KEPT, lower=first / "lower")
     created_twice(engine, "two")
-    assert engine.status("two") == "paused"  # it is there, and waits
+    assert engine.status("two") == "created"  # it is there, and waits
     assert engine.lab.count("two") >= reached
     assert int((engine.lab.root / "two.pid").read_text()) > 0
     engine.call("start", "two")
@@ -72,12 +74,44 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
 
 
 @criu
+def test_a_periodic_timer_fires_on(engine: Engine) -> None:
+    """Also one that expired while everything stood still, which it mostly has: its period is a millisecond."""
+    program = (PYTHON, "-c", TICKER)
+    first = engine.bundle("one", *KEPT, program=program)
+    engine.start("one")
+    wait_for((first / "upper/work/log").exists, "it does not tick")
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    second = engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower", program=program)
+    engine.start("two")
+    log = second / "upper/work/log"
+    lines = len(log.read_text().splitlines())
+    wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "its timer never fires again")
+
+
+TICKER = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+timer = libc.timerfd_create(1, 0o4000)
+libc.timerfd_settime(timer, 0, (ctypes.c_long * 4)(0, 1_000_000, 0, 1_000_000), None)
+while True:
+    time.sleep(0.01)  # sleep: the pace of the program
+    try:
+        os.read(timer, 8)
+    except BlockingIOError:
+        continue
+    with open("/work/log", "a") as log:
+        log.write("tick\\n")
+"""
+
+
+@criu
 def test_the_loopback_of_a_network_of_its_own_is_up_again(engine: Engine) -> None:
     """Before the processes go on, and nothing of the configuration has changed."""
     program = (PYTHON, "-c", LISTENER)
     first = engine.bundle("one", *KEPT, program=program)
     engine.start("one")
-    wait_for(lambda: (first / "upper/work/log").exists(), "it does not listen")
+    wait_for((first / "upper/work/log").exists, "it does not listen")
     engine.call("kill", "one", "15")
     engine.call("delete", "one")
     second = engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower", program=program)
@@ -233,7 +267,7 @@ def test_the_test_of_two_creates_can_fail(engine: Engine) -> None:
     for _ in range(5):  # the two may happen to miss each other
         try:
             created_twice(engine, "one")
-            assert engine.status("one") == "paused"
+            assert engine.status("one") == "created"
         except AssertionError:
             return
         engine.call("delete", "--force", "one")

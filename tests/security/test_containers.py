@@ -10,6 +10,8 @@ import pytest
 import kedge
 from kedge.containers import attempts
 from kedge.containers.runtime import early, marks
+from kedge.containers.runtime.opt_in import Wish, wish_of
+from kedge.errors import Validation
 
 
 @pytest.fixture
@@ -66,3 +68,64 @@ def test_marks_are_roots_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert loose(tmp_path / "run") == []
+
+
+# --- the author of a pod names the workload of another namespace ---
+
+CONTAINERD = {
+    "io.kubernetes.cri.container-type": "container",
+    "io.kubernetes.cri.sandbox-namespace": "team",
+    "io.kubernetes.cri.sandbox-name": "web-0",
+    "io.kubernetes.cri.container-name": "main",
+}
+CRIO = {  # as CRI-O 1.34 writes config.json
+    "io.container.manager": "cri-o",
+    "io.kubernetes.cri-o.ContainerType": "container",
+    "io.kubernetes.cri-o.SandboxID": "5a1b",
+    "io.kubernetes.pod.namespace": "team",
+    "io.kubernetes.pod.name": "web-0",
+    "io.kubernetes.container.name": "main",
+}
+
+
+def wish(annotations: dict[str, str], **environment: str) -> Wish | None:
+    entries = [f"{name}={value}" for name, value in {"KEDGE_CHECKPOINT": "1", **environment}.items()]
+    return wish_of({"process": {"env": entries}, "annotations": annotations})
+
+
+@pytest.mark.parametrize("engine", [CONTAINERD, CRIO], ids=["containerd", "CRI-O"])
+def test_a_key_never_leaves_its_namespace(engine: dict[str, str]) -> None:
+    own = wish(engine)
+    assert own is not None
+    assert own.key == "team+web-0+main"
+    assert own.namespace == "team"
+    named = wish(engine, KEDGE_WORKLOAD="other+web-0+main")
+    assert named is not None
+    assert named.key == "team+other+2bweb-0+2bmain"
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {**CRIO, "io.kubernetes.cri.sandbox-namespace": "bank"},
+        {**CRIO, "io.kubernetes.cri.sandbox-name": "bank"},
+        {**CONTAINERD, "io.container.manager": "cri-o", "io.kubernetes.pod.namespace": "bank"},
+        {name: value for name, value in CRIO.items() if "namespace" not in name},
+        {name: value for name, value in CONTAINERD.items() if "namespace" not in name},
+        {"io.kubernetes.pod.uid": "1"},
+    ],
+)
+def test_a_pod_whose_namespace_is_not_sure_names_nothing(forged: dict[str, str]) -> None:
+    with pytest.raises(Validation, match="namespace"):
+        wish(forged, KEDGE_WORKLOAD="bank+secrets")
+
+
+def test_podman_is_no_cluster() -> None:
+    """It writes some annotations in the name of CRI-O too."""
+    found = wish({"io.container.manager": "libpod", "io.kubernetes.cri-o.TTY": "false"}, KEDGE_WORKLOAD="web")
+    assert found is not None
+    assert found.key == "web"
+
+
+def test_a_sandbox_of_crio_is_left_alone() -> None:
+    assert wish({**CRIO, "io.kubernetes.cri-o.ContainerType": "sandbox"}) is None

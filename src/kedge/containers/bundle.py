@@ -79,7 +79,6 @@ class Bundle:
                 network.remove_lock(namespace)
                 raise failure("restored", attempt)
 
-
     @contextmanager
     def _with_loopback(self) -> Iterator[None]:
         """A network of its own is made anew, and no runtime brings up its `lo` in a restore, as it does in a create.

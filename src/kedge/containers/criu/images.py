@@ -318,6 +318,12 @@ def statistics(path: str | os.PathLike[str] | ImageFiles, name: str = "stats-dum
 def records(files: ImageFiles, name: str, kind: str) -> Iterator[Message]:
     """The messages of an image. NotFound, or Corrupted when its magic number is another or a record is cut off."""
     with damage(files, name):
+        yield from map(Message, raw_records(files, name, kind)[1])
+
+
+def raw_records(files: ImageFiles, name: str, kind: str) -> tuple[memoryview, list[memoryview]]:
+    """The head of an image, and the bytes of each record."""
+    with damage(files, name):
         data = memoryview(files.read(name, 0, MAX_IMAGE_BYTES + 1))
         if len(data) > MAX_IMAGE_BYTES:
             raise NotAMessage(f"more than {MAX_IMAGE_BYTES:,} bytes")
@@ -327,17 +333,17 @@ def records(files: ImageFiles, name: str, kind: str) -> Iterator[Message]:
             magic, position = u32(data, 4), 8
         if magic != MAGIC[kind]:
             raise NotAMessage(f"its magic number {magic:#x} is not that of {kind}")
-        count = 0
+        head, found = data[:position], []
         while position < len(data):
             size = u32(data, position)
             position += 4
-            count += 1
-            if count > MAX_RECORDS:
+            if len(found) >= MAX_RECORDS:
                 raise NotAMessage("too many records")
             if size > MAX_RECORD_BYTES or size > len(data) - position:
                 raise NotAMessage("a record is cut off")
-            yield Message(data[position : position + size])
+            found.append(data[position : position + size])
             position += size
+        return head, found
 
 
 def one_record(files: ImageFiles, name: str, kind: str) -> Message:

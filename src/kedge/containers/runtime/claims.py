@@ -41,6 +41,7 @@ from kedge.model import Lease
 from kedge.store.lease import is_holder_gone, started
 
 from . import marks
+from .bounds import keep_within
 from .marks import Mark
 
 CLAIM_S = 300.0
@@ -177,16 +178,23 @@ def _is_leaving(manager: CheckpointManager, key: str) -> bool:
 
 
 def ensure(manager: CheckpointManager, mark: Mark, root: str, identity: str) -> Mark:
-    """The mark with a claim that is good for a save: the one it has, or another if somebody took that."""
+    """The mark with a claim that is good for a save: the one it has, or another if somebody took that. Conflict when
+    its namespace has too much in the store."""
     if mark.claim is None:
         claim = take(manager, mark.key, root, identity, only_empty=mark.wish.restore != "no")
     else:
         try:
             manager.renew_lease(mark.claim)
-            return mark
+            claim = mark.claim
         except LeaseLost:
             claim = take(manager, key_of(mark.claim).partition("@")[0], root, identity, only_empty=True)
-    return replace(mark, claim=claim, wish=mark.wish.with_key(key_of(claim)))
+    try:
+        keep_within(manager, key_of(claim))
+    except BaseException:
+        if claim is not mark.claim:
+            manager.break_lease(claim)
+        raise
+    return mark if claim is mark.claim else replace(mark, claim=claim, wish=mark.wish.with_key(key_of(claim)))
 
 
 def release(manager: CheckpointManager, mark: Mark) -> None:

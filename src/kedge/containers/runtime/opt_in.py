@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     Owner = Callable[[Mapping[str, str]], str]
 
 POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
+SANDBOX = "io.kubernetes.cri.sandbox-id"
+_TYPE = "io.kubernetes.cri.container-type"
+_MANAGER = "io.container.manager"
+# What CRI-O calls the same. It writes these after the annotations of the pod, whose author cannot forge them.
+_OF_CRIO = {
+    "io.kubernetes.pod.namespace": POD[0],
+    "io.kubernetes.pod.name": POD[1],
+    "io.kubernetes.container.name": POD[2],
+    "io.kubernetes.cri-o.SandboxID": SANDBOX,
+    "io.kubernetes.cri-o.ContainerType": _TYPE,
+}
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _PLAIN = _LETTERS | set("._-")
 _DRAWN = frozenset("bcdfghjklmnpqrstvwxz2456789")
@@ -81,7 +92,7 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     """None when the container did not opt in; Validation when it asks for what cannot be."""
     entries = spec.get("process", {}).get("env", ())
     environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
-    notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
+    notes = notes_of(spec)
 
     def asked(note: str, *names: str) -> str:
         """An annotation of ours, else the first of these in the environment or among the annotations."""
@@ -92,8 +103,9 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     is_kept = _is_yes(asked("checkpoint", "KEDGE_CHECKPOINT", "ARCH_ENABLE"))
     if not is_kept and restore in ("", "no"):
         return None
-    if notes.get("io.kubernetes.cri.container-type") == "sandbox":
+    if notes.get(_TYPE) == "sandbox":
         return None
+    _refuse_strays(notes)
     policy, _, count = (asked("policy", "KEDGE_POLICY") or "fresh").partition(":")
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
         raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
@@ -109,6 +121,27 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
         keep=keep,
         wait_s=_wait_s(asked("wait", "KEDGE_WAIT")),
     )
+
+
+def notes_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The annotations of a container. What engines say of its pod is called as containerd calls it, and comes from the
+    engine that it is: CRI-O passes on whatever the author of a pod has written, also in the name of containerd."""
+    notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
+    if notes.get(_MANAGER) != "cri-o":
+        return notes
+    if any(name.startswith("io.kubernetes.cri.") for name in notes):  # of one of the two, somebody lies
+        return {name: value for name, value in notes.items() if name not in POD}
+    return notes | {theirs: notes[name] for name, theirs in _OF_CRIO.items() if name in notes}
+
+
+def _refuse_strays(notes: Mapping[str, str]) -> None:
+    """Without its namespace, a container of a pod could name the key of any other."""
+    is_of_pod = notes.get(_MANAGER) != "libpod" and any(name.startswith("io.kubernetes.") for name in notes)
+    if is_of_pod and not notes.get(POD[0]):
+        raise _invalid(
+            "a container of Kubernetes asks for checkpoints, and its engine does not tell its namespace",
+            hint="use containerd or CRI-O, which do",
+        )
 
 
 def _wait_s(text: str) -> float | None:
@@ -138,8 +171,8 @@ def has_made_up_name(pod: str) -> bool:
 
 def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
     """{namespace, name, container} of a container of a pod, for lists; None of any other."""
-    notes = spec.get("annotations") or {}
-    names = [str(notes.get(one, "")) for one in POD]
+    notes = notes_of(spec)
+    names = [notes.get(name, "") for name in POD]
     return dict(zip(("namespace", "name", "container"), names, strict=True)) if all(names) else None
 
 
