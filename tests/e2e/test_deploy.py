@@ -366,7 +366,7 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     made.cri.remove_pod(last)
     with pytest.raises(Failed, match="RunPodSandbox"):
         made.cri.run_pod("late")
-    with kedge.open(store) as kept:
+    with kedge.open(store, namespace="containers") as kept:
         assert [job.checkpoints for job in kept.jobs("container:")] == [2]
 
 

@@ -47,7 +47,7 @@ def is_creating(engine: Containerd, starting: Future[str]) -> bool:
 
 
 def jobs(engine: Containerd) -> list[str]:
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         return [job.name for job in store.jobs() if job.checkpoints]
 
 

@@ -64,12 +64,12 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
     engine.call("checkpoint", "--leave-running", "--image-path", images, "two")
     assert (images / "inventory.img").exists()
     engine.lab.wait_beyond("two", engine.lab.count("two"))
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert len(store.list("container:counter")) == 2
     engine.call("kill", "two", "KILL")
     wait_for(lambda: True if engine.status("two") == "stopped" else None, "it does not end")
     engine.call("delete", "two")
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert [one.tags for one in store.list("container:counter")] == [{}, {}]  # killed, not crashed; and all kept
 
 
@@ -207,7 +207,7 @@ def test_its_streams_are_those_of_each_create(engine: Engine) -> None:
         engine.call("delete", "one")
     for numbers in told.values():
         assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert len(store.list("container:counter")) == 3
 
 
@@ -221,7 +221,7 @@ def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
     engine.lab.wait_beyond("one", engine.lab.count("one") + 5)
     engine.call("kill", "one", "TERM")
     engine.call("delete", "one")
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         older, newer = [one.id for one in store.list("container:counter")]
     for crashed in (newer, older):
         engine.start("one")
@@ -229,7 +229,7 @@ def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
         os.kill(int((engine.lab.root / "one.pid").read_text()), 9)
         wait_for(lambda: True if engine.status("one") == "stopped" else None, "it does not end")
         engine.call("delete", "one")
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             assert store.get(crashed).tags == {"crashed": "after-restore"}
     (engine.lab.root / "one/upper/work/log").unlink()
     engine.bundle("fresh", *KEPT)
@@ -337,7 +337,7 @@ def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
     engine.call("kill", "three", "TERM")
     engine.call("delete", "three")
     reached = engine.lab.count("three")
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert [one.status for one in store.list("container:counter")] == ["corrupted", "created"]
     engine.start("three")  # what is kept now rests on nothing that is damaged
     engine.lab.wait_beyond("three", reached)
@@ -405,7 +405,7 @@ def test_under_containerd(engine: Engine) -> None:
         engine.lab.wait_beyond("one", reached)
         ctr("task", "kill", "--signal", "SIGKILL", "second")
         end("second")
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             assert len(store.list("container:counter")) == 1
     finally:
         daemon.terminate()
@@ -447,7 +447,7 @@ def test_under_podman(engine: Engine) -> None:
         reached = engine.lab.count("one")
         run("second")
         engine.lab.wait_beyond("one", reached)
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             assert len(store.list("container:counter")) == 1
     finally:
         podman("rm", "--force", "--all", check=False)
@@ -470,7 +470,7 @@ def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
     bundle = engine.bundle("one", *KEPT, "KEDGE_KEEP=until-success", program=(PYTHON, "-c", UNTIL_TOLD))
 
     def generations() -> int:
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             return len(store.list("container:counter"))
 
     def begin() -> None:
@@ -494,7 +494,7 @@ def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
     if is_restored:
         end("3")
         assert generations() == 1
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             store.tag(store.list("container:counter")[0].id, crashed=None)
         begin()
         engine.call("kill", "one", "KILL")
@@ -531,7 +531,7 @@ def test_from_images_in_a_directory(engine: Engine) -> None:
     engine.call("delete", "one")
     engine.start("one")  # goes on from the newer generation
     engine.lab.wait_beyond("one", reached)
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert len(store.list("container:counter")) == 2
 
 

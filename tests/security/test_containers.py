@@ -42,13 +42,22 @@ def test_the_store_of_containers_is_roots_alone(state: Path) -> None:
 
 
 def test_a_store_from_before_is_tightened_when_it_is_opened(state: Path) -> None:
-    with kedge.open(f"file:{state}/containers") as manager:
+    with kedge.open(f"file:{state}/containers", namespace="containers") as manager:
         manager.save("container:a", "a", os.urandom(300_000))
     for path in (state / "containers", *(state / "containers").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     with marks.store_of({}) as manager:
         assert manager.list("container:a")
     assert loose(state / "containers") == []
+
+
+def test_who_reads_other_namespaces_does_not_read_the_memory_of_containers(state: Path) -> None:
+    """A token of the service is for named namespaces: `default` does not open that of containers."""
+    with marks.store_of({}) as manager:
+        saved = manager.save("container:a", "a", os.urandom(300_000))
+    with kedge.open(f"file:{state}/containers") as other:
+        assert list(other.jobs()) == []
+        assert not other.exists(saved)
 
 
 def test_a_store_that_a_group_shares_stays_shared(state: Path) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .arguments import Call
 
 STATE = "/run/kedge/runc"
+NAMESPACE = "containers"  # of the store: who may read other namespaces may not read the memory of processes
 # What a mark repeats of the engine's environment, so that others use the store that its engine would.
 PLACES = ("KEDGE_STORE", "KEDGE_KEY_FILE", "KEDGE_STATE_DIR", "KEDGE_RUNC", "PATH")
 AHEAD = "kedge-ahead"  # in a bundle, for the front
@@ -100,7 +101,7 @@ def first_mark(config: str, bundle: str) -> str | None:
         return ""
     if wish.restore not in ("latest", "no"):
         return None
-    if has_checkpoints(store_url(os.environ), f"container:{wish.key}") is not False:
+    if has_checkpoints(store_url(os.environ), f"container:{wish.key}", NAMESPACE) is not False:
         return None  # also of one that wants nothing back: it may hibernate
     if wish.namespace and _is_marked(_to_json(json, wish.key)):
         return None  # another one of the workload may be about to go, and be kept

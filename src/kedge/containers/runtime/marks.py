@@ -122,4 +122,4 @@ def store_of(environment: Mapping[str, str]) -> CheckpointManager:
     is_ours = key_file in (None, "", os.environ.get("KEDGE_KEY_FILE"))
     url = early.store_url(environment)
     keep_private(url)
-    return CheckpointManager(url, key=None if is_ours else f"file:{key_file}")
+    return CheckpointManager(url, namespace=early.NAMESPACE, key=None if is_ours else f"file:{key_file}")
