@@ -39,7 +39,7 @@ class Writers:
             return True
         try:
             # Who opens it for writing meanwhile waits for the unlock, and we get a signal: one that does nothing.
-            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # type: ignore[attr-defined] # Linux
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError:  # there is a writer, or the file is another user's and we cannot know

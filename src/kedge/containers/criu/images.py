@@ -333,7 +333,8 @@ def raw_records(files: ImageFiles, name: str, kind: str) -> tuple[memoryview, li
             magic, position = u32(data, 4), 8
         if magic != MAGIC[kind]:
             raise NotAMessage(f"its magic number {magic:#x} is not that of {kind}")
-        head, found = data[:position], []
+        head = data[:position]
+        found: list[memoryview] = []
         while position < len(data):
             size = u32(data, position)
             position += 4
