@@ -74,6 +74,50 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
 
 
 @criu
+@pytest.mark.parametrize("tcp", ["close", "keep"])
+def test_locks_are_kept_and_connections_closed_or_kept(engine: Engine, tcp: str) -> None:
+    program = (PYTHON, "-c", TIED)
+    first = engine.bundle("one", *KEPT, program=program)
+    engine.start("one")
+    wait_for((first / "upper/work/log").exists, "it does not begin")
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    settings = (*KEPT, "KEDGE_POLICY=fail", f"KEDGE_TCP={tcp}")
+    second = engine.bundle("two", *settings, lower=first / "lower", program=program)
+    engine.start("two")
+    log = second / "upper/work/log"
+    lines = len(log.read_text().splitlines())
+    wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "it does not go on")
+    said = log.read_text().splitlines()[lines + 2 :]  # the first may have been decided before
+    assert set(said) == {"locked, closed" if tcp == "close" else "locked, open"}
+
+
+TIED = """
+import fcntl, os, socket, time
+lock = open("/work/lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+listening = socket.create_server(("127.0.0.1", 7777))
+near = socket.create_connection(("127.0.0.1", 7777))
+far = listening.accept()[0]
+while True:
+    try:
+        near.send(b"x")
+        is_open = far.recv(1) == b"x"
+    except OSError:
+        is_open = False
+    with open("/work/lock") as other:
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            said = "lost"
+        except BlockingIOError:
+            said = "locked"
+    with open("/work/log", "a") as log:
+        log.write(f"{said}, {'open' if is_open else 'closed'}\\n")
+    time.sleep(0.01)  # sleep: the pace of the program
+"""
+
+
+@criu
 def test_a_periodic_timer_fires_on(engine: Engine) -> None:
     """Also one that expired while everything stood still, which it mostly has: its period is a millisecond."""
     program = (PYTHON, "-c", TICKER)

@@ -65,15 +65,19 @@ class Bundle:
             )
         return replaced(rootfs, taken.rootfs, lambda facts: attempt.describe(replaces=facts))
 
-    def run(self, command: Sequence[str], attempt: Attempt, run: Run) -> None:
+    def run(self, command: Sequence[str], attempt: Attempt, run: Run, *, closes_tcp: bool = False) -> None:
         """Run the runtime's restore with our descriptors; CriuFailed, and no lock left behind, when it fails. Conflict
         if it would give more than the configuration does.
 
         All three streams are ours: those of the container that were pipes become them. So the runtime logs into a file.
+        With `closes_tcp`, connections are closed in the restored processes; runtimes have no word for that, CRIU has.
         """
         refuse_more(attempt.images, self.spec)
         attempt.describe(network=self.network)
         command = [command[0], f"--log={attempt.path / 'runtime.log'}", *command[1:]]
+        if closes_tcp:
+            (attempt.path / "criu.conf").write_text("tcp-close\n")
+            command = [find_program("env"), f"CRIU_CONFIG_FILE={attempt.path / 'criu.conf'}", *command]
         with network.namespace_of(None, self.network) as namespace, self._with_loopback():
             if run(command, attempt.held):
                 network.remove_lock(namespace)

@@ -51,6 +51,7 @@ FORMAT = 1
 KINDS = ("container", "process")
 # What a dump may be told, and a restore must be told again.
 OPTIONS = ("--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks")
+TIES = ("--file-locks", "--tcp-established")  # of containers of engines: without effect where there are none
 LEFT_ATTRIBUTES = ("trusted.overlay.origin", "trusted.overlay.uuid")  # they name inodes of one machine
 
 

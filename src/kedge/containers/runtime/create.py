@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from kedge.containers.snapshot import Snapshot
 
 
+_TCP = "--tcp-established"
+
+
 def create(container: CalledContainer) -> int | None:
     bundle = Bundle.read(Path(container.call.get("bundle") or ".").absolute())
     wish = wish_of(bundle.spec, owner_of_container)
@@ -163,7 +166,7 @@ def _restore_first(
     """Restore the first of these that can be; None when it is to start anew."""
     for number, checkpoint in enumerate(checkpoints):
         for left in reversed(range(wish.tries)):
-            target = RuncTarget.of(container, bundle)
+            target = RuncTarget.of(container, bundle, keeps_tcp=wish.keeps_tcp)
             try:
                 _restore(manager, checkpoint.id, target)
             except CheckpointError as error:
@@ -196,22 +199,37 @@ class RuncTarget(Target):
     container: CalledContainer
     bundle: Bundle
     guard: Guard
+    keeps_tcp: bool
 
     @classmethod
-    def of(cls, container: CalledContainer, bundle: Bundle) -> RuncTarget:
+    def of(cls, container: CalledContainer, bundle: Bundle, *, keeps_tcp: bool) -> RuncTarget:
         guard = Guard([container.real, *container.call.other("delete", "--force")])
         lock = (container.root, container.id)
-        return cls(id=container.id, lock=lock, wait_s=ORPHAN_S, container=container, bundle=bundle, guard=guard)
+        return cls(
+            id=container.id,
+            lock=lock,
+            wait_s=ORPHAN_S,
+            container=container,
+            bundle=bundle,
+            guard=guard,
+            keeps_tcp=keeps_tcp,
+        )
 
     def files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
         return self.bundle.files(taken, attempt)
 
     def run(self, taken: Snapshot, attempt: Attempt) -> None:
         options = [*taken.options(), *confinement(self.bundle.spec)]
+        closes_tcp = _TCP in options and not self.keeps_tcp
+        if closes_tcp:
+            options.remove(_TCP)
         words = self.container.call.to_restore(str(attempt.images), str(attempt.path), options)
         rootfs = self.bundle.rootfs()
         self.bundle.run(
-            [self.container.real, *words], attempt, lambda command, held: self.guard.run(seeing(rootfs, command), held)
+            [self.container.real, *words],
+            attempt,
+            lambda command, held: self.guard.run(seeing(rootfs, command), held),
+            closes_tcp=closes_tcp,
         )
 
     def pid(self, attempt: Attempt) -> int:

@@ -6,6 +6,8 @@
     KEDGE_WORKLOAD=name        kedge.dev/key                 which workload it is; in Kubernetes not needed
     KEDGE_POLICY=fresh|fail|retry:N  kedge.dev/policy        what to do when it cannot be restored
     KEDGE_KEEP=until-success   kedge.dev/keep                forget it when it ends by itself with status 0
+    KEDGE_TCP=close|keep       kedge.dev/tcp                 open connections in a restore; close, by default, as the
+                                                                   next container mostly has another address
     KEDGE_WAIT=SECONDS         kedge.dev/wait                for a pod it may replace, before it begins anew beside it
 
 ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. The place of the store is
@@ -46,7 +48,7 @@ _KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after i
 class Wish:
     """What a container asked for."""
 
-    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tries", "wait_s")
+    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tcp", "tries", "wait_s")
 
     def __init__(
         self,
@@ -57,12 +59,14 @@ class Wish:
         namespace: str = "",
         keep: str = "always",
         wait_s: float | None = None,
+        tcp: str = "close",
     ) -> None:
         self.key = key
         self.restore = restore  # latest, no, the ID of a checkpoint, another key of its namespace, or a path (placed)
         self.policy = policy  # fresh: start anew when it cannot be restored; fail
         self.tries = tries
         self.keep = keep  # always, or until-success
+        self.tcp = tcp  # close or keep: what becomes of open connections
         self.wait_s = wait_s  # None: as the machine says
         self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
@@ -72,11 +76,15 @@ class Wish:
         return cls(**{"restore": "latest", **facts})
 
     @property
+    def keeps_tcp(self) -> bool:
+        return self.tcp == "keep"
+
+    @property
     def is_until_success(self) -> bool:
         return self.keep == "until-success"
 
     def with_key(self, key: str) -> Wish:
-        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep, self.wait_s)
+        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep, self.wait_s, self.tcp)
 
     def facts(self) -> dict[str, str | int]:
         """As a mark has it."""
@@ -109,6 +117,9 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     policy, _, count = (asked("policy", "KEDGE_POLICY") or "fresh").partition(":")
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
         raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
+    tcp = asked("tcp", "KEDGE_TCP") or "close"
+    if tcp not in ("close", "keep"):
+        raise _invalid(f"tcp {tcp}", hint="use close or keep")
     keep = asked("keep", "KEDGE_KEEP") or "always"
     if keep not in ("always", "until-success"):
         raise _invalid(f"keep {keep}", hint="use always or until-success")
@@ -120,6 +131,7 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
         namespace=notes.get(POD[0], ""),
         keep=keep,
         wait_s=_wait_s(asked("wait", "KEDGE_WAIT")),
+        tcp=tcp,
     )
 
 

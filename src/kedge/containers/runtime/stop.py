@@ -79,7 +79,7 @@ def _checkpoint(
     from kedge.containers.bundle import ContainerSource
     from kedge.containers.checkpoint import Request, make_checkpoint
     from kedge.containers.companions import companions_for
-    from kedge.containers.snapshot import OPTIONS
+    from kedge.containers.snapshot import OPTIONS, TIES
 
     from . import claims
 
@@ -90,7 +90,7 @@ def _checkpoint(
             hint="without it nobody knows its workload: recreate the container",
         )
     source = ContainerSource.of(container.look_up(), image_path)
-    options = [option for option in OPTIONS if container.call.is_set(option[2:])]
+    options = [option for option in OPTIONS if option in TIES or container.call.is_set(option[2:])]
     with container.store() as manager:
         mark = replace(_claimed(container, mark, manager), ending=None)  # of a call that was killed
         request = Request(
