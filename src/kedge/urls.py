@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from .chunks import INLINE_BYTES
-from .errors import NotAStore, NotFound, Validation, install_hint
+from .errors import Conflict, NotAStore, NotFound, Validation, install_hint
 from .ports import FORMAT_VERSION
 from .store.local import LocalStore
 
@@ -178,6 +178,23 @@ def directory_of(url: str) -> Path | None:
 
     scheme, colon, path = url.partition(":")
     return absolute(Path(path if colon and scheme in ("file", "files", "memory") else url))
+
+
+def share_with(url: str, group: str) -> None:
+    """Make the directory of a new store one that the users of a group share."""
+    from .blobs.group_files import share_with
+    from .store.directory import naming
+
+    path = directory_of(url)
+    if path is None:
+        raise Validation(f"{url} is no directory", hint="whoever may use the server decides who shares its stores")
+    if path.exists() and any(path.iterdir()):
+        raise Conflict(f"{path} exists already", hint="chgrp and chmod it, with what is in it, or make a new store")
+    try:
+        with naming("share", path):
+            share_with(path, group)
+    except LookupError as error:
+        raise Validation(f"there is no group {group!r}", hint="getent group shows those that there are") from error
 
 
 def _kept_at(url: str) -> str | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kedge.blobs.direct import sync_directory
-from kedge.blobs.group_files import is_writable, make_folder, open_lock, share, share_folder
+from kedge.blobs.group_files import OWN_FILE, is_writable, make_folder, make_store_folder, open_lock, share
 from kedge.blobs.packs import PackBlobs
 from kedge.blobs.reserve import NAME as RESERVE
 from kedge.blobs.reserve import Reserve
@@ -77,7 +77,7 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
             if not create:
                 raise NotFound(f"there is no store at {path}", hint="check --store or $KEDGE_STORE")
             refuse_foreign(path)
-            make_folder(path)
+            make_store_folder(path)
             refuse_network(path)
             with locked(path):
                 if not (path / MARKER).is_file():
@@ -130,6 +130,7 @@ def open_packs(path: Path) -> PackBlobs:
         if path.exists() and not path.is_dir():
             raise NotAStore(f"{path} is not a directory", hint="give a directory for the bytes, or a new one")
         if not (path / PACKS).is_dir():
+            make_store_folder(path)
             make_folder(path / PACKS)
             sync_directory(path)
             _sync_names(path)
@@ -185,7 +186,7 @@ def write_marker(path: Path, marker: Marker) -> None:
 def _write(path: Path, content: bytes) -> None:
     """Atomic: the name appears with its content, durably, or not at all (I1)."""
     draft = path.with_name(path.name + ".new")
-    with open(draft, "wb") as file:
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, OWN_FILE), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -239,7 +240,6 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    share_folder(path)
     make_folder(path / PACKS)
     Reserve(path).refill()
     index = SqliteIndex(str(path / INDEX), namespace="default")

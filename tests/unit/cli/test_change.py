@@ -2,7 +2,10 @@
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
+import grp
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +125,14 @@ def test_cleanup_of_llm_records_has_to_name_them(run: Run) -> None:
 def test_bad_policies(run: Run, words: tuple[str, ...], code: int) -> None:
     save(run, "one", 1)
     run("cleanup", "train", *words, code=code)
+
+
+def test_a_store_that_a_group_shares(run: Run, tmp_path: Path) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    place = tmp_path / "shared"
+    run("migrate", "--store", str(place), "--shared-group", group)
+    assert place.stat().st_mode & 0o7777 == 0o2770
+    assert (place / "index.sqlite").stat().st_mode & 0o777 == 0o660
+    run("migrate", "--store", str(place), "--shared-group", group, code=5)  # it is there already
+    run("migrate", "--store", str(tmp_path / "other"), "--shared-group", "no such group", code=3)
+    run("migrate", "--store", "memory:", "--shared-group", group, code=3)

@@ -384,8 +384,7 @@ def _quoted(column: str) -> str:
 def make_folder(folder: Path) -> None:
     """The directory of a store, and what is inside, durable by name."""
     try:
-        group_files.make_folder(folder)
-        group_files.share_folder(folder)
+        group_files.make_store_folder(folder)
         group_files.make_folder(folder / INSIDE)
         sync_folder(folder)
         for parent in folder.parents:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kedge.blobs.group_files import open_lock, share
+from kedge.blobs.group_files import OWN_FILE, open_lock, share
 from kedge.errors import Corrupted, OutcomeUnknown, UnsupportedFormat, storage_error
 
 FORMAT = 1
@@ -224,7 +224,7 @@ def draft_file(path: Path, data: bytes) -> Path:
     """The temporary file, synced."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, OWN_FILE)
         try:
             _write_all(handle, data, 0)
             os.fsync(handle)

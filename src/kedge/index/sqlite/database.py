@@ -8,10 +8,11 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 
+from kedge.blobs.group_files import OWN_FILE
 from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation
 from kedge.ports import is_older, unsupported
 from kedge.version import __version__
@@ -35,7 +36,9 @@ def migrations() -> list[tuple[int, str]]:
 
 def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> sqlite3.Connection:
     """A connection that syncs at every commit (I1). Transactions are begun and ended by hand."""
-    place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    if create and path is not None:
+        _make_own(path)
+    place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(
         place, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
     )
@@ -46,6 +49,12 @@ def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> 
         connection.close()
         raise
     return connection
+
+
+def _make_own(path: str) -> None:
+    """SQLite would let everybody read it. Its other files get the mode of this one."""
+    with suppress(FileExistsError):  # not opened: closing it again would drop locks that SQLite holds here
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWN_FILE))
 
 
 def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
