@@ -96,7 +96,7 @@ def generations(bench: Bench) -> list[Row]:
     with subject(bench, ballast) as one:
         for _ in range(GENERATIONS):
             one.ours("--leave-running")
-        with kedge.open(one.lab.store) as store:
+        with kedge.open(one.lab.store, namespace="containers") as store:
             stored = [float(found.stored_bytes) for found in store.list("container:k")]
         one.bare("--leave-running")
         size = float(sum(path.stat().st_size for path in one.images.iterdir()))
@@ -169,7 +169,7 @@ def shim(bench: Bench) -> list[Row]:
     if reason := missing("criu") or missing("containerd"):
         raise Missing(reason)
     with lab(bench.fresh("shim").resolve()) as made, containerd(made) as engine:
-        with kedge.open(made.store) as store:
+        with kedge.open(made.store, namespace="containers") as store:
             store.save("container:another", "another", {})  # there is a store, which must be asked
 
         def started(name: str, runtime: str, *wishes: str) -> float:

@@ -41,10 +41,28 @@ def fail_on_odd(item: int) -> int:
 class Unpicklable(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__("needs two arguments")
+        self.first = a
+        self.response = open  # as vendors do: something that cannot be kept
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}{'' if callable(self.response) else '?'}"
 
 
 def fail_unpicklably(item: int) -> int:
     raise Unpicklable(item, item)
+
+
+class LocalErrors:
+    """A class that another program finds under no name."""
+
+    @staticmethod
+    def fail(file: str) -> None:
+        class Busy(OSError):
+            pass
+
+        with open(file, "a") as log:
+            log.write("call\n")
+        raise Busy("not now")
 
 
 def die_at_7(item: int) -> int:

@@ -23,7 +23,10 @@ was saved, verified, or raises Corrupted; loading never executes code.
 
 from __future__ import annotations
 
+from .version import __version__ as __version__
+
 TYPE_CHECKING = False  # importing typing would cost more than all of this file, which the runtime wrapper starts with
+
 if TYPE_CHECKING:
     import os
 
@@ -63,14 +66,16 @@ if TYPE_CHECKING:
     from .model import Checkpoint, CheckpointLevel, CheckpointStatus, Event, Job, Lease, RunStatus
     from .pipeline.approval import Approval, decide
     from .pipeline.declaration import current_run, pipeline, step
+    from .pipeline.failure import ItemError, StepFailed
+    from .pipeline.inbox import send
+    from .pipeline.queues import Handle, Queue
+    from .pipeline.queues import Queue as queue  # noqa: N813
     from .pipeline.retry import Retry
     from .pipeline.run import Run
     from .pipeline.run import Run as run  # noqa: N813
+    from .pipeline.schedules import schedule
     from .pipeline.signals import Paused
-    from .pipeline.wait import send
     from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
-
-__version__ = "0.1.0"
 
 
 def open(
@@ -112,8 +117,10 @@ __all__ = [
     "Denied",
     "Event",
     "File",
+    "Handle",
     "IdempotencyConflict",
     "InvalidName",
+    "ItemError",
     "Job",
     "Lease",
     "LeaseHeld",
@@ -124,6 +131,7 @@ __all__ = [
     "NotFound",
     "OutcomeUnknown",
     "Paused",
+    "Queue",
     "ReadOnly",
     "ReplayMiss",
     "ResumableProcess",
@@ -131,6 +139,7 @@ __all__ = [
     "Retry",
     "Run",
     "RunStatus",
+    "StepFailed",
     "StepTimeout",
     "StorageError",
     "TooLarge",
@@ -147,8 +156,10 @@ __all__ = [
     "decide",
     "open",
     "pipeline",
+    "queue",
     "register",
     "run",
+    "schedule",
     "send",
     "step",
 ]
@@ -166,7 +177,8 @@ _HOMES = {
     "manager": ("CheckpointManager",),
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
-        "Approval", "Paused", "Retry", "Run", "current_run", "decide", "pipeline", "run", "send", "step",
+        "Approval", "Handle", "ItemError", "Paused", "Queue", "Retry", "Run", "StepFailed", "current_run",
+        "decide", "pipeline", "queue", "run", "schedule", "send", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

@@ -284,3 +284,10 @@ def storage_error(action: str, where: str, cause: OSError) -> StorageError:
 def install_hint(extra: str) -> str:
     """How to get what an optional feature needs. There is no release yet, so nothing is installed by name."""
     return f"install Kedge from its clone with this extra: pip install '.[{extra}]'"
+
+
+def missing_extra(feature: str, extra: str, cause: ModuleNotFoundError) -> ModuleNotFoundError:
+    """What an import says that needs an extra. Other modules that are missing are no matter of extras."""
+    if cause.name is None or cause.name.startswith("kedge"):
+        return cause
+    return ModuleNotFoundError(f"{feature} needs {cause.name}. {install_hint(extra)}", name=cause.name)

@@ -40,10 +40,11 @@ from .ports import Checkpoints, Events, Jobs
 from .store import Save, Store, Stored, lease
 from .store.background import BackgroundSaves, PendingSave
 from .store.received import Received
+from .store.reference import resolve
 from .store.request import Request, parse_request, request_of
 from .store.rope import PartedTree
 from .store.streams import deleted_while_read
-from .urls import Lock, find_lock, open_store
+from .urls import Lock, find_lock, needing, open_store
 
 if TYPE_CHECKING:
     from .aio import AsyncView
@@ -94,7 +95,8 @@ class CheckpointManager(CaringManager):
 
     def _open(self, create: bool, lock: Lock | None) -> tuple[Store, Care]:
         if self.url.startswith(_SERVICES):
-            from .client import open_service  # httpx comes with an extra
+            with needing("httpx", extra="client"):
+                from .client import open_service
 
             return open_service(self.url, self.namespace, has_key=lock is not None)
         store = open_store(self.url, self.namespace, create=create, lock=lock, actor=self.actor)
@@ -256,14 +258,24 @@ class CheckpointManager(CaringManager):
         """The checkpoint without its state; NotFound if there is none."""
         return self.store.get(parse_name("checkpoint ID", checkpoint_id))
 
+    def find(self, reference: str) -> Checkpoint:
+        """The checkpoint a user means by an ID, JOB (its newest), JOB#7, or any of these with ~1 for the one before."""
+        return resolve(self.store, reference)
+
     def exists(self, checkpoint_id: str) -> bool:
         return self.store.knows(parse_name("checkpoint ID", checkpoint_id))
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
-        """Jobs by name; page with `after=` the last name."""
+        """Jobs by name; page with `after=` the last name. A job whose checkpoints are all deleted is not listed."""
         if not isinstance(prefix, str) or not isinstance(after, str | None):
             raise Validation(f"prefix={prefix!r}, after={after!r}", hint="use the beginning of a job's name")
-        return self.store.jobs(prefix, parse_limit(limit), after or "")
+        wanted, start, jobs = parse_limit(limit), after or "", []
+        while page := self.store.jobs(prefix, wanted, start):
+            jobs += [job for job in page if job.checkpoints or job.retention]
+            if wanted is None or len(page) < wanted or len(jobs) >= wanted:
+                break
+            start = page[-1].name
+        return jobs if wanted is None else jobs[:wanted]
 
     # Loading
 
@@ -276,7 +288,7 @@ class CheckpointManager(CaringManager):
         mapped: bool = False,
         device: object = None,
     ) -> Any:
-        """The state of a checkpoint, verified (I2).
+        """The state of a checkpoint, verified (I2). Instead of its ID, anything that `find` understands, such as a job.
 
         `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
         `into` is a state of the same shape whose arrays and tensors, on any device, are filled in place.
@@ -284,8 +296,16 @@ class CheckpointManager(CaringManager):
         Tensors, which torch cannot protect, are writable then; what is written stays in this process.
         `device` is where tensors go ("cuda:1"), chunk by chunk, without a copy of the state in main memory.
         """
-        stored = self.store.read(parse_name("checkpoint ID", checkpoint_id))
+        stored = self._read(checkpoint_id)
         return self.load_stored(stored, only=only, into=into, mapped=mapped, device=device)
+
+    def _read(self, reference: str) -> Stored:
+        if not isinstance(reference, str) or {"#", "~"}.isdisjoint(reference):
+            try:
+                return self.store.read(parse_name("checkpoint ID", reference))
+            except NotFound:
+                pass  # perhaps the name of a job
+        return self.store.read(self.find(reference).id)
 
     def load_latest(
         self, job_id: str, *, level: CheckpointLevel | str | None = None, into: object = None, device: object = None
@@ -420,7 +440,7 @@ class CheckpointManager(CaringManager):
         """Keep a checkpoint from every cleanup and delete, or let go of it again."""
         return self.store.update(parse_name("checkpoint ID", checkpoint_id), is_pinned=pinned, actor=self.actor)
 
-    def tag(self, checkpoint_id: str, **tags: str | None) -> Checkpoint:
+    def tag(self, checkpoint_id: str, /, **tags: str | None) -> Checkpoint:
         """Set tags; None removes one."""
         parse_tags({name: value for name, value in tags.items() if value is not None})
         for name in tags:
@@ -536,6 +556,13 @@ class CheckpointManager(CaringManager):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> AsyncView:
+        """`async with kedge.open(…) as store: await store.save(…)`: the coroutines of `aio`."""
+        return self.aio
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aio.close()
 
     @property
     def place(self) -> str:

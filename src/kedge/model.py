@@ -17,6 +17,8 @@ CheckpointId = NewType("CheckpointId", str)
 Document = dict[str, object]  # JSON, the same for the command line, the service and its client
 
 MAX_STEP_CHARACTERS = 1024
+INBOX_SUFFIX = ":inbox"  # of the job that holds the messages to a run
+QUEUE_PREFIX = "queue:"  # of jobs that hold what was submitted to a queue
 MAX_TAGS = 64
 MAX_TAG_VALUE_CHARACTERS = 1024
 
@@ -49,6 +51,7 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     ABANDONED = "abandoned"  # never recorded: it says running, and its process is gone (`pipeline.owner.status_of`)
+    UNREADABLE = "unreadable"  # never recorded: a record says something that is no status
 
 
 _E = TypeVar("_E", bound=StrEnum)

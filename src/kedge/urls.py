@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from .chunks import INLINE_BYTES
-from .errors import NotAStore, NotFound, Validation, install_hint
+from .errors import Conflict, NotAStore, NotFound, Validation, install_hint
 from .ports import FORMAT_VERSION
 from .store.local import LocalStore
 
@@ -73,14 +73,20 @@ def open_store(url: str, namespace: str, *, create: bool, lock: Lock | None = No
             store = unlock(store, lock, actor)
             keep_keyring(url, store)
         elif store.index.is_encrypted:
-            raise Validation(
-                "this store is encrypted, and no key was given",
-                hint="give it: key=, --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
-            )
+            raise _needs_key(store.index)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _needs_key(index: Index) -> Validation:
+    message = "this store is encrypted, and no key was given"
+    if (keyring := index.keyring()) is not None:
+        from .crypto import master_of
+
+        message += f"; it needs the key {master_of(keyring)}"
+    return Validation(message, hint="give it: key=, --key, $KEDGE_KEY or $KEDGE_KEY_FILE")
 
 
 def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
@@ -102,7 +108,13 @@ def unlock(store: LocalStore, lock: Lock, actor: str) -> LocalStore:
             f"names in namespace {index.namespace} are {is_so}, which is decided when it is made",
             hint="leave encrypt_names away, or use another namespace",
         )
-    return LocalStore(EncryptedIndex(index, vault), store.blobs, vault, inline_bytes=store.inline_bytes)
+    return LocalStore(
+        EncryptedIndex(index, vault),
+        store.blobs,
+        vault,
+        inline_bytes=store.inline_bytes,
+        has_backlog=store.backlog is not None,
+    )
 
 
 def find_keys(store: LocalStore, lock: Lock) -> FoundKeys:
@@ -168,6 +180,23 @@ def directory_of(url: str) -> Path | None:
     return absolute(Path(path if colon and scheme in ("file", "files", "memory") else url))
 
 
+def share_with(url: str, group: str) -> None:
+    """Make the directory of a new store one that the users of a group share."""
+    from .blobs.group_files import share_with
+    from .store.directory import naming
+
+    path = directory_of(url)
+    if path is None:
+        raise Validation(f"{url} is no directory", hint="whoever may use the server decides who shares its stores")
+    if path.exists() and any(path.iterdir()):
+        raise Conflict(f"{path} exists already", hint="chgrp and chmod it, with what is in it, or make a new store")
+    try:
+        with naming("share", path):
+            share_with(path, group)
+    except LookupError as error:
+        raise Validation(f"there is no group {group!r}", hint="getent group shows those that there are") from error
+
+
 def _kept_at(url: str) -> str | None:
     """The URL of the directory that a store in memory is kept in."""
     path = url.removeprefix("memory:")
@@ -176,7 +205,7 @@ def _kept_at(url: str) -> str | None:
 
 def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
     scheme, colon, rest = url.partition(":")
-    if "?blobs=" in url and not is_postgresql(url):
+    if "?blob" in url and not is_postgresql(url):
         raise Validation(
             f"{url!r}: only an index in PostgreSQL keeps its bytes elsewhere", hint="use postgresql://…?blobs=…"
         )
@@ -196,13 +225,13 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
 
         return open_files(Path(rest), namespace=namespace, create=create)
     if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
-        raise Validation(f"no store speaks {scheme}:", hint=_FORMS)
+        raise Validation(f"unsupported store URL scheme: {scheme}", hint=_FORMS)
     path = rest if colon and scheme == "file" else url
     if not path or "\0" in path:
         raise Validation(f"{url!r} names no directory", hint=_FORMS)
     from .store.directory import open_embedded
 
-    return LocalStore(*open_embedded(Path(path), namespace=namespace, create=create))
+    return LocalStore(*open_embedded(Path(path), namespace=namespace, create=create), has_backlog=True)
 
 
 def _open_postgresql(url: str, namespace: str, *, create: bool) -> LocalStore:
@@ -223,7 +252,8 @@ def _open_postgresql(url: str, namespace: str, *, create: bool) -> LocalStore:
         index.close()
         raise
     # Where the bytes are rows too, rows of the index are as good, and need no sync of their own.
-    return LocalStore(index, blobs, inline_bytes=_IN_DATABASE_BYTES if where is None else INLINE_BYTES)
+    inline_bytes = _IN_DATABASE_BYTES if where is None else INLINE_BYTES
+    return LocalStore(index, blobs, inline_bytes=inline_bytes, has_backlog=where is not None)
 
 
 def refuse_missing_packs(where: str, index: Index, blobs: Blobs) -> None:
@@ -304,6 +334,11 @@ def open_server(url: str) -> Server:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     options.pop("blobs", None)
+    from difflib import get_close_matches  # not for every start
+
+    for name in options:
+        if get_close_matches(name.lower(), ["blobs"], cutoff=0.75):
+            raise Validation(f"unknown option {name!r} in the store URL", hint="did you mean blobs=?")
     with needing("psycopg", extra="postgres"):
         from .index.postgres.server import Server
     return Server(urlunsplit(parts._replace(query=urlencode(options))))

@@ -57,7 +57,7 @@ def _round(work: Path) -> None:
     assert shown.environment["TOKEN"] == "secret"
     assert {("data.log", "file"), ("etc/gone", "deleted")} <= set(shown.changes)
     assert shown.statistics is not None
-    with kedge.open(work / "store") as store:
+    with kedge.open(work / "store", namespace="containers") as store:
         done = import_archive(store, work / "export.tar.zst")
         kept = snapshot.load(store, done.checkpoint.id)
         for format in ("podman", "cri", "containerd"):

@@ -97,7 +97,7 @@ def save_and_die(*arguments, **options):
     die()
 
 CheckpointManager.save = die if stage == "storing" else save_and_die
-with CheckpointManager() as manager:
+with CheckpointManager(namespace="containers") as manager:
     make_checkpoint(manager, ContainerSource.of(runc.find_container(name, None, root)), Request("k"))
 """
 
@@ -127,7 +127,7 @@ def test_the_kill_test_can_fail(lab: Lab, tmp_path: Path) -> None:
     lab.python(DYING, "storing", "one", lab.runtime_root, mutant, check=False)
     while lab.is_running("one"):
         pass
-    with kedge.open(lab.store) as store:
+    with kedge.open(lab.store, namespace="containers") as store:
         assert store.list("container:k") == []
 
 
@@ -142,7 +142,7 @@ name, root, is_mutant = sys.argv[1:]
 command = runc.Container.command
 if is_mutant:
     runc.Container.command = lambda *words: [word for word in command(*words) if word != "--leave-running"]
-with CheckpointManager() as manager:
+with CheckpointManager(namespace="containers") as manager:
     make_checkpoint(manager, ContainerSource.of(runc.find_container(name, None, root)), Request("k"))
 """
 
@@ -206,7 +206,7 @@ def once(*paths):
         exchanged.append(exchange(*paths))
 
 rootfs._mount_tool, rootfs._exchange = refuse, once
-with CheckpointManager() as manager:
+with CheckpointManager(namespace="containers") as manager:
     restore_newest(manager, "container", "k", ContainerTarget.of)
 """
 
@@ -288,7 +288,7 @@ def test_two_at_once(lab: Lab) -> None:
     codes = sorted(process.returncode for process in both)
     assert codes in ([0, 5], [0, 0]), said
     lab.wait_beyond("one", lab.count("one"))
-    with kedge.open(lab.store) as store:
+    with kedge.open(lab.store, namespace="containers") as store:
         assert len(store.list("container:one")) == codes.count(0)
 
 
@@ -299,7 +299,7 @@ def test_only_what_changed_is_stored(lab: Lab) -> None:
     sizes = []
     for _ in range(2):
         identity = freeze(lab, "one", "--leave-running")
-        with kedge.open(lab.store) as store:
+        with kedge.open(lab.store, namespace="containers") as store:
             sizes.append(store.get(identity).stored_bytes)
     assert sizes[0] > 24 << 20
     assert sizes[1] <= sizes[0] / 20
@@ -384,12 +384,12 @@ def test_the_network_lock_is_taken_back(lab: Lab) -> None:
     config = json.loads((lab.root / "one/config.json").read_text())
     config["process"]["args"] = ["/nothing"]
     (lab.root / "one/upper/work/cells").unlink()
-    with kedge.open(lab.store) as store:  # an image CRIU refuses after it has locked the network
+    with kedge.open(lab.store, namespace="containers") as store:  # one that CRIU refuses late
         state = store.load(identity)
         assert isinstance(state, dict)
         state["images"].write_to(lab.root / "broken")
-        core = next((lab.root / "broken").glob("core-1.img"))
-        core.write_bytes(core.read_bytes()[:200])
+        image = lab.root / "broken/fs-1.img"
+        image.write_bytes(image.read_bytes()[:14])
         state["images"] = kedge.Tree(lab.root / "broken")
         store.save("container:k", "k", state, metadata={"kind": "container"})
     failed = lab.kedge("container", "restore", "k", check=False)
@@ -419,7 +419,7 @@ from kedge.containers.checkpoint import Request, make_checkpoint
 from kedge.containers.engine import runc
 
 network.remove_lock = lambda namespace: False
-with CheckpointManager() as manager:
+with CheckpointManager(namespace="containers") as manager:
     make_checkpoint(manager, ContainerSource.of(runc.find_container("one", None, sys.argv[1])), Request("k"))
 """
 

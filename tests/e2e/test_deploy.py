@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 import kedge
 from kedge.containers.runtime import calls
 from tests.cri import Failed
-from tests.engine import COUNT
+from tests.engine import COUNT, programs_of
 from tests.node import Node, node
 
 DEPLOY = Path(__file__).parents[2] / "deploy/kubernetes"
@@ -23,11 +24,19 @@ INSTALLER = DEPLOY / "kedge-node"
 PLAIN_PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 Installer = Callable[..., subprocess.CompletedProcess[str]]
 
-# A containerd that says what it is, and what it makes of its configuration: version 1 reads one file, 2 conf.d too.
+# A containerd that says what it is, and what it makes of its configuration: version 1 reads one file, 2 conf.d too. Of
+# version 1 any runtime replaces the one that there is by default.
 _ANSWERS = """#!/bin/sh
 case $* in
   --version) echo "containerd github.com/containerd/containerd {version}.0.1 abc" ;;
-  *dump) cat "{home}/config.toml"; [ {version} = 1 ] || cat "{home}"/conf.d/*.toml ;;
+  *dump)
+    echo "version = {version}"
+    grep -v ^version "{home}/config.toml"
+    if [ {version} != 1 ]; then grep -v ^version "{home}"/conf.d/*.toml; fi
+    if [ {version} != 1 ] || ! grep -qs 'containerd\\.runtimes\\.' "{home}/config.toml"; then
+      echo '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]'
+      echo '  runtime_type = "io.containerd.runc.v2"'
+    fi ;;
 esac
 """
 
@@ -226,6 +235,74 @@ def test_a_configuration_that_imports_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "config.toml").read_text() == V2
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("1.6", marks=pytest.mark.requires("containerd")),
+        pytest.param("1.7", marks=pytest.mark.requires("containerd-1.7")),
+    ],
+)
+def test_the_default_runtime_stays(tmp_path: Path, program: str) -> None:
+    """As Debian packages containerd: its configuration says nothing of runtimes, so there is the default one."""
+    containerd = shutil.which("containerd") if program == "1.6" else programs_of(program) / "containerd"
+    (tmp_path / "config.toml").write_text(PACKAGED)
+    run = installer(tmp_path, str(containerd))
+
+    def dumped() -> dict[str, Any]:
+        command = [str(containerd), "--config", tmp_path / "config.toml", "config", "dump"]
+        return tomllib.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    before = dumped()
+    run("install")
+    runtimes = dumped()["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+    assert runtimes.keys() == {"runc", "kedge"}
+    del runtimes["kedge"]
+    assert runtimes == before["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+    installed = files_below(tmp_path)
+    run("install")
+    assert files_below(tmp_path) == installed
+    run("uninstall")
+    assert (tmp_path / "config.toml").read_text() == PACKAGED
+
+
+PACKAGED = """version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
+"""
+
+
+def test_a_containerd_that_does_not_answer_any_more_gets_its_configuration_back(tmp_path: Path) -> None:
+    """It answers questions about pods as long as it was started without a runtime of ours."""
+    asked = tmp_path / "asked"
+    asked.write_text(f"#!/bin/sh\n! grep -qs runtimes.kedge {tmp_path}/running\n")
+    asked.chmod(0o755)
+    restart = tmp_path / "restart"
+    restart.write_text(f"#!/bin/sh\ncp {tmp_path}/config.toml {tmp_path}/running\necho again >>{tmp_path}/restarts\n")
+    restart.chmod(0o755)
+    run = pretended(tmp_path, 1, V2, ASK=str(asked), RESTART=str(restart), WAIT_S="0")
+    refused = run("install", check=False)
+    assert refused.returncode == 1
+    assert "its configuration is as it was" in refused.stderr
+    assert (tmp_path / "config.toml").read_text() == V2
+    assert (tmp_path / "restarts").read_text() == "again\nagain\n"
+
+
+def test_a_configuration_that_would_mean_something_else_is_put_back(tmp_path: Path) -> None:
+    run = pretended(tmp_path, 1, V2)
+    answers = tmp_path / "containerd"
+    answers.write_text(_ANSWERS.format(version=1, home=tmp_path) + f'grep -c kedge "{tmp_path}/config.toml"; exit 0\n')
+    refused = run("install", check=False)
+    assert refused.returncode == 1
+    assert "something else" in refused.stderr
+    assert (tmp_path / "config.toml").read_text() == V2
+
+
 @pytest.mark.xdist_group("engines")
 @pytest.mark.requires("criu", "containerd", "cc", "cni")
 def test_a_node(tmp_path: Path) -> None:
@@ -289,7 +366,7 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     made.cri.remove_pod(last)
     with pytest.raises(Failed, match="RunPodSandbox"):
         made.cri.run_pod("late")
-    with kedge.open(store) as kept:
+    with kedge.open(store, namespace="containers") as kept:
         assert [job.checkpoints for job in kept.jobs("container:")] == [2]
 
 

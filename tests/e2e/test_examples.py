@@ -115,7 +115,7 @@ def test_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = start("-m", "kedge", "approve", "release-2.0")
     process.communicate(timeout=60)
     assert process.returncode == 4
-    start("-m", "kedge", "runs", "signal", "release-2.0", "x", "[1]").communicate(timeout=60)
+    start("-m", "kedge", "runs", "signal", "release-2.0", "x", "[1]", "--ahead").communicate(timeout=60)
 
 
 def test_the_kubernetes_job_is_one() -> None:

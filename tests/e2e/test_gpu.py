@@ -98,7 +98,7 @@ class Gpu:
         return self.kedge("process", "checkpoint", str(pid), "--key", "job", *options, check=check)
 
     def kept(self) -> int:
-        with kedge.open(self.lab.store) as store:
+        with kedge.open(self.lab.store, namespace="containers") as store:
             return len(store.list("process:job"))
 
     def meant(self, what: str, call: str, number: int) -> None:
@@ -139,7 +139,7 @@ def test_all_are_locked_then_all_are_moved_and_they_run_on(gpu: Gpu) -> None:
     assert sorted(gpu.calls()[4:]) == ["restore", "restore", "unlock", "unlock"]
     assert gpu.states() == ["0", "0"]
     gpu.wait_for_steps()
-    with kedge.open(gpu.lab.store) as store:
+    with kedge.open(gpu.lab.store, namespace="containers") as store:
         (kept,) = store.list("process:job")
         assert kept.metadata["gpu"]["processes"] == 2  # type: ignore[index]
         phases = kept.metadata["phases_ms"]

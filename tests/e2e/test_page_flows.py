@@ -187,7 +187,7 @@ def test_a_checkpoint_is_restored_downloaded_and_its_job_copied(page_of: PageOf)
         store.save("job", "two", {"n": 2})
     page.goto(f"/checkpoints/{first}")
     page.click("text=Restore…")
-    shows(page, "#restore", f"kedge restore job {first}")
+    shows(page, "#restore", f"kedge restore job {first} --store http://")
     page.click("#restore button.primary")
     shows(page, ".notice", "was resumed from here")
     assert Takes.calls == [("job", {"n": 1})]
@@ -224,7 +224,9 @@ def test_without_a_runner_the_command_is_there_to_be_copied(page: Page) -> None:
     shows(page, ".resume", "convert")
     page.click(".resume >> text=Copy")
     page.wait_for_selector(".resume >> text=Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == "kedge runs resume import-orders"
+    assert page.evaluate("navigator.clipboard.readText()") == (
+        f"kedge runs resume import-orders --store {page.url.partition('/runs')[0]}"
+    )
 
 
 def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> None:

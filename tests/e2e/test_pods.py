@@ -3,6 +3,9 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tests.cri import Cri, Failed
 from tests.engine import COUNT, IMAGE, Containerd, containerd
 from tests.lab import COUNTER, PYTHON, lab
 from tests.servers.postgres import Cluster
+from tests.waiting import wait_for
 
 KEPT = {"KEDGE_CHECKPOINT": "1"}
 ANSWER_S = 20  # as in test_shim_faults
@@ -30,8 +34,20 @@ def _cri(engine: Containerd) -> Cri:
     return Cri(engine.home / "socket", IMAGE)
 
 
+def is_creating(engine: Containerd, starting: Future[str]) -> bool:
+    """Whether a call of `kedge-runc create` of this engine is under way, or was."""
+    if starting.done():
+        return True
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = process.read_bytes().split(b"\0")
+            if b"create" in words and any(bytes(engine.home) in word for word in words):
+                return True
+    return False
+
+
 def jobs(engine: Containerd) -> list[str]:
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         return [job.name for job in store.jobs() if job.checkpoints]
 
 
@@ -137,9 +153,10 @@ def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
     """By their owner's name, whatever theirs is; and two that live at once never share a history."""
     first = cri.run_pod("train-7d9c6bf5c4-x2k8q", labels=DEPLOYMENT)
     second = cri.run_pod("train-7d9c6bf5c4-lm4zt", labels=DEPLOYMENT)
-    one = cri.start(first, "main", COUNT, KEPT)
+    hasty = {**KEPT, "KEDGE_WAIT": "1"}
+    one = cri.start(first, "main", COUNT, hasty)
     engine.wait_beyond(one, 200)
-    two = cri.start(second, "main", COUNT, KEPT)
+    two = cri.start(second, "main", COUNT, hasty)
     engine.wait_beyond(two, 5)
     cri.stop(two)
     cri.stop(one)
@@ -151,7 +168,7 @@ def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
         cri.remove_pod(pod)
 
     again = cri.run_pod("train-7d9c6bf5c4-b6vwj", labels=DEPLOYMENT)
-    strict = {**KEPT, "KEDGE_POLICY": "fail"}
+    strict = {**hasty, "KEDGE_POLICY": "fail"}
     came = cri.start(again, "main", COUNT, strict)
     assert engine.wait_beyond(came, reached) > reached
     beside = cri.run_pod("train-7d9c6bf5c4-qq7hd", labels=DEPLOYMENT)
@@ -161,6 +178,28 @@ def test_replicas_of_a_deployment(engine: Containerd, cri: Cri) -> None:
     for pod in (again, beside):
         cri.remove_pod(pod)
     engine.wait_shimless()
+
+
+def test_who_replaces_a_pod_that_does_not_know_it_yet_waits(engine: Containerd, cri: Cri) -> None:
+    """A pod with a preStop hook is told to stop seconds after its replacement was created; twice: never checkpointed
+    before, and with a history."""
+    patient = {**KEPT, "KEDGE_WAIT": "60"}
+    labels = {"app": "late", "pod-template-hash": "7d9c6bf5c4"}
+    pod = cri.run_pod("late-7d9c6bf5c4-x2k8q", labels=labels)
+    counter = cri.start(pod, "main", COUNT, patient)
+    for name in ("late-7d9c6bf5c4-lm4zt", "late-7d9c6bf5c4-b6vwj"):
+        engine.wait_beyond(counter, 20 + engine.count(counter))
+        next_pod = cri.run_pod(name, labels=labels)
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(cri.start, next_pod, "main", COUNT, patient)
+            wait_for(partial(is_creating, engine, starting), "it is not created")
+            cri.stop(counter)
+            reached = engine.count(counter)
+            counter = starting.result()
+        assert engine.wait_beyond(counter, reached) > reached
+        cri.remove_pod(pod)
+        pod = next_pod
+    cri.remove_pod(pod)
 
 
 def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:

@@ -74,7 +74,7 @@ def test_stopped_by_a_signal_and_going_on(lab: Lab) -> None:
     steps = [str(n) for n in range(150)]
     assert job.lines() == steps
     assert (told + output).split() == steps
-    with kedge.open(lab.store) as store:
+    with kedge.open(lab.store, namespace="containers") as store:
         assert store.list("process:job") == []  # it ended well: the next run begins anew
 
 
@@ -96,6 +96,47 @@ def test_killed_with_everything(lab: Lab) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert job.lines() == [str(n) for n in range(400)]
+
+
+MAPPING_JOB = """
+import mmap, sys, time
+with open(sys.argv[2], "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+log = open(sys.argv[2] + ".log", "a")
+for n in range(int(sys.argv[1])):
+    assert int.from_bytes(memory[:8], "little") == n, (n, memory[:8])
+    memory[:8] = (n + 1).to_bytes(8, "little")
+    log.write(f"{n}\\n")
+    log.flush()
+    time.sleep(0.01)  # sleep: the pace of the job
+"""
+
+
+def test_a_mapped_file_of_a_closed_descriptor_fits_the_memory(lab: Lab) -> None:
+    """Killed between two checkpoints, the file is the one of the moment that the process goes on from."""
+    mapped, log = lab.root / "mapped", lab.root / "mapped.log"
+    work = [sys.executable, "-c", MAPPING_JOB, "200", str(mapped)]
+    command = lab.enter([*KEDGE, "process", "run", "--key", "job", "--every", "0.2", "--", *work])
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, env=lab.environment(), stderr=subprocess.PIPE, text=True)
+
+    process = start()
+    assert process.stderr is not None
+    pid = int(process.stderr.readline().split()[-1])
+    assert "checkpoint" in process.stderr.readline()
+    before = len(log.read_text().split())
+    wait_for(lambda: len(log.read_text().split()) > before + 5, "the job stands still")
+    process.kill()
+    os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "it cannot be killed")
+    process = start()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert int.from_bytes(mapped.read_bytes()[:8], "little") == 200
+    assert log.read_text().split() == [str(n) for n in range(200)]
 
 
 def test_brought_back_and_left_to_itself(lab: Lab) -> None:

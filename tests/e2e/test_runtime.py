@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
     engine.lab.wait_beyond("one", 5)
     engine.call("kill", "one", "15")
     assert engine.status("one") == "stopped"
+    assert datetime.fromisoformat(json.loads(engine.call("state", "one").stdout)["created"]).year > 2000
     engine.call("resume", "one")  # containerd does so after a checkpoint
     engine.call("kill", "one", "9")
     engine.call("delete", "one")
@@ -52,7 +54,7 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
 
     engine.bundle("two", *KEPT, lower=first / "lower")
     created_twice(engine, "two")
-    assert engine.status("two") == "paused"  # it is there, and waits
+    assert engine.status("two") == "created"  # it is there, and waits
     assert engine.lab.count("two") >= reached
     assert int((engine.lab.root / "two.pid").read_text()) > 0
     engine.call("start", "two")
@@ -62,13 +64,153 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
     engine.call("checkpoint", "--leave-running", "--image-path", images, "two")
     assert (images / "inventory.img").exists()
     engine.lab.wait_beyond("two", engine.lab.count("two"))
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert len(store.list("container:counter")) == 2
     engine.call("kill", "two", "KILL")
     wait_for(lambda: True if engine.status("two") == "stopped" else None, "it does not end")
     engine.call("delete", "two")
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert [one.tags for one in store.list("container:counter")] == [{}, {}]  # killed, not crashed; and all kept
+
+
+@criu
+@pytest.mark.parametrize("tcp", ["close", "keep"])
+def test_locks_are_kept_and_connections_closed_or_kept(engine: Engine, tcp: str) -> None:
+    program = (PYTHON, "-c", TIED)
+    first = engine.bundle("one", *KEPT, program=program)
+    engine.start("one")
+    wait_for((first / "upper/work/log").exists, "it does not begin")
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    settings = (*KEPT, "KEDGE_POLICY=fail", f"KEDGE_TCP={tcp}")
+    second = engine.bundle("two", *settings, lower=first / "lower", program=program)
+    engine.start("two")
+    log = second / "upper/work/log"
+    lines = len(log.read_text().splitlines())
+    wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "it does not go on")
+    said = log.read_text().splitlines()[lines + 2 :]  # the first may have been decided before
+    assert set(said) == {"locked, closed" if tcp == "close" else "locked, open"}
+
+
+TIED = """
+import fcntl, os, socket, time
+lock = open("/work/lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+listening = socket.create_server(("127.0.0.1", 7777))
+near = socket.create_connection(("127.0.0.1", 7777))
+far = listening.accept()[0]
+while True:
+    try:
+        near.send(b"x")
+        is_open = far.recv(1) == b"x"
+    except OSError:
+        is_open = False
+    with open("/work/lock") as other:
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            said = "lost"
+        except BlockingIOError:
+            said = "locked"
+    with open("/work/log", "a") as log:
+        log.write(f"{said}, {'open' if is_open else 'closed'}\\n")
+    time.sleep(0.01)  # sleep: the pace of the program
+"""
+
+
+@criu
+def test_a_periodic_timer_fires_on(engine: Engine) -> None:
+    """Also one that expired while everything stood still, which it mostly has: its period is a millisecond."""
+    program = (PYTHON, "-c", TICKER)
+    first = engine.bundle("one", *KEPT, program=program)
+    engine.start("one")
+    wait_for((first / "upper/work/log").exists, "it does not tick")
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    second = engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower", program=program)
+    engine.start("two")
+    log = second / "upper/work/log"
+    lines = len(log.read_text().splitlines())
+    wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "its timer never fires again")
+
+
+TICKER = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+timer = libc.timerfd_create(1, 0o4000)
+libc.timerfd_settime(timer, 0, (ctypes.c_long * 4)(0, 1_000_000, 0, 1_000_000), None)
+while True:
+    time.sleep(0.01)  # sleep: the pace of the program
+    try:
+        os.read(timer, 8)
+    except BlockingIOError:
+        continue
+    with open("/work/log", "a") as log:
+        log.write("tick\\n")
+"""
+
+
+@criu
+def test_the_loopback_of_a_network_of_its_own_is_up_again(engine: Engine) -> None:
+    """Before the processes go on, and nothing of the configuration has changed."""
+    program = (PYTHON, "-c", LISTENER)
+    first = engine.bundle("one", *KEPT, program=program)
+    engine.start("one")
+    wait_for((first / "upper/work/log").exists, "it does not listen")
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    second = engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower", program=program)
+    before = (second / "config.json").read_bytes(), (second / "config.json").stat().st_mtime_ns
+    engine.start("two")
+    log = second / "upper/work/log"
+    lines = len(log.read_text().splitlines())
+    wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "it does not go on")
+    assert set(log.read_text().split()) == {"ok"}
+    assert ((second / "config.json").read_bytes(), (second / "config.json").stat().st_mtime_ns) == before
+    assert not (second / ".config.json.kedge").exists()
+
+
+LISTENER = """
+import socket, time
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.bind(("127.0.0.1", 7777))
+while True:
+    try:
+        own.sendto(b"ok", ("127.0.0.1", 7777))
+        said = own.recv(10).decode()
+    except OSError as error:
+        said = repr(error)
+    with open("/work/log", "a") as log:
+        log.write(said + "\\n")
+    time.sleep(0.002)  # sleep: the pace of the program
+"""
+
+
+@criu
+def test_a_restore_gives_no_more_than_the_new_configuration(engine: Engine) -> None:
+    """A container with fewer capabilities, named like one with more, does not get them from its memory."""
+
+    def confine(bundle: Path, **process: Any) -> None:
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["process"].update(process)
+        (bundle / "config.json").write_text(json.dumps(spec))
+
+    first = engine.bundle("one", *KEPT)
+    engine.start("one")
+    engine.lab.wait_beyond("one", 5)
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    reached = engine.lab.count("one")
+
+    confine(engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower"), capabilities={})
+    refused = engine.call("create", "--bundle", engine.lab.root / "two", "two", check=False)
+    assert refused.returncode != 0
+    assert "CAP_CHOWN" in refused.stderr
+    confine(engine.bundle("three", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower"), noNewPrivileges=True)
+    refused = engine.call("create", "--bundle", engine.lab.root / "three", "three", check=False)
+    assert "new privileges" in refused.stderr
+    engine.bundle("four", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower")
+    engine.start("four")
+    engine.lab.wait_beyond("four", reached)
 
 
 TALKER = """
@@ -109,7 +251,7 @@ def test_its_streams_are_those_of_each_create(engine: Engine) -> None:
         engine.call("delete", "one")
     for numbers in told.values():
         assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert len(store.list("container:counter")) == 3
 
 
@@ -123,7 +265,7 @@ def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
     engine.lab.wait_beyond("one", engine.lab.count("one") + 5)
     engine.call("kill", "one", "TERM")
     engine.call("delete", "one")
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         older, newer = [one.id for one in store.list("container:counter")]
     for crashed in (newer, older):
         engine.start("one")
@@ -131,7 +273,7 @@ def test_one_that_crashed_after_it_was_brought_back(engine: Engine) -> None:
         os.kill(int((engine.lab.root / "one.pid").read_text()), 9)
         wait_for(lambda: True if engine.status("one") == "stopped" else None, "it does not end")
         engine.call("delete", "one")
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             assert store.get(crashed).tags == {"crashed": "after-restore"}
     (engine.lab.root / "one/upper/work/log").unlink()
     engine.bundle("fresh", *KEPT)
@@ -169,7 +311,7 @@ def test_the_test_of_two_creates_can_fail(engine: Engine) -> None:
     for _ in range(5):  # the two may happen to miss each other
         try:
             created_twice(engine, "one")
-            assert engine.status("one") == "paused"
+            assert engine.status("one") == "created"
         except AssertionError:
             return
         engine.call("delete", "--force", "one")
@@ -239,7 +381,7 @@ def test_a_generation_that_cannot_be_restored(engine: Engine) -> None:
     engine.call("kill", "three", "TERM")
     engine.call("delete", "three")
     reached = engine.lab.count("three")
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert [one.status for one in store.list("container:counter")] == ["corrupted", "created"]
     engine.start("three")  # what is kept now rests on nothing that is damaged
     engine.lab.wait_beyond("three", reached)
@@ -307,7 +449,7 @@ def test_under_containerd(engine: Engine) -> None:
         engine.lab.wait_beyond("one", reached)
         ctr("task", "kill", "--signal", "SIGKILL", "second")
         end("second")
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             assert len(store.list("container:counter")) == 1
     finally:
         daemon.terminate()
@@ -349,7 +491,7 @@ def test_under_podman(engine: Engine) -> None:
         reached = engine.lab.count("one")
         run("second")
         engine.lab.wait_beyond("one", reached)
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             assert len(store.list("container:counter")) == 1
     finally:
         podman("rm", "--force", "--all", check=False)
@@ -372,7 +514,7 @@ def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
     bundle = engine.bundle("one", *KEPT, "KEDGE_KEEP=until-success", program=(PYTHON, "-c", UNTIL_TOLD))
 
     def generations() -> int:
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             return len(store.list("container:counter"))
 
     def begin() -> None:
@@ -396,7 +538,7 @@ def test_forgotten_after_a_success(engine: Engine, is_restored: bool) -> None:
     if is_restored:
         end("3")
         assert generations() == 1
-        with kedge.open(engine.lab.store) as store:
+        with kedge.open(engine.lab.store, namespace="containers") as store:
             store.tag(store.list("container:counter")[0].id, crashed=None)
         begin()
         engine.call("kill", "one", "KILL")
@@ -433,7 +575,7 @@ def test_from_images_in_a_directory(engine: Engine) -> None:
     engine.call("delete", "one")
     engine.start("one")  # goes on from the newer generation
     engine.lab.wait_beyond("one", reached)
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         assert len(store.list("container:counter")) == 2
 
 

@@ -20,7 +20,7 @@ def _engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def generations(engine: Engine) -> list[str]:
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         return [one.id for one in store.list("container:counter")]
 
 

@@ -41,7 +41,7 @@ def kept_as(workload: str) -> tuple[str, str]:
 
 
 def generations(engine: Containerd, workload: str) -> list[Checkpoint]:
-    with kedge.open(engine.lab.store) as store:
+    with kedge.open(engine.lab.store, namespace="containers") as store:
         return store.list(f"container:{workload}")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import kedge
 from tests.faults import test_gc_races as gc_races
-from tests.torture import bitflips, crash_states, mutants
+from tests.torture import bitflips, crash_states, mutants, syscalls
 from tests.torture.ledger import Violation
 
 pytestmark = [pytest.mark.faults, pytest.mark.mutant]
@@ -38,6 +38,14 @@ def crash(life: str, mutant: str, folder: Path) -> None:
 def test_crash_states_notice(tmp_path: Path, mutant: str, life: str) -> None:
     with pytest.raises(Violation):
         crash(life, mutant, tmp_path / "trace")
+
+
+@pytest.mark.slow
+@pytest.mark.requires("strace")
+def test_kills_while_recording_notice(tmp_path: Path) -> None:
+    """tests/faults/test_syscalls.py"""
+    with pytest.raises(Violation):
+        syscalls.inject_all(tmp_path / "stores", "record", faults=("KILL",), mutant="recorded before it is durable")
 
 
 RACES: dict[str, Callable[..., None]] = {
@@ -102,6 +110,7 @@ def test_every_mutant_has_its_test() -> None:
     named |= {"lease token not checked by PostgreSQL"}  # test_machines_faults.py
     named |= {"old data key forgotten at once"}  # test_rekey.py
     named |= {"lease of keys not checked"}  # test_key_races.py
+    named |= {"recorded before it is durable"}  # test_kills_while_recording_notice
     for function in (test_crash_states_notice, test_bitflips_notice):
         for mark in function.pytestmark:  # type: ignore[attr-defined]
             if mark.name == "parametrize":

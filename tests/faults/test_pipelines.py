@@ -69,3 +69,11 @@ def test_a_map_that_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Violation):
         for number in range(50):
             case_in_process(number)
+
+
+@pytest.mark.mutant
+def test_a_handled_failure_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge.pipeline.kept.kept_failures", lambda store, run, newest: {})
+    with pytest.raises(Violation, match="was undone"):
+        for number in range(100):
+            case_in_process(number)

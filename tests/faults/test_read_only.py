@@ -128,6 +128,8 @@ def test_what_changed_while_it_was_read_is_not_given_out(tmp_path: Path) -> None
 def test_the_folder_of_somebody_else(scheme: str) -> None:
     with public_folder() as folder:
         saved = made(folder / "store", scheme)
+        for path in (folder / "store", *(folder / "store").rglob("*")):  # whose owner lets everybody read it
+            path.chmod(0o755 if path.is_dir() else 0o644)
         before = files_of(folder / "store")
         program = (
             "store = kedge.open(arguments[0])\nprint(*(c.id for c in store.list('job')))\n"

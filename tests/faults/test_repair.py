@@ -65,7 +65,7 @@ def test_keys_policies_sequence_and_tokens_survive(place: Path) -> None:
 
 
 def test_a_lost_index_is_rebuilt_from_packs(place: Path) -> None:
-    large = [(i, state) for _, i, state in contents(place)["large"]]
+    before = contents(place)
     for name in os.listdir(place):
         if name.startswith("index"):
             (place / name).unlink()
@@ -73,8 +73,8 @@ def test_a_lost_index_is_rebuilt_from_packs(place: Path) -> None:
         kedge.open(place)
     report = repair(place, actor=ACTOR)
     assert not report.is_index_complete
-    assert report.from_packs == 4
-    assert [(i, state) for _, i, state in contents(place)["large"]] == large
+    assert report.from_packs == sum(map(len, before.values()))
+    assert contents(place) == {job: saves for job, saves in before.items() if saves}
 
 
 def test_a_damaged_page_costs_what_was_on_it_only(place: Path) -> None:
@@ -140,10 +140,10 @@ def test_who_has_the_old_index_open_is_not_told_that_a_save_succeeded(place: Pat
             store.save("small", "too late", 1)
 
 
-def test_a_bad_cell_costs_its_row(place: Path) -> None:
+def test_a_bad_cell_costs_nothing_that_packs_know(place: Path) -> None:
     with sqlite3.connect(place / "index.sqlite") as db:
         db.execute("UPDATE checkpoint SET level = 'nonsense' WHERE step = 'step 7'")
     db.close()
     report = repair(place, actor=ACTOR)
     assert not report.is_index_complete
-    assert len(contents(place)["small"]) == 18
+    assert len(contents(place)["small"]) == 19  # the packs know it too

@@ -25,3 +25,9 @@ def test_every_call_killed_and_failed(tmp_path: Path, operation: str, sample: in
     numbers = inject_all(tmp_path / "stores", operation, sample=sample)
     assert numbers["injected"] > 0
     assert numbers["killed"] > 0
+
+
+def test_every_call_killed_while_rows_are_recorded_in_packs(tmp_path: Path) -> None:
+    """Every call, not a sample: what the index says is recorded must be in packs, whenever the process dies."""
+    numbers = inject_all(tmp_path / "stores", "record", faults=("KILL",))
+    assert numbers["killed"] > 5

@@ -1,6 +1,7 @@
 """Archives of containers from strangers: nothing outside is touched, nothing grows without bound, nothing is obeyed."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 import zstandard
 
 import kedge
+from kedge.containers.archive import oci
 from kedge.containers.archive.extraction import Extraction
 from kedge.containers.archive.importer import import_archive
 from kedge.containers.archive.layout import safe_spec, unpack
@@ -285,6 +287,34 @@ def test_an_image_whose_blob_was_changed(tmp_path: Path, files: dict[str, bytes]
         (tmp_path / "image.tar").write_bytes(data)
         with pytest.raises(Corrupted, match="blob"):
             import_archive(store, tmp_path / "image.tar")
+
+
+@pytest.mark.parametrize("way", ["a blob", "the folder of blobs", "the index"])
+def test_links_in_a_layout_are_not_followed(tmp_path: Path, outside: Path, files: dict[str, bytes], way: str) -> None:
+    """Whoever may write a directory that root imports must not read, through a link, what only root can."""
+    layout, target = tmp_path / "layout", tmp_path / "empty"
+    target.mkdir()
+    secret = _write(outside / "secret.tar", files)
+    digest = hashlib.sha256(secret.read_bytes()).hexdigest()
+    blobs = outside / "blobs" if way == "the folder of blobs" else layout / "blobs/sha256"
+    blobs.mkdir(parents=True)
+    manifest = json.dumps({"layers": [{"digest": f"sha256:{digest}"}]}).encode()
+    (blobs / hashlib.sha256(manifest).hexdigest()).write_bytes(manifest)
+    if way == "a blob":
+        (blobs / digest).symlink_to(secret)
+    else:
+        (blobs / digest).write_bytes(secret.read_bytes())
+    if way == "the folder of blobs":
+        (layout / "blobs").mkdir(parents=True)
+        (layout / "blobs/sha256").symlink_to(blobs)
+    (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    named = {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{hashlib.sha256(manifest).hexdigest()}"}
+    index = outside / "index.json" if way == "the index" else layout / "index.json"
+    index.write_text(json.dumps({"manifests": [named]}))
+    if way == "the index":
+        (layout / "index.json").symlink_to(index)
+    with pytest.raises(kedge.Validation, match="is a link"):
+        unpack(layout, target)
 
 
 def test_tar_writer_notices_a_file_that_is_not_what_it_said() -> None:

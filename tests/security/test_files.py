@@ -74,7 +74,6 @@ def hostile_table(*rows: tuple[int, int, bytes], **changed: object) -> bytes:
         "links": b"",
         "sparse": [],
         "skipped": [],
-        "unsettled": b"",
     }
     return ormsgpack.packb({**fields, **changed})
 

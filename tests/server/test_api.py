@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -16,7 +17,7 @@ import kedge
 from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.limits import Limits
-from tests.server.conftest import client_of
+from tests.server.conftest import client_of, listening
 
 V1 = "/api/v1"
 
@@ -227,7 +228,7 @@ def test_verify_and_gc_in_the_background(client: TestClient, store: kedge.Checkp
     assert task["result"]["bytes_freed"] > 300_000
     assert [t["kind"] for t in client.get(f"{V1}/tasks").json()["tasks"]] == ["gc", "verify"]
     assert client.get(f"{V1}/stats").json()["packs"] == 0
-    assert [job.name for job in store.jobs()] == ["j"]  # tasks are kept elsewhere
+    assert store.jobs() == []  # tasks are kept elsewhere, and j has nothing left
 
 
 def test_leases(client: TestClient, store: kedge.CheckpointManager) -> None:
@@ -413,3 +414,22 @@ def test_a_page_without_its_script_says_so(client: TestClient, monkeypatch: pyte
         templates._mark.cache_clear()
     assert "./dev assets" in shown
     assert "htmx.min.js" not in shown
+
+
+def test_head_answers_as_get_does_without_a_body(client: TestClient, store: kedge.CheckpointManager) -> None:
+    saved = save(client)
+    addresses = [f"{V1}/jobs", f"{V1}/checkpoints/{saved['id']}", f"{V1}/checkpoints/none_1_00000000", "/", "/healthz"]
+    for address in addresses:
+        got, head = client.get(address), client.head(address)
+        assert (head.status_code, head.content) == (got.status_code, b""), address
+        for name in ("content-type", "content-length"):
+            assert head.headers[name] == got.headers[name], address
+    assert client.head(f"{V1}/gc").status_code == 405
+
+
+def test_head_on_a_stream_ends(store: kedge.CheckpointManager) -> None:
+    with listening(create_app(store)) as url:
+        answer = httpx.head(f"{url}{V1}/events", headers={"Accept": "text/event-stream"}, timeout=30)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert httpx.get(f"{url}/metrics", timeout=30).status_code == 200

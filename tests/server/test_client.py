@@ -93,6 +93,13 @@ def test_finding_and_changing(remote: kedge.CheckpointManager, store: kedge.Chec
     branch, state = remote.resume_from(ids[0], "b")
     assert (branch.job, branch.parent, state) == ("b", ids[0], 0)
     assert len(remote.copy("j", "c")) == 4
+    with pytest.raises(kedge.Conflict):
+        remote.copy("j", "b")
+    assert remote.load("j") == remote.load("j#5") == 4
+    with pytest.raises(kedge.Conflict):
+        remote.delete_job("c")  # the copy of a pinned checkpoint is pinned
+    assert remote.delete_job("c", even_pinned=True) == 4
+    assert [job.name for job in remote.jobs()] == ["b", "j"]
     assert remote.diff(ids[2], ids[3]).changed == 1
     plan = remote.apply(kedge.RetentionPolicy(keep_last=1), job="j")
     assert [c.id for c in plan.delete] == [ids[2], ids[3]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,8 +26,8 @@ import kedge.server.uploads
 import kedge.store.request
 from kedge.errors import Conflict
 from kedge.server import create_app
-from kedge.server.auth import Access, Needs
-from kedge.server.limits import _Body
+from kedge.server.auth import Needs
+from kedge.server.limits import Body
 from kedge.server.tokens import Scope
 from tests.server import test_access, test_api, test_direct_routes, test_older_routes, test_process
 from tests.server.conftest import client_of
@@ -52,18 +52,21 @@ def client(store: kedge.CheckpointManager, runner: Runner) -> Iterator[TestClien
         yield client
 
 
-def _no_scope() -> Any:
-    def admit(self: Needs, caller: Any, namespace: str | None, service: Any) -> Access:
-        return Access(service, caller, kedge.server.auth._namespace(caller, namespace, service.namespace))
-
-    return mock.patch.object(Needs, "admit", admit)
+@contextmanager
+def _no_scope() -> Iterator[None]:
+    with (
+        mock.patch("kedge.server.auth.refuse_narrow_scope", return_value=None),
+        mock.patch("kedge.server.gate.refuse_narrow_scope", return_value=None),
+    ):
+        yield
 
 
 def _any_namespace() -> Any:
     return mock.patch("kedge.server.auth._namespace", lambda caller, wanted, default: wanted or default)
 
 
-def _no_rule_on_direct_routes() -> Any:
+@contextmanager
+def _no_rule_on_direct_routes() -> Iterator[None]:
     route = kedge.server.route.DirectRoute
     real = route._arguments
 
@@ -71,7 +74,11 @@ def _no_rule_on_direct_routes() -> Any:
         with mock.patch.object(self, "_needs", Needs(Scope.READ)):
             return await real(self, request)
 
-    return mock.patch.object(route, "_arguments", arguments)
+    with (
+        mock.patch.object(route, "_arguments", arguments),
+        mock.patch("kedge.server.gate.refuse_narrow_scope", return_value=None),
+    ):
+        yield
 
 
 def _no_key() -> Any:
@@ -113,10 +120,10 @@ def _nobody_named() -> Any:
 
 
 def _any_size() -> Any:
-    async def receive(self: _Body) -> Any:
+    async def receive(self: Body) -> Any:
         return await self._receive()
 
-    return mock.patch.object(_Body, "__call__", receive)
+    return mock.patch.multiple(Body, __call__=receive, open=lambda *_: None)
 
 
 def _any_json() -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
@@ -214,3 +216,49 @@ def test_no_more_streams_than_allowed_even_when_all_come_at_once(tmp_path: Path)
             while app.state.service.feeds.streams:
                 assert httpx.get(f"{url}/healthz").status_code == 200
         app.state.service.is_draining = True
+
+
+def on_a_terminal(place: Path, *arguments: str) -> tuple[list[str], str]:
+    """`kedge serve` with a terminal as stderr: its first lines until one request is logged, and its URL."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "kedge", "serve", "--store", str(place), "--port", "0", *arguments]
+    process = subprocess.Popen(command, stderr=there)
+    os.close(there)
+    lines: list[str] = []
+    url = ""
+    try:
+        with open(here, encoding="utf-8", closefd=True) as terminal:
+            for line in terminal:
+                lines.append(line.strip())
+                if not url:
+                    url = next(word for word in line.split() if word.startswith("http://"))
+                    assert httpx.get(f"{url}/api/v1/jobs", timeout=30).status_code == 200
+                if "/api/v1/jobs" in line:
+                    break
+    finally:
+        process.terminate()
+        process.wait()
+    return lines, url
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_on_a_terminal_the_url_comes_first_and_the_log_is_words(tmp_path: Path, workers: str) -> None:
+    lines, url = on_a_terminal(tmp_path / "store", "--workers", workers)
+    assert lines[0] == f"Kedge serves on {url}   (stop it with Ctrl-C)"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  GET /api/v1/jobs 200  \d+ ms", lines[-1])
+    assert len(lines) == 2, lines
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_systemd_hears_when_it_is_ready(tmp_path: Path, workers: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(60)
+        before = f"import os; os.environ['NOTIFY_SOCKET'] = {str(tmp_path / 'notify')!r}"
+        with serving(tmp_path / "store", "--workers", workers, before=before) as (process, url):
+            try:
+                assert heard.recv(100) == b"READY=1"
+                assert httpx.get(f"{url}/healthz", timeout=30).status_code == 200
+            finally:
+                process.terminate()  # a kill would leave its workers behind
+                process.wait()

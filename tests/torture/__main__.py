@@ -37,7 +37,9 @@ NAMES = (
     "partitions",
     "indexed_job",
     "server",
+    "fuzz",
     "interrupts",
+    "packages",
     "mutants",
     "model",
 )

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import random
-import socket
-import struct
 import threading
 import time
 import warnings
@@ -124,13 +121,11 @@ def pump(children: Iterable[Child], seconds: float) -> None:
 
 def _run(connection: Connection, mutant: str, work: Callable[..., None], args: tuple[object, ...]) -> None:
     lock = threading.Lock()
-    socket_ = socket.socket(fileno=os.dup(connection.fileno()))
 
     def report(*message: object) -> None:
-        """As `connection.send`, but without write(2), which may be what the test makes fail."""
-        content = pickle.dumps((time.monotonic(), message))  # one clock for all processes
-        with lock:  # one call of less than a socket takes at once: a kill leaves all of it or nothing
-            socket_.sendall(struct.pack("!i", len(content)) + content)
+        moment = time.monotonic()  # one clock for all processes
+        with lock:  # one write(2) of less than a pipe takes at once: a kill leaves all of it or nothing
+            connection.send((moment, message))
 
     warnings.simplefilter("ignore")  # what a dying disk does to retention is not what we look for
     with mutants.applied(mutant):

@@ -22,6 +22,7 @@ import kedge.care.gc
 import kedge.index.sqlite.file
 import kedge.index.sqlite.sweep
 import kedge.index.sqlite.writes
+import kedge.store.backlog
 import kedge.store.chunk_reader
 import kedge.store.directory
 import kedge.store.local
@@ -121,6 +122,38 @@ def _unsynced_compaction() -> Any:
     return mock.patch("kedge.care.gc._rewrite", rewrite)
 
 
+def _recorded_early() -> Any:
+    """The index says that rows are in a pack before they are."""
+    real = kedge.store.backlog.Backlog._copy_batch
+
+    def copy_batch(self: Any) -> Any:
+        waiting: list[Callable[[], None]] = []
+        writer = kedge.blobs.packs.PackWriter
+        write, commit = kedge.blobs.pack_file.OpenPack.write, writer.commit
+
+        def late_write(pack: Any, view: memoryview, offset: int) -> None:
+            data = bytes(view)
+            waiting.append(lambda: write(pack, memoryview(data), offset))
+
+        def late_commit(one: Any) -> None:
+            waiting.append(lambda: commit(one))
+
+        def set_recorded(*args: Any, **kwargs: Any) -> None:
+            recorded(*args, **kwargs)
+            for action in waiting:
+                action()
+
+        recorded = self._index.set_recorded
+        with (
+            mock.patch.object(kedge.blobs.pack_file.OpenPack, "write", late_write),
+            mock.patch.object(writer, "commit", late_commit),
+            mock.patch.object(self._index, "set_recorded", set_recorded),
+        ):
+            return real(self)
+
+    return mock.patch.object(kedge.store.backlog.Backlog, "_copy_batch", copy_batch)
+
+
 def _copies_backwards() -> Any:
     real = kedge.care.copy.Copying._copy_all
     return mock.patch.object(kedge.care.copy.Copying, "_copy_all", lambda self, wanted: real(self, wanted[::-1]))
@@ -176,6 +209,7 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
     ),
     "pack removed unasked": (lambda: mock.patch("kedge.care.gc._is_garbage", return_value=True),),
     "copies not in order": (_copies_backwards,),
+    "recorded before it is durable": (_recorded_early,),
     "place noted before the copies": (_place_noted_first,),
     "reader does not ask again": (_reader_asks_once,),
     "chunk digest not checked": (_unverified_chunks,),

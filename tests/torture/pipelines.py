@@ -46,7 +46,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Node:
-    """A stage, a step (with steps inside it), or a map."""
+    """A stage, a step (with steps inside it), a map, or a saga: a step that fails once and is compensated."""
 
     kind: str
     name: str
@@ -61,13 +61,15 @@ def draw_nodes(draw: random.Random, depth: int = 0, prefix: str = "n") -> tuple[
     nodes = []
     for number in range(draw.randint(1, 4 if depth == 0 else 2)):
         name = f"{prefix}{number}"
-        kinds = ["step", "step", "map"] + (["stage"] if depth < 2 and "s" not in prefix else [])
+        kinds = ["step", "step", "map", "saga"] + (["stage"] if depth < 2 and "s" not in prefix else [])
         kind = draw.choice(kinds)
         failures = draw.choice((0, 0, 0, 1, 2))
         is_retried = draw.random() < 0.7
         if kind == "map":
             items = tuple(draw.choices(range(20), k=draw.randint(0, 6)))
             nodes.append(Node(kind, name, (), items, failures, is_retried, draw.randint(1, 2)))
+        elif kind == "saga":
+            nodes.append(Node(kind, name))
         elif kind == "stage":
             nodes.append(Node(kind, name, draw_nodes(draw, depth + 1, "g")))
         else:
@@ -82,6 +84,8 @@ def expected(nodes: Sequence[Node], seed: Any) -> Any:
     for node in nodes:
         if node.kind == "stage":
             value = expected(node.inside, value)
+        elif node.kind == "saga":
+            value = (node.name, value)
         elif node.kind == "map":
             value = (node.name, value, [item * item for item in node.items])
         else:
@@ -100,6 +104,9 @@ def perform(run: Any, nodes: Sequence[Node], seed: Any, note: Note, path: str = 
         if node.kind == "stage":
             with run.stage(node.name):
                 value = perform(run, node.inside, value, note, here, executor)
+        elif node.kind == "saga":
+            _saga(run, node.name, here, note)
+            value = (node.name, value)
         elif node.kind == "map":
             work = ItemWork(note, here, node.failures)
             square = run.map(work, node.items, name=node.name, workers=node.workers, retries=retries, executor=executor)
@@ -107,6 +114,21 @@ def perform(run: Any, nodes: Sequence[Node], seed: Any, note: Note, path: str = 
         else:
             value = run.step(node.name, _work_of(run, node, note, here, executor), value, retries=retries)
     return value
+
+
+def _saga(run: Any, name: str, path: str, note: Note) -> None:
+    """A charge that fails the first time: what follows it is undone, or shipped, never both."""
+
+    def charge() -> None:
+        if note(f"{path}:charge") == 0:
+            raise OSError(f"{path} fails")
+
+    try:
+        run.step(f"{name} charge", charge)
+    except OSError:
+        run.step(f"{name} undo", lambda: note(f"{path}:undo"))
+    else:
+        run.step(f"{name} ship", lambda: note(f"{path}:ship"))
 
 
 def _work_of(run: Any, node: Node, note: Note, path: str, executor: str) -> Callable[[Any], Any]:
@@ -211,6 +233,9 @@ class MortalIndex:
                 raise Killed
             if name in self._world.completed:
                 raise Violation(f"{name} is completed and was executed again")
+            saga, _, part = name.partition(":")
+            if part in ("charge", "ship") and f"{saga}:undo" in self._world.executions:
+                raise Violation(f"{saga} was undone, and then: {part}")
             before = self._world.executions.get(name, 0)
             self._world.executions[name] = before + 1
             return before

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
 import shutil
+import socket
+import struct
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -11,6 +16,8 @@ from pathlib import Path
 
 import kedge
 import kedge.store.local
+from kedge.care.repair import repair
+from kedge.store.local import LocalStore
 
 from .children import Child, Report, describe
 from .ledger import Ledger, Violation, about
@@ -48,6 +55,12 @@ def _gc(place: str, report: Report) -> None:
     report("gc", _opened(place).gc().packs_removed)
 
 
+def _record(place: str, report: Report) -> None:
+    backlog = _local(_opened(place)).backlog
+    assert backlog is not None
+    report("recorded", backlog.copy())
+
+
 OPERATIONS: dict[str, Callable[[str, Report], None]] = {
     "create": _create,
     "save small": _save("small"),
@@ -57,9 +70,15 @@ OPERATIONS: dict[str, Callable[[str, Report], None]] = {
     "save tree": _save("tree"),
     "delete": _delete,
     "gc": _gc,
+    "record": _record,
 }
 
 _open: dict[str, kedge.CheckpointManager] = {}
+
+
+def _local(store: kedge.CheckpointManager) -> LocalStore:
+    assert isinstance(store.store, LocalStore)
+    return store.store
 
 
 def _opened(place: str) -> kedge.CheckpointManager:
@@ -68,8 +87,22 @@ def _opened(place: str) -> kedge.CheckpointManager:
     return _open[place]
 
 
-def operate(report: Report, connection: Connection, name: str, place: str) -> None:
+def _reporter(connection: Connection) -> Report:
+    """As the one that is given, but without write(2), which is what may fail in any thread."""
+    lock = threading.Lock()
+    handle = socket.socket(fileno=os.dup(connection.fileno()))
+
+    def report(*message: object) -> None:
+        content = pickle.dumps((time.monotonic(), message))
+        with lock:
+            handle.sendall(struct.pack("!i", len(content)) + content)
+
+    return report
+
+
+def operate(_: Report, connection: Connection, name: str, place: str) -> None:
     """A child that does one operation under the eyes of strace, and again, unobserved, if it failed."""
+    report = _reporter(connection)
     kedge.store.local.WORKERS = 1  # every thread's calls come in the same order each time
     if name != "create":
         _opened(place).stats()
@@ -95,8 +128,9 @@ def operate(report: Report, connection: Connection, name: str, place: str) -> No
 class Target:
     """One operation on copies of one store."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, mutant: str = "") -> None:
         self.name = name
+        self.mutant = mutant
         self.folder = folder
         self.template = folder / "template"
         self.ledger = Ledger()
@@ -116,6 +150,8 @@ class Target:
                     store.delete("job", checkpoint.id)
                     self.ledger.note(("deleting", checkpoint.id))
                     self.ledger.note(("deleted", checkpoint.id))
+            if self.name == "record":
+                _local(store).backlog = None  # what was saved is in the index alone
 
     def _copy(self) -> tuple[str, Ledger]:
         self.count += 1
@@ -129,7 +165,7 @@ class Target:
         """What the operation does to the store's files when nothing goes wrong."""
         place, ledger = self._copy()
         log = self.folder / "log"
-        child = Child(operate, self.name, place, ledger=ledger)
+        child = Child(operate, self.name, place, ledger=ledger, mutant=self.mutant)
         child.wait_for("ready")
         with attached(child.pid, log, "-y", "-s", "0", "-e", f"trace={','.join(MUTATING)}"):
             child.tell("go")
@@ -144,7 +180,7 @@ class Target:
         """Run once with this fault; answers how it ended: killed, refused, or overcome."""
         place, ledger = self._copy()
         how = "signal=KILL" if fault == "KILL" else f"error={fault}"
-        child = Child(operate, self.name, place, ledger=ledger)
+        child = Child(operate, self.name, place, ledger=ledger, mutant=self.mutant)
         child.wait_for("ready")
         ended = "killed"
         try:
@@ -184,13 +220,33 @@ class Target:
             ledger.note(("saved", saved, "after", "packed", 5))
             store.gc()
             ledger.check(store)
+        if self.name == "record":
+            self._check_packs(place, ledger)
+
+    def _check_packs(self, place: str, ledger: Ledger) -> None:
+        """Without its index the store has all it acknowledged, under the same numbers."""
+        with kedge.open(place) as store:
+            before = [(c.id, c.seq) for job in store.jobs() for c in store.list(job.name)]
+        for file in Path(place).glob("index.sqlite*"):
+            file.unlink()
+        repair(Path(place), actor="test")
+        with kedge.open(place) as store:
+            ledger.check(store)
+            if (after := [(c.id, c.seq) for job in store.jobs() for c in store.list(job.name)]) != before:
+                raise Violation(f"the packs tell of {after}, not of {before}")
 
 
 def inject_all(
-    folder: Path, name: str, *, faults: tuple[str, ...] = FAULTS, sample: int | None = None, seed: int = 1
+    folder: Path,
+    name: str,
+    *,
+    faults: tuple[str, ...] = FAULTS,
+    sample: int | None = None,
+    seed: int = 1,
+    mutant: str = "",
 ) -> dict[str, float]:
     """Every fault at every call of one operation, or at a sample; raises Violation at the first broken promise."""
-    target = Target(folder, name)
+    target = Target(folder, name, mutant)
     calls = target.calls()
     todo = [(call, fault) for call in calls for fault in faults]
     if sample is not None and sample < len(todo):

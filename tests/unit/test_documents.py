@@ -9,37 +9,120 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 import kedge
+from kedge import errors
 from tests.parts import require
+from tests.servers.models import ModelServer
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the code of a document needs besides Kedge: parts of the machine, and addresses that are real here."""
+
+    needs: tuple[str, ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    has_types: bool = False  # passes mypy --strict
+
+
+SHARED = "postgresql://user@db/kedge?blobs=s3://bucket/prefix"
+RUN_HERE = {
+    "README.md": Setting(has_types=True),
+    "docs/guide.md": Setting(("module:numpy",), has_types=True),
+    "docs/encryption.md": Setting(
+        ("module:cryptography",), {"file:/run/secrets/kedge": "file:key"}, {"key": f"{bytes(range(32)).hex()}\n"}
+    ),
+    "docs/machines.md": Setting(
+        ("module:distributed",),
+        {SHARED: "my-store", 'Client("tcp://scheduler:8786")': "Client(processes=False, dashboard_address=None)"},
+    ),
+    "docs/llm.md": Setting(("module:openai",)),
+    "docs/tensors.md": Setting(("module:torch",)),
+}
+# Documents whose code is run by a test with the server or the library that it needs.
+RUN_ELSEWHERE = {
+    "docs/agents.md": "tests/unit/integrations/test_langgraph.py",
+    "docs/coming-from.md": "tests/legacy/test_names.py",
+    "docs/container-archives.md": "tests/unit/containers/archive/test_archives.py",
+    "docs/service.md": "tests/server/test_client.py",
+}
+INTERNAL = {"KEDGE_SERVE"}  # between processes of Kedge
+FRAGMENTS = {"docs/pipelines.md"}  # its blocks do not make a program yet
 
 
 def examples(document: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    """Its first example, stopped half-way and started again."""
-    example = examples("README.md")[0]
-    (tmp_path / "half.py").write_text(example.replace("range(first, 100)", "range(first, 50)"))
-    (tmp_path / "whole.py").write_text(example)
-    for program in ("half.py", "whole.py"):
-        subprocess.run([sys.executable, program], check=True, cwd=tmp_path, timeout=100)
-    with kedge.open(tmp_path / "my-store", create=False) as store:
-        assert [checkpoint.step for checkpoint in store.list("training")] == [f"epoch {n}" for n in range(100)]
+def program(document: str) -> str:
+    """All Python of a document, as somebody would paste it into a file."""
+    text = "\n\n".join(examples(document))
+    for shown, real in RUN_HERE[document].addresses.items():
+        assert shown in text
+        text = text.replace(shown, real)
+    return text
+
+
+def test_the_code_of_every_document_is_run() -> None:
+    documents = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+    with_code = {document for document in documents if examples(document)}
+    assert with_code == RUN_HERE.keys() | RUN_ELSEWHERE.keys() | FRAGMENTS
+    for document, test in RUN_ELSEWHERE.items():
+        assert Path(document).name in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize("document", RUN_HERE)
+def test_a_document_runs_as_a_script_twice(document: str, tmp_path: Path) -> None:
+    setting = RUN_HERE[document]
+    for part in setting.needs:
+        require(part)
+    (tmp_path / "example.py").write_text(program(document))
+    for name, content in setting.files.items():
+        (tmp_path / name).write_text(content)
+    with ModelServer() as models:
+        known = {**os.environ, "OPENAI_BASE_URL": f"{models.url}/v1", "OPENAI_API_KEY": "none"}
+        for time in ("first", "second"):
+            command = [sys.executable, "-W", "ignore", "example.py"]
+            done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=200)
+            assert done.returncode == 0, f"{document}, the {time} time:\n{done.stderr[-3000:]}"
+
+
+def test_the_first_program_is_killed_and_continues(tmp_path: Path) -> None:
+    (tmp_path / "first.py").write_text(examples("README.md")[0])
+    killed = subprocess.Popen([sys.executable, "first.py"], cwd=tmp_path)
+    with kedge.open(tmp_path / "my-store") as store:
+        wait_for(lambda: len(store.list("count")) >= 3, "the first program saves nothing")
+        killed.kill()
+        killed.wait()
+        acknowledged = len(store.list("count"))
+        done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == [f"continuing after number {acknowledged - 1}", "total 435"]
+        assert [checkpoint.step for checkpoint in store.list("count")] == [f"number {n}" for n in range(30)]
+
+
+def test_the_readme_fits_on_one_screen() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 70
+    assert len(examples("README.md")[0].splitlines()) <= 16
 
 
 @pytest.mark.slow
-def test_the_readme_passes_a_strict_type_check(tmp_path: Path) -> None:
+def test_documents_pass_a_strict_type_check(tmp_path: Path) -> None:
     require("module:mypy")
-    (tmp_path / "example.py").write_text(examples("README.md")[0])
+    typed = [document for document, setting in RUN_HERE.items() if setting.has_types]
+    for document in typed:
+        (tmp_path / f"{Path(document).stem}.py".lower()).write_text(program(document))
     # Kedge itself is checked by ./dev check; here only what its annotations mean for a caller counts.
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "example.py"]
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "."]
     done = subprocess.run(
         command,
         cwd=tmp_path,
@@ -51,18 +134,39 @@ def test_the_readme_passes_a_strict_type_check(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
-    require("module:numpy")
-    blocks = examples("docs/guide.md")
-    assert len(blocks) > 10
-    (tmp_path / "guide.py").write_text("\n".join(blocks))
-    subprocess.run([sys.executable, "guide.py"], check=True, cwd=tmp_path, timeout=100)
-
-
 def test_links_lead_somewhere() -> None:
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_errors_page_tells_what_the_code_says() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| (\d+) \| (\d+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE
+    )
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.CheckpointError)]
+    assert rows == [(c.__name__, c.code, str(c.http_status), str(c.exit_code)) for c in classes]
+
+
+def test_every_variable_is_documented() -> None:
+    files = [path for path in (ROOT / "src").rglob("*") if path.is_file() and path.suffix not in (".pyc", ".js")]
+    used = set(re.findall(r"\bKEDGE_[A-Z_]+", " ".join(path.read_text() for path in files)))
+    told = set(re.findall(r"^\| `(KEDGE_[A-Z_]+)`", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE))
+    assert used - told == INTERNAL
+    assert told - used == set()
+
+
+def test_troubleshooting_quotes_real_errors() -> None:
+    """Each text in front of an explanation is made by the code, whatever stands for the dots."""
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    titles = re.findall(r"^(`.+)\n:   ", text, re.MULTILINE)
+    quoted = [quote for title in titles for quote in re.findall(r"`([^`]+)`", title)]
+    assert len(quoted) > 12
+    of_the_system = {"No space left on device", "Address already in use"}
+    pieces = [re.split(r"…|state\[.*?\]\S*|'[^']*'|: (?=[A-Z])|; ", quote) for quote in quoted]
+    texts = {text.strip(" :") for quote in pieces for text in quote} - of_the_system
+    assert [text for text in sorted(texts) if len(text) > 5 and text not in source] == []
 
 
 @pytest.mark.parametrize("document", ["design.md", "reliability.md"])
@@ -112,3 +216,13 @@ def exists(name: str) -> bool:
         return importlib.util.find_spec(name) is not None or hasattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError:
         return hasattr(importlib.import_module(module), attribute) if exists(module) else False
+
+
+def test_every_limit_in_the_security_policy_has_its_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "who | can" not in line]
+    assert len(rows) > 10
+    for row in rows:
+        assert re.search(r"`tests/|\]\(docs/", row), row
+    paths = re.findall(r"`(tests/[\w/.]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []

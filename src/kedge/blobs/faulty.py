@@ -136,6 +136,9 @@ class FaultyWriter:
     def abort(self) -> None:
         self.plan.around("abort", self.inner.abort)
 
+    def withdraw(self, pack: str, offset: int) -> None:
+        self.plan.around("withdraw", lambda: self.inner.withdraw(pack, offset))
+
     def release(self) -> None:
         self.plan.around("release", self.inner.release)
 

@@ -53,6 +53,13 @@ def sync_file_system(fd: int) -> None:
         _checked(library().syncfs(fd))
 
 
+def file_system_of(fd: int) -> int:
+    """The number of the kind of file system that a file is on, as in statfs(2)."""
+    answer = (ctypes.c_long * 64)()  # f_type is its first field
+    _checked(library().fstatfs(fd, answer))
+    return answer[0] & 0xFFFFFFFF
+
+
 def protect(address: int, size: int, protection: int) -> None:
     """mprotect(2): what the processor allows in this memory from now on."""
     _checked(library().mprotect(address, size, protection))

@@ -104,6 +104,11 @@ class MemoryWriter:
                 self._blobs._packs.pop(self._pack, None)
         self.release()
 
+    def withdraw(self, pack: str, offset: int) -> None:
+        with self._blobs._lock:
+            self._blobs._packs[pack][offset : offset + _BLOCK_BYTES] = bytes(_BLOCK_BYTES)
+        self.release()
+
     def release(self) -> None:
         with self._blobs._lock:
             self._is_finished = True

@@ -104,6 +104,11 @@ class ObjectWriter:
             self._blobs.discard(self._sent)
         self.release()
 
+    def withdraw(self, pack: str, offset: int) -> None:
+        """The pack is this writer's alone."""
+        self._blobs.discard([pack])
+        self.release()
+
     def release(self) -> None:
         if self._pid == os.getpid():
             self._is_finished = True

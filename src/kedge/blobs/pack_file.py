@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from kedge.errors import StorageError, UnsupportedFormat, Validation, storage_error
 
 from .direct import BLOCK_BYTES, Input, Output, forget_after_fork, round_up, sync_data, sync_directory
-from .group_files import share
+from .group_files import OWN_FILE, OWN_FOLDER, share
 
 MAGIC = b"KDPACK1\n"
 FORMAT = 1
@@ -344,7 +344,7 @@ def _create(directory: str, direct: bool) -> tuple[str, str, Output]:
         name = os.urandom(16).hex()
         path = os.path.join(directory, name + SUFFIX)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWN_FILE)
         except OSError as error:
             raise storage_error("create a pack in", directory, error) from error
         try:
@@ -372,7 +372,7 @@ def _make_directory(path: str) -> None:
     parent = os.path.dirname(path)
     _make_directory(parent)
     try:
-        os.mkdir(path)
+        os.mkdir(path, OWN_FOLDER)
     except FileExistsError:
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None

@@ -202,6 +202,15 @@ class PackWriter:
     def abort(self) -> None:
         self.release()
 
+    def withdraw(self, pack: str, offset: int) -> None:
+        try:
+            for held in self._ends if self._pid == os.getpid() else ():
+                if held.name == pack:
+                    held.write(memoryview(bytes(BLOCK_BYTES)), offset)
+                    held.sync(offset + BLOCK_BYTES)
+        finally:
+            self.release()
+
     def release(self) -> None:
         if self._pid == os.getpid():
             self._finish()

@@ -181,6 +181,10 @@ class PostgresWriter:
             self._finish()
         self.release()
 
+    def withdraw(self, pack: str, offset: int) -> None:
+        self._server.all('DELETE FROM kedge.blob WHERE pack = %s AND "offset" = %s RETURNING 1', pack, offset)
+        self.release()
+
     def release(self) -> None:
         if self._pid == os.getpid():
             self._is_finished = True

@@ -13,7 +13,7 @@ import errno
 import os
 from pathlib import Path
 
-from .group_files import make_folder, share
+from .group_files import OWN_FILE, make_folder, share
 
 NAME = "reserve"
 _FILES = 4
@@ -57,7 +57,7 @@ class Reserve:
             if _size(path) >= size:
                 return True
             make_folder(self._folder)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, OWN_FILE)
             try:
                 _allocate(handle, size)
             finally:

@@ -70,5 +70,8 @@ class RetryingWriter:
     def abort(self) -> None:
         self.backoff.run(self.inner.abort)
 
+    def withdraw(self, pack: str, offset: int) -> None:
+        self.backoff.run(lambda: self.inner.withdraw(pack, offset))
+
     def release(self) -> None:
         self.backoff.run(self.inner.release)

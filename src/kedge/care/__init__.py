@@ -68,7 +68,11 @@ class Care(Protocol):
     def stats(self, job: str | None) -> Mapping[str, int]: ...
 
     def copy_job(self, job: str, new_job: str, *, actor: str) -> list[Checkpoint]:
-        """Copy a job's history to a new name, sharing every byte."""
+        """Copy a job's history to a new name, sharing every byte; Conflict if that has a history of its own."""
+        ...
+
+    def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
+        """Delete all checkpoints of a job and its retention policy; tells how many checkpoints that were."""
         ...
 
     def copy_to(

@@ -19,6 +19,7 @@ from kedge.model import Checkpoint, CheckpointId, CheckpointStatus, Event, to_us
 from kedge.ports import NewCheckpoint
 from kedge.store import Store
 from kedge.store.adoption import Exported
+from kedge.store.local import LocalStore
 
 Progress = Callable[[int, int], None]
 
@@ -93,6 +94,7 @@ class Copying:
             after = page[-1].name
 
     def _copy_job(self, job: str) -> None:
+        """Numbers that the source has used and given up are used in the target too (I4)."""
         self._copy_retention(job)
         after = 0
         while page := self.source.list(job, after=after, limit=_PAGE):
@@ -102,6 +104,15 @@ class Copying:
             self._delete_others(page, there)
             after = last
         self._delete_others([], self.target.list(job, after=after) if self.mirror else [])
+        self._reserve_numbers(job)
+
+    def _reserve_numbers(self, job: str) -> None:
+        """In stores that are here; a service gives out the number behind the newest checkpoint it was sent."""
+        found, there = self.source.job(job), self.target.job(job)
+        if not isinstance(self.target, LocalStore) or (there is None and self.since_us is not None):
+            return  # nothing of the job was wanted
+        if found is not None and found.last_seq > (there.last_seq if there else 0):
+            self.target.index.reserve_numbers(job, found.last_seq)
 
     def _copy_retention(self, job: str) -> None:
         found, there = self.source.job(job), self.target.job(job)
@@ -242,17 +253,23 @@ class Copying:
         """Do in the target what the events tell, as far as it still holds: the newest state of the source wins."""
         self._report, self._progress = CopyReport(), None
         saved: dict[str, None] = {}
+        jobs: dict[str, None] = {}
         for event in events:
             if event.action not in FOLLOWED or (self.job is not None and event.job != self.job):
                 continue
             if event.action == "retention" and event.job is not None:
                 self._copy_retention(event.job)
-            elif event.action == "delete" and event.checkpoint is not None:
+            if event.job is not None and event.action in ("save", "delete"):
+                jobs[event.job] = None
+            if event.action == "delete" and event.checkpoint is not None:
                 saved.pop(event.checkpoint, None)
                 self._forget(event.checkpoint)
             elif event.checkpoint is not None:
                 saved[event.checkpoint] = None
-        return self._bring(saved)
+        report = self._bring(saved)
+        for job in jobs:
+            self._reserve_numbers(job)
+        return report
 
     def catch_up(self, checkpoint_ids: Iterable[str]) -> CopyReport:
         """Copy these, if they still exist and can be read by now."""

@@ -2,26 +2,31 @@
 
     1. index:  delete chunk rows no manifest names, in one transaction; a save that wanted to reuse one of them
                gets ChunksGone and writes it again
-    2. packs:  those no row names are deleted, each asked about once more while its writer is locked out
-    3. packs:  those little used are rewritten: live chunks go to a new pack, durable before the index points there;
-               then the old ones are deleted like those of 2. On a full disk, 2 makes the space that 3 needs
+    2. packs:  what is in the index alone is copied there (`store.backlog`), before a pack goes that tells of it
+    3. packs:  those no row names are deleted, each asked about once more while its writer is locked out
+    4. packs:  those little used are rewritten: live chunks go to a new pack, durable before the index points there;
+               then the old ones are deleted like those of 3. On a full disk, 3 makes the space that 4 needs
 
 A crash between any two of these leaves garbage for the next gc, never a missing chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from kedge.errors import Corrupted, NoSpace, NotFound
-from kedge.ports import UNREADABLE, Chunk, ChunksGone
+from kedge.ports import UNREADABLE, Chunk, ChunksGone, NewCheckpoint
+from kedge.store.backlog import write_saves
 from kedge.store.chunk_reader import read_verified
 from kedge.store.local import LocalStore
-from kedge.store.record import nobody, read_records
+from kedge.store.record import read_records
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
+SMALL_BYTES = 64 << 10  # packs up to this, as processes leave them that save little, are joined
+JOIN_FROM = 16  # when there are so many of them
 _LOCATED = 10_000  # chunks looked up at once
 
 
@@ -43,6 +48,9 @@ def collect(store: LocalStore, *, actor: str, progress: Callable[[int, int], Non
     store.index.refuse_older()
     bytes_before = sum(size for _, size in store.blobs.packs())
     chunks_removed, _ = store.index.sweep(lambda _, manifest: store.references(manifest))
+    if store.backlog is not None:
+        with suppress(NoSpace):  # what it leaves then is removed below
+            store.backlog.copy()
     store.blobs.seal()
     unused, _, _ = _remove_unused(store, None)
     rewritten, damaged = _compact(store)
@@ -69,6 +77,7 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
         used.update(store.references(manifest))
     uses = {use.pack: use for use in store.index.packs()}
     present = list(store.blobs.packs())
+    joins = _has_many_small(size for _, size in present)
     removed = rewritten = bytes_freed = 0
     for done, (pack, size) in enumerate(present, 1):
         rows = store.index.chunks_of(pack)
@@ -76,7 +85,7 @@ def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = 
         live_bytes = uses[pack].live_bytes - sum(unnamed) if pack in uses else 0
         if live_bytes <= 0:
             removed, bytes_freed = removed + 1, bytes_freed + size
-        elif live_bytes < COMPACT_BELOW * size and len(unnamed) < len(rows):
+        elif _is_sparse(live_bytes, size, joins) and len(unnamed) < len(rows):
             rewritten, bytes_freed = rewritten + 1, bytes_freed + size - live_bytes
         if progress:
             progress(done, len(present))
@@ -109,12 +118,21 @@ def _is_garbage(store: LocalStore, pack: str) -> bool:
     return store.index.condemn(pack)
 
 
+def _has_many_small(sizes: Iterable[int]) -> bool:
+    return sum(size <= SMALL_BYTES for size in sizes) >= JOIN_FROM
+
+
+def _is_sparse(live_bytes: int, size: int, joins_small: bool) -> bool:
+    return live_bytes < COMPACT_BELOW * size or (joins_small and size <= SMALL_BYTES)
+
+
 def _compact(store: LocalStore) -> tuple[int, list[str]]:
     sizes = dict(store.blobs.packs())
     rewritten, damaged = 0, []
+    joins = _has_many_small(sizes.values())
     for use in sorted(store.index.packs(), key=lambda use: use.live_bytes):  # what needs least space frees some
         size = sizes.get(use.pack)
-        if size is None or use.live_bytes >= COMPACT_BELOW * size:
+        if size is None or not _is_sparse(use.live_bytes, size, joins):
             continue
         try:
             rewritten += _rewrite_confirmed(store, use.pack)
@@ -133,7 +151,7 @@ def _rewrite_confirmed(store: LocalStore, pack: str) -> bool:
     Since its chunks were listed another gc may have moved them and removed the pack, or a change of keys replaced them.
     """
     live, is_second = store.index.chunks_of(pack), False
-    while live:  # else of another namespace, whose own gc sees to it
+    while live or store.index.recorded_in(pack):  # else of another namespace, whose own gc sees to it
         try:
             _rewrite_in_room(store, pack, live)
         except (Corrupted, NotFound):
@@ -166,14 +184,24 @@ def _rewrite(store: LocalStore, pack: str, live: Sequence[Chunk]) -> None:
             stored, _ = read_verified(store.blobs, chunk, store.vault)
             new_pack, offset = writer.append(stored)
             moved.append(replace(chunk, pack=new_pack, offset=offset))
-        key, vault = store.key, store.vault
-        for _, record, _ in read_records(store.blobs, pack, vault.unwrap_record if vault else None):
-            if record.id and store.knows(record.id):
-                writer.append(store.describe(record, (), key))
-        writer.append(store.describe(nobody(), moved, key))
+        rows = store.index.recorded_in(pack)
+        if others := _other_saves(store, pack, {save.id for save, _ in rows}):
+            writer.append(store.describe(others, (), store.key))
+        places = list(write_saves(writer, rows, moved, store.describe, store.key))
         writer.commit()
-        store.index.relocate(moved, from_pack=pack)
+        store.index.relocate(moved, from_pack=pack, records=places)
     except BaseException:
         writer.abort()
         raise
     writer.release()
+
+
+def _other_saves(store: LocalStore, pack: str, recorded: set[str]) -> list[NewCheckpoint]:
+    """What a pack tells of checkpoints that are still there, but for those the index names it for."""
+    vault = store.vault
+    return [
+        save
+        for record in read_records(store.blobs, pack, vault.unwrap_record if vault else None, is_plain=vault is None)
+        for save in record.saves
+        if record.namespace == store.index.namespace and save.id not in recorded and store.knows(save.id)
+    ]

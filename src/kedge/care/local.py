@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kedge.errors import CheckpointError, Validation
+from kedge.errors import CheckpointError, Conflict, Validation
 from kedge.model import Checkpoint, CheckpointId
-from kedge.store import Store
+from kedge.store import Store, lease
 from kedge.store.local import LocalStore
 from kedge.store.request import request_of
 from kedge.urls import Lock, find_keys, keep_keyring, open_found
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .retention import Plan
     from .review import Verdict
     from .verify import VerifyReport
+
+
+_JOB_LEASE_S = 5.0  # of a copy or a deletion: after a kill, the next one waits so long
+_PAGE = 500  # checkpoints looked up, or deleted in one transaction
 
 
 class LocalCare:
@@ -125,17 +129,53 @@ class LocalCare:
 
     def copy_job(self, job: str, new_job: str, *, actor: str) -> list[Checkpoint]:
         """Safe to repeat after an interruption: the key of each copy tells what it is a copy of."""
-        renamed: dict[str, CheckpointId] = {}
-        copies: list[Checkpoint] = []
-        for checkpoint in self._store.list(job):
-            source = self._store.read(checkpoint.id)
-            parent = renamed.get(source[0].parent or "", source[0].parent)
-            if parent is not None and not self._store.knows(parent):
-                parent = None  # deleted: the line of ancestors begins here
-            request = request_of(source[0], job=new_job, parent=parent, idempotency_key=f"copy:{source[0].id}")
-            copies.append(self._store.branch(source, request, actor=actor))
-            renamed[source[0].id] = copies[-1].id
-        return copies
+        with lease.hold(self._store, new_job, ttl_s=_JOB_LEASE_S) as held:
+            history = self._store.list(job)
+            self._refuse_other_history(history, job, new_job)
+            renamed: dict[str, CheckpointId] = {}
+            copies: list[Checkpoint] = []
+            for checkpoint in history:
+                source = self._store.read(checkpoint.id)
+                parent = renamed.get(source[0].parent or "", source[0].parent)
+                if parent is not None and not self._store.knows(parent):
+                    parent = None  # deleted: the line of ancestors begins here
+                request = request_of(
+                    source[0], job=new_job, parent=parent, idempotency_key=_copy_key(source[0]), lease=held
+                )
+                copies.append(self._store.branch(source, request, actor=actor))
+                renamed[source[0].id] = copies[-1].id
+            return copies
+
+    def _refuse_other_history(self, history: Sequence[Checkpoint], job: str, new_job: str) -> None:
+        """A job is one history: `new_job` may hold only what an interrupted copy of `job` has left there."""
+        target = self._store.job(new_job)
+        if target is None or not target.checkpoints:
+            return
+        keys = [_copy_key(checkpoint) for checkpoint in history]
+        copies = sum(len(self._store.find(new_job, keys[n : n + _PAGE])) for n in range(0, len(keys), _PAGE))
+        if copies != target.checkpoints:
+            raise Conflict(
+                f"job {new_job} exists and is not a copy of job {job}",
+                hint=f"choose another name, or delete job {new_job} first",
+            )
+
+    def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
+        """Under a lease: nobody saves meanwhile. Nothing is deleted if a checkpoint is pinned."""
+        with lease.hold(self._store, job, ttl_s=_JOB_LEASE_S):
+            history = self._store.list(job)
+            pinned = [checkpoint.id for checkpoint in history if checkpoint.is_pinned]
+            if pinned and not even_pinned:
+                raise Conflict(
+                    f"checkpoint {pinned[0]} of job {job} is pinned",
+                    hint=f"unpin it (kedge pin {pinned[0]} --off), or delete pinned checkpoints too (even_pinned=True)",
+                )
+            deleted = 0
+            for start in range(0, len(history), _PAGE):
+                ids = [checkpoint.id for checkpoint in history[start : start + _PAGE]]
+                deleted += len(self._store.delete(ids, even_pinned=even_pinned, actor=actor))
+            if (remaining := self._store.job(job)) is not None and remaining.retention is not None:
+                self._store.set_retention(job, None, actor=actor)
+            return deleted
 
     def copy_to(
         self,
@@ -211,3 +251,8 @@ class LocalCare:
             self._upkeep.finish()
         except CheckpointError as error:  # every save is done; another one tries again
             warnings.warn(f"retention failed: {error}", stacklevel=3)
+
+
+def _copy_key(checkpoint: Checkpoint) -> str:
+    """The idempotency key of a copy of `checkpoint` in another job."""
+    return f"copy:{checkpoint.id}"

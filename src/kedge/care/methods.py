@@ -48,13 +48,24 @@ class CaringManager:
         return self._care.condemn(parse_name("checkpoint ID", checkpoint_id), actor=self.actor)
 
     def copy(self, job: str, new_job: str) -> Checkpoints:
-        """Copy a job's history to a new name, sharing every byte. Safe to repeat after an interruption."""
+        """Copy a job's history to a new name, sharing every byte. Safe to repeat after an interruption.
+
+        Conflict if `new_job` has checkpoints that are not copies of `job`; LeaseHeld while somebody else writes it.
+        """
         parse_name("job", new_job)
         if job == new_job:
             raise Conflict(f"job {job} cannot be copied onto itself", hint="choose another name")
         if not self.store.list(parse_name("job", job), limit=1):
             raise NotFound(f"job {job} has no checkpoint", hint="kedge jobs shows which jobs exist")
         return self._care.copy_job(job, new_job, actor=self.actor)
+
+    def delete_job(self, job: str, *, even_pinned: bool = False) -> int:
+        """Delete all checkpoints of a job and its retention policy; return how many checkpoints that were.
+
+        LeaseHeld while somebody else writes the job. A pinned checkpoint is a Conflict, and nothing is deleted, unless
+        `even_pinned`. `gc` frees the space. Sequence numbers are not used again.
+        """
+        return self._care.delete_job(parse_name("job", job), even_pinned=even_pinned, actor=self.actor)
 
     def copy_to(
         self,

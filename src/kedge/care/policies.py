@@ -136,3 +136,20 @@ def format_duration(duration: timedelta) -> str:
     seconds = duration.days * 86_400 + duration.seconds
     unit = next(unit for unit in "dhms" if seconds % _UNITS_S[unit] == 0)
     return f"{seconds // _UNITS_S[unit]}{unit}"
+
+
+def rules_of(policy: str | None) -> dict[str, str]:
+    """The rules of a policy that is stored as JSON, as texts."""
+    rules: dict[str, object] = json.loads(policy) if policy else {}
+    return {name: _text(rule) for name, rule in rules.items()}
+
+
+def _text(rule: object) -> str:
+    if isinstance(rule, dict):
+        return ", ".join(f"{level}={count}" for level, count in rule.items())
+    return ", ".join(map(str, rule)) if isinstance(rule, list) else str(rule)
+
+
+def policy_in_words(policy: str | None) -> str:
+    """The rules of a policy that is stored as JSON: "keep last 5, daily 3"."""
+    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in rules_of(policy).items())

@@ -1,8 +1,8 @@
 """The disaster drill: an index that was lost, or brought back from an old backup, gets what the packs still know.
 
-Every save that wrote to a pack left a record of itself there (docs/format.md). Those the index lacks, and has not
-deleted, are added to it. What is whole in the index stays as it is, so this may be run again, and on a store that is
-well it does nothing. States up to 64 KiB are in the index alone and do not come back from packs.
+Every save leaves a record of itself in a pack, a small one a moment later (`store.backlog`). Those the index lacks, and
+has not deleted, are added to it. What is whole in the index stays as it is, so this may be run again, and on a store
+that is well it does nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kedge.store.chunk_reader import ChunkReader
 from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
 
-from .repair import chunks_of, in_order, open_rows
+from .repair import add_saves, chunks_of, in_order, open_rows
 
 if TYPE_CHECKING:
     from kedge.crypto import FoundKeys
@@ -65,13 +65,12 @@ def rebuild(
     packs = dict(blobs.packs())
     by_namespace: dict[str, _Found] = {}
     opening = keys or NoKeys()
-    for namespace, record, chunks in read_packs(blobs, packs, opening, progress):
-        found = by_namespace.setdefault(namespace, _Found({}, {}))
-        for chunk in chunks:
+    for record in read_packs(blobs, packs, opening, progress):
+        found = by_namespace.setdefault(record.namespace, _Found({}, {}))
+        for chunk in record.chunks:
             if chunk.pack in packs:
                 found.places.setdefault(chunk.digest, chunk)
-        if record.id:
-            found.records.setdefault(record.id, record)
+        add_saves(found.records, record.saves)
     if opening.locked and not by_namespace and not known:
         raise _wrong_key(opening.locked, keys)
     added = 0

@@ -90,6 +90,7 @@ def rewrite(
         keyring = keyring.with_new_key()
         present = _replace_keyring(index, present, keyring, master, lease, actor)
     index.vault.refresh()
+    store.blobs.seal()  # so that the next gc removes packs of the old keys as a whole
     done, unreadable = _rewrite_all(store, index, lease, actor, progress)
     if not unreadable:
         key = keyring.data_keys[0]  # under which every row is by now, and every later one: while the lease is ours

@@ -25,7 +25,7 @@ from kedge.index.sqlite.closed_mark import lacks_log
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.salvage import Salvaged, put_jobs, salvage
 from kedge.model import CheckpointStatus, parse_name
-from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Chunk, NewCheckpoint, digest_of
+from kedge.ports import Chunk, NewCheckpoint, digest_of
 from kedge.store.chunk_reader import ChunkReader
 from kedge.store.directory import INDEX, PACKS, Marker, absolute, locked, read_keyrings, read_marker, write_marker
 from kedge.store.local import LocalStore
@@ -70,8 +70,7 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
             new = path / _next_index(path, old.name)
             count, from_packs, corrupted = _rebuild(path, new, store_id, found, keys, actor)
             sync_directory(path)
-            form = FORMAT_VERSION if keys is None else ENCRYPTED_FORMAT_VERSION
-            write_marker(path, Marker(store_id, new.name, form))
+            write_marker(path, Marker(store_id, new.name, is_encrypted=keys is not None))
             kept = _put_aside(path, old)
     return RepairReport(count, from_packs, corrupted, found.is_complete and not is_cut, str(kept))
 
@@ -82,7 +81,7 @@ def _find_keys(
     """The keys of an encrypted store, as far as its index or the copy beside it has them; None if it is plain."""
     copies = read_keyrings(path)
     kept = {name.removeprefix("keyring:"): text for name, text in found.meta.items() if name.startswith("keyring:")}
-    if not copies and not kept and (marker is None or marker.format == FORMAT_VERSION):
+    if not copies and not kept and not (marker and marker.is_encrypted):
         return None
     if master is None:
         raise Validation(
@@ -217,17 +216,26 @@ def _read_packs(
     """What the packs say of themselves: places of chunks the index lacks, and records by namespace and ID."""
     sizes = dict(blobs.packs())
     for of_namespace in places.values():
-        for digest in [d for d, c in of_namespace.items() if c.pack and c.pack not in sizes]:
-            del of_namespace[digest]  # the pack is gone; perhaps another one has the chunk
+        for digest, chunk in [(d, c) for d, c in of_namespace.items() if c.pack and c.pack not in sizes]:
+            if chunk.data is None:
+                del of_namespace[digest]  # the pack is gone; perhaps another one has the chunk
+            else:
+                of_namespace[digest] = replace(chunk, pack="", offset=0)
     told: dict[str, dict[str, NewCheckpoint]] = {}
-    for namespace, record, chunks in read_packs(blobs, sizes, keys or NoKeys()):
-        known = places.setdefault(namespace, {})
-        for chunk in chunks:
+    for record in read_packs(blobs, sizes, keys or NoKeys()):
+        known = places.setdefault(record.namespace, {})
+        for chunk in record.chunks:
             if chunk.pack in sizes:
                 known.setdefault(chunk.digest, chunk)
-        if record.id:
-            told.setdefault(namespace, {}).setdefault(record.id, record)
+        add_saves(told.setdefault(record.namespace, {}), record.saves)
     return told
+
+
+def add_saves(known: dict[str, NewCheckpoint], saves: Iterable[NewCheckpoint]) -> None:
+    """Of several records of one save, those that tell its number know more."""
+    for save in saves:
+        if save.id not in known or (save.seq is not None and known[save.id].seq is None):
+            known[save.id] = save
 
 
 def _fill(store: LocalStore, records: dict[str, NewCheckpoint], places: dict[bytes, Chunk], actor: str) -> list[str]:

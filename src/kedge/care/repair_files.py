@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from kedge import codec
+from kedge.blobs.group_files import make_own_folder
 from kedge.blobs.packs import PackBlobs
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
 from kedge.index.files.index import FilesIndex, make_folder
@@ -188,7 +189,7 @@ def _put_aside(path: Path, new: Path, told: Told) -> tuple[int, bool]:
                 except NotFound:
                     is_lost = True
                     there = aside / file.relative_to(path)
-                    there.parent.mkdir(parents=True, exist_ok=True)
+                    make_own_folder(there.parent)
                     shutil.copy2(file, there)
     return count, is_lost
 

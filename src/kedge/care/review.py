@@ -20,6 +20,7 @@ from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus
 from kedge.ports import Index
 
 from .policies import PERIODS, RetentionPolicy, format_duration, parse_duration
+from .records import needed_for
 
 _PAGE = 1000
 _BATCH = 200  # deletions per transaction: few enough that savers do not wait for them
@@ -38,6 +39,8 @@ class Verdict:
 
 def review(index: Index, policy: RetentionPolicy, job: str | None = None) -> Iterator[Verdict]:
     """What `policy` says of each checkpoint of one job or, with None, of all by name. Nothing is changed.
+
+    Of all jobs, those that Kedge itself needs later lose nothing (`records.py`): they have to be named.
 
     The newest of a job comes first. What is saved meanwhile is not looked at, but keeps its ancestors.
     A review of one job reads only that job (I6): it does not see that a checkpoint has children in other jobs.
@@ -178,7 +181,8 @@ def _histories(
     after = ""
     while jobs := index.jobs(limit=_PAGE, after=after):
         for found in jobs:
-            yield _History(index, policy, found.name, links.protected, among, page_rows)
+            needed = needed_for(index, found.name)
+            yield _History(index, policy, found.name, links.protected, among, page_rows, needed)
         after = jobs[-1].name
 
 
@@ -196,14 +200,19 @@ class _History:
         protected: Mapping[str, str] | None,
         among: Collection[str] | None,
         page_rows: int,
+        needed: str = "",
     ) -> None:
-        """`protected`: what other jobs need; None if they are not looked at, then links through them are followed."""
+        """`protected`: what other jobs need; None if they are not looked at, then links through them are followed.
+
+        `needed`: what Kedge itself needs this job for; then all of it stays.
+        """
         self._index = index
         self._policy = policy
         self._job = job
         self._protected = protected
         self._among = among
         self._page_rows = page_rows
+        self._needed = needed
         self._top = 0  # the newest sequence number whose parent is known
         self._wanted: dict[str, str] = {}  # parent not met yet → the descendant that keeps it
         self._followed: set[str] = set()  # of these: those known to be here
@@ -220,7 +229,7 @@ class _History:
     def pages(self) -> Iterator[list[Verdict]]:
         """Verdicts, newest first; pages that only measure ages are empty."""
         young_from = young_usable_from = 0
-        if self._policy.keep_within is not None:
+        if self._policy.keep_within is not None and not self._needed:
             within_s = parse_duration(self._policy.keep_within).total_seconds()
             ages, usable_ages = _Ages(within_s), _Ages(within_s)
             for page in self._read():
@@ -254,7 +263,7 @@ class _History:
             self._top = newer[-1].seq
 
     def _judge(self, rules: _Rules, checkpoint: Checkpoint) -> Verdict:
-        reasons = rules.reasons(checkpoint)
+        reasons = [self._needed] if self._needed else rules.reasons(checkpoint)
         descendant = self._wanted.pop(checkpoint.id, None)
         self._followed.discard(checkpoint.id)
         if not reasons:

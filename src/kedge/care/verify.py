@@ -119,7 +119,11 @@ class _Check:
         total = sum(use.live_bytes for use in uses)
         done = 0
         for use in uses:
-            rows = [c for c in self._store.index.chunks_of(use.pack) if wanted is None or c.digest in wanted]
+            rows = [
+                chunk
+                for chunk in self._store.index.chunks_of(use.pack)
+                if chunk.data is None and (wanted is None or chunk.digest in wanted)
+            ]
             if rows:
                 self.chunks += len(rows)
                 self._look_at_pack(use.pack, rows, sizes.get(use.pack))

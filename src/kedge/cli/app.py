@@ -34,7 +34,10 @@ SECTIONS = {
     },
     "Pipelines": {
         "run": "Run or resume a pipeline from a Python file.",
-        "runs": "List, show, explain, resume and cancel runs.",
+        "runs": "List, show, explain, resume, cancel and delete runs.",
+        "worker": "Carry out the runs of queues.",
+        "queue": "List what is queued, and retry what was given up.",
+        "schedule": "Submit runs to a queue by the clock.",
         "approve": "Approve or deny what a run waits for.",
         "llm": "Show what LLM calls cost; clear or export cached answers.",
     },
@@ -87,6 +90,12 @@ class App(CommandTable):
             near = get_close_matches(args[0], self.names, n=1, cutoff=0.5)
             what = f"there is no command {args[0]!r}" + (f", did you mean {near[0]}?" if near else "")
             raise click.UsageError(what, ctx) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`kedge help CMD…` is `kedge CMD… --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -149,9 +158,9 @@ cli = App(
     text="Save the state of any job durably, and verify it when it is restored.\n\n"
     "The options below may stand before or after the command.",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="kedge COMMAND --help explains a command. Exit codes: 0 done, 2 wrong usage, 3 invalid input, "
-    "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 9 out of time, 75 paused, 130 interrupted, "
-    "1 anything else.",
+    epilog="kedge help COMMAND explains a command. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 invalid input, "
+    "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 9 out of time, 10 not allowed, 75 paused, "
+    "130 interrupted, 141 nobody reads the output.",
 )
 
 

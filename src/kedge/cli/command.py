@@ -38,6 +38,13 @@ class Session(NamedTuple):
 
         return CheckpointManager(self.store, namespace=self.namespace, create=create, key=self.key)
 
+    def of_memory(self) -> Session:
+        """The same where the memory of containers and processes is kept: in a namespace of its own, which no token for
+        another one opens, unless one was named."""
+        from kedge.containers.runtime.early import NAMESPACE
+
+        return self._replace(namespace=NAMESPACE) if self.namespace == "default" else self
+
     @property
     def url(self) -> str:
         from kedge.manager import default_url

@@ -87,7 +87,7 @@ class Stores(ExitStack):
             settings = {"KEDGE_STORE": own, **settings}
         place = self._session.store or settings.get("KEDGE_STORE", "")
         if place not in self._open:
-            opened = self._session.open(create=True) if self._session.store else store_of(settings)
+            opened = self._session.of_memory().open(create=True) if self._session.store else store_of(settings)
             self._open[place] = self.enter_context(opened)
         return self._open[place]
 
@@ -140,7 +140,7 @@ def list_checkpoints(session: Session, kind: str, key: str, limit: int) -> None:
     """The checkpoints of one key, or of all containers or processes."""
     from kedge.containers.snapshot import job_of
 
-    with session.open() as manager:
+    with session.of_memory().open() as manager:
         jobs = [job_of(kind, key)] if key else [job.name for job in manager.jobs(f"{kind}:")]
         checkpoints = [checkpoint for job in jobs for checkpoint in manager.list(job, limit=limit)]
     empty = f"no checkpoints of {kind} {safe(key)}" if key else f"no checkpoints of any {kind} yet"

@@ -19,6 +19,7 @@ IN_OUR_WORDS = {
     "exclude it, or accept that with allow_changing=True": "or leave it out with --exclude NAME",
     "use kedge.File for a single file": "use --file for a single file",
     "use kedge.Tree for a directory": "use --tree for a directory",
+    "or delete pinned checkpoints too (even_pinned=True)": "or delete pinned checkpoints too (--even-pinned)",
     "put details into metadata=": "put details into --metadata",
     "larger data belongs into metadata=": "larger data belongs into --metadata",
     "convert it with str(), or put it into metadata=": "shorten it, or put it into --metadata",

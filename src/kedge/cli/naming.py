@@ -1,12 +1,7 @@
-"""How users name checkpoints on the command line, and how shells complete those names.
-
-ID        a checkpoint            JOB#7     the checkpoint of JOB with sequence number 7
-JOB       its newest checkpoint   REF~2     the one two before REF, in the same job
-"""
+"""Jobs and checkpoints on the command line, and how shells complete their names."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,74 +14,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-REF_HELP = "ID, JOB (its newest), JOB#7 (by number), or any of these with ~1 for the one before."
-
-_REF = re.compile(r"(?P<base>[^~#]+)(?:#(?P<seq>\d{1,15}))?(?:~(?P<back>\d{0,9}))?")
-
-
-def find(manager: CheckpointManager, ref: str) -> Checkpoint:
-    """The checkpoint a user means; NotFound says what is missing."""
-    from kedge.errors import InvalidName, NotFound
-
-    parts = _REF.fullmatch(ref)
-    if parts is None:
-        raise InvalidName(f"{ref[:80]!r} does not name a checkpoint", hint=REF_HELP)
-    base, seq = parts["base"], parts["seq"]
-    back = int(parts["back"] or 1) if parts["back"] is not None else 0
-    if seq is not None:
-        near = manager.list(base, limit=1, before=int(seq) + 1)
-        if not near or near[0].seq != int(seq):
-            raise NotFound(f"job {base} has no checkpoint #{seq}", hint=f"kedge list {base} shows what it has")
-        checkpoint = near[0]
-    else:
-        checkpoint = _by_id(manager, base) or _newest(manager, base)
-    if not back:
-        return checkpoint
-    earlier = manager.list(checkpoint.job, limit=back, before=checkpoint.seq)
-    if len(earlier) < back:
-        count = "only 1 checkpoint" if len(earlier) == 1 else f"only {len(earlier)} checkpoints"
-        raise NotFound(
-            f"job {checkpoint.job} has {count} before #{checkpoint.seq}",
-            hint=f"kedge list {checkpoint.job} shows what it has",
-        )
-    return earlier[0]
-
 
 def refuse_other_job(checkpoint: Checkpoint, job: str) -> None:
     from kedge.errors import NotFound
 
     if checkpoint.job != job:
         raise NotFound(f"checkpoint {checkpoint.id} not found in job {job}", hint=f"it belongs to job {checkpoint.job}")
-
-
-def _by_id(manager: CheckpointManager, text: str) -> Checkpoint | None:
-    from kedge.errors import NotFound
-
-    try:
-        return manager.get(text)
-    except NotFound:
-        return None
-
-
-def _newest(manager: CheckpointManager, job: str) -> Checkpoint:
-    """The newest checkpoint of a job that is not marked corrupted (I4)."""
-    from kedge.errors import Corrupted, NotFound
-
-    page = manager.list(job, limit=1)
-    while page:
-        for checkpoint in reversed(page):
-            if checkpoint.status != "corrupted":
-                return checkpoint
-        page = manager.list(job, limit=100, before=page[0].seq)
-    if damaged := manager.list(job, limit=1):
-        raise Corrupted(
-            f"every checkpoint of job {job} is marked corrupted, such as {damaged[0].id}",
-            hint="run kedge check; put lost files back, or restore one by its ID to see what is wrong",
-        )
-    raise NotFound(
-        f"no checkpoint and no job is called {job}",
-        hint="kedge jobs lists the jobs, kedge list JOB the checkpoints of one",
-    )
 
 
 def job_named(manager: CheckpointManager, name: str) -> Job | None:

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kedge.errors import missing_extra
 from kedge.store import not_over_http
 
 from .calls import Page
-from .connection import AsyncClient, Client
+
+try:
+    from .connection import AsyncClient, Client
+except ModuleNotFoundError as error:
+    raise missing_extra("kedge.client", "client", error) from error
 
 if TYPE_CHECKING:
     from .care import HttpCare

@@ -215,6 +215,12 @@ class Endpoints:
 
     @Endpoint
     @staticmethod
+    def delete_job(job: str, *, even_pinned: bool = False) -> Call[int]:
+        """Delete all checkpoints of a job; tells how many."""
+        return Call("DELETE", _at("jobs", job), lambda answer: int(answer["deleted"]), {"even_pinned": even_pinned})
+
+    @Endpoint
+    @staticmethod
     def copy(job: str, to: str) -> Call[int]:
         """Copy a job's history to a new name; how many checkpoints it has."""
         return Call("POST", _at("jobs", job, "copy"), lambda answer: int(answer["checkpoints"]), body={"to": to})
@@ -410,8 +416,7 @@ class Endpoints:
     @staticmethod
     def events(after: int = 0, limit: int = 100) -> Call[Page[Event]]:
         """The log of changes, oldest first, after an entry."""
-        params = {"after": after, "limit": limit, "order": "oldest"}
-        return Call("GET", _at("audit"), _event_page, params)
+        return Call("GET", _at("audit"), _event_page, {"after": after, "limit": limit, "order": "oldest"})
 
     @Endpoint
     @staticmethod

@@ -98,6 +98,9 @@ class HttpCare:
         self._store.client.copy(job, new_job)
         return self._store.list(new_job)
 
+    def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
+        return self._store.client.delete_job(job, even_pinned=even_pinned)
+
     def copy_to(
         self,
         target: Store,

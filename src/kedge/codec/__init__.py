@@ -4,7 +4,7 @@
 
 What is loaded equals what was saved, in type and in value; what could not come back so is refused when it is
 saved, with its path (I2). Loading builds only the types below and those the application registered under a
-name, from data; it looks no class up by module and runs nothing the application did not register (I7).
+name or allowed (`by_name`), from data; it imports nothing and runs nothing the application did not register (I7).
 
 None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are msgpack's own. The rest is Ext:
 
@@ -36,6 +36,7 @@ None, bool, int of 64 bits, float, str, bytes, list and dict with str keys are m
      26  paths                    [name of the class, text]
      27  registered, by fields    [name, version, more or nil, field, value, …]
      28  registered, one value    [name, version, value]
+                                  of both, version 0: not registered, the name is module:qualname (`by_name`)
      29  torch, sparse tensors    [layout, [length…], requires_grad, indices, values, is_coalesced], or
                                   [layout, [length…], requires_grad, compressed indices, plain indices, values]
      30  numpy.ndarray            [dtype, [length…], "C" or "F", reference]
@@ -101,13 +102,15 @@ class Encoded:
     is_private: bool = False  # the buffers are copies that nobody changes
 
 
-def encode(state: object, *, out_of_band_bytes: int = 4096) -> Encoded:
+def encode(state: object, *, out_of_band_bytes: int = 4096, by_name: bool = False) -> Encoded:
     """The tree and buffers of `state`; byte strings and arrays from `out_of_band_bytes` on become buffers.
+
+    With `by_name`, classes that are not registered are saved by the name they have, where they can be (`by_name`).
 
     Buffers are not copied, except arrays that are not contiguous. Raises UnsupportedType naming the path of what
     cannot be saved exactly, a cycle, or more than MAX_DEPTH levels.
     """
-    return Encoded(*pack_state(state, out_of_band_bytes))
+    return Encoded(*pack_state(state, out_of_band_bytes, is_by_name=by_name))
 
 
 def decode(

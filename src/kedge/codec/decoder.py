@@ -33,6 +33,7 @@ from .kinds import (
     TooDeep,
     by_tag,
     is_native,
+    key_name,
     kind_for,
     layouts,
     leaf_outlines,
@@ -281,7 +282,7 @@ class Unpacker:
                 yield from ((str(index), item) for index, item in enumerate(children))
             else:
                 for key, child in zip(children[::2], children[1::2], strict=True):
-                    yield str(self.lift_key(key, depth, shape is Shape.FIELDS)), child
+                    yield key_name(self.lift_key(key, depth, shape is Shape.FIELDS)), child
 
 
 def name_of(tag: int) -> str:

@@ -50,8 +50,8 @@ class DeepPacker(Packer):
     levels = _LEVELS
     __slots__ = ("_above", "_path", "_pending")
 
-    def __init__(self, out_of_band_bytes: int, *, shares: Shares | None = None) -> None:
-        super().__init__(out_of_band_bytes, is_careful=True, shares=shares)
+    def __init__(self, out_of_band_bytes: int, *, is_by_name: bool, shares: Shares | None = None) -> None:
+        super().__init__(out_of_band_bytes, is_careful=True, is_by_name=is_by_name, shares=shares)
         self._path: set[int] = set()  # IDs of what the value under way is inside of, in parts above too
         self._above = 0  # parts above this one
         self._pending: list[tuple[Any, frozenset[int], int]] = []  # (value, path, parts above), the number is the place
@@ -103,12 +103,12 @@ def _size_of(source: Source) -> int:
     return source.size_bytes if isinstance(source, DeviceMemory) else -1
 
 
-def pack_deep(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
+def pack_deep(state: object, out_of_band_bytes: int, *, is_by_name: bool) -> tuple[bytes, list[Source]]:
     """The tree and buffers of a state of more than PART_DEPTH levels."""
-    packer = DeepPacker(out_of_band_bytes)
+    packer = DeepPacker(out_of_band_bytes, is_by_name=is_by_name)
     tree = packer.pack_state(state)
     if (shares := packer.shares.found()) is not None:
-        packer = DeepPacker(out_of_band_bytes, shares=shares)
+        packer = DeepPacker(out_of_band_bytes, is_by_name=is_by_name, shares=shares)
         tree = packer.pack_state(state)
     return tree, packer.buffers
 

@@ -30,6 +30,7 @@ from .kinds import (
     kind_of,
 )
 from .refusals import refusal
+from .registry import kind_by_name
 from .shared_memory import Shares
 
 _EXACT = (
@@ -53,13 +54,16 @@ class Packer:
     """One encoding under way (an EncodeContext)."""
 
     levels = PART_DEPTH  # that are packed by recursion
-    __slots__ = ("_depth", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes", "shares")
+    __slots__ = ("_depth", "_is_by_name", "_is_careful", "_limit", "_native", "buffers", "out_of_band_bytes", "shares")
 
-    def __init__(self, out_of_band_bytes: int, *, is_careful: bool, shares: Shares | None = None) -> None:
+    def __init__(
+        self, out_of_band_bytes: int, *, is_careful: bool, is_by_name: bool = False, shares: Shares | None = None
+    ) -> None:
         self.buffers: list[Source] = []
         self.shares = shares or Shares()
         self.out_of_band_bytes = out_of_band_bytes
         self._is_careful = is_careful
+        self._is_by_name = is_by_name
         self._native = _SCALARS - {int, str} if is_careful else _SCALARS
         self._depth = 0
         self._limit = self.levels
@@ -100,6 +104,8 @@ class Packer:
         codec_kind = by_class.get(kind)
         if codec_kind is None or type(codec_kind) is Choice:
             codec_kind = kind_of(value)
+            if codec_kind is None and self._is_by_name:
+                codec_kind = kind_by_name(value)
             if codec_kind is None:
                 raise refusal(value)
         if type(codec_kind) is Structure:
@@ -249,22 +255,22 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool) -> tuple[bytes, list[Source]]:
-    packer = Packer(out_of_band_bytes, is_careful=is_careful)
+def _pack(state: object, out_of_band_bytes: int, *, is_careful: bool, is_by_name: bool) -> tuple[bytes, list[Source]]:
+    packer = Packer(out_of_band_bytes, is_careful=is_careful, is_by_name=is_by_name)
     tree = packer.pack_state(state)
     if (shares := packer.shares.found()) is not None:
-        packer = Packer(out_of_band_bytes, is_careful=is_careful, shares=shares)
+        packer = Packer(out_of_band_bytes, is_careful=is_careful, is_by_name=is_by_name, shares=shares)
         tree = packer.pack_state(state)
     return tree, packer.buffers
 
 
-def _pack_deep(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
+def _pack_deep(state: object, out_of_band_bytes: int, is_by_name: bool) -> tuple[bytes, list[Source]]:
     from .deep import pack_deep
 
-    return pack_deep(state, out_of_band_bytes)
+    return pack_deep(state, out_of_band_bytes, is_by_name=is_by_name)
 
 
-def pack_state(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Source]]:
+def pack_state(state: object, out_of_band_bytes: int, *, is_by_name: bool = False) -> tuple[bytes, list[Source]]:
     """The tree and the buffers of `state`; raises only errors.*."""
     try:
         try:
@@ -274,13 +280,13 @@ def pack_state(state: object, out_of_band_bytes: int) -> tuple[bytes, list[Sourc
             pass
         try:
             try:
-                return _pack(state, out_of_band_bytes, is_careful=False)
+                return _pack(state, out_of_band_bytes, is_careful=False, is_by_name=is_by_name)
             except NeedsCare:
-                return _pack(state, out_of_band_bytes, is_careful=True)
+                return _pack(state, out_of_band_bytes, is_careful=True, is_by_name=is_by_name)
         except TooDeep as problem:
             if problem.is_cycle:
                 raise
-        return _pack_deep(state, out_of_band_bytes)
+        return _pack_deep(state, out_of_band_bytes, is_by_name)
     except Problem as problem:
         raise problem.typed() from problem.__cause__
     except RecursionError as error:

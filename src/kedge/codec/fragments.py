@@ -27,8 +27,11 @@ class NotAFragment(Exception):
 
 
 def encode_fragment(value: object) -> bytes:
-    """The bytes of `value` in a tree, at most three levels below its root; NotAFragment if it cannot stand there."""
-    encoded = encode([[[value]]], out_of_band_bytes=MAX_FRAGMENT_BYTES)
+    """The bytes of `value` in a tree, at most three levels below its root; NotAFragment if it cannot stand there.
+
+    Classes that are not registered are saved by name.
+    """
+    encoded = encode([[[value]]], out_of_band_bytes=MAX_FRAGMENT_BYTES, by_name=True)
     is_inside = encoded.tree.startswith(_ONE_ITEM * _LEVELS)  # a tree of more than PART_DEPTH levels begins otherwise
     if encoded.buffers or len(encoded.tree) > MAX_FRAGMENT_BYTES or not is_inside:
         raise NotAFragment

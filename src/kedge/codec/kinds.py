@@ -152,6 +152,14 @@ class Problem(Exception):
         return self.error(message, hint=self.hint)
 
 
+def key_name(key: object) -> str:
+    """How a path names a key. Python itself writes no integer of more than 4,300 digits."""
+    try:
+        return str(key)
+    except ValueError:
+        return hex(key) if isinstance(key, int) else f"<{type(key).__name__}>"
+
+
 class TooDeep(Problem):
     """More levels than there may be. On the way up the containers tell whether it is a cycle."""
 

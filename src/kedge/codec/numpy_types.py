@@ -30,7 +30,7 @@ def describe(dtype: DType) -> Any:
     if cached is not None and cached[0] is dtype:
         return cached[1]
     stored = _describe(dtype)
-    if not _is_same(_restore_dtype(stored), dtype):
+    if not _is_same(restore_dtype(stored), dtype):
         raise _no_dtype(dtype)
     if len(_described) < 1000:
         _described[dtype] = dtype, stored
@@ -65,19 +65,19 @@ def _describe_field(name: str, dtype: DType) -> list[Any]:
     return [name, title[0] if title else None, offset, _describe(inner)]
 
 
-def _restore_dtype(stored: Any) -> DType:
+def restore_dtype(stored: Any) -> DType:
     if stored == "O":
         return np.dtype(object)
     if isinstance(stored, dict) and stored.keys() == {"string"} and _STRING is not None:
         dtype: DType = _STRING(coerce=bool(stored["string"]))
         return dtype
     if isinstance(stored, dict) and "base" in stored:
-        return np.dtype((_restore_dtype(stored["base"]), shape_of(stored["shape"])))
+        return np.dtype((restore_dtype(stored["base"]), shape_of(stored["shape"])))
     if isinstance(stored, dict) and "fields" in stored:
         names, titles, offsets, inner = zip(*stored["fields"], strict=True) if stored["fields"] else ((),) * 4
         fields: dict[str, Any] = {
             "names": list(names),
-            "formats": [_restore_dtype(field) for field in inner],
+            "formats": [restore_dtype(field) for field in inner],
             "offsets": list(offsets),
             "itemsize": stored["itemsize"],
         }
@@ -139,7 +139,7 @@ def _order_of(array: Array) -> str:
 
 def _load_array(payload: bytes, ctx: DecodeContext) -> Array:
     stored, shape, order, reference, size_bytes = array_parts(ctx.unpack(payload))
-    dtype = _restore_dtype(stored)
+    dtype = restore_dtype(stored)
     if dtype.hasobject or dtype.itemsize * math.prod(shape) != size_bytes:
         raise ValueError(f"{stored!r} has another size")
     return np.ndarray(shape, dtype, ctx.bytes_of(reference, size_bytes), order=order)
@@ -147,7 +147,7 @@ def _load_array(payload: bytes, ctx: DecodeContext) -> Array:
 
 def _array_target(payload: bytes, ctx: DecodeContext, own: Array) -> tuple[int | bytes, memoryview]:
     stored, shape, order, reference, _ = array_parts(ctx.unpack(payload))
-    dtype = _restore_dtype(stored)
+    dtype = restore_dtype(stored)
     if own.shape != shape or not _is_same(own.dtype, dtype):
         raise Problem(
             f"the target is {own.dtype} {list(own.shape)}, what was saved is {dtype} {list(shape)}",
@@ -170,7 +170,7 @@ def _take_objects(array: Array) -> tuple[Sequence[object], Sequence[Any]]:
 
 def _build_objects(head: Sequence[Any], items: list[Any]) -> Array:
     stored, lengths, order = head
-    shape, dtype = shape_of(lengths), _restore_dtype(stored)
+    shape, dtype = shape_of(lengths), restore_dtype(stored)
     if math.prod(shape) != len(items) or order not in ("C", "F") or not _is_item_wise(dtype):
         raise ValueError(f"{len(items)} items of {stored!r} do not make an array of {lengths}")
     flat: Array = np.empty(len(items), dtype)
@@ -203,7 +203,7 @@ def _load_scalar(payload: bytes, ctx: DecodeContext) -> object:
         return np.str_(data)
     if stored == "S" and type(data) is bytes:
         return np.bytes_(data)
-    dtype = _restore_dtype(stored)
+    dtype = restore_dtype(stored)
     if dtype.hasobject or dtype.itemsize != dtype_size(stored):
         raise ValueError(f"{stored!r} has another size")
     return np.ndarray((), dtype, ctx.bytes_of(data, dtype.itemsize))[()]
@@ -215,7 +215,7 @@ def _save_dtype(dtype: DType, ctx: EncodeContext) -> bytes:
 
 def _load_dtype(payload: bytes, ctx: DecodeContext) -> DType:
     (stored,) = ctx.unpack(payload)
-    return _restore_dtype(stored)
+    return restore_dtype(stored)
 
 
 _ARRAY = Leaf(Tag.NDARRAY, "ndarray", _save_array, _load_array, _array_target)

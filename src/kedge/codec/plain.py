@@ -210,15 +210,32 @@ def _build_set(head: Sequence[Any], items: list[Any]) -> set[Any]:
 
 
 def _build_frozenset(head: Sequence[Any], items: list[Any]) -> frozenset[Any]:
+    _refuse_collisions(items)
     value = frozenset(items)
     if len(value) != len(items):
         raise ValueError("an element occurs twice")
     return value
 
 
+_MANY_KEYS = 1000
+_MAX_ALIKE = 100
+
+
+def _refuse_collisions(keys: Sequence[Hashable]) -> None:
+    """Keys that were chosen for their hash take quadratic time: of text Python hides it, of numbers and what is made of
+    them anybody can compute it."""
+    if len(keys) <= _MANY_KEYS or {str, bytes}.issuperset(kinds := set(map(type, keys))):
+        return
+    if kinds == {int} and min(keys) >= -(1 << 63) and max(keys) < 1 << 63:  # type: ignore[type-var,operator]
+        return
+    if max(Counter(map(hash, keys)).values()) > _MAX_ALIKE:
+        raise ValueError(f"more than {_MAX_ALIKE} keys share one hash")
+
+
 def distinct(pairs: list[tuple[Hashable, Any]]) -> dict[Any, Any]:
     """A dictionary of these pairs, none of which may overwrite another."""
     try:
+        _refuse_collisions([key for key, _ in pairs] if len(pairs) > _MANY_KEYS else ())
         value = dict(pairs)
     except TypeError as error:
         raise Problem(f"a key cannot be one: {error}") from error

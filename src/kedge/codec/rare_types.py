@@ -20,12 +20,27 @@ def _load_decimal(payload: bytes, ctx: DecodeContext) -> Decimal:
     return Decimal(payload.decode("ascii"))
 
 
+_MAX_FRACTION_BITS = 1 << 14  # that it is in lowest terms takes quadratic time to see
+
+
 def _save_fraction(value: Fraction, ctx: EncodeContext) -> bytes:
+    if _is_long(value.numerator, value.denominator):
+        raise Problem(
+            f"{{path}} is a Fraction with more than {_MAX_FRACTION_BITS:,} bits above or below the line",
+            "save its numerator and denominator as integers, which may be of any size",
+            UnsupportedType,
+        )
     return ctx.pack([value.numerator, value.denominator])
+
+
+def _is_long(*numbers: int) -> bool:
+    return max(number.bit_length() for number in numbers) > _MAX_FRACTION_BITS
 
 
 def _load_fraction(payload: bytes, ctx: DecodeContext) -> Fraction:
     numerator, denominator = ints(ctx.unpack(payload), 2)
+    if _is_long(numerator, denominator):
+        raise ValueError(f"more than {_MAX_FRACTION_BITS:,} bits")
     value = Fraction(numerator, denominator)
     if value.denominator != denominator:
         raise ValueError("not in lowest terms")
@@ -42,9 +57,9 @@ def _load_zone(payload: bytes, ctx: DecodeContext) -> ZoneInfo:
     key = payload.decode()
     try:
         return ZoneInfo(key)
-    except ZoneInfoNotFoundError as error:
+    except (ZoneInfoNotFoundError, OSError) as error:  # of a directory of zones, or a name too long for a file
         raise Problem(
-            f"{{path}} needs the time zone {key!r}, which this machine does not know",
+            f"{{path}} needs the time zone {key[:100]!r}, which this machine does not know",
             "pip install tzdata",
             UnsupportedType,
         ) from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import sys
+import types
 from enum import Enum
 
 from kedge.errors import InvalidName, UnsupportedType
@@ -33,23 +35,39 @@ def _hint(value: object, cls: type) -> str:
         return f"save its text, or {_add_line(cls, needs_functions=True)}"
     if callable(getattr(cls, "state_dict", None)):
         return "save its state_dict()"
-    if callable(value) and not hasattr(cls, "__dataclass_fields__"):
-        return "functions and other callables are code, not data: save what is needed to find it again"
-    if hint := _library_hint(value, cls):
+    if hint := _library_hint(value, cls) or _live_hint(value, cls):
         return hint
     if has_fields(cls):
         return f"{_add_line(cls)} above the class, which makes its fields part of the format"
     for base in _BUILTINS:
         if isinstance(value, base):
             return f"convert it with {base.__name__}(…), or {_add_line(cls, needs_functions=True)}"
-    if hasattr(cls, "__next__"):
-        return "an iterator has no state to save: save list(…) of it"
     return _add_line(cls, needs_functions=True)
+
+
+def _live_hint(value: object, cls: type) -> str:
+    """For what is code, or belongs to the running process."""
+    random = sys.modules.get("random")
+    if random is not None and isinstance(value, random.Random):
+        return "save rng.getstate() and restore it with rng.setstate(state)"
+    if isinstance(value, io.IOBase):
+        return "save its path and file.tell(), or its content: kedge.File(path)"
+    if hasattr(cls, "__next__"):
+        return "save list(…) of it, or how many items were taken, and skip those after loading"
+    if hasattr(cls, "__await__"):
+        return "await it and save the result"
+    if isinstance(value, types.ModuleType) or (callable(value) and not has_fields(cls)):
+        return "code is not saved: save a name, and look the function up by that name after loading"
+    if hasattr(cls, "__exit__") and not has_fields(cls):
+        return "it belongs to the running process: save what is needed to make it again"
+    return ""
 
 
 def _library_hint(value: object, cls: type) -> str:
     package = cls.__module__.partition(".")[0]
     numpy = sys.modules.get("numpy")
+    if package == "numpy" and (hint := _random_hint(value)):
+        return hint
     if numpy is not None and isinstance(value, numpy.ndarray):
         if isinstance(value, numpy.ma.MaskedArray):
             return "save its .data and .mask as two arrays"
@@ -57,10 +75,23 @@ def _library_hint(value: object, cls: type) -> str:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return "a subclass of Tensor would lose its class: save value.detach().as_subclass(torch.Tensor)"
+    if torch is not None and isinstance(value, torch.Generator):
+        return "save generator.get_state() and restore it with generator.set_state(state)"
     if package == "pandas":
         return "of pandas, DataFrame, Series, Index, Timestamp, Timedelta, NaT and NA can be saved"
     if package in ("polars", "pyarrow"):
         return f"of {package}, tables can be saved; for other values, their Python form"
+    return ""
+
+
+def _random_hint(value: object) -> str:
+    """For numpy's sources of random numbers, which its subclasses and seeds do not define alone."""
+    if hasattr(value, "bit_generator"):
+        return "save rng.bit_generator.state and restore it with rng.bit_generator.state = state"
+    if hasattr(value, "random_raw"):
+        return "save its .state and restore it by assigning to .state"
+    if hasattr(value, "get_state"):
+        return "save rng.get_state() and restore it with rng.set_state(state)"
     return ""
 
 

@@ -1,32 +1,27 @@
 """Types of the application: registered under a name and a version, saved as data, rebuilt by the name (I7).
 
-A dataclass, pydantic model, msgspec Struct, namedtuple or Enum is saved by its fields and comes back with
-exactly these: constructors, validators and `__post_init__` do not run, because a state that could be saved
-must be loadable. Only data that an `upgrade` has touched is validated by pydantic. Any other class brings
-`encode` and `decode`.
+A class with fields is saved by them (`forms`). Only data that an `upgrade` has touched is validated by pydantic. Any
+other class brings `encode` and `decode`. Version 0 is for classes nobody has registered (`by_name`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import sys
 import threading
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, Flag
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kedge.errors import UnsupportedType, Validation
 from kedge.model import parse_name
 
-from .kinds import Problem, Shape, Structure, Tag, add, by_class
+from . import by_name
+from .forms import ByFields, ByValue, Fields, Form, Restore, form_of
+from .kinds import Choice, Problem, Shape, Structure, Tag, add, by_class
 from .plain import distinct
-from .refusals import has_fields, is_namedtuple, is_pydantic, is_struct, qualified
+from .refusals import qualified
 
 _T = TypeVar("_T")
-Fields = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,7 +29,7 @@ class Registration:
     name: str
     version: int
     cls: type
-    restore: Callable[[Any, Any, bool], object]  # (fields or value, more, was it upgraded) → the object
+    restore: Restore
     upgrade: Callable[[Any, int], Any] | None
 
 
@@ -52,10 +47,11 @@ def register(
 ) -> Callable[[type[_T]], type[_T]]:
     """Class decorator: states may hold instances of exactly this class, saved under `name` and `version`.
 
-    What an older version saved goes through `upgrade(fields, old_version)`, which answers the fields of the
-    current version. `encode(obj)` answers any value the codec knows and `decode` takes it back; `upgrade` is
-    then given that value. The same class may be registered again (a module was reloaded); another class under
-    a used name, or a class that could not come back exactly, is a Validation error.
+    A new field that has a default needs no new version. For other changes raise `version`: what an older version saved
+    goes through `upgrade(fields, old_version)`, which answers the fields of the current version. For a class without
+    fields, `encode(obj)` answers any value the codec knows and `decode` takes it back; `upgrade` is then given that
+    value. The same class may be registered again (a module was reloaded); another class under a used name, or a class
+    that could not come back exactly, is a Validation error.
     """
     parse_name("type name", name)
     if type(version) is not int or version < 1:
@@ -64,11 +60,11 @@ def register(
         raise Validation(f"type {name!r} has only one of encode and decode", hint="give both")
 
     def enter(cls: type[_T]) -> type[_T]:
-        kind, restore = _kind(cls, name, version, encode, decode)
+        form = _form(cls, encode, decode)
         with _lock:
             _make_room(name, cls)
-            _registered[name] = Registration(name, version, cls, restore, upgrade)
-            by_class[cls] = kind
+            _registered[name] = Registration(name, version, cls, form.restore, upgrade)
+            by_class[cls] = structure_of(name, version, form)
         return cls
 
     return enter
@@ -87,30 +83,33 @@ def _make_room(name: str, cls: type) -> None:
         by_class.pop(previous.cls, None)
 
 
-def _kind(
-    cls: type, name: str, version: int, encode: Any, decode: Any
-) -> tuple[Structure, Callable[[Any, Any, bool], object]]:
+def _form(cls: type, encode: Any, decode: Any) -> Form:
     if not isinstance(cls, type):
         raise Validation(f"{cls!r} is not a class", hint="use @kedge.register on classes")
-    if encode is not None:
-        return _by_value(name, version, encode), lambda value, more, upgraded: decode(value)
-    if issubclass(cls, Enum):
-        return _by_value(name, version, _take_member), functools.partial(_restore_member, cls)
-    if not has_fields(cls):
-        raise Validation(
-            f"{qualified(cls)} has no fields to save by",
-            hint="give encode= and decode=, or put @kedge.register above @dataclass",
-        )
-    if is_pydantic(cls):
-        return _by_fields(name, version, _take_model), functools.partial(_restore_model, cls)
-    if is_struct(cls):
-        if hasattr(cls, "__post_init__"):
-            raise _unfit(cls, "has a __post_init__, which msgspec would run on every load")
-        return _by_fields(name, version, _take_struct), functools.partial(_restore_struct, cls)
-    if is_namedtuple(cls):
-        return _by_fields(name, version, _take_namedtuple), functools.partial(_restore_namedtuple, cls)
-    _check_dataclass(cls)
-    return _by_fields(name, version, _take_dataclass), functools.partial(_restore_dataclass, cls)
+    return form_of(cls) if encode is None else ByValue(encode, lambda value, more, upgraded: decode(value))
+
+
+def structure_of(name: str, version: int, form: Form) -> Structure:
+    """How objects of a form are saved under this name and version."""
+    return _by_fields(name, version, form.take) if isinstance(form, ByFields) else _by_value(name, version, form.take)
+
+
+def kind_by_name(value: object) -> Structure | None:
+    """How to save a value of a class that is not registered, where that is asked for; None when it cannot be."""
+    cls = type(value)
+    named = by_name.form_by_name(cls)
+    return None if named is None else _structure_by_name(*named)
+
+
+@functools.lru_cache(maxsize=1024)
+def _structure_by_name(name: str, form: Form) -> Structure:
+    return structure_of(name, by_name.VERSION, form)
+
+
+def _kind_of_unrestored(value: by_name.Unrestored) -> Structure:
+    if value.is_value:
+        return _by_value(value.name, by_name.VERSION, lambda value: value.content)
+    return _by_fields(value.name, by_name.VERSION, lambda value: (value.more, value.content))
 
 
 def _by_fields(name: str, version: int, take: Callable[[Any], tuple[object, Fields]]) -> Structure:
@@ -138,6 +137,8 @@ def _by_value(name: str, version: int, take: Callable[[Any], object]) -> Structu
 
 def _build_fields(head: Sequence[Any], pairs: list[Any]) -> object:
     name, version, more = head
+    if version == by_name.VERSION and type(name) is str:
+        return by_name.restore(name, distinct(pairs), more, is_value=False)
     return _restore(name, version, distinct(pairs), more)
 
 
@@ -145,6 +146,8 @@ def _build_value(head: Sequence[Any], items: list[Any]) -> object:
     name, version, value = head
     if items:
         raise ValueError("more than one value")
+    if version == by_name.VERSION and type(name) is str:
+        return by_name.restore(name, value, None, is_value=True)
     return _restore(name, version, value, None)
 
 
@@ -187,161 +190,7 @@ def _call(role: str, name: str, function: Callable[..., Any], *arguments: object
         raise Problem(f"{role} of type {name!r} failed: {type(error).__name__}: {error}", error=Validation) from error
 
 
-def _check_names(cls: type, fields: object, expected: Iterable[str]) -> Fields:
-    """`fields` in the order of the class, if they are exactly those it has now."""
-    if not isinstance(fields, Mapping):
-        raise Problem(f"{{path}} has no fields for {qualified(cls)} but a {type(fields).__name__}", "", Validation)
-    names = list(expected)
-    missing, unknown = [n for n in names if n not in fields], [n for n in fields if n not in names]
-    if missing or unknown:
-        differences = [f"lacks {', '.join(missing)}"] * bool(missing)
-        differences += [f"has {', '.join(map(str, unknown))}"] * bool(unknown)
-        raise Problem(
-            f"{{path}} does not fit {qualified(cls)}: what was saved {' and '.join(differences)}",
-            "when fields change, raise version= and give upgrade=",
-            Validation,
-        )
-    return {name: fields[name] for name in names}
-
-
-# --- the forms: what to take from an object, and how to make it again ---
-
-
-def _unfit(cls: type, why: str) -> Validation:
-    return Validation(f"{qualified(cls)} {why}", hint="give encode= and decode=")
-
-
-def _extras(value: object, fields: Iterable[str]) -> list[str]:
-    """Attributes that are neither fields nor caches."""
-    cls = type(value)
-    return [
-        name
-        for name in getattr(value, "__dict__", ())
-        if name not in fields
-        and name != "__orig_class__"
-        and not isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
-    ]
-
-
-def _take(value: object, names: Sequence[str]) -> Fields:
-    if extras := _extras(value, names):
-        raise Problem(
-            f"{{path}} is a {qualified(type(value))} with the attribute {extras[0]!r}, which is not a field",
-            "declare it as a field, or register the class with encode= and decode=",
-            UnsupportedType,
-        )
-    try:
-        return {name: getattr(value, name) for name in names}
-    except AttributeError as error:
-        raise Problem(f"{{path}} has a field without a value: {error}", "set it", UnsupportedType) from error
-
-
-def _check_dataclass(cls: type) -> None:
-    names = {field.name for field in dataclasses.fields(cls)}
-    try:
-        object.__new__(cls)
-    except TypeError as error:
-        raise _unfit(cls, f"cannot be made from its fields alone ({error})") from error
-    slots = {
-        slot
-        for base in cls.__mro__
-        for slot in _slots(base)
-        if slot not in ("__dict__", "__weakref__") and slot not in names
-    }
-    if slots:
-        raise _unfit(cls, f"keeps {min(slots)!r} outside its fields")
-    for name in names:
-        attribute = inspect.getattr_static(cls, name, None)
-        if hasattr(type(attribute), "__set__") and not isinstance(attribute, types.MemberDescriptorType):
-            raise _unfit(cls, f"has code behind its field {name!r}")
-
-
-def _slots(cls: type) -> Iterable[str]:
-    slots = cls.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else slots
-
-
-def _take_dataclass(value: Any) -> tuple[object, Fields]:
-    return None, _take(value, [field.name for field in dataclasses.fields(value)])
-
-
-def _restore_dataclass(cls: type, fields: Any, more: object, upgraded: bool) -> object:
-    value: object = object.__new__(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    for name, item in _check_names(cls, fields, names).items():
-        object.__setattr__(value, name, item)  # also past frozen
-    return value
-
-
-def _take_namedtuple(value: Any) -> tuple[object, Fields]:
-    _take(value, ())
-    return None, dict(zip(value._fields, value, strict=True))
-
-
-def _restore_namedtuple(cls: Any, fields: Any, more: object, upgraded: bool) -> object:
-    return tuple.__new__(cls, _check_names(cls, fields, cls._fields).values())
-
-
-def _take_struct(value: Any) -> tuple[object, Fields]:
-    return None, _take(value, value.__struct_fields__)
-
-
-def _restore_struct(cls: Any, fields: Any, more: object, upgraded: bool) -> object:
-    return cls(**_check_names(cls, fields, cls.__struct_fields__))
-
-
-def _take_model(value: Any) -> tuple[object, Fields]:
-    fields = _take(value, list(type(value).model_fields))
-    extra, private = value.__pydantic_extra__, value.__pydantic_private__
-    more = {
-        "fields_set": sorted(value.__pydantic_fields_set__),
-        "extra": None if extra is None else list(extra),
-        "private": None if private is None else list(private),
-    }
-    return more, {**fields, **(extra or {}), **(private or {})}
-
-
-def _restore_model(cls: Any, fields: Any, more: Any, upgraded: bool) -> object:
-    if not isinstance(fields, Mapping) or not isinstance(more, Mapping):
-        return cls.model_validate(fields, by_alias=False, by_name=True)
-    fields = dict(fields)
-    extra, private = (
-        None if names is None else {name: fields.pop(name) for name in names if name in fields}
-        for names in (more["extra"], more["private"])
-    )
-    if upgraded:
-        value = cls.model_validate({**fields, **(extra or {})}, by_alias=False, by_name=True)
-        if private and value.__pydantic_private__ is not None:
-            value.__pydantic_private__.update(private)
-        return value
-    value = cls.__new__(cls)
-    state = {
-        "__dict__": _check_names(cls, fields, cls.model_fields),
-        "__pydantic_fields_set__": set(more["fields_set"]),
-        "__pydantic_extra__": extra,
-        "__pydantic_private__": private,
-    }
-    sys.modules["pydantic"].BaseModel.__setstate__(value, state)
-    return value
-
-
-def _take_member(value: Enum) -> object:
-    return value.value if isinstance(value, Flag) else value.name
-
-
-def _restore_member(cls: Any, content: object, more: object, upgraded: bool) -> object:
-    if isinstance(content, cls):
-        return content
-    try:
-        return cls(content) if issubclass(cls, Flag) else cls.__members__[content]
-    except (KeyError, ValueError, TypeError):
-        raise Problem(
-            f"{{path}} is {content!r}, which {qualified(cls)} does not have",
-            "when members change, raise version= and give upgrade=",
-            Validation,
-        ) from None
-
-
 # Loading finds these by their tags; what is saved comes from each class's own Structure above.
 add(Structure(Tag.FIELDS, "registered type", Shape.FIELDS, 3, lambda value: ((), ()), _build_fields))
 add(Structure(Tag.VALUE, "registered type", Shape.ITEMS, 3, lambda value: ((), ()), _build_value))
+by_class[by_name.Unrestored] = Choice(_kind_of_unrestored)

@@ -12,7 +12,7 @@ from kedge.errors import NotFound, Validation
 
 from .decoder import Unpacker, name_of
 from .encoder import key_segment
-from .kinds import PART_DEPTH, Leaf, Problem, Raw, Shape, Tag, kind_of, layouts
+from .kinds import PART_DEPTH, Leaf, Problem, Raw, Shape, Tag, key_name, kind_of, layouts
 from .plain import distinct
 from .refusals import qualified
 
@@ -62,7 +62,7 @@ class Selection:
         head, children = self._unpacker.open(raw, depth)
         pairs: list[Raw] = []
         for key, child in zip(children[::2], children[1::2], strict=True):
-            name = str(self._unpacker.lift(key, depth + 1))
+            name = key_name(self._unpacker.lift(key, depth + 1))
             item = self._prune(child, _join(path, name), depth + 1)
             if item is not _DROPPED:
                 pairs += key, item

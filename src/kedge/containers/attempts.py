@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from kedge.blobs.group_files import make_own_folder
 from kedge.errors import CheckpointError, Conflict, NotFound, storage_error
 from kedge.model import parse_name
 
@@ -70,6 +71,7 @@ class Attempt:
     def describe(self, **facts: object) -> None:
         """Add to what is known about this attempt: all of it or nothing, whenever we are killed."""
         new = self.path / ".attempt.json"
+        new.touch(mode=0o600)
         new.write_text(json.dumps({**self.facts(), **facts}))
         new.rename(self.path / "attempt.json")
 
@@ -88,7 +90,7 @@ def attempt(action: str, subject: str, lock: int | None = None) -> Iterator[Atte
     identity = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
     path = home / identity
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own_folder(home)
         path.mkdir(mode=0o700)
         own = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(own, fcntl.LOCK_EX)
@@ -227,7 +229,7 @@ def is_busy(*subject: str) -> bool:
 def _open_lock(subject: tuple[str, ...]) -> int:
     folder = state_directory() / "locks"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own_folder(folder)
         name = sha256("\0".join(subject).encode()).hexdigest()[:32]
         return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import Validation
 from kedge.files import File
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
@@ -30,9 +29,6 @@ from .criu.pages import validate_images
 from .network import Network
 from .pids import is_alive, pids_below
 from .runtime.opt_in import pod_of
-
-# What a dump may be told, and a restore must be told again.
-OPTIONS = ("--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +44,7 @@ class Request:
 
     def __post_init__(self) -> None:
         for option in self.options:
-            if option not in OPTIONS:
-                raise Validation(f"{option!r} is not an option of a dump", hint=f"use {', '.join(OPTIONS)}")
+            snapshot.refuse_option(option)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +100,7 @@ def make_checkpoint(
     """Make a checkpoint, durable when this returns; the source ends, unless it is left running."""
     if not request.leave_running:
         snapshot.refuse_memory(manager)
+    snapshot.keep_private(manager.url)
     job = snapshot.job_of(source.kind, request.key)
     deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
     with ExitStack() as stack:

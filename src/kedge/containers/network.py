@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from kedge.errors import Conflict, CriuFailed
 
-from .programs import find_program, which
+from .programs import USUAL_PATH, find_program, which
 
 _TOOLS = ("iptables", "ip6tables")
 _TIMEOUT_S = 30
@@ -45,6 +45,14 @@ def refuse_mismatch(saved: Network, now: Network) -> None:
             f"the checkpoint was taken with network mode {saved['mode']}, the bundle has {now['mode']}",
             hint="give the bundle's config.json the same kind of network namespace",
         )
+
+
+def loopback_hook() -> dict[str, object]:
+    """A hook of an OCI configuration that brings up `lo` in the container's network."""
+    up = f"exec {find_program('nsenter')} --net=/proc/$pid/ns/net {find_program('ip')} link set lo up"
+    script = f"""pid=$(sed -n 's/.*"pid": *\\([0-9]*\\).*/\\1/p') && {up}"""
+    path = os.environ.get("PATH", "")
+    return {"path": "/bin/sh", "args": ["sh", "-c", script], "env": [f"PATH={path}:{USUAL_PATH}"]}
 
 
 @contextmanager

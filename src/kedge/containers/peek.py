@@ -41,7 +41,7 @@ def has_checkpoints(url: str, job: str, namespace: str = "default") -> bool | No
     try:
         with open(f"{path}/{MARKER}", "rb") as file:
             lines = file.read(1024).decode().split("\n")
-        if len(lines) != 5 or lines[1] != f"format: {FORMAT}" or lines[3] != f"index: {INDEX}":
+        if len(lines) < 7 or lines[1] != f"format: {FORMAT}" or lines[3:5] != [f"index: {INDEX}", "encrypted: no"]:
             return None
         if _is_full(path) or not _is_local(path) or not _is_sound(path):
             return None
@@ -91,8 +91,9 @@ def _ask(index: Connection, store_id: str, job: str, namespace: str) -> bool | N
         index.execute("PRAGMA application_id").fetchone()[0],
         index.execute("PRAGMA user_version").fetchone()[0],
         index.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone(),
+        index.execute("SELECT value FROM meta WHERE key = 'encrypted'").fetchone(),
     )
-    if identity != (APPLICATION_ID, FORMAT, (store_id,)):
+    if identity != (APPLICATION_ID, FORMAT, (store_id,), ("no",)):
         return None
     row = index.execute(
         "SELECT 1 FROM job WHERE name = ? AND ns_no = (SELECT no FROM namespace WHERE name = ?)"

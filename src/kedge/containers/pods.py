@@ -26,6 +26,7 @@ from .engine.owners import owner_of
 from .runtime import claims, marks, opt_in
 from .runtime.container import engine_of
 from .runtime.marks import Mark
+from .snapshot import TIES
 
 # Opens the store that an engine with this environment uses.
 OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
@@ -133,7 +134,8 @@ def find(address: str, name: PodName) -> list[Workload]:
 def checkpoint(workload: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
     """Checkpoint it, and let it run on."""
     mark = _claimed(workload, manager)
-    request = Request(mark.key if mark else workload.key, leave_running=True, lease=mark.claim if mark else None)
+    key, lease = (mark.key, mark.claim) if mark else (workload.key, None)
+    request = Request(key, leave_running=True, options=TIES, lease=lease)
     return make_checkpoint(manager, ContainerSource.of(workload.find()), request, companions=companions)
 
 
@@ -149,7 +151,7 @@ def hibernate(workload: Workload, manager: CheckpointManager, companions: list[C
     marks.write_mark(path, replace(mark, ending=time.time()))
     try:
         tags = {hibernation.ASLEEP: datetime.now(UTC).isoformat(timespec="seconds")}
-        request = Request(mark.key, lease=mark.claim, tags=tags)
+        request = Request(mark.key, options=TIES, lease=mark.claim, tags=tags)
         checkpointed = make_checkpoint(manager, ContainerSource.of(workload.find()), request, companions=companions)
     except BaseException:
         marks.write_mark(path, mark)

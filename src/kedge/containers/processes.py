@@ -79,7 +79,7 @@ class ProcessSource(Source):
 
 
 def written_files(directory: Path) -> list[str]:
-    """Files of the machine that the paused processes have open for writing and that still have their name."""
+    """Files of the machine that the paused processes can write, and that still have their name."""
     names = {
         file.name
         for process in images.processes(directory)
@@ -136,7 +136,7 @@ class ProcessTarget(Target):
         command = [
             find_program("criu"), "restore", "--restore-detached", "--restore-sibling", "--images-dir",
             str(attempt.images), "--work-dir", str(attempt.path), "--log-file", "restore.log", "-v4", "--pidfile",
-            str(attempt.path / "pid"), *_ALWAYS, *taken.criu.get("options", ()),
+            str(attempt.path / "pid"), *_ALWAYS, *taken.options(),
             *(f"--inherit-fd=fd[{fd}]:{pipe}" for pipe, fd in inherited.items()),
         ]  # fmt: skip
         with (attempt.path / "runtime.log").open("wb") as log:

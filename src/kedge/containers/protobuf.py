@@ -82,6 +82,10 @@ class Message:
     def __contains__(self, number: int) -> bool:
         return number in self._values
 
+    def count(self, field: int) -> int:
+        """How often it is there."""
+        return len(self._values.get(field, ()))
+
     def number(self, field: int, default: int = 0) -> int:
         value = self._values.get(field, [default])[-1]
         if not isinstance(value, int):

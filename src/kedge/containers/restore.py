@@ -24,6 +24,7 @@ from . import attempts, snapshot
 from .attempts import Attempt
 from .companions import Companion, Phases, Report
 from .criu.pages import validate_images
+from .criu.timers import arm_periodic
 from .pids import pids_below
 from .snapshot import Snapshot
 
@@ -126,6 +127,7 @@ def _unpack_images(taken: Snapshot, attempt: Attempt) -> None:
     attempt.images.rmdir()
     taken.images.write_to(attempt.images, durable=False)
     validate_images(attempt.images)
+    arm_periodic(attempt.images)
 
 
 def _end_if_failed(target: Target, attempt: Attempt) -> Callable[..., None]:

@@ -32,10 +32,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import NotFound, UnsupportedFormat, Validation
+from kedge.blobs.group_files import tighten
+from kedge.errors import NotFound, UnsupportedFormat, Validation, storage_error
 from kedge.files import File, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, parse_name
+from kedge.urls import directory_of
 
 from .criu.images import processes as image_processes
 from .criu.images import statistics
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 KINDS = ("container", "process")
+# What a dump may be told, and a restore must be told again.
+OPTIONS = ("--tcp-established", "--ext-unix-sk", "--shell-job", "--file-locks")
+TIES = ("--file-locks", "--tcp-established")  # of containers of engines: without effect where there are none
 LEFT_ATTRIBUTES = ("trusted.overlay.origin", "trusted.overlay.uuid")  # they name inodes of one machine
 
 
@@ -75,6 +80,13 @@ class Snapshot:
         memory_bytes = sum(process["memory_bytes"] for process in self.processes.values())
         return {"processes": len(self.processes), "memory_bytes": memory_bytes}
 
+    def options(self) -> list[str]:
+        """What CRIU was told and must be told again; Validation for anything else that a store may name."""
+        options = [str(option) for option in self.criu.get("options", ())]
+        for option in options:
+            refuse_option(option)
+        return options
+
     def state(self) -> dict[str, object]:
         """As it goes into the store."""
         values = {name: getattr(self, name) for name in _FIELDS}
@@ -83,6 +95,11 @@ class Snapshot:
 
 
 _FIELDS = tuple(item.name for item in fields(Snapshot))
+
+
+def refuse_option(option: str) -> None:
+    if option not in OPTIONS:
+        raise Validation(f"{option!r} is no option for a dump or restore", hint=f"use {', '.join(OPTIONS)}")
 
 
 def images_tree(directory: Path, borders: Mapping[str, list[int]] | None = None) -> Tree:
@@ -138,6 +155,16 @@ def refuse_memory(manager: CheckpointManager) -> None:
     """Validation if the store is in memory: what ends would be gone with this program."""
     if manager.url.startswith("memory:"):
         raise Validation(f"the store {manager.url} ends with this command", hint="give --store a directory or a server")
+
+
+def keep_private(url: str) -> None:
+    """The memory of processes is in this store: if it is a directory, nobody else may read it, whoever made it."""
+    path = directory_of(url)
+    if path is not None and path.is_dir():
+        try:
+            tighten(path)
+        except OSError as error:
+            raise storage_error("take the rights of others from", str(path), error) from error
 
 
 def load(manager: CheckpointManager, checkpoint_id: str, kind: str = "") -> tuple[Checkpoint, Snapshot]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .envelope import DataKey, NameKey
 from .found_keys import FoundKeys
-from .keyring import Keyring, key_id_of, new_keyring, open_keyring, seal_keyring
+from .keyring import Keyring, key_id_of, master_of, new_keyring, open_keyring, seal_keyring
 from .master import MasterKey, find_master, new_master_text, parse_master
 from .vault import Vault, parse_wrapped
 
@@ -24,6 +24,7 @@ __all__ = [
     "Vault",
     "find_master",
     "key_id_of",
+    "master_of",
     "new_keyring",
     "new_master_text",
     "open_keyring",

@@ -2,7 +2,8 @@
 
 Small files are joined into bundles, whose borders follow the names, so that a new file changes one bundle and not all
 that follow. Large files are cut where their content says so. Whether a file changed since the last save is told by
-its size, times and inode; every file that is read must still be what the scan saw, before and after (I2).
+its size, times and inode, unless it was noted then that they cannot tell (`Table.unsettled`); every file that is read
+must still be what the scan saw, before and after (I2).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .scan import BUNDLE_BYTES, READ_FILE, Scan
 from .stored import StoredFiles
 from .table import APART, Table
 from .windows import Windows
+from .writers import Writers
 
 PIECE_BYTES = 1 << 20  # average of large files
 _LEAST_PIECE_BYTES = PIECE_BYTES // 2
@@ -47,6 +49,7 @@ class Content:
         self._cuts = scan.options.cuts
         self._rows, self._starts = self._table.layout()  # of the content
         self.size_bytes = self._starts[-1]
+        self._writers = Writers()
         self._apart = bisect_left(self._rows, APART, key=lambda row: self._table.kind[row] & APART)
 
     def recall(self, earlier: Iterable[tuple[object, Callable[[int], StoredStream]]]) -> None:
@@ -57,6 +60,15 @@ class Content:
             if stored is not None:
                 self._known = _Known(stored, self._table)
                 return
+
+    def find_unsettled(self) -> None:
+        """Note which files may change without a trace, for a table that is packed before they are read."""
+        with Directories(self._table, self._open_root()) as directories:
+            for row in self._rows:
+                try:
+                    os.close(self._open(row, directories))
+                except OSError as error:
+                    raise self._scan.unreadable(row, error) from error
 
     def pieces(self) -> Iterator[Buffer | Deferred]:
         windows = Windows(BUNDLE_BYTES)
@@ -163,7 +175,10 @@ class Content:
     def _open(self, row: int, directories: Directories) -> int:
         table = self._table
         name = table.names[row] if row else os.path.basename(self._scan.root)
-        return os.open(name, READ_FILE, dir_fd=directories.fd(table.parent[row]))
+        fd = os.open(name, READ_FILE, dir_fd=directories.fd(table.parent[row]))
+        if row not in table.unsettled and self._writers.may_change_unseen(fd, table.device[row]):
+            table.unsettled.add(row)
+        return fd
 
     def _fill(self, row: int, fd: int, start: int, target: memoryview) -> None:
         if row not in self._table.sparse and os.preadv(fd, [target], start) == len(target):
@@ -236,9 +251,6 @@ class _Known:
         before: list[object] = [*_signatures(old), None]  # None is the last: no twin, number -1
         now = zip(_signatures(table), self._twins, strict=True)
         self._is_same = bytearray([signature == before[twin] for signature, twin in now])
-        for row, twin in enumerate(self._twins) if old.unsettled else ():
-            if twin in old.unsettled:
-                self._is_same[row] = False
         for row, ranges in table.sparse.items():
             if self._is_same[row] and old.sparse.get(self._twins[row]) != ranges:
                 self._is_same[row] = False

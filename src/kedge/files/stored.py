@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kedge.chunks import Deferred, Entry, StoredStream, allocate, cut_by_content
 from kedge.errors import Corrupted
 
-from .table import MAX_TABLE_BYTES, Table, parse_table
+from .table import MAX_TABLE_BYTES, Table, pack_table, parse_table
 
 MAX_CHUNK_BYTES = 64 << 20  # no save makes larger ones; a manifest that claims some would only eat memory
 _TABLE_CHUNK_BYTES = 64 * 1024
@@ -155,14 +155,17 @@ class StoredSource:
 
 
 class TableSource:
-    """A packed table to be saved, cut by content: a small change stores little."""
+    """A table to be saved, cut by content: a small change stores little.
 
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
-        self.size_bytes = len(packed)
+    It is packed when it is stored, after the content: reading that tells which files are unsettled.
+    """
+
+    def __init__(self, table: Table, size_bytes: int) -> None:
+        self._table = table
+        self.size_bytes = size_bytes  # packed, whatever is unsettled
 
     def pieces(self) -> Iterator[memoryview]:
-        return cut_by_content(self.packed, _TABLE_CHUNK_BYTES)
+        return cut_by_content(pack_table(self._table), _TABLE_CHUNK_BYTES)
 
 
 def _read_all(stream: StoredStream) -> bytes:

@@ -16,13 +16,12 @@ Packed: a msgpack map. Numbers are little-endian columns with one value per row,
     names                            joined by NUL; of the root of a tree ""
     parent, mode, uid, gid u32       mode: the permission bits
     size                   u64       of files, else 0
-    mtime_ns, ctime_ns     i64       since the epoch
+    mtime_ns, ctime_ns     i64       since the epoch; ctime_ns -1: the times of this file cannot tell a later change
     inode, device          u64
     targets                          of the symlinks, in the order of their rows, joined by NUL
     links                  u32       of the hard links, in the order of their rows: the row of the file
     sparse                           [[row, offset, length, offset, length, …], …]: the parts that are not holes
     skipped                          [[path, what it is], …]: what was left out
-    unsettled              u32       rows of files whose times cannot be trusted to tell a later change
     devices                u32       of the devices, in the order of their rows: major, minor       (version 2)
     attributes                       [[row, name, value, name, value, …], …]: extended attributes  (version 2)
 """
@@ -47,6 +46,7 @@ VERSION_EXACT = 2  # written only where needed, so that an older Kedge reads all
 MAX_TABLE_BYTES = 1 << 30
 MAX_ROWS = 10_000_000
 MAX_DEPTH = 4096
+UNSETTLED: Final = -1  # a ctime_ns
 
 # Kinds of rows: plain numbers, because tables have many rows.
 FILE: Final = 0
@@ -108,7 +108,7 @@ class Table:
         self.links: dict[int, int] = {}  # hard link → row of the file
         self.sparse: dict[int, Ranges] = {}
         self.skipped: list[tuple[bytes, str]] = []  # what was left out, and why
-        self.unsettled: set[int] = set()  # files that may have changed since without a trace in their times
+        self.unsettled: set[int] = set()  # files that may change without a trace in their times; packed as UNSETTLED
         self.devices: dict[int, tuple[int, int]] = {}  # row → (major, minor)
         self.attributes: dict[int, dict[bytes, bytes]] = {}  # extended attributes of rows that have some
         self._layout: tuple[list[int], list[int]] | None = None
@@ -218,14 +218,22 @@ def pack_table(table: Table) -> bytes:
             "kind": bytes(table.kind),
             "names": b"\0".join(table.names),
             **{name: _to_bytes(getattr(table, name)) for name, _ in _NUMBERS},
+            "ctime_ns": _to_bytes(_settled_ctimes(table)),
             "targets": b"\0".join(table.targets.values()),
             "links": _to_bytes(array("I", table.links.values())),
             "sparse": [[row, *chain.from_iterable(ranges)] for row, ranges in table.sparse.items()],
             "skipped": [list(pair) for pair in table.skipped],
-            "unsettled": _to_bytes(array("I", sorted(table.unsettled))),
             **(_pack_exact(table) if table.is_exact else {}),
         }
     )
+
+
+def _settled_ctimes(table: Table) -> array[int]:
+    """The times that a later save compares; of what is unsettled one that no file has."""
+    ctimes = array("q", table.ctime_ns)
+    for row in table.unsettled:
+        ctimes[row] = UNSETTLED
+    return ctimes
 
 
 def _pack_exact(table: Table) -> dict[str, object]:
@@ -272,7 +280,6 @@ def _parse(data: bytes, content_bytes: int, is_tree: bool) -> Table:
     for row, *flat in fields["sparse"]:
         table.sparse[row] = _ranges(flat, table.size[row])
     table.skipped = [(bytes(path), str(reason)) for path, reason in fields["skipped"]]
-    table.unsettled = set(_from_bytes("I", fields["unsettled"]))
     if version == VERSION_EXACT:
         _parse_exact(table, fields)
     elif set(table.kind) & {FIFO, *DEVICES}:

@@ -70,9 +70,9 @@ class Tree(_Files):
     """A directory with everything below it.
 
     Saved, its files are read once, in pieces, never as a whole; a file that the last checkpoint of the job stored and
-    whose size, times and inode are the same is not read at all. (A program that writes through a memory map may
-    change a file without changing its times at once: give always_read=True where that matters.) A file that changes
-    between the call of save and its end is a Conflict, unless allow_changing.
+    whose size, times and inode are the same is not read at all, if its times can be trusted: nobody had it open for
+    writing then (nor mapped), it was not brand-new, and it is on ext4, XFS, Btrfs, F2FS or bcachefs. always_read reads
+    everything. A file that changes between the call of save and its end is a Conflict, unless allow_changing.
     Loaded, nothing of the content is read until asked for; it needs the store it comes from to be open.
 
     Kept: names, types, permission bits, modification times, numeric owners, symlinks (as they are), hard links within
@@ -242,7 +242,7 @@ class FilesSummary(codec.BufferSummary):
 
 
 def _encode(value: Tree | File, context: codec.EncodeContext) -> bytes:
-    source: codec.Source
+    table_place: bytes | int
     if value._stored is not None:
         stored = value._stored
         table = stored.table
@@ -256,8 +256,12 @@ def _encode(value: Tree | File, context: codec.EncodeContext) -> bytes:
         table = scan.table
         source = Content(scan, lambda outline, open_stream: _find_earlier(scan, outline, open_stream))
         content = context.add_buffer(source) if source.size_bytes else None
-        plain = pack_table(table)
-        table_place = plain if len(plain) <= _INLINE_TABLE_BYTES else context.add_buffer(TableSource(plain))
+        table_bytes = len(pack_table(table))
+        if table_bytes <= _INLINE_TABLE_BYTES:
+            source.find_unsettled()
+            table_place = pack_table(table)
+        else:
+            table_place = context.add_buffer(TableSource(table, table_bytes))
     entries = len(table) - isinstance(value, Tree)
     root = (table.device[0], table.inode[0])
     return ormsgpack.packb([VERSION, entries, sum(table.size), *root, table_place, content])

@@ -14,6 +14,7 @@ Filters by metadata open the rows of a job one after the other; where names are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -22,7 +23,7 @@ import ormsgpack
 
 from kedge.crypto import Vault
 from kedge.errors import CheckpointError, Corrupted, NotFound, Validation
-from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease, to_us
 from kedge.ports import (
     KEYS,
     UNREADABLE,
@@ -35,17 +36,23 @@ from kedge.ports import (
     Jobs,
     KeysChanged,
     NewCheckpoint,
+    NewEnvelope,
     Outcomes,
     PackUse,
     Problems,
+    RecordPlace,
     References,
+    RowChanged,
+    SavedRow,
     Seen,
+    Unrecorded,
 )
 
 from .group_commit import one_by_one
 from .metadata_filter import matches, parse_filter
 from .rows import saved_checkpoint
-from .sealed_rows import TOKEN, SealedRows
+from .sealed_rows import TOKEN, Proof, SealedRows, envelope_of
+from .tampering import row_problems
 
 _PAGE = 256
 
@@ -64,6 +71,7 @@ class EncryptedIndex(SealedRows):
         self.namespace = inner.namespace
         self.is_encrypted = True
         self.row_bytes = inner.row_bytes
+        self.written_by = inner.written_by
 
     def _confirmed(self, look: Callable[[], _S], open_: Callable[[_S], _T], seen: _S | None = None) -> _T:
         """What the inner index has, opened. What does not open is looked at once more (I2).
@@ -95,7 +103,10 @@ class EncryptedIndex(SealedRows):
 
     def _answer(self, new: NewCheckpoint, found: Checkpoint) -> Checkpoint:
         """What was saved, or, under an idempotency key, the first one."""
-        return saved_checkpoint(new, found.seq, found.digest) if found.id == new.id else self._shown(found)
+        if found.id == new.id:
+            return saved_checkpoint(new, found.seq, found.digest)
+        look = partial(self.inner.get, found.id)
+        return self._confirmed(look, lambda row: self._prove_keyed(new.idempotency_key, row, new.request_digest), found)
 
     def _shown(self, found: Checkpoint) -> Checkpoint:
         return self._confirmed(partial(self.inner.get, found.id), self._open, found)
@@ -120,9 +131,9 @@ class EncryptedIndex(SealedRows):
     def _commit(self, records: Sequence[NewCheckpoint], actor: str) -> Checkpoints:
         return self.inner.commit([self._sealed(record) for record in records], actor=self._hide("actor", actor))
 
-    def _sealed(self, record: NewCheckpoint) -> NewCheckpoint:
+    def _sealed(self, record: NewCheckpoint, proof: Proof | None = None) -> NewCheckpoint:
         try:
-            return self.seal(record)
+            return self.seal(record, proof)
         except (UnicodeEncodeError, ormsgpack.MsgpackEncodeError) as error:
             raise Validation(
                 f"the index cannot hold this value: {error}", hint="use valid Unicode and 64-bit integers"
@@ -141,20 +152,30 @@ class EncryptedIndex(SealedRows):
     def find(self, job: str, keys: Sequence[str]) -> dict[str, tuple[Checkpoint, bytes]]:
         tokens = {self.vault.names.token("key", key): key for key in keys}
         look = partial(self.inner.find, self._hide("job", job), list(tokens))
-        return self._confirmed(look, lambda found: {tokens[t]: self._opened(row) for t, row in found.items()})
+        return self._confirmed(look, lambda found: {tokens[t]: self._keyed(tokens[t], r) for t, r in found.items()})
 
     def find_next(self, job: str, after: int, limit: int) -> dict[str, tuple[Checkpoint, bytes]]:
         names, look = self.vault.names, partial(self.inner.find_next, self._hide("job", job), after, limit)
-        return self._confirmed(
-            look, lambda found: {names.text("key", t): self._opened(row) for t, row in found.items()}
-        )
+
+        def opened(found: dict[str, _Row]) -> dict[str, _Row]:
+            keys = {names.text("key", token): row for token, row in found.items()}
+            return {key: self._keyed(key, row) for key, row in keys.items()}
+
+        return self._confirmed(look, opened)
+
+    def _keyed(self, key: str, row: _Row) -> _Row:
+        return self._prove_keyed(key, row[0]), self.open_manifest(row[0].id, row[1])
 
     def keys_of(self, checkpoint_ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         names = self.vault.names
-        return {
-            checkpoint_id: (names.text("key", token), names.open("request", digest))
-            for checkpoint_id, (token, digest) in self.inner.keys_of(checkpoint_ids).items()
-        }
+        keys: dict[str, tuple[str, bytes]] = {}
+        for checkpoint_id, (token, digest) in self.inner.keys_of(checkpoint_ids).items():
+            key, request_digest = names.text("key", token), names.open("request", digest)
+            prove = partial(self._prove_keyed, key, request_digest=request_digest)
+            with suppress(NotFound):  # deleted since
+                self._confirmed(partial(self.inner.get, checkpoint_id), prove)
+                keys[checkpoint_id] = key, request_digest
+        return keys
 
     def list(
         self,
@@ -168,7 +189,7 @@ class EncryptedIndex(SealedRows):
         after: int | None = None,
     ) -> Checkpoints:
         tokens = self._seal_tags(tags) if tags else None
-        page = partial(self._page, partial(self.inner.list, self._hide("job", job), level=level, tags=tokens))
+        page = partial(self._page, partial(self.inner.list, self._hide("job", job), level=level, tags=tokens), tags)
         if not metadata:
             return page(limit=limit, before=before, after=after)
         list(parse_filter(metadata))  # refuses what nobody can ask
@@ -188,10 +209,15 @@ class EncryptedIndex(SealedRows):
         return found if is_forward else found[::-1]
 
     def _page(
-        self, read: Callable[..., Checkpoints], limit: int | None, before: int | None, after: int | None
+        self,
+        read: Callable[..., Checkpoints],
+        tags: Mapping[str, str] | None,
+        limit: int | None,
+        before: int | None,
+        after: int | None,
     ) -> Checkpoints:
         look = partial(read, limit=limit, before=before, after=after)
-        return self._confirmed(look, lambda rows: [self._open(row) for row in rows])
+        return self._confirmed(look, lambda rows: [self._tagged(tags, self._open(row)) for row in rows])
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))
@@ -204,16 +230,37 @@ class EncryptedIndex(SealedRows):
         is_pinned: bool | None = None,
         tags: Mapping[str, str | None] | None = None,
         status: CheckpointStatus | None = None,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        names = self.vault.names
+        assert envelope is None  # it is made here
+        names, who = self.vault.names, self._hide("actor", actor)
         tokens = {
             names.token("tag", name): None if value is None else names.token(f"tag {name}", value)
             for name, value in (tags or {}).items()
         }
-        who = self._hide("actor", actor)
-        return self._shown(
-            self.inner.update(checkpoint_id, actor=who, is_pinned=is_pinned, tags=tokens or None, status=status)
+        change = partial(
+            self.inner.update, checkpoint_id, actor=who, is_pinned=is_pinned, tags=tokens or None, status=status
         )
+        while True:
+            try:
+                return self._shown(change(envelope=self._with_tags(checkpoint_id, tags) if tags else None))
+            except RowChanged:
+                continue  # somebody else changed its tags, or its keys, since we looked
+            except KeysChanged:
+                self.vault.refresh()
+
+    def _with_tags(self, checkpoint_id: str, tags: Mapping[str, str | None]) -> NewEnvelope:
+        """The envelope of a row that proves its new tags, for the place of the one that proves the old ones."""
+        row, opened, proof = self._look(checkpoint_id)
+        changed = {name: value for name, value in {**proof.tags, **tags}.items() if value is not None}
+        key = self.vault.current
+        proof = proof._replace(tags=changed, revision=proof.revision + 1)
+        text = self._seal_row(key, row, opened.job, to_us(row.created_at), proof)
+        return NewEnvelope(text, replacing=envelope_of(row), key_id=key.id.hex())
+
+    def _look(self, checkpoint_id: str) -> tuple[Checkpoint, Checkpoint, Proof]:
+        """(what the inner index has, that opened, its proof), or Corrupted."""
+        return self._confirmed(partial(self.inner.get, checkpoint_id), lambda row: (row, *self._proved(row)))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
         return self.inner.mark(seen, status, actor=self._hide("actor", actor))  # by digest: that of the envelope
@@ -233,6 +280,9 @@ class EncryptedIndex(SealedRows):
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         sealed = None if policy_json is None else self._seal_text("retention", policy_json)
         self.inner.set_retention(self._hide("job", job), sealed, actor=self._hide("actor", actor))
+
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        self.inner.reserve_numbers(self._hide("job", job), last_seq)
 
     # Leases, events
 
@@ -318,8 +368,24 @@ class EncryptedIndex(SealedRows):
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
         return self.inner.mark_damaged(chunks, is_damaged)
 
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
-        return self.inner.relocate(chunks, from_pack=from_pack)
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
+        return self.inner.relocate(chunks, from_pack=from_pack, records=records)
+
+    def unrecorded(self, limit: int) -> Unrecorded:
+        found = self.inner.unrecorded(limit)
+        return Unrecorded(list(self._all_opened(found.rows)), found.chunks, found.up_to)
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
+        self.inner.set_recorded(places, chunks, up_to=up_to)  # by digest: that of the envelope
+
+    def recorded_in(self, pack: str) -> Sequence[SavedRow]:
+        return list(self._all_opened(self.inner.recorded_in(pack)))
+
+    def _all_opened(self, rows: Iterable[SavedRow]) -> Iterator[SavedRow]:
+        """Those that open. What does not is damaged, or was encrypted anew since: then an event says so."""
+        for sealed, digest in rows:
+            with suppress(Corrupted):
+                yield self.open_record(sealed), digest
 
     def refuse_older(self) -> None:
         self.inner.refuse_older()
@@ -334,7 +400,8 @@ class EncryptedIndex(SealedRows):
         return self.inner.totals()
 
     def integrity_problems(self) -> Problems:
-        return [TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
+        found = [TOKEN.sub(self._reveal, problem) for problem in self.inner.integrity_problems()]
+        return found + list(row_problems(self.inner, self._proved, self.vault.names))
 
     # Keys
 
@@ -347,8 +414,19 @@ class EncryptedIndex(SealedRows):
         who = self._hide("actor", actor)
         return self.inner.set_keyring(keyring, key_id, replacing=replacing, actor=who, lease_token=lease_token)
 
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
-        return self.inner.reseal(self._sealed(record), replacing=replacing, actor=self._hide("actor", actor))
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
+        assert envelope is None  # it is looked up here
+        who = self._hide("actor", actor)
+        while True:
+            try:
+                row, opened, proof = self._look(record.id)
+                proof = proof._replace(step=record.step, metadata_json=record.metadata_json)
+                sealed = self._sealed(replace(record, tags=opened.tags, idempotency_key=None), proof)
+                return self.inner.reseal(sealed, replacing=replacing, actor=who, envelope=envelope_of(row))
+            except RowChanged:
+                continue  # its tags were changed since we looked
+            except NotFound:
+                return False
 
     def scrub(self) -> None:
         self.inner.scrub()

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from kedge.errors import CheckpointError
-from kedge.ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint, Outcomes
+from kedge.ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint, Outcomes, RowChanged
 
 T = TypeVar("T")
 
-REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged)  # raised before anything is changed
+REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged, RowChanged)  # raised before anything is changed
 
 
 class Waiting(Generic[T]):

@@ -6,12 +6,13 @@ Statements are SQLite's; each names its tables as `main.table`. `postgres.dialec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import Any
 
 from kedge.errors import NotFound
 from kedge.model import Checkpoint, CheckpointLevel, Job
-from kedge.ports import Checkpoints, Chunk, Events, Jobs, PackUse
+from kedge.ports import Checkpoints, Chunk, Events, Jobs, PackUse, SavedRow, Unrecorded
 
 from .rows import (
     BATCH,
@@ -26,6 +27,7 @@ from .rows import (
     chunk_of,
     event_of,
     job_of,
+    record_from_row,
 )
 
 PAGE = 256  # rows a long walk reads at once
@@ -36,6 +38,10 @@ Fetch = Callable[..., Sequence[Row]]  # (statement, *parameters)
 Keyed = dict[str, tuple[Checkpoint, bytes]]
 
 _OF_JOB = 'main.checkpoint c JOIN main.job j ON j.no = c."row" >> 32'
+_SAVED = (
+    f"SELECT {CHECKPOINT}, j.name, has_chunks, manifest, i.key, i.request_digest FROM {_OF_JOB} "
+    'LEFT JOIN main.idempotency i ON i."row" = c."row"'
+)
 _TOTALS = ("jobs", "checkpoints", "size_bytes", "stored_bytes", "chunks", "plain_bytes", "chunk_bytes", "inline_bytes")
 
 
@@ -43,6 +49,7 @@ class SqlReads:
     """The part of `ports.Index` that changes nothing and is the same in every database."""
 
     namespace: str
+    written_by: str
     _ns: int
 
     # What a database says in its own way
@@ -60,6 +67,10 @@ class SqlReads:
 
     def _metadata_filter(self, metadata: Mapping[str, object]) -> Conditions:
         """For {"a.b": value}: the path and the value are bound, types are compared too."""
+        raise NotImplementedError
+
+    def _newest_event(self, db: Any) -> int:
+        """A number that no event of this namespace that is still to come will have, and no one before it lacks."""
         raise NotImplementedError
 
     def _all(self, sql: str, *parameters: object) -> Sequence[Row]:
@@ -161,9 +172,15 @@ class SqlReads:
             if level is not None:
                 conditions.append("level = ?")
                 parameters.append(str(level))
+            # A page of one tag costs what is on the page, however many rows have the tag (I6).
+            is_only_condition = len(tags or {}) == 1 and not conditions
+            page = f'ORDER BY "row" {order} LIMIT ?' if is_only_condition and limit is not None else ""
             for name, value in (tags or {}).items():
-                conditions.append('"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND value = ?)')
-                parameters += [span[0] >> SEQ_BITS, name, value]
+                conditions.append(
+                    '"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND value = ? '
+                    f'AND "row" BETWEEN ? AND ? {page})'
+                )
+                parameters += [span[0] >> SEQ_BITS, name, value, first, last, *([limit] if page else [])]
             where = " AND ".join(['"row" BETWEEN ? AND ?', *conditions])
             rows = self._fetch(
                 db,
@@ -228,14 +245,57 @@ class SqlReads:
                 is_wanted, some = self._among("digest", digests[start : start + BATCH])
                 sql = f"SELECT {CHUNK} FROM main.chunk WHERE ns_no = ? AND {is_wanted}"
                 rows += self._fetch(db, sql, self._ns, *some)
-        return {chunk.digest: chunk for chunk in map(chunk_of, rows)}
+        return {chunk.digest: chunk for chunk in (chunk_of(row, self.written_by) for row in rows)}
 
     def packs(self) -> Sequence[PackUse]:
         rows = self._all(
-            "SELECT name, count(*), CAST(sum(stored_bytes) AS bigint) FROM main.chunk "
+            "SELECT name, count(*), CAST(sum(stored_bytes) AS bigint) FROM ("
+            "SELECT pack_no, stored_bytes FROM main.chunk WHERE pack_no IS NOT NULL "
+            "UNION ALL SELECT pack_no, stored_bytes FROM main.record) named "
             "JOIN main.pack ON no = pack_no GROUP BY name"
         )
         return [PackUse(*row) for row in rows]
+
+    def unrecorded(self, limit: int) -> Unrecorded:
+        with self._reading() as db:
+            mark = self._fetch(db, "SELECT value FROM main.meta WHERE key = ?", f"recorded:{self.namespace}")
+            after = int(mark[0][0]) if mark else 0
+            newest = self._newest_event(db)  # before the events are read: none below it comes later
+            events = self._fetch(
+                db,
+                "SELECT id, checkpoint FROM main.event WHERE ns_no = ? AND id > ? AND action IN ('save', 'reseal') "
+                "ORDER BY id LIMIT ?",
+                self._ns, after, limit,
+            )  # fmt: skip
+            rows: list[Row] = []
+            ids = list(dict.fromkeys(checkpoint for _, checkpoint in events))
+            for start in range(0, len(ids), BATCH):
+                is_wanted, some = self._among("id", ids[start : start + BATCH])
+                rows += self._fetch(
+                    db,
+                    f"{_SAVED} WHERE ns_no = ? AND {is_wanted} "
+                    'AND NOT EXISTS (SELECT 1 FROM main.record r WHERE r."row" = c."row") ORDER BY c."row"',
+                    self._ns, *some,
+                )  # fmt: skip
+            chunks = self._fetch(
+                db,
+                f"SELECT {CHUNK} FROM main.chunk WHERE ns_no = ? AND pack_no IS NULL AND NOT is_damaged LIMIT ?",
+                self._ns, limit,
+            )  # fmt: skip
+        up_to = events[-1][0] if len(events) == limit else newest
+        return Unrecorded(
+            list(_saved(rows)),
+            [chunk_of(row, self.written_by) for row in chunks],
+            up_to if up_to > after else 0,
+        )
+
+    def recorded_in(self, pack: str) -> Sequence[SavedRow]:
+        rows = self._all(
+            f'{_SAVED} JOIN main.record r ON r."row" = c."row" '
+            "WHERE r.pack_no = (SELECT no FROM main.pack WHERE name = ?) AND ns_no = ?",
+            pack, self._ns,
+        )  # fmt: skip
+        return list(_saved(rows))
 
     def chunks_of(self, pack: str) -> Sequence[Chunk]:
         rows = self._all(
@@ -243,7 +303,7 @@ class SqlReads:
             'ORDER BY "offset"',
             pack, self._ns,
         )  # fmt: skip
-        return [chunk_of(row) for row in rows]
+        return [chunk_of(row, self.written_by) for row in rows]
 
     def keyring(self) -> str | None:
         row = self._one("SELECT value FROM main.meta WHERE key = ?", f"keyring:{self.namespace}")
@@ -264,6 +324,15 @@ class SqlReads:
 
 def missing(checkpoint_id: str) -> NotFound:
     return NotFound(f"checkpoint {checkpoint_id} not found", hint="kedge list JOB shows what exists")
+
+
+def _saved(rows: Iterable[Row]) -> Iterator[SavedRow]:
+    for *columns, job, has_chunks, manifest, key, request_digest in rows:
+        with suppress(ValueError, KeyError, TypeError):  # no save can have written it: no loss for a pack
+            saved = record_from_row(job, columns, has_chunks=bool(has_chunks), manifest=manifest)
+            if key is not None:
+                saved = replace(saved, idempotency_key=key, request_digest=request_digest)
+            yield saved, saved.digest
 
 
 def _keyed(job: str, rows: Iterable[Row]) -> Keyed:

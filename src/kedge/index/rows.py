@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from kedge.errors import Corrupted
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job, to_datetime
-from kedge.ports import Chunk, Encoding, NewCheckpoint
+from kedge.ports import READABLE, Chunk, Encoding, NewCheckpoint, unsupported
 
 SEQ_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
-DAMAGED = 128  # added to the encoding of a chunk that verify found damaged
 
 Row = tuple[Any, ...]
 BATCH = 500  # parameters in one statement
@@ -49,9 +48,19 @@ class CheckpointRow(NamedTuple):
 
 # Of `main.checkpoint c`. `row` and `offset` are words of PostgreSQL's own.
 CHECKPOINT = ", ".join(f'c."{name}"' for name in CheckpointRow._fields)
-CHUNK = 'digest, size_bytes, stored_bytes, encoding, (SELECT name FROM main.pack WHERE no = pack_no), "offset", data'
+CHUNK = (
+    'digest, size_bytes, stored_bytes, encoding, (SELECT name FROM main.pack WHERE no = pack_no), "offset", data, '
+    "is_damaged, base"
+)
 JOB = "name, checkpoints, last_seq, size_bytes, stored_bytes, created_us, updated_us, retention"
 EVENT = "id, at_us, actor, action, job, checkpoint, detail, chain"
+
+
+# For names of packs that nothing names any more.
+FORGET_PACKS = (
+    "DELETE FROM main.pack WHERE no NOT IN (SELECT pack_no FROM main.chunk WHERE pack_no IS NOT NULL) "
+    "AND no NOT IN (SELECT pack_no FROM main.record)"
+)
 
 
 def late_manifests() -> str:
@@ -119,13 +128,13 @@ def saved_checkpoint(new: NewCheckpoint, seq: int, digest: str) -> Checkpoint:
 
 
 def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manifest: bytes) -> NewCheckpoint:
-    """The save that wrote a row, as far as the row has it; ValueError or TypeError when no save can have."""
+    """The save that wrote a row, as far as the row has it; ValueError, KeyError or TypeError when no save can have."""
     row = CheckpointRow._make(columns)
     return NewCheckpoint(
         id=row.id,
         job=job,
         step=row.step,
-        level=CheckpointLevel(row.level),
+        level=_LEVELS[row.level],
         created_us=row.created_us,
         size_bytes=row.size_bytes,
         stored_bytes=row.stored_bytes,
@@ -139,13 +148,16 @@ def record_from_row(job: str, columns: Iterable[Any], *, has_chunks: bool, manif
         metadata_json=row.metadata or "{}",
         has_chunks=has_chunks,
         seq=row.seq,
-        status=CheckpointStatus(row.status),
+        status=_STATUSES[row.status],
     )
 
 
-def chunk_of(row: Row) -> Chunk:
-    digest, size, stored, encoding, pack, offset, data = row
-    return Chunk(digest, size, stored, Encoding(encoding & ~DAMAGED), pack or "", offset, data, encoding >= DAMAGED)
+def chunk_of(row: Row, written_by: str) -> Chunk:
+    """The chunk of a row; UnsupportedFormat for an encoding that a newer Kedge has written."""
+    digest, size, stored, encoding, pack, offset, data, is_damaged, base = row
+    if encoding & ~READABLE:
+        raise unsupported(f"chunk {digest.hex()[:16]}… (encoding {encoding:#x})", written_by)
+    return Chunk(digest, size, stored, Encoding(encoding), pack or "", offset, data, bool(is_damaged), base)
 
 
 def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:

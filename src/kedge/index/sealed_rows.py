@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from operator import attrgetter
+from typing import NamedTuple
 
 import ormsgpack
 
-from kedge.crypto import Vault
+from kedge.crypto import DataKey, Vault
 from kedge.errors import CheckpointError, Corrupted, LeaseHeld
 from kedge.model import Checkpoint, CheckpointStatus, Event, Job, to_us
 from kedge.ports import KeysChanged, NewCheckpoint, digest_of
@@ -26,19 +27,32 @@ _values = attrgetter(*_FIELDS)
 _OWN_ACTIONS = ("save", "delete", "pin", "unpin", "status", "lease", "release", "tag", "retention", "key", "reseal")
 
 
+class Proof(NamedTuple):
+    """What the envelope of a row holds: what is secret in it, and what the index has as tokens, which it proves."""
+
+    step: str
+    metadata_json: str
+    tags: dict[str, str]
+    key: str | None  # idempotency key, and the digest of its request
+    request_digest: bytes
+    revision: int  # how often its tags were changed: as many `tag` events follow its save
+
+
 class SealedRows:
     """Seals rows under the current data key of a vault, and opens them under the one they name."""
 
     def __init__(self, vault: Vault) -> None:
         self.vault = vault
 
-    def seal(self, new: NewCheckpoint) -> NewCheckpoint:
-        """The record as the inner index gets it, under the current data key."""
+    def seal(self, new: NewCheckpoint, proof: Proof | None = None) -> NewCheckpoint:
+        """The record as the inner index gets it, under the current data key. `proof`: of a row that exists."""
         key = self.vault.current
         if new.key_id and new.key_id != key.id.hex():
             raise KeysChanged  # its chunks are under another one
         manifest = key.seal("manifest", new.id.encode(), new.manifest)
-        sealed = key.seal("row", _bound(new, new.job, new.created_us), ormsgpack.packb([new.step, new.metadata_json]))
+        proof = proof or Proof(
+            new.step, new.metadata_json, dict(new.tags), new.idempotency_key, bytes(new.request_digest), 0
+        )
         has_key = new.idempotency_key is not None
         return _changed(
             new,
@@ -47,36 +61,39 @@ class SealedRows:
             digest=digest_of(manifest),
             manifest=manifest,
             tags=self._seal_tags(new.tags) if new.tags else {},
-            metadata_json=f'{{"sealed":"{base64.b64encode(sealed).decode()}"}}',
+            metadata_json=self._seal_row(key, new, new.job, new.created_us, proof),
             idempotency_key=self.vault.names.token("key", new.idempotency_key or "") if has_key else None,
             request_digest=self.vault.names.seal("request", new.request_digest) if has_key else b"",
             key_id=key.id.hex(),
         )
 
     def open_record(self, sealed: NewCheckpoint) -> NewCheckpoint:
-        """What `seal` got, from a row as the inner index has it; Corrupted when it is not such a row."""
-        names = self.vault.names
+        """What `seal` got, from a row as the inner index has it; Corrupted when it is not such a row.
+
+        The envelope knows the idempotency key, whatever has become of the table of keys.
+        """
         job = self._show("job", sealed.job)
-        step, metadata_json = self._open_row(sealed, job, sealed.created_us, sealed.metadata_json)
+        proof = self._open_row(sealed, job, sealed.created_us, sealed.metadata_json)
         manifest = self.open_manifest(sealed.id, sealed.manifest)
-        has_key = sealed.idempotency_key is not None
         return replace(
             sealed,
             job=job,
-            step=step,
+            step=proof.step,
             digest=digest_of(manifest),
             manifest=manifest,
-            tags=self._open_tags(sealed.tags),
-            metadata_json=metadata_json,
-            idempotency_key=names.text("key", sealed.idempotency_key or "") if has_key else None,
-            request_digest=names.open("request", sealed.request_digest) if has_key else b"",
+            tags=proof.tags,
+            metadata_json=proof.metadata_json,
+            idempotency_key=proof.key,
+            request_digest=proof.request_digest,
             key_id="",
         )
 
-    def _open_row(
-        self, row: Checkpoint | NewCheckpoint, job: str, created_us: int, metadata_json: str
-    ) -> tuple[str, str]:
-        """Step and metadata, which prove the rest of the row."""
+    def _seal_row(self, key: DataKey, row: Checkpoint | NewCheckpoint, job: str, created_us: int, proof: Proof) -> str:
+        sealed = key.seal("row", _bound(row, job, created_us), ormsgpack.packb(list(proof)))
+        return f'{{"sealed":"{base64.b64encode(sealed).decode()}"}}'
+
+    def _open_row(self, row: Checkpoint | NewCheckpoint, job: str, created_us: int, metadata_json: str) -> Proof:
+        """What the envelope of a row holds; Corrupted if the row is not what it proves."""
         try:
             (name, sealed), *more = json.loads(metadata_json).items()
             if name != "sealed" or more:
@@ -85,10 +102,12 @@ class SealedRows:
         except (ValueError, TypeError, AttributeError, binascii.Error):
             raise _damaged(row.id, "it is not encrypted, and this namespace is") from None
         with _of(row.id, "row"):
-            step, metadata = ormsgpack.unpackb(self.vault.open("row", _bound(row, job, created_us), envelope))
-        if row.step != (_HIDDEN_STEP if self.vault.hides_names else step):
+            proof = Proof(*ormsgpack.unpackb(self.vault.open("row", _bound(row, job, created_us), envelope)))
+        if row.step != (_HIDDEN_STEP if self.vault.hides_names else proof.step):
             raise _damaged(row.id, "its step was changed")
-        return step, metadata
+        if (row.tags or proof.tags) and row.tags != self._seal_tags(proof.tags):
+            raise _damaged(row.id, "its tags were changed, or belong to another checkpoint")
+        return proof
 
     def open_manifest(self, checkpoint_id: str, sealed: bytes) -> bytes:
         with _of(checkpoint_id, "manifest"):
@@ -96,9 +115,20 @@ class SealedRows:
 
     def _prove(self, found: Checkpoint) -> Checkpoint:
         """A checkpoint as it was saved, or Corrupted."""
+        return self._proved(found)[0]
+
+    def _proved(self, found: Checkpoint) -> tuple[Checkpoint, Proof]:
         job = self._show("job", found.job)
-        step, metadata_json = self._open_row(found, job, to_us(found.created_at), json.dumps(dict(found.metadata)))
-        return replace(found, job=job, step=step, tags=self._open_tags(found.tags), metadata=json.loads(metadata_json))
+        proof = self._open_row(found, job, to_us(found.created_at), json.dumps(dict(found.metadata)))
+        opened = replace(found, job=job, step=proof.step, tags=proof.tags, metadata=json.loads(proof.metadata_json))
+        return opened, proof
+
+    def _prove_keyed(self, key: str | None, found: Checkpoint, request_digest: bytes | None = None) -> Checkpoint:
+        """The same of one that was found under an idempotency key: Corrupted if it was not saved under it."""
+        checkpoint, proof = self._proved(found)
+        if proof.key != key or request_digest not in (None, proof.request_digest):
+            raise _damaged(found.id, f"idempotency key {key!r} belongs to another checkpoint")
+        return checkpoint
 
     def _open(self, found: Checkpoint) -> Checkpoint:
         """The same for showing: one that is marked as damaged may be seen, without what does not open."""
@@ -109,14 +139,16 @@ class SealedRows:
                 raise
             return replace(found, job=TOKEN.sub(self._reveal, found.job), tags={}, metadata={})
 
+    def _tagged(self, tags: Mapping[str, str] | None, found: Checkpoint) -> Checkpoint:
+        """One that was found by its tags; Corrupted if it does not have them."""
+        is_shown = found.status is CheckpointStatus.CORRUPTED  # without its tags
+        if tags and not is_shown and any(found.tags.get(name) != value for name, value in tags.items()):
+            raise _damaged(found.id, "it is found by tags of another checkpoint")
+        return found
+
     def _seal_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
         names = self.vault.names
         return {names.token("tag", name): names.token(f"tag {name}", value) for name, value in tags.items()}
-
-    def _open_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
-        names = self.vault.names
-        plain = {names.text("tag", name): value for name, value in tags.items()}
-        return {name: names.text(f"tag {name}", value) for name, value in plain.items()}
 
     def _hide(self, kind: str, name: str) -> str:
         return self.vault.names.token(kind, name) if self.vault.hides_names else name
@@ -186,6 +218,11 @@ class SealedRows:
                 raise
             actor = event.actor  # of keys that gave way to others before anything was saved: the index was rebuilt
         return replace(event, actor=actor, job=job, detail=detail)
+
+
+def envelope_of(row: Checkpoint) -> str:
+    """The column that holds the envelope of a row, as `_seal_row` made it."""
+    return f'{{"sealed":"{row.metadata.get("sealed")}"}}'
 
 
 def _bound(row: Checkpoint | NewCheckpoint, job: str, created_us: int) -> bytes:

@@ -7,16 +7,26 @@ the others in its group commit are not disturbed. Only a commit of several recor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kedge.errors import Conflict, IdempotencyConflict, NotFound, Validation
 from kedge.model import MAX_TAGS, Checkpoint, CheckpointId, CheckpointStatus
-from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, Seen
+from kedge.ports import (
+    Chunk,
+    ChunksGone,
+    IdTaken,
+    KeysChanged,
+    NewCheckpoint,
+    NewEnvelope,
+    RecordPlace,
+    RowChanged,
+    Seen,
+)
 
 from .reads import missing
 from .rows import CHECKPOINT, SEQ_BITS, CheckpointRow, Row, checkpoint_of, columns_of, saved_checkpoint
-from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost
+from .transactions import JobRow, LeaseRow, SqlTransaction, held, lost, now_us
 
 Packs = Mapping[str, int | None]  # numbers by name; None for "", which is the index itself
 
@@ -41,6 +51,10 @@ class SqlWrites(SqlTransaction):
 
     def _lock_packs(self, chunks: Sequence[Chunk]) -> Packs:
         """Before anything is changed: ChunksGone where the packs of new chunks are condemned (I3)."""
+        raise NotImplementedError
+
+    def _pack_numbers(self, places: Iterable[Chunk | RecordPlace]) -> Packs:
+        """Numbers of packs that are about to be named; ChunksGone where one is condemned (I3)."""
         raise NotImplementedError
 
     def _insert_chunks(self, chunks: Sequence[Chunk], packs: Packs) -> None:
@@ -146,16 +160,21 @@ class SqlWrites(SqlTransaction):
 
         The latter is asked when a job gets its first checkpoint: a store becomes encrypted only while it has no job.
         """
-        if self._key_id is None:
-            row = self._one("SELECT value FROM main.meta WHERE key = ?", f"key:{self._namespace}")
-            self._key_id = row[0] if row else ""
-        if new.key_id and new.key_id != self._key_id:
+        current = self._current_key()
+        if new.key_id and new.key_id != current:
             raise KeysChanged
-        if not new.key_id and (self._key_id or self._is_encrypted()):
+        if not new.key_id and (current or self._is_encrypted()):
             raise Conflict(
                 f"namespace {self._namespace} belongs to an encrypted store, and this save is not encrypted",
                 hint="open the store again, with its key",
             )
+
+    def _current_key(self) -> str:
+        """The ID of the current data key; "" where there is none."""
+        if self._key_id is None:
+            row = self._one("SELECT value FROM main.meta WHERE key = ?", f"key:{self._namespace}")
+            self._key_id = row[0] if row else ""
+        return self._key_id
 
     def _first_of(self, job_no: int, new: NewCheckpoint) -> Checkpoint | None:
         row = self._one(
@@ -218,7 +237,7 @@ class SqlWrites(SqlTransaction):
             if row.is_pinned and not even_pinned:
                 raise Conflict(f"checkpoint {row.id} is pinned", hint="unpin it first: kedge pin --off ID")
         for row, job in found:
-            for table in ("checkpoint", "idempotency"):
+            for table in ("checkpoint", "idempotency", "record"):
                 self._do(f'DELETE FROM main.{table} WHERE "row" = ?', row.row)
             self._drop_tags(row.job_no, row.row, json.loads(row.tags) if row.tags else {})
             self._do(
@@ -236,10 +255,16 @@ class SqlWrites(SqlTransaction):
         tags: Mapping[str, str | None] | None,
         status: CheckpointStatus | None,
         actor: str,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
         if (found := self._find(checkpoint_id)) is None:
             raise missing(checkpoint_id)
         row, job = found
+        if envelope is not None:
+            if envelope.key_id != self._current_key():
+                raise KeysChanged
+            if row.metadata != envelope.replacing:
+                raise RowChanged
         old = checkpoint_of(job, row)
         now = {name: value for name, value in {**old.tags, **(tags or {})}.items() if value is not None}
         if tags and len(now) > MAX_TAGS:
@@ -253,6 +278,8 @@ class SqlWrites(SqlTransaction):
             self._drop_tags(row.job_no, row.row, old.tags)
             self._insert_tags(row.job_no, row.row, now)
             self.event("tag", actor, job, old.id, json.dumps(dict(tags)))
+        if envelope is not None:
+            changes["metadata"] = envelope.metadata_json
         if status is not None:
             changes["status"] = str(status)
             self.event("status", actor, job, old.id, json.dumps({"status": str(status)}))
@@ -268,13 +295,55 @@ class SqlWrites(SqlTransaction):
             self.event("status", actor, detail=json.dumps({"status": str(status), "checkpoints": len(changed)}))
         return [look.checkpoint.id for look in standing]
 
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        row = self._job(job)
+        number = row.no if row else self._new_job(job, now_us())
+        if row is None or row.last_seq < last_seq:
+            self._do("UPDATE main.job SET last_seq = ? WHERE no = ?", last_seq, number)
+            self._remember(job, JobRow(number, last_seq, row.lease if row else None))
+
     def set_retention(self, job: str, policy_json: str | None, actor: str) -> None:
         self._do("UPDATE main.job SET retention = ? WHERE no = ?", policy_json, self.job_no(job))
         self.event("retention", actor, job, detail=policy_json or "null")
 
+    # Packs
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], up_to: int) -> None:
+        packs = self._pack_numbers([*places, *chunks])
+        self._many(
+            'INSERT INTO main.record SELECT "row", ?, ? FROM main.checkpoint WHERE id = ? AND digest = ? '
+            "ON CONFLICT DO NOTHING",
+            [(packs[p.pack], p.stored_bytes, p.checkpoint_id, p.digest) for p in places],
+        )
+        self._many(
+            'UPDATE main.chunk SET pack_no = ?, "offset" = ? '
+            "WHERE ns_no = ? AND digest = ? AND data = ? AND pack_no IS NULL",
+            [(packs[c.pack], c.offset, self._ns, c.digest, c.data) for c in chunks],
+        )
+        self._do(
+            "INSERT INTO main.meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value "
+            "WHERE CAST(meta.value AS bigint) < CAST(excluded.value AS bigint)",
+            f"recorded:{self._namespace}", str(up_to),
+        )  # fmt: skip
+
+    def relocate(self, chunks: Sequence[Chunk], from_pack: str, records: Sequence[RecordPlace]) -> int:
+        old = self._one("SELECT no FROM main.pack WHERE name = ?", from_pack)
+        if old is None:
+            return 0
+        packs = self._pack_numbers([*chunks, *records])
+        self._many(
+            "UPDATE main.record SET pack_no = ?, stored_bytes = ? "
+            'WHERE pack_no = ? AND "row" = (SELECT "row" FROM main.checkpoint WHERE id = ? AND digest = ?)',
+            [(packs[p.pack], p.stored_bytes, *old, p.checkpoint_id, p.digest) for p in records],
+        )
+        sql = (
+            'UPDATE main.chunk SET pack_no = ?, "offset" = ? WHERE ns_no = ? AND digest = ? AND pack_no = ? RETURNING 1'
+        )
+        return sum(self._one(sql, packs[c.pack], c.offset, self._ns, c.digest, *old) is not None for c in chunks)
+
     # Keys
 
-    def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str) -> bool:
+    def reseal(self, new: NewCheckpoint, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
         self.check_holder(new.lease_token)
         if (found := self._find(new.id)) is None:
             return False
@@ -283,6 +352,8 @@ class SqlWrites(SqlTransaction):
             return True  # the answer to an earlier try was lost
         if row.digest != replacing:
             return False
+        if envelope is not None and row.metadata != envelope:
+            raise RowChanged
         self._check_key(new)
         self._check_references(replace(new, parent=None))
         self._insert_chunks(new.new_chunks, self._lock_packs(new.new_chunks))
@@ -294,6 +365,7 @@ class SqlWrites(SqlTransaction):
             "UPDATE main.job SET stored_bytes = stored_bytes + ? WHERE no = ?",
             new.stored_bytes - row.stored_bytes, row.job_no,
         )  # fmt: skip
+        self._do('DELETE FROM main.record WHERE "row" = ?', row.row)  # it was under the old key
         self.event("reseal", actor, job, new.id)
         return True
 

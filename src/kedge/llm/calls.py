@@ -18,12 +18,14 @@ from .cache import Answer, Cache, Flight
 from .exchange import Policy, Send, Step, Store, once
 from .keys import Request, canonical, parse_sample
 from .pricing import prepare, price, tokens_of
+from .redaction import redact
 
 
 def call_request(call: Callable[..., Any], body: Mapping[str, Any], sample: int, version: str) -> Request:
     """The request of `run.llm`: model, parameters, messages and tools, and the function that makes the call of them."""
     name = getattr(call, "__qualname__", type(call).__qualname__)
-    return Request("CALL", f"{name} {version}".strip(), json.loads(canonical(_plain(body))), parse_sample(sample))
+    shown, hidden = redact(json.loads(canonical(_plain(body))))
+    return Request("CALL", f"{name} {version}".strip(), shown, parse_sample(sample), hidden)
 
 
 def imported_request(run: str, stage: str, prompt: str) -> Request:

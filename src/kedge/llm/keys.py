@@ -1,36 +1,31 @@
 """What makes two calls of a model the same call: method, URL and body as canonical JSON, and which sample is meant.
 
-The body holds model, parameters, messages and tools. Headers never count, and credentials neither count nor are kept:
-not those in a URL, nor those that requests carry for tools of the vendor's side.
+The body holds model, parameters, messages and tools. Headers and credentials in the URL never count: they only pay.
+Credentials in the body do: they decide what its tools see (`redaction`). None of them is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from kedge.errors import Validation
 from kedge.model import is_utf8
 
-HIDDEN = "…"
+from .redaction import public_url, redact, slow_hash
+
 MAX_BODY_BYTES = 64 << 20
 
 # Calls that only compute an answer. Others with a body (files, batches, threads) change something at the vendor's.
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings")
-_SECRETS = {
-    "access_token", "api-key", "api_key", "apikey", "authorization", "authorization_token", "client_secret",
-    "password", "secret", "token", "x-api-key",
-}  # fmt: skip
-_SECRETS_IN_URLS = _SECRETS | {"auth", "code", "key", "sig", "signature", "subscription-key"}
-_WITH_SECRETS = ("tools", "mcp_servers")  # parts of a body that carry credentials for others
-
 _sample: ContextVar[int] = ContextVar("kedge_llm_sample", default=0)
 
 
@@ -62,10 +57,14 @@ class Request:
     where: str
     body: Any  # plain JSON
     sample: int = 0
+    hidden: Mapping[str, Any] = field(default_factory=dict, repr=False)  # credentials of the body, which are not stored
 
     @cached_property
     def key(self) -> str:
-        return "llm:" + hashlib.sha256(canonical([self.kind, self.where, self.body, self.sample])).hexdigest()
+        asked = canonical([self.kind, self.where, self.body, self.sample])
+        if not self.hidden:
+            return "llm:" + hashlib.sha256(asked).hexdigest()
+        return "llm:" + hmac.digest(slow_hash(canonical(self.hidden)), asked, "sha256").hex()
 
     @property
     def model(self) -> str:
@@ -91,7 +90,8 @@ def http_request(method: str, url: str, body: bytes) -> Request | None:
         fields = json.loads(body)
         if not isinstance(fields, dict) or "model" not in fields:
             return None
-        request = Request("POST", _public(parts), _without_secrets(fields), current_sample())
+        shown, hidden = redact(fields)
+        request = Request("POST", public_url(parts), shown, current_sample(), hidden)
         return request if request.key else None  # which refuses what is no JSON, such as NaN
     except (ValueError, RecursionError):
         return None
@@ -125,39 +125,3 @@ def _whole(value: Any) -> Any:
     if kind is float:
         return int(value) if value.is_integer() and abs(value) < 1 << 53 else value
     return value
-
-
-def _without_secrets(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _hide(value) if name in _WITH_SECRETS else value for name, value in fields.items()}
-
-
-def _hide(value: Any) -> Any:
-    """Parts of tools that are credentials, or headers that may be, without their content.
-
-    Descriptions of parameters are left alone: what a parameter is called says nothing about a secret.
-    """
-    if isinstance(value, list):
-        return [_hide(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    shown: dict[str, Any] = {}
-    for name, inner in value.items():
-        low = name.lower()
-        if low in ("headers", "env") and isinstance(inner, dict):
-            shown[name] = dict.fromkeys(inner, HIDDEN)
-        elif low in _SECRETS and isinstance(inner, str):
-            shown[name] = HIDDEN
-        elif low in ("url", "server_url") and isinstance(inner, str):
-            shown[name] = _public(urlsplit(inner))
-        elif low in ("parameters", "input_schema", "schema"):
-            shown[name] = inner
-        else:
-            shown[name] = _hide(inner)
-    return shown
-
-
-def _public(parts: SplitResult) -> str:
-    """A URL without user, password, fragment and what looks like a credential; parameters in order."""
-    query = [(n, v) for n, v in parse_qsl(parts.query, keep_blank_values=True) if n.lower() not in _SECRETS_IN_URLS]
-    place = parts.netloc.rpartition("@")[2].lower()
-    return urlunsplit((parts.scheme.lower(), place, parts.path, urlencode(sorted(query)), ""))

@@ -18,16 +18,21 @@ from typing import Any
 
 from .approval import Approval, PendingApproval, decide, find_approvals, pending_approvals
 from .declaration import Pipeline, current_run, pipeline, step
+from .failure import ItemError, StepFailed
+from .inbox import send
+from .queues import Handle, Queue
 from .retry import Retry
 from .run import Run
+from .schedules import schedule
 from .signals import Paused
-from .wait import send
 
 run = Run
+queue = Queue
 
 __all__ = [
-    "Approval", "Paused", "PendingApproval", "Pipeline", "Retry", "Run", "current_run", "decide", "find_approvals",
-    "pending_approvals", "pipeline", "run", "send", "step",
+    "Approval", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Run", "StepFailed",
+    "current_run", "decide", "find_approvals", "pending_approvals", "pipeline", "queue", "run", "schedule", "send",
+    "step",
 ]  # fmt: skip
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from kedge.errors import Conflict, Denied, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, parse_decision
+from kedge.model import INBOX_SUFFIX, Checkpoint, parse_decision
 
 from .account import Waiting
-from .inbox import SUFFIX, parse_run_key, post
+from .inbox import StoreLike, opened, parse_run_key, post
 from .keys import step_key
 from .owner import newest_status, walk_jobs
 
@@ -49,7 +49,11 @@ class Approval:
 
     def conflict(self, key: str, name: str) -> Conflict:
         """What a second decision gets."""
-        return Conflict(f"approval {name} of {key} was {self.word} by {self.actor}", hint="a decision is final")
+        at = f" on {self.decided_at[:16].replace('T', ' ')} UTC" if self.decided_at else ""
+        follows = f"kedge runs resume {key} follows it" if self.approved else "use another key to start anew"
+        return Conflict(
+            f"approval {name} of {key} was {self.word} by {self.actor}{at}", hint=f"a decision is final; {follows}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +95,20 @@ def find_approvals(store: CheckpointManager, *, most_jobs: int | None = None) ->
 
 
 def decide(
-    store: CheckpointManager, key: str, name: str, approved: bool, *, actor: str | None = None, comment: str = ""
+    store: StoreLike, key: str, name: str, approved: bool, *, actor: str | None = None, comment: str = ""
 ) -> Approval:
-    """Approve or deny what a run, or an execution of a workflow, waits for: for good.
+    """Approve or deny what a run, or an execution of a workflow, waits for: for good. `store` may be a path or URL.
 
     `name` is the path of the approval, with the stages it is in, or the name or ID of an execution's checkpoint.
     Raises Conflict when it was decided or has expired, NotFound when nobody asked.
     """
     approved = parse_decision(approved)
-    matching = [asked for asked in _asked(store, parse_run_key(key)) if name in (asked.id, asked.name)]
+    with opened(store) as manager:
+        return _decide(manager, parse_run_key(key), name, approved, actor or manager.actor, comment)
+
+
+def _decide(store: CheckpointManager, key: str, name: str, approved: bool, actor: str, comment: str) -> Approval:
+    matching = [asked for asked in _asked(store, key) if name in (asked.id, asked.name)]
     if not matching:
         if (earlier := decision_of(store, key, name) or _decision_by_name(store, key, name)) is not None:
             raise earlier.conflict(key, name)
@@ -107,7 +116,7 @@ def decide(
     asked = matching[-1]
     if asked.is_expired:
         raise expire(store, asked).conflict(key, name)
-    return decide_once(store, asked, approved, actor or store.actor, comment)
+    return decide_once(store, asked, approved, actor, comment)
 
 
 def decide_once(store: CheckpointManager, asked: PendingApproval, approved: bool, actor: str, comment: str) -> Approval:
@@ -133,13 +142,13 @@ def expire(store: CheckpointManager, asked: PendingApproval) -> Approval:
 
 
 def decision_of(store: CheckpointManager, job: str, approval_id: str) -> Approval | None:
-    message = store.load_by_key(parse_run_key(job) + SUFFIX, _decision_key(approval_id))
+    message = store.load_by_key(parse_run_key(job) + INBOX_SUFFIX, _decision_key(approval_id))
     return None if message is None else _decision_in(message[1])
 
 
 def _decision_by_name(store: CheckpointManager, job: str, name: str) -> Approval | None:
     """The newest decision about a checkpoint of this name, which the execution no longer waits for."""
-    messages = store.list(job + SUFFIX, metadata={"kind": APPROVAL, "name": name}, limit=1)
+    messages = store.list(job + INBOX_SUFFIX, metadata={"kind": APPROVAL, "name": name}, limit=1)
     return _decision_in(store.load(messages[0].id)) if messages else None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,38 @@ def check_picklable(function: object, what: str, why: str) -> None:
         ) from error
 
 
+def check_main_guard() -> None:
+    """Raise if the program's file starts processes outside `if __name__ == "__main__":`.
+
+    Each process imports that file, and so would start the program again.
+    """
+    import ast
+    import inspect
+    import sys
+
+    main, frame = sys.modules.get("__main__"), inspect.currentframe()
+    file = getattr(main, "__file__", None)
+    while frame is not None and (frame.f_globals is not vars(main) or frame.f_code.co_name != "<module>"):
+        frame = frame.f_back
+    spec = getattr(main, "__spec__", None)
+    if frame is None or file is None or (spec is not None and spec.name.endswith("__main__")):
+        return  # not at work in a file, or a package's __main__, which processes do not import
+    try:
+        with open(file, encoding="utf-8") as source:
+            statements = ast.parse(source.read()).body
+    except (OSError, ValueError, SyntaxError):
+        return
+    for statement in statements:
+        if statement.lineno <= frame.f_lineno <= (statement.end_lineno or 0):
+            if isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test):
+                return
+            raise Validation(
+                f'{file}, line {frame.f_lineno}: steps with timeout_s=, and maps with executor="process", run in '
+                "processes, and each of those imports this file",
+                hint='put what the program does below `if __name__ == "__main__":`, or use timeout_in="thread"',
+            )
+
+
 def new_pool(workers: int) -> tuple[ProcessPool, Event]:
     """Processes that are started clean (no fork beside threads), ignore Ctrl-C, and end with their parent.
 
@@ -50,6 +81,7 @@ def new_pool(workers: int) -> tuple[ProcessPool, Event]:
 
     from pebble import ProcessPool
 
+    check_main_guard()
     context = get_context("forkserver")
     context.set_forkserver_preload(["kedge.pipeline.worker"])
     from .worker import prepare
@@ -107,12 +139,9 @@ class Isolation:
         from .worker import call_for
 
         future = self.pool(1).schedule(call_for, args=(payer, function, args, kwargs), timeout=timeout_s)
-        began = time.monotonic()
         try:
-            return future.result()
+            result, failure = future.result()
         except TimeoutError as error:
-            if time.monotonic() - began < timeout_s:
-                raise  # the function's own
             raise timed_out(what, timeout_s) from error
         except ProcessExpired as error:
             raise worker_died(what, error.exitcode) from error
@@ -121,6 +150,9 @@ class Isolation:
             raise no_workers(what) from error
         finally:
             future.cancel()  # type: ignore[no-untyped-call]  # kills it when we leave early
+        if failure is not None:
+            raise failure.rebuild()
+        return result
 
 
 def worker_died(what: str, exit_code: int | None) -> WorkerDied:

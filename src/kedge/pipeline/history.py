@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import Cancelled, Conflict, LeaseHeld, NotFound
+from kedge.errors import Cancelled, Conflict, Denied, LeaseHeld, NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, RunStatus
+from kedge.model import INBOX_SUFFIX, Checkpoint, RunStatus
 
+from .approval import APPROVAL, decision_of
 from .inbox import CANCEL, post
 from .items import maps_of
+from .kept import asked_again, kept_failures
 from .keys import show
 from .owner import newest_status, save_status, status_of, take_lease, walk_jobs
 
@@ -37,7 +39,8 @@ class RunSummary:
     steps_reused: int
     error: str
     updated_at: datetime
-    waiting: Sequence[Mapping[str, str]]  # each an `account.Waiting`
+    waiting: Sequence[Mapping[str, str]]  # each an `account.Waiting`; decided ones say so until the run goes on
+    is_denied: bool
     progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
 
     @property
@@ -93,7 +96,7 @@ def find_runs(
 def run_of(store: CheckpointManager, job: str) -> RunSummary | None:
     """The run a job is; None for a job that is none."""
     newest = newest_status(store, job)
-    return None if newest is None else _summary(newest, newest.created_at)
+    return None if newest is None else _summary(store, newest, newest.created_at)
 
 
 def find_run(store: CheckpointManager, key: str) -> RunSummary:
@@ -103,7 +106,7 @@ def find_run(store: CheckpointManager, key: str) -> RunSummary:
     return run
 
 
-def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
+def _summary(store: CheckpointManager, newest: Checkpoint, updated_at: datetime) -> RunSummary:
     about = newest.metadata
     return RunSummary(
         newest.job,
@@ -115,9 +118,23 @@ def _summary(newest: Checkpoint, updated_at: datetime) -> RunSummary:
         _count(about.get("reused")),
         _text(about.get("error")),
         updated_at,
-        _list(about.get("waiting")),
-        _mapping(about.get("progress")),
+        [
+            _with_decision(store, newest.job, waiting)
+            for waiting in _list(about.get("waiting"))
+            if _is_made_of(waiting, str)
+        ],
+        about.get("is_denied") is True,
+        progress if _is_made_of(progress := about.get("progress"), int | None) else None,  # type: ignore[arg-type]
     )
+
+
+def _with_decision(store: CheckpointManager, job: str, waiting: Mapping[str, str]) -> Mapping[str, str]:
+    """An entry of `waiting`, with the decision that the run has not followed yet."""
+    decision = decision_of(store, job, waiting.get("name", "")) if waiting.get("for") == APPROVAL else None
+    if decision is None:
+        return waiting
+    facts = {"decision": decision.word, "actor": decision.actor, "decided_at": decision.decided_at}
+    return {**waiting, **facts, "comment": decision.comment}
 
 
 def steps_of(store: CheckpointManager, key: str) -> dict[tuple[str, ...], StepHistory]:
@@ -168,32 +185,46 @@ def explain(
     """For each step why it ran, was reused, or is stale, as of the newest session; `steps` if they were read before."""
     session = find_run(store, key).sessions
     ran, reused, has_ended = _session_lists(store, key, session)
+    newest = newest_status(store, key)
+    kept = set() if newest is None else {record.id for record in kept_failures(store, key, newest).values()}
     steps = steps_of(store, key) if steps is None else steps
     maps = {show(path) for path, history in steps.items() if history.is_map}
+    has_failures = any(history.failed_items for history in steps.values())
+    failing = {items.path: len(items.failed) for items in maps_of(store, key)} if has_failures else {}
     whole = reused | (maps & ran.keys())  # what is inside them, and was not asked for, was not needed
     explanations = []
     for path, history in steps.items():
         text = show(path)
         ran.pop(text, None)
         if text in maps:
-            failed = f", {history.failed_items} failures" if history.failed_items else ""
-            explanations.append(Explanation(text, "map", f"{history.items:,} items kept{failed}", None, None, 0))
+            failed = f", {failing[text]:,} failed" if failing.get(text) else ""
+            plural = "item" if history.items == 1 else "items"
+            explanations.append(Explanation(text, "map", f"{history.items:,} {plural} kept{failed}", None, None, 0))
             continue
         outer = next((part for n in range(1, len(path)) if (part := show(path[:n])) in whole), "")
-        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer))
+        explanations.append(_explain_step(text, history, session, text in reused, has_ended, outer, kept))
     explanations += [Explanation(text, "ran", "its result is never kept", None, None, 1) for text in ran]
     return explanations
 
 
 def _explain_step(
-    path: str, history: StepHistory, session: int, is_reused: bool, has_ended: bool, outer: str
+    path: str,
+    history: StepHistory,
+    session: int,
+    is_reused: bool,
+    has_ended: bool,
+    outer: str,
+    kept: Collection[str],
 ) -> Explanation:
-    """`outer` is a step that was reused, or a map, in which this one is."""
+    """`outer` is a step that was reused, or a map, in which this one is; `kept` are the IDs of failures that stay."""
     newest = history.results[-1] if history.results else None
     failures = [f for f in history.failures if f.metadata.get("session") == session]
-    if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused):
+    is_kept = bool(history.failures) and history.failures[-1].id in kept
+    if newest is None or (failures and failures[-1].seq > newest.seq and not is_reused) or is_kept:
         last = history.failures[-1]
         again = "it runs again when the run is resumed"
+        if is_kept:
+            again = "the failure is kept, because the pipeline handled it; runs resume --retry-failed tries it again"
         return Explanation(
             path,
             "failed",
@@ -243,8 +274,9 @@ def _session_lists(store: CheckpointManager, key: str, session: int) -> tuple[di
     assert newest is not None  # nosec B101 # find_run has raised
     if newest.metadata.get("status") == RunStatus.RUNNING:
         return {}, set(), False
-    state: Any = store.load(newest.id)
-    return dict.fromkeys(state.get("ran", ())), set(state.get("reused", ())), newest.metadata.get("status") != "paused"
+    state = _mapping(store.load(newest.id)) or {}
+    ran, reused = ([name for name in _list(state.get(part)) if isinstance(name, str)] for part in ("ran", "reused"))
+    return dict.fromkeys(ran), set(reused), newest.metadata.get("status") != "paused"
 
 
 def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
@@ -253,17 +285,45 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
     check_resumable(store, summary)
     for record in reversed(store.list(key, tags={"kind": "run"}, limit=1000)):
         state: Any = store.load(record.id)
-        if "command" in state:
-            return list(state["command"]["argv"]), str(state["command"]["cwd"])
+        command = state.get("command") if isinstance(state, dict) else None
+        if isinstance(command, dict):
+            argv, cwd = command.get("argv"), command.get("cwd")
+            if isinstance(argv, list) and argv and all(isinstance(word, str) for word in [*argv, cwd]):
+                return argv, str(cwd)
     raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
 
 
 def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
     """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
+    if run.status is RunStatus.UNREADABLE:
+        raise Conflict(f"run {run.key} cannot be read: its newest record says no status", hint="delete that record")
+    if run.is_denied:
+        raise Denied(f"run {run.key}: {run.error}", hint="a denial is final; use another key to start anew")
     if run.status is RunStatus.CANCELLED:
         raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
-    if run.status is RunStatus.COMPLETED and not any(items.failed for items in maps_of(store, run.key)):
-        raise Conflict(f"run {run.key} is completed", hint="there is nothing to resume; a new key starts anew")
+    if run.status is not RunStatus.COMPLETED or any(items.failed for items in maps_of(store, run.key)):
+        return
+    newest = newest_status(store, run.key)
+    if newest is None or not asked_again(store, run.key, since=newest.created_at):
+        raise Conflict(
+            f"run {run.key} already completed on {run.updated_at:%Y-%m-%d %H:%M} UTC",
+            hint="there is nothing to resume; a new key starts anew",
+        )
+
+
+def delete_run(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> int:
+    """Delete all records of a run and the messages to it; answers how many. LeaseHeld while somebody works on it.
+
+    What its steps returned is lost: a run under the same key starts anew.
+    """
+    find_run(store, key)
+    with take_lease(store, key, ttl_s):
+        records = [*store.walk(key + INBOX_SUFFIX), *store.walk(key)]
+        if pinned := next((record for record in records if record.is_pinned), None):
+            raise Conflict(f"{pinned.id} of run {key} is pinned", hint=f"unpin it: kedge pin {pinned.id} --off")
+        for start in range(0, len(records), _PAGE):
+            store.store.delete([record.id for record in records[start : start + _PAGE]], actor=store.actor)
+    return len(records)
 
 
 def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
@@ -299,6 +359,10 @@ def _list(value: object) -> list[Any]:
 
 def _mapping(value: object) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
+
+
+def _is_made_of(value: object, kind: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(part, kind) for part in value.values())
 
 
 def _text(value: object) -> str:

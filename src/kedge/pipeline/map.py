@@ -27,6 +27,7 @@ from kedge.urls import reachable
 from .attempt import check_picklable
 from .digests import DIGEST_BYTES, DigestSet, split
 from .executors import RemoteExecutor, WorkerLost, Workers, workers_for
+from .failure import ItemError
 from .keys import digest_of, map_key, show
 from .place import Place
 from .progress import Tally
@@ -36,10 +37,8 @@ from .signals import Paused
 from .worker import (
     PAGE,
     Item,
-    ItemError,
     Outcome,
     Spec,
-    item_error,
     load_batch,
     local_runs,
     read_keys,
@@ -48,12 +47,6 @@ from .worker import (
 
 CHUNK_S = 0.1
 MAX_CHUNK = 2000
-
-
-class ItemFailed(CheckpointError):
-    """An item of a map failed with an exception that could not be brought here; its traceback is in the message."""
-
-    code = "item_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +323,7 @@ class Map:
             if self._options.retry.allows(error, self._attempts[item.number]):
                 self._again.append(item)
                 continue
-            failure = item_error(item.label, error, self._attempts[item.number])
+            failure = ItemError.of(item.label, error, self._attempts[item.number])
             save_items(self._session.store, self._spec, [], [], [(item, failure)])
             self._count_failure(item.number, failure)
 
@@ -367,10 +360,9 @@ class Map:
         assert failure is not None  # nosec B101 # something failed
         where = f"item {failure.key} of map {show(self._spec.path)} of run {self._session.key}"
         more = "" if self._failures == 1 else f"; {self._failures} items failed"
-        if failure.exception is not None:
-            failure.exception.add_note(f"It failed in {where}{more}.")
-            raise failure.exception
-        raise ItemFailed(f"{where} failed: {failure.error}{more}\n{failure.traceback}")
+        assert failure.exception is not None  # nosec B101 # it comes from a worker, not from the store
+        failure.exception.add_note(f"It failed in {where}{more}.")
+        raise failure.exception
 
     def _answer(self) -> Any:
         if not self._options.collect:
@@ -390,5 +382,5 @@ def check_function(function: Callable[..., Any], what: str) -> None:
     if inspect.iscoroutinefunction(function):
         raise Validation(
             f"{what}: {name_of(function)} is a coroutine function",
-            hint="await asyncio.gather over run.step, or map an ordinary function",
+            hint="use await run.aio.map(…)",
         )

@@ -14,6 +14,7 @@ from kedge.store.lease import is_holder_gone, machine, started
 
 LOOK_EVERY_S = 0.02  # for the end of another owner's lease
 _PAGE = 500
+_RECORDED = tuple(status for status in RunStatus if status not in (RunStatus.ABANDONED, RunStatus.UNREADABLE))
 
 
 def this_process() -> dict[str, object]:
@@ -72,8 +73,12 @@ def status_of(record: Checkpoint) -> RunStatus:
     """The status of a run by its newest status record, for everybody who shows or decides by it.
 
     One that is said to be running is abandoned when its process surely does not exist any more: it resumes at once.
+    Anybody who may save can write a record that says nothing we know: it is unreadable, and breaks nothing else.
     """
-    status = RunStatus(str(record.metadata.get("status")))
+    recorded = record.metadata.get("status")
+    if recorded not in _RECORDED:
+        return RunStatus.UNREADABLE
+    status = RunStatus(str(recorded))
     is_abandoned = status is RunStatus.RUNNING and is_gone(record.metadata.get("owner"))
     return RunStatus.ABANDONED if is_abandoned else status
 

@@ -72,7 +72,17 @@ class Watcher:
     def money(self, text: str) -> None:
         """What LLM calls cost in all."""
 
+    def say(self, text: str) -> None:
+        """A line that everybody should see who has not asked for silence."""
+
     def close(self) -> None: ...
+
+
+class Quiet(Watcher):
+    """Where nobody asked for progress, and there is no terminal."""
+
+    def say(self, text: str) -> None:
+        _write_line(sys.stderr, text)
 
 
 class Lines(Watcher):
@@ -99,13 +109,11 @@ class Lines(Watcher):
     def money(self, text: str) -> None:
         self._say(f"models: {text}")
 
+    def say(self, text: str) -> None:
+        self._say(text)
+
     def _say(self, text: str) -> None:
-        safe = "".join(c if c.isprintable() else "?" for c in text)
-        try:
-            self._out.write(f"kedge: {safe}\n")
-            self._out.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads it any more; the run goes on
+        _write_line(self._out, text)
 
 
 class Terminal(Watcher):
@@ -133,10 +141,12 @@ class Terminal(Watcher):
                 return
             self._drawn_at[path] = now
             shown = self._live()
+            name, text = _fitted(show(path), str(tally), shown.console.width)
+            facts: dict[str, Any] = {"description": _escaped(name), "text": _escaped(text), "total": tally.total}
+            facts["completed"] = tally.done + tally.reused + tally.failed
             if path not in self._bars:
-                self._bars[path] = shown.add_task(_escaped(show(path)), total=tally.total, text="")
-            completed = tally.done + tally.reused + tally.failed
-            shown.update(self._bars[path], completed=completed, total=tally.total, text=str(tally))
+                self._bars[path] = shown.add_task(**facts)
+            shown.update(self._bars[path], **facts)
             if is_over:
                 shown.remove_task(self._bars.pop(path))
         if is_over:
@@ -144,6 +154,10 @@ class Terminal(Watcher):
 
     def money(self, text: str) -> None:
         self._print(("models",), "", text, "")
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._live().console.print(_escaped(text), highlight=False)
 
     def close(self) -> None:
         with self._lock:
@@ -166,22 +180,49 @@ class Terminal(Watcher):
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
+            self._console = self._console or Console(stderr=True)
             self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(_bar_width(self._console.width)),
                 TextColumn("[dim]{task.fields[text]}"),
-                console=self._console or Console(stderr=True),
+                console=self._console,
                 transient=True,
             )
             self._progress.start()
         return self._progress
 
 
+def _bar_width(width: int) -> int:
+    return 24 if width >= 100 else 8
+
+
+def _fitted(name: str, text: str, width: int) -> tuple[str, str]:
+    """What stands before and behind a bar, cut so that all three fit into one line."""
+    name = _cut(name, width // 4)
+    return name, _cut(text, width - len(name) - _bar_width(width) - 2)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _write_line(out: TextIO | None, text: str) -> None:
+    safe = "".join(c if c.isprintable() else "?" for c in text)
+    try:
+        if out is not None:
+            out.write(f"kedge: {safe}\n")
+            out.flush()
+    except (OSError, ValueError):
+        pass  # nobody reads it any more; the run goes on
+
+
 def watcher(progress: bool | None) -> Watcher:
     """True: shown somehow. None: shown where stderr is a terminal. False: not shown."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if progress is False or (progress is None and not is_terminal):
+    if progress is False:
         return Watcher()
+    if progress is None and not is_terminal:
+        return Quiet()
     return Terminal() if is_terminal else Lines(sys.stderr)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from kedge.errors import CheckpointError, StepTimeout, Validation, WorkerDied
 
+from .failure import StepFailed, type_name
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -39,6 +41,9 @@ class Retry:
         """Whether to go on after this error, the `failures`-th of the step."""
         if isinstance(error, CheckpointError) and not isinstance(error, StepTimeout | WorkerDied):
             return False  # the store refused, or the input is wrong: the same again would not help
+        if isinstance(error, StepFailed):  # its class is not loaded here
+            names, rules = error.type_names, {type_name(kind): times for kind, times in self.rules.items()}
+            return failures <= next((rules[name] for name in names if name in rules), self.times)
         for kind in type(error).__mro__:
             if kind in self.rules:
                 return failures <= self.rules[kind]
@@ -51,7 +56,14 @@ class Retry:
 
 
 def parse_retries(retries: int | Retry) -> Retry:
-    return retries if isinstance(retries, Retry) else Retry(times=retries)
+    if isinstance(retries, Retry):
+        return retries
+    return Retry(times=parse_count("retries", retries))
+
+
+def parse_count(name: str, count: int) -> int:
+    _check(name, count, 0, 1_000_000, whole=True)
+    return count
 
 
 def parse_timeout(timeout_s: float | None) -> float | None:

@@ -19,26 +19,38 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from kedge.errors import Cancelled, CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
+from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
 from kedge.urls import reachable
 
 from .approval import Approval
-from .inbox import parse_run_key
+from .inbox import opened, parse_run_key, signal_tag
 from .keys import Path, show
 from .owner import held_by_another, take_lease
 from .place import Place, place_in
-from .retry import Retry
+from .retry import Retry, parse_timeout
 from .session import Session, not_entered
 from .signals import Paused
 from .step import UNSET, Call, Steps, parse_options, parse_version
-from .wait import parse_question, parse_seconds, wait_for_approval, wait_for_signal, wait_for_time
+from .wait import (
+    WaitCall,
+    drive,
+    drive_async,
+    parse_question,
+    refuse_on_event_loop,
+    sleep_call,
+    wait_for_approval,
+    wait_for_signal,
+)
+from .watch import watch_here
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from kedge.llm.bills import Charge
+
+    from .aio import AsyncRun
 
 
 class Run:
@@ -55,8 +67,14 @@ class Run:
         grace_s: float = 30.0,
         signals: bool = True,
         progress: bool | None = None,
+        timeout_s: float | None = None,
+        lease: Lease | None = None,
     ) -> None:
-        """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case."""
+        """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case.
+
+        After `timeout_s` from its first beginning, pauses included, the run fails with StepTimeout. `lease` is that of
+        the run, if the caller holds it.
+        """
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
             raise Validation(f"grace_s must be from 0 to 86400 seconds (got {grace_s!r})")
@@ -67,6 +85,8 @@ class Run:
         self._grace_s = grace_s
         self._wants_signals = signals
         self._progress = progress
+        self._timeout_s = parse_timeout(timeout_s)
+        self._held = lease
         self._stack: ExitStack | None = None
         self._session: Session | None = None  # the newest one, also when it is over
         self._steps: Steps
@@ -96,12 +116,9 @@ class Run:
         if self._stack is not None:
             raise Conflict(f"run {self.key} is entered already", hint="make another one with kedge.run()")
         with ExitStack() as stack:
-            if isinstance(self._given, CheckpointManager):
-                store = self._given
-            else:
-                store = stack.enter_context(CheckpointManager(self._given))
+            store = stack.enter_context(opened(self._given, create=True))
             try:
-                lease = stack.enter_context(take_lease(store, self.key, self._ttl_s))
+                lease = self._held or stack.enter_context(take_lease(store, self.key, self._ttl_s))
             except LeaseHeld as error:
                 raise held_by_another(self.key, error) from error
             session = Session(
@@ -111,8 +128,11 @@ class Run:
                 pipeline=self.pipeline,
                 grace_s=self._grace_s,
                 progress=self._progress,
+                timeout_s=self._timeout_s,
             )
             stack.callback(session.isolation.close)
+            watch_here().add(session)
+            stack.callback(watch_here().remove, session)
             if self._wants_signals:
                 session.signals.install()
             stack.callback(session.signals.restore)
@@ -131,7 +151,7 @@ class Run:
             session.is_open = False
             session.signals.disarm()
             session.settle()
-            session.watcher.close()
+            session.failures.release(error)
             status = _status_after(error)
             if status is RunStatus.PAUSED and session.signals.stopping and not isinstance(error, Paused):
                 error = Paused(session.signals.stopping)  # asyncio made a cancellation of it
@@ -142,7 +162,7 @@ class Run:
                 if error is None:
                     raise
                 error.add_note(f"The end of run {self.key} could not be recorded: {failure}")
-            _say_how_to_resume(session, status, error)
+            _say_what_follows(session, status, error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -278,12 +298,30 @@ class Run:
 
     # Waiting for others
 
-    def signal(self, name: str, *, wait_s: float | None = None) -> Any:
-        """The value that somebody sends to this run under `name` (`kedge.send`, `kedge runs signal`); kept.
+    @property
+    def aio(self) -> AsyncRun:
+        """`sleep`, `signal`, `approval` and `map` for coroutines: they are awaited, and do not block the event loop."""
+        from .aio import AsyncRun  # start time: asyncio
 
-        It may be sent before the run asks. After `wait_s` the process pauses and exits; None waits on.
+        return AsyncRun(self)
+
+    def signal(self, name: str, *, wait_s: float | None = None) -> Any:
+        """The next value that somebody sends to this run under `name` (`kedge.send`, `kedge runs signal`); kept.
+
+        It may be sent before the run asks. Each call takes one message, in the order of sending; the second call is the
+        step "name 2", and so on. After `wait_s` the process pauses and exits; None waits on.
         """
-        return self._wait_for(name, lambda session, path: wait_for_signal(session, path, name, wait_s))
+        return self.wait(self.signal_call(name, wait_s))["value"]
+
+    def signal_call(self, name: str, wait_s: float | None) -> WaitCall:
+        parse_step(name)
+        self._at_work()
+        step = self._steps.claim_free(place_in(self), name)
+
+        def tags(answer: Any) -> Mapping[str, str]:
+            return {"signal": signal_tag(name), "message": str(answer["message"])}
+
+        return WaitCall(step, lambda session, path: wait_for_signal(session, path, name, wait_s), tags, is_claimed=True)
 
     def approval(
         self,
@@ -301,23 +339,26 @@ class Run:
         unless on_denied="return".
         """
         question = parse_question(prompt, expires_s, on_denied)
-        saved = self._wait_for(name, lambda session, path: wait_for_approval(session, path, question, wait_s))
-        decision = Approval(**saved)
-        if not decision.approved and question.raises_denial:
-            raise decision.denied(self.key, name)
-        return decision
+        call = WaitCall(name, lambda session, path: wait_for_approval(session, path, question, wait_s))
+        return question.answer(self.key, name, self.wait(call))
 
     def sleep(self, seconds: float, *, name: str | None = None, wait_s: float | None = None) -> None:
         """Go on `seconds` after the first time the run came here, whatever happened in between."""
-        seconds = parse_seconds("seconds", seconds)
-        self._wait_for(
-            name or f"sleep {seconds:g} s", lambda session, path: wait_for_time(session, path, seconds, wait_s)
-        )
+        self.wait(sleep_call(seconds, name, wait_s))
 
-    def _wait_for(self, name: str, wait: Callable[[Session, Path], Any]) -> Any:
+    def wait(self, wait: WaitCall) -> Any:
         """A step that waits: its answer is saved like any result."""
-        session, path = self._at_work(), place_in(self).below(parse_step(name)).path
-        return self.call(name, Call(wait, (session, path), inputs=None))
+        refuse_on_event_loop(wait.name)
+        session, path = self._at_work(), place_in(self).below(parse_step(wait.name)).path
+        return self.call(wait.name, wait.call(lambda: drive(wait.begin(session, path))))
+
+    async def wait_async(self, wait: WaitCall) -> Any:
+        session, path = self._at_work(), place_in(self).below(parse_step(wait.name)).path
+
+        async def answer() -> Any:
+            return await drive_async(wait.begin(session, path))
+
+        return await self.call(wait.name, wait.call(answer))
 
     # Telling others
 
@@ -332,6 +373,20 @@ class Run:
         path = place_in(self).path or ("log",)
         metadata = {"kind": "log", "text": str(text)[:2000], "fields": fields}
         self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
+
+    # What a worker of a queue needs
+
+    def begin(self) -> None:
+        """Raise what keeps the run from going on: it was cancelled before it began, or its time is over."""
+        self._at_work().pause_point()
+
+    def end(self, result: object) -> None:
+        """Keep what the pipeline returned with the run's last status record."""
+        self._at_work().result = (result,)
+
+    def stop(self, reason: str) -> None:
+        """From another thread: pause before the next step."""
+        self._at_work().signals.stopping = reason
 
     # What code inside a step reaches through its place
 
@@ -349,6 +404,9 @@ class Run:
         try:
             with place.entered():
                 yield
+        except Exception as error:
+            session.failures.release(error)  # the item is tried again, now or when the run is resumed
+            raise
         finally:
             session.account.close_bill(place.path)
 
@@ -356,9 +414,14 @@ class Run:
         return f"<kedge run {self.key}, session {self.session}>"
 
 
-def _say_how_to_resume(session: Session, status: RunStatus, error: BaseException | None) -> None:
+def _say_what_follows(session: Session, status: RunStatus, error: BaseException | None) -> None:
     key, command = session.key, resume_command(session.store, session.key)
-    if status is RunStatus.PAUSED:
+    if status is RunStatus.COMPLETED and session.completed_at is not None and not session.account.executed:
+        session.watcher.say(f"run {key} already completed on {session.completed_at:%Y-%m-%d %H:%M} UTC; nothing to do")
+    session.watcher.close()
+    if isinstance(error, Denied):
+        error.add_note(f"Run {key} ends here: a denial is final.")
+    elif status is RunStatus.PAUSED:
         sys.stderr.write(f"kedge: run {key} is paused ({error}); to resume it: {command}\n")
     elif isinstance(error, SystemExit):  # nobody shows its notes
         sys.stderr.write(f"kedge: run {key} failed ({error}); to resume it: {command}\n")

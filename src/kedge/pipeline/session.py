@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from kedge.errors import Cancelled, Conflict
+from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, StepTimeout
 from kedge.manager import CheckpointManager
-from kedge.model import CheckpointLevel, Lease, RunStatus
+from kedge.model import Checkpoint, CheckpointLevel, Lease, RunStatus
 
 from .account import Account, Waiting
 from .attempt import Isolation
-from .failure import one_line, traceback_of
-from .inbox import CANCEL, Inbox
+from .failure import Failure, one_line, traceback_of
+from .inbox import CANCEL, Inbox, SignalMessages
+from .kept import KeptFailures
 from .keys import Path, show, step_key
 from .owner import newest_status, save_status, this_process
 from .progress import watcher
 from .signals import Paused, Signals
+
+if TYPE_CHECKING:
+    from asyncio import Task
 
 INBOX_EVERY_S = 1.0
 PROGRESS_EVERY_S = 10.0
@@ -42,8 +48,12 @@ class Session:
         pipeline: str | None,
         grace_s: float,
         progress: bool | None,
+        timeout_s: float | None = None,
     ) -> None:
-        """Raises Conflict when the job is no run, or that of another pipeline, and Cancelled when it was cancelled."""
+        """Raises Conflict when the job is no run, or that of another pipeline, and Cancelled when it was cancelled.
+
+        `timeout_s` counts from when the run first began, in whatever session.
+        """
         self.store = store
         self.lease = lease
         self.key = lease.job
@@ -56,17 +66,27 @@ class Session:
         self.watcher = watcher(progress)
         self.isolation = Isolation()
         self.account = Account()
+        self.tasks: set[Task[Any]] = set()  # that carry out steps now
+        self.began_at = time.time()
+        self.result: tuple[object] | None = None  # of the whole run, where somebody asks for it later
+        self.completed_at: datetime | None = None  # in an earlier session
+        self._timeout_s = timeout_s
         self._inbox = Inbox(store, self.key)
         self._inbox_at = 0.0
+        self._inbox_lock = threading.Lock()
+        self._stopped_by: CheckpointError | None = None  # a cancellation, or the end of the run's time
+        self._end_at: float | None = None  # when steps under way are ended
         self._progress_at = 0.0
-        self._continue_history()
+        self.messages = SignalMessages(store, self.key)
+        self.failures = KeptFailures(store, self.key, self._continue_history())
 
-    def _continue_history(self) -> None:
+    def _continue_history(self) -> Checkpoint | None:
+        """The newest status record of the sessions before this one; what it says is taken over."""
         newest = newest_status(self.store, self.key)
         if newest is None:
             if self.store.list(self.key, limit=1):
                 raise Conflict(f"job {self.key} is not a run", hint="it holds checkpoints of its own: use another key")
-            return
+            return None
         last = newest.metadata
         known = last.get("pipeline")
         if self.pipeline is not None and known is not None and known != self.pipeline:
@@ -77,9 +97,14 @@ class Session:
         self.pipeline = self.pipeline or (known if isinstance(known, str) else None)
         if last.get("status") == RunStatus.CANCELLED:
             raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
+        if last.get("status") == RunStatus.COMPLETED:
+            self.completed_at = newest.created_at
         self.is_imported = last.get("imported") is True
         self._inbox.seen = _number(last.get("inbox"))
         self.number = _number(last.get("session")) + 1
+        if isinstance(began_at := last.get("began_at"), float):
+            self.began_at = began_at
+        return newest
 
     # Records
 
@@ -109,6 +134,7 @@ class Session:
         state = self.account.names()
         metadata: dict[str, object] = {
             "session": self.number,
+            "began_at": self.began_at,
             "version": self.version,
             "pipeline": self.pipeline,
             "inbox": self._inbox.seen,
@@ -118,11 +144,18 @@ class Session:
         }
         if self.is_imported:
             metadata["imported"] = True
+        if released := self.failures.released():  # steps that failed, and run again when the run is resumed
+            metadata["released"] = len(released)
+            state["released"] = released
         if with_command:  # how this process was started, for `kedge runs resume`
             state["command"] = {"argv": list(sys.orig_argv), "cwd": os.getcwd()}
         if error is not None and status is not RunStatus.COMPLETED:
             metadata["error"] = one_line(error)
+            metadata["is_denied"] = isinstance(error, Denied)
             state["traceback"] = traceback_of(error)
+            state["failure"] = Failure.of(error).state()
+        if status is RunStatus.COMPLETED and self.result is not None:
+            state["result"] = self.result[0]
         save_status(self.store, self.lease, status, state, metadata)
 
     def record_progress(self, done: int, total: int | None) -> None:
@@ -175,23 +208,66 @@ class Session:
             while signals.must_wait():
                 time.sleep(0.05)
                 self._read_inbox()
+                self.raise_stopped()
             if not signals.stopping:
                 self.record(RunStatus.RUNNING)
         if signals.stopping:
             raise Paused(signals.stopping)
         self._read_inbox()
+        self.raise_stopped()
+
+    def raise_stopped(self, cause: BaseException | None = None) -> None:
+        """Raise what ended the run from outside, if anything did."""
+        if (stopped := self._stopped_by) is not None:
+            raise type(stopped)(stopped.message, hint=stopped.hint) from cause
 
     def _read_inbox(self) -> None:
+        """Learn whether the run was cancelled, or its time is over; asks the store once a second at most."""
+        if self._timeout_s is not None and time.time() >= self.began_at + self._timeout_s:
+            hint = "what it finished is kept; give it more with timeout_s= and start it again"
+            self._stop(StepTimeout(f"run {self.key} took longer than {self._timeout_s:g} s", hint=hint), 0)
         now = time.monotonic()
-        if now < self._inbox_at:
+        if now < self._inbox_at or not self._inbox_lock.acquire(blocking=False):
             return
-        self._inbox_at = now + INBOX_EVERY_S
-        for message in self._inbox.new():
-            if message.metadata.get("kind") == CANCEL:
-                raise Cancelled(
-                    f"run {self.key} was cancelled by {message.metadata.get('actor')}",
-                    hint="what it finished is kept; use another key to start anew",
-                )
+        try:
+            self._inbox_at = now + INBOX_EVERY_S
+            for message in self._inbox.new():
+                if message.metadata.get("kind") == CANCEL:
+                    text = f"run {self.key} was cancelled by {message.metadata.get('actor')}"
+                    hint = "what it finished is kept; use another key to start anew"
+                    self._stop(Cancelled(text, hint=hint), self.signals.grace_s)
+        finally:
+            self._inbox_lock.release()
+
+    @contextmanager
+    def in_task(self) -> Iterator[None]:
+        """Around the attempt of a step that is a coroutine: its task can be cancelled."""
+        from asyncio import current_task
+
+        task = current_task()
+        assert task is not None  # nosec B101 # a coroutine runs in a task
+        self.tasks.add(task)
+        try:
+            yield
+        finally:
+            self.tasks.discard(task)
+
+    def _stop(self, reason: CheckpointError, grace_s: float) -> None:
+        if self._stopped_by is None:
+            self._stopped_by = reason
+            self._end_at = time.monotonic() + grace_s
+
+    def look(self) -> None:
+        """Called once a second by another thread (`watch`): ends steps under way that outlast the grace period."""
+        self._read_inbox()
+        if self._stopped_by is None or self._end_at is None or time.monotonic() < self._end_at or not self.is_open:
+            return
+        self._end_at = None
+        for task in list(self.tasks):
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        self.isolation.close()
+        if not self.tasks:
+            self.signals.interrupt(self._stopped_by)
 
     # The end
 

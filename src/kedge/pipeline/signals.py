@@ -11,6 +11,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -39,6 +41,8 @@ class Signals:
         self._before: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
         self._is_disarmed = False
+        self._interruption: BaseException | None = None  # raised in the main thread at the next signal
+        self.steps = 0  # that the main thread is in now, and that can be interrupted
 
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -65,6 +69,22 @@ class Signals:
             if handler is not None:
                 signal.signal(number, handler)
 
+    def interrupt(self, reason: BaseException) -> None:
+        """From another thread: raise `reason` in the step that the main thread is in, if it answers to signals."""
+        if self._before and self.steps and not self._is_disarmed:
+            self._interruption = reason
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around the attempt of a step, in any thread."""
+        is_main = threading.current_thread() is threading.main_thread()
+        self.steps += is_main
+        try:
+            yield
+        finally:
+            self.steps -= is_main
+
     def must_wait(self) -> bool:
         return self.is_held and not self.stopping
 
@@ -77,6 +97,11 @@ class Signals:
     def _on_stop(self, number: int, _: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._is_disarmed:
+            return
+        if self._interruption is not None:
+            reason, self._interruption = self._interruption, None
+            if self.steps:
+                raise reason
             return
         if self.stopping:
             raise Paused(f"{name}, for the second time" if self._timer and self._timer.is_alive() else self.stopping)

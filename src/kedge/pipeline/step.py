@@ -17,7 +17,8 @@ from kedge.errors import Cancelled, Corrupted, LeaseLost, UnsupportedType, Valid
 from kedge.model import Checkpoint, parse_step
 
 from .attempt import TIMEOUT_IN, await_within, call_in_thread
-from .failure import one_line, traceback_of
+from .failure import Failure, one_line
+from .kept import FINAL
 from .keys import Path, arguments, digest_of, imported_tag, show, step_key
 from .place import Place
 from .retry import Retry, parse_retries, parse_timeout
@@ -67,6 +68,8 @@ class Call:
     inputs: Any = UNSET  # instead of the arguments
     is_saved: bool = True  # else it runs every time
     share: Callable[[Mapping[str, bytes]], Shared] | None = None  # with other runs; takes the digests of its inputs
+    tags: Callable[[Any], Mapping[str, str]] | None = None  # of the record of a result
+    is_claimed: bool = False  # its path was claimed by `claim_free`
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,12 @@ class Steps:
         step = self._begin(place, call)
         if (saved := self._saved(step)) is not None:
             return saved["result"]
+        self._raise_kept(step)
         for attempt in itertools.count(1):
             self._session.pause_point()
             began = time.monotonic()
             try:
-                with place.entered():
+                with place.entered(), self._session.signals.in_step():
                     result = self._attempt(step)
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
                 self._session.signals.wait(self._record_failure(step, error, attempt))
@@ -118,17 +122,21 @@ class Steps:
 
     async def run_async(self, place: Place, call: Call) -> Any:
         """The same for a coroutine function; the store is never waited for on the event loop."""
-        from asyncio import to_thread
+        from asyncio import CancelledError, to_thread
 
         step = self._begin(place, call)
         if (saved := await to_thread(self._saved, step)) is not None:
             return saved["result"]
+        self._raise_kept(step)
         for attempt in itertools.count(1):
             await to_thread(self._session.pause_point)
             began = time.monotonic()
             try:
-                with place.entered():
+                with place.entered(), self._session.in_task():
                     result = await await_within(self._attempt_async(step), call.options.timeout_s, step.title)
+            except CancelledError as error:
+                self._session.raise_stopped(error)
+                raise
             except Exception as error:  # noqa: BLE001 - recorded, and raised unless the step is tried again
                 wait_s = await to_thread(self._record_failure, step, error, attempt)
                 await to_thread(self._session.signals.wait, wait_s)
@@ -151,6 +159,17 @@ class Steps:
                 )
             self._claimed.add(path)
 
+    def claim_free(self, place: Place, name: str) -> str:
+        """Claim the first free path of "name", "name 2", "name 3", … and answer its last part."""
+        self._session.check_open()
+        for number in itertools.count(1):
+            numbered = parse_step(name if number == 1 else f"{name} {number}")
+            with self._lock:
+                if (path := place.below(numbered).path) not in self._claimed:
+                    self._claimed.add(path)
+                    return numbered
+        raise AssertionError("unreachable")
+
     def unclaim_below(self, path: Path) -> None:
         """The steps inside a step that is tried again will be called again."""
         with self._lock:
@@ -163,7 +182,9 @@ class Steps:
                 f"step {place.path[-1]!r}: {call.function!r:.100} cannot be called",
                 hint="use run.step(name, function, *arguments)",
             )
-        self.claim(place.path)
+        if not call.is_claimed:
+            self.claim(place.path)
+        self._session.failures.step_begins()
         given = arguments(call.function, call.args, call.kwargs) if call.inputs is UNSET else {"inputs": call.inputs}
         inputs = {
             name: digest_of(value, lambda name=name: f"step {show(place.path)}, input {name}")  # type: ignore[misc]
@@ -192,6 +213,14 @@ class Steps:
             session.account.reused(show(step.path))
             session.watcher.step(step.path, "reused")
         return result
+
+    def _raise_kept(self, step: Step) -> None:
+        """Raise what the step failed with for good in an earlier session, if the pipeline handled that (`kept`)."""
+        session = self._session
+        if step.call.is_saved and (error := session.failures.take(step.key, step.path)) is not None:
+            session.account.reused(show(step.path))
+            session.watcher.step(step.path, "failed", note=f"{one_line(error)} (kept)")
+            raise error
 
     def _load(self, key: str) -> object | None:
         """What is saved under a step's key. Steps are mostly asked for in the order in which they were saved."""
@@ -247,16 +276,24 @@ class Steps:
         """Record a failed attempt; answers how long to wait for the next one, or raises what the step failed with."""
         if isinstance(error, LeaseLost | Cancelled):
             raise error
+        self._session.raise_stopped(error)
         session, retry = self._session, step.call.options.retry
+        is_final = not retry.allows(error, attempt)
         line = one_line(error)
         metadata = {"kind": "attempt", "attempt": attempt, "error": line}
-        session.save(step.path, {"traceback": traceback_of(error)}, step.place.level, metadata)
+        tags = None
+        if is_final and step.call.is_saved:
+            metadata["step_key"], tags = step.key, FINAL
+        session.save(step.path, Failure.of(error).state(), step.place.level, metadata, tags=tags)
         session.watcher.step(step.path, "failed", note=line)
-        if not retry.allows(error, attempt):
+        if is_final:
+            if step.call.is_saved:
+                session.failures.add(step.key, step.path, error)
             times = "" if attempt == 1 else f", {attempt} times"
             error.add_note(f"It failed in {step.title} of run {session.key}{times}.")
             raise error
         self.unclaim_below(step.path)
+        session.failures.attempt_again(step.path, error)
         return retry.wait_s(attempt)
 
     def _save(self, step: Step, result: object, attempts: int, seconds: float) -> None:
@@ -273,7 +310,8 @@ class Steps:
             if bill := session.account.bill(step.path):
                 metadata["llm"] = bill.to_json()
             try:
-                session.save(step.path, {"result": result}, step.place.level, metadata, step.key)
+                tags = None if step.call.tags is None else step.call.tags(result)
+                session.save(step.path, {"result": result}, step.place.level, metadata, step.key, tags)
             except UnsupportedType as error:
                 _name_result(error, f"the result of {step.title}")
         session.account.ran(show(step.path))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from kedge.errors import Validation
-from kedge.manager import CheckpointManager
-from kedge.model import CheckpointId, parse_step
 
 from .account import Waiting
 from .approval import Approval, PendingApproval, decision_of, expire
-from .inbox import SUFFIX, post
+from .inbox import SIGNAL
 from .keys import Path, show
 from .session import Session
 from .signals import Paused
+from .step import Call
 
 T = TypeVar("T")
 
-SIGNAL, TIME = "signal", "time"
+TIME = "time"
 LOOK_EVERY_S = 0.2
 LOOK_AT_CLOCK_EVERY_S = 0.02
 _LONGEST_S = 10 * 366 * 86_400
@@ -34,6 +34,13 @@ class Question:
     prompt: str
     expires_s: float | None
     raises_denial: bool
+
+    def answer(self, key: str, name: str, saved: Mapping[str, Any]) -> Approval:
+        """The decision, from what was saved; raises Denied if that is what the question asks for."""
+        decision = Approval(**saved)
+        if not decision.approved and self.raises_denial:
+            raise decision.denied(key, name)
+        return decision
 
 
 def parse_question(prompt: str, expires_s: float | None, on_denied: str) -> Question:
@@ -51,23 +58,52 @@ def parse_seconds(name: str, seconds: float) -> float:
     return seconds
 
 
-def send(store: CheckpointManager, key: str, name: str, value: object = None) -> CheckpointId:
-    """Send a value to a run that waits, or will wait, for `run.signal(name)`."""
-    return post(store, key, SIGNAL, parse_step(name), value)
+Wait = Generator[float, None, T]  # yields for how many seconds to sleep; returns the answer
 
 
-def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | None) -> Any:
-    def look() -> tuple[Any] | None:
-        first = session.store.list(session.key + SUFFIX, metadata={"kind": SIGNAL, "name": name}, after=0, limit=1)
-        if not first:
-            return None
-        state: Any = session.store.load(first[0].id)
-        return (state["value"],)
+@dataclass(frozen=True, slots=True)
+class WaitCall:
+    """A step that waits, before it is at its place."""
 
-    return _wait(session, path, {"for": SIGNAL, "name": show(path), "prompt": ""}, look, wait_s)
+    name: str
+    begin: Callable[[Session, Path], Wait[Any]]
+    tags: Callable[[Any], Mapping[str, str]] | None = None
+    is_claimed: bool = False
+
+    def call(self, function: Callable[[], Any]) -> Call:
+        return Call(function, inputs=None, tags=self.tags, is_claimed=self.is_claimed)
 
 
-def wait_for_approval(session: Session, path: Path, question: Question, wait_s: float | None) -> dict[str, object]:
+def sleep_call(seconds: float, name: str | None, wait_s: float | None) -> WaitCall:
+    seconds = parse_seconds("seconds", seconds)
+    return WaitCall(name or f"sleep {seconds:g} s", lambda session, path: wait_for_time(session, path, seconds, wait_s))
+
+
+def refuse_on_event_loop(name: str) -> None:
+    """Other tasks would stand still for as long as this waits."""
+    if (asyncio := sys.modules.get("asyncio")) is None:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise Validation(
+        f"{name}: waiting here would block the event loop",
+        hint="use await run.aio.signal(…), run.aio.approval(…) or run.aio.sleep(…)",
+    )
+
+
+def wait_for_signal(session: Session, path: Path, name: str, wait_s: float | None) -> Wait[dict[str, Any]]:
+    def look() -> tuple[dict[str, Any]] | None:
+        message = session.messages.take(name)
+        return None if message is None else (message,)
+
+    return (yield from _wait(session, path, {"for": SIGNAL, "name": name, "prompt": ""}, look, wait_s))
+
+
+def wait_for_approval(
+    session: Session, path: Path, question: Question, wait_s: float | None
+) -> Wait[dict[str, object]]:
     """The decision as plain data, as it is saved."""
     name, store = show(path), session.store
     asked_at = session.asked_at(path, {"prompt": question.prompt})
@@ -80,19 +116,19 @@ def wait_for_approval(session: Session, path: Path, question: Question, wait_s: 
             decision = expire(store, asked)
         return None if decision is None else (decision,)
 
-    return asdict(_wait(session, path, asked.waiting(), look, wait_s))
+    return asdict((yield from _wait(session, path, asked.waiting(), look, wait_s)))
 
 
-def wait_for_time(session: Session, path: Path, seconds: float, wait_s: float | None) -> None:
+def wait_for_time(session: Session, path: Path, seconds: float, wait_s: float | None) -> Wait[None]:
     until = session.asked_at(path, {"seconds": seconds}) + seconds
     if time.time() < until:
         waiting: Waiting = {"for": TIME, "name": show(path), "prompt": ""}
-        _wait(session, path, waiting, lambda: (None,) if time.time() >= until else None, wait_s)
+        yield from _wait(session, path, waiting, lambda: (None,) if time.time() >= until else None, wait_s)
 
 
 def _wait(
     session: Session, path: Path, waiting: Waiting, look: Callable[[], tuple[T] | None], wait_s: float | None
-) -> T:
+) -> Wait[T]:
     """What `look` answers, sooner or later; after `wait_s` the run pauses, and looks again when it is resumed."""
     if wait_s is not None:
         parse_seconds("wait_s", wait_s)
@@ -104,8 +140,43 @@ def _wait(
             if give_up is not None and time.monotonic() >= give_up:
                 raise Paused(f"it waits for {waiting['for']} {waiting['name']}")
             session.pause_point()
-            time.sleep(LOOK_AT_CLOCK_EVERY_S if waiting["for"] == TIME else LOOK_EVERY_S)
+            yield LOOK_AT_CLOCK_EVERY_S if waiting["for"] == TIME else LOOK_EVERY_S
     return answer[0]
+
+
+def drive(wait: Wait[T]) -> T:
+    """The answer of a wait; the thread sleeps meanwhile."""
+    while True:
+        pause_s, answer = _advance(wait)
+        if answer is not None:
+            return answer[0]
+        try:
+            time.sleep(pause_s)
+        except BaseException as error:  # a signal: the run may still wait for this when it is resumed
+            wait.throw(error)
+            raise
+
+
+async def drive_async(wait: Wait[T]) -> T:
+    """The same for a task: the event loop neither sleeps nor asks the store."""
+    from asyncio import sleep, to_thread
+
+    while True:
+        pause_s, answer = await to_thread(_advance, wait)
+        if answer is not None:
+            return answer[0]
+        try:
+            await sleep(pause_s)
+        except BaseException as error:
+            wait.throw(error)
+            raise
+
+
+def _advance(wait: Wait[T]) -> tuple[float, tuple[T] | None]:
+    try:
+        return next(wait), None
+    except StopIteration as end:
+        return 0.0, (end.value,)
 
 
 def _moment(seconds: float) -> datetime:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -26,7 +25,7 @@ from kedge.model import Checkpoint, CheckpointLevel, Lease
 
 from .attempt import call_in_thread
 from .digests import split
-from .failure import one_line, traceback_of
+from .failure import Failure, ItemError
 from .keys import Path, show
 from .place import payer as payer_here
 from .retry import Retry
@@ -74,17 +73,6 @@ class Item:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ItemError:
-    """What stands in the place of a result where an item failed and on_error says to go on."""
-
-    key: str
-    error: str
-    traceback: str
-    attempts: int = 1
-    exception: Exception | None = field(default=None, compare=False, repr=False)
-
-
 @dataclass(slots=True)
 class Outcome:
     """What became of some items: number → result, number → error; the rest was not begun."""
@@ -125,7 +113,7 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
         for item in items:
             failure = _work_on(spec, item, run, batch)
             if failure is not None:
-                batch.fail(item, failure if run is not None else _sendable(failure))
+                batch.fail(item, failure)
                 if spec.stops_at_failure:
                     break
     batch.flush()
@@ -169,10 +157,15 @@ def load_batch(store: CheckpointManager, spec: Spec, record: Checkpoint) -> Any:
         ) from error
 
 
-def call_for(account: tuple[str, str], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A function in a process of its own, on the account of a step."""
+def call_for(
+    account: tuple[str, str], function: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[Any, Failure | None]:
+    """A function in a process of its own, on the account of a step: its result, or the failure as data."""
     with _on_account(*account):
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs), None
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            return None, Failure.of(error)
 
 
 @contextmanager
@@ -205,7 +198,7 @@ def _work_on(spec: Spec, item: Item, run: Run | None, batch: Batch) -> ItemError
             raise
         except Exception as error:  # noqa: BLE001 - the item's own; it is recorded with the batch
             if not spec.retry.allows(error, attempt):
-                return item_error(item.label, error, attempt)
+                return ItemError.of(item.label, error, attempt)
             time.sleep(spec.retry.wait_s(attempt))
         else:
             return None
@@ -348,19 +341,6 @@ def save_items(
         metadata=metadata,
         lease=spec.lease,
     )
-
-
-def item_error(label: str, error: Exception, attempts: int) -> ItemError:
-    return ItemError(label, one_line(error), traceback_of(error), attempts, error)
-
-
-def _sendable(failure: ItemError) -> ItemError:
-    """Without the exception, where that cannot travel between processes."""
-    try:
-        ForkingPickler.loads(ForkingPickler.dumps(failure.exception))  # some fail only when they arrive
-    except Exception:  # noqa: BLE001 - whatever its class does when pickled
-        return ItemError(failure.key, failure.error, failure.traceback, failure.attempts)
-    return failure
 
 
 def _no_buffers(number: int) -> bytes:

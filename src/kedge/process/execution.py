@@ -7,7 +7,6 @@ approval     pending → approved or denied, once, by a named actor; an expired 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
@@ -50,6 +49,21 @@ class OnDenied(StrEnum):
     FAIL = "fail"
     SKIP = "skip"  # the checkpoint is skipped, the execution goes on
     PAUSE = "pause"  # it stays where it is, for good
+
+
+UNREADABLE = "unreadable"  # the state of what is marked as an execution and is none
+
+
+class Unreadable(Conflict):
+    """What is marked as an execution is none: somebody else saved it."""
+
+
+def unreadable_status(execution_id: str) -> dict[str, Any]:
+    """In short, of one that cannot be read."""
+    texts = {"correlation_id": "", "workflow_name": "", "started_at": "", "state": UNREADABLE}
+    counts = ("total_checkpoints", "completed_checkpoints", "failed_checkpoints", "pending_approvals")
+    nothing = {"current_checkpoint": None, "completed_at": None}
+    return {"execution_id": execution_id, **texts, **nothing, **dict.fromkeys(counts, 0)}
 
 
 @dataclass(slots=True)
@@ -99,10 +113,20 @@ class Execution:
     global_data: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> Execution:
-        """The execution that `document` gave, or an importer wrote."""
-        steps = [Step(**step) for step in document["checkpoints"]]
-        return cls(**{**document, "checkpoints": steps})
+    def parse(cls, document: Any) -> Execution:
+        """The execution that `document` gave, or an importer wrote; Unreadable for what anybody else saved."""
+        try:
+            steps = [Step(**step) for step in document["checkpoints"]]
+            execution = cls(**{**document, "checkpoints": steps})
+        except (TypeError, KeyError) as error:
+            raise Unreadable("it is not made of the fields of one") from error
+        texts = [execution.execution_id, *(text for step in steps for text in (step.checkpoint_id, step.state))]
+        optional = [execution.current_checkpoint, *(step.approval_status for step in steps)]
+        is_sound = execution.state in tuple(ExecutionState) and isinstance(execution.global_data, dict)
+        is_sound = is_sound and all(isinstance(text, str) for text in texts)
+        if not is_sound or not all(text is None or isinstance(text, str) for text in optional):
+            raise Unreadable("a field of it is of another type")
+        return execution
 
     def document(self) -> dict[str, Any]:
         return {**_document(self), "checkpoints": [_document(step) for step in self.checkpoints]}

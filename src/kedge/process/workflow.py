@@ -19,6 +19,7 @@ from uuid import uuid4
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import (
+    INBOX_SUFFIX,
     MAX_STEP_CHARACTERS,
     Checkpoint,
     CheckpointLevel,
@@ -30,11 +31,20 @@ from kedge.model import (
     parse_step,
 )
 from kedge.pipeline.approval import Approval, decide_once, decision_of, expire
-from kedge.pipeline.inbox import SUFFIX
 from kedge.pipeline.owner import take_lease, walk_jobs
 from kedge.pipeline.wait import parse_seconds
 
-from .execution import ApprovalStatus, Execution, ExecutionState, OnDenied, Step, StepState, now
+from .execution import (
+    ApprovalStatus,
+    Execution,
+    ExecutionState,
+    OnDenied,
+    Step,
+    StepState,
+    Unreadable,
+    now,
+    unreadable_status,
+)
 
 __all__ = [
     "ApprovalStatus", "CheckpointCallback", "ExecutionState", "OnDenied", "StepState", "UnknownExecution", "Workflows",
@@ -165,7 +175,11 @@ class Workflows:
         return self._current(execution_id).document()
 
     def get_execution_status(self, execution_id: str) -> dict[str, Any]:
-        return self._current(execution_id).status()
+        """In short; the state of what is marked as an execution and is none is "unreadable"."""
+        try:
+            return self._current(execution_id).status()
+        except Unreadable:
+            return unreadable_status(execution_id)
 
     def list_executions(
         self,
@@ -204,7 +218,7 @@ class Workflows:
         removed = 0
         for newest in self._newest():
             if newest.metadata.get("state") in ("completed", "failed") and newest.created_at < limit:
-                for job in (newest.job + SUFFIX, newest.job):
+                for job in (newest.job + INBOX_SUFFIX, newest.job):
                     for checkpoint in self._store.walk(job):
                         self._store.delete(job, checkpoint.id)
                 removed += 1
@@ -250,8 +264,13 @@ class Workflows:
         newest = self._store.load_latest(parse_name("execution ID", execution_id))
         if newest is None or newest[0].metadata.get("kind") != "execution":
             raise UnknownExecution(f"execution {execution_id} not found", hint="list_executions() shows what there is")
-        document: Any = newest[1]
-        return Execution.parse(document)
+        try:
+            return Execution.parse(newest[1])
+        except Unreadable as error:
+            raise Unreadable(
+                f"execution {execution_id} cannot be read: {error.message}",
+                hint=f"delete its newest checkpoint: kedge delete {execution_id} {newest[0].id}",
+            ) from error
 
     def _save(self, lease: Lease, change: str, execution: Execution, actor: str | None = None) -> None:
         metadata = {

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kedge.errors import missing_extra
+
 if TYPE_CHECKING:
     from .app import create_app
 
@@ -23,6 +25,8 @@ def __getattr__(name: str) -> object:
     """`create_app`, brought in when it is used: tokens are made where FastAPI may be missing."""
     if name != "create_app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .app import create_app
-
+    try:
+        from .app import create_app
+    except ModuleNotFoundError as error:
+        raise missing_extra("the service", "server", error) from error
     return create_app

@@ -18,6 +18,7 @@ import kedge
 from kedge.manager import CheckpointManager
 
 from .auth import rule_of
+from .gate import GatedRoute
 from .limits import LOOPBACK_NAMES, Edge, Limits
 from .page import add_page
 from .problems import add_handlers
@@ -111,8 +112,11 @@ def create_app(
 def check_rules(app: FastAPI) -> None:
     """Every route says who may use it; one that does not is a mistake found here, not in production."""
     for route in iter_route_contexts(app.routes):
-        if not isinstance(route.original_route, Mount):  # of static files, for everybody
-            rule_of(route)
+        if isinstance(route.original_route, Mount):  # of static files, for everybody
+            continue
+        rule_of(route)
+        if not isinstance(route.original_route, GatedRoute):
+            raise TypeError(f"{route.path} has no gate: its router needs route_class=GatedRoute")
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

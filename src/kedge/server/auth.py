@@ -3,8 +3,9 @@
     Reads, Writes, Administers      annotations of a route's parameter; the route gets an `Access`
     public(router)                  routes that need nobody to be known
 
-`create_app` refuses to start with a route that has neither. Tokens come in the Authorization header, or, from the page,
-in a cookie. Without any token in the store, only callers on the same machine are answered.
+`create_app` refuses to start with a route that has neither. Tokens come in the Authorization header; a browser that
+signed in sends a session (`sessions`) in a cookie. Without any token in the store, only callers on the same machine are
+answered.
 
 A browser sends cookies, and requests to this machine, on behalf of any page. So whatever changes something and comes
 without an Authorization header must come from a page of ours: `Origin` and `Sec-Fetch-Site` say so.
@@ -12,6 +13,7 @@ without an Authorization header must come from a page of ours: `Origin` and `Sec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,12 +32,17 @@ from kedge.manager import CheckpointManager
 from .problems import OLDER_PREFIX
 from .schemas import Name
 from .service import Service
+from .sessions import LIFETIME
 from .tokens import Scope, Token
 
 T = TypeVar("T")
 
-COOKIE = "kedge_token"
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# What proxies add: the caller is somebody else, whom we cannot see.
+_OF_PROXIES = frozenset({
+    b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"forwarded", b"via", b"x-real-ip", b"x-client-ip",
+    b"true-client-ip", b"cf-connecting-ip",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +117,7 @@ class Needs(SecurityBase):
     def admit(self, caller: Caller, namespace: str | None, service: Service) -> Access:
         """What the caller gets; NotAllowed where that is nothing."""
         chosen = _namespace(caller, namespace, service.namespace)
-        if not caller.scope.includes(self.scope):
-            raise NotAllowed(
-                f"a token with scope {caller.scope} does not suffice", hint=f"this needs one with scope {self.scope}"
-            )
+        refuse_narrow_scope(caller, self.scope)
         return Access(service, caller, chosen)
 
 
@@ -136,6 +140,11 @@ def rule_of(route: Any) -> Scope | None:
     if not rules and getattr(route.endpoint, "kedge_public", False):
         return None
     raise TypeError(f"{route.path} needs exactly one of Reads, Writes, Administers, or @public")
+
+
+def refuse_narrow_scope(caller: Caller, needed: Scope) -> None:
+    if not caller.scope.includes(needed):
+        raise NotAllowed(f"a token with scope {caller.scope} does not suffice", hint=f"this needs scope {needed}")
 
 
 def _dependencies(dependant: Any) -> list[Any]:
@@ -170,23 +179,27 @@ def _root(request: Request) -> str:
 
 
 async def identify(request: Request) -> Caller:
-    """Who asks; Unauthorized or NotAllowed when that is nobody we know."""
+    """Who asks; Unauthorized or NotAllowed when that is nobody we know. Needs the head of a request only."""
+    state = request.scope.setdefault("state", {})
+    if isinstance(known := state.get("caller"), Caller):  # at the gate
+        return known
     service = service_of(request)
-    headers = headers_of(request)
-    header = headers.get(b"authorization")
+    header = headers_of(request).get(b"authorization")
     if header is not None:
-        text: str | None = _bearer(header.decode("latin-1"))
-    else:
-        text = request.cookies.get(COOKIE) if b"cookie" in headers else None
-        refuse_other_sites(request, has_cookie=text is not None)
-    if text is None:
-        caller = await _stranger(request, service)
-    else:
-        token = await find_token(service, text)
+        token = await find_token(service, _bearer(header.decode("latin-1")))
         if token is None:
             raise Unauthorized("the token is unknown, expired or revoked", hint="kedge token create makes one")
         caller = Caller.of(token)
-    request.scope.setdefault("state", {})["actor"] = caller.actor
+    elif (session := session_of(request)) is not None:
+        refuse_other_sites(request, has_cookie=True)
+        token = await service.in_thread(lambda: service.sessions.find(session))
+        if token is None:
+            raise Unauthorized("the session is over", hint="sign in again")
+        caller = Caller.of(token)
+    else:
+        refuse_other_sites(request, has_cookie=False)
+        caller = await _stranger(request, service)
+    state |= {"caller": caller, "actor": caller.actor}
     return caller
 
 
@@ -226,9 +239,8 @@ def _namespace(caller: Caller, wanted: str | None, default: str) -> str:
 
 def _is_local(request: Request) -> bool:
     """Whether the caller is on this machine, and no proxy speaks for somebody else."""
-    headers = headers_of(request)
-    if b"x-forwarded-for" in headers or b"forwarded" in headers:
-        return False
+    if not _OF_PROXIES.isdisjoint(headers_of(request)) or request.scope["http_version"] == "1.0":
+        return False  # nginx speaks HTTP/1.0 and adds nothing unless it is told to
     return request.client is None or is_loopback(request.client.host)  # None: a Unix socket
 
 
@@ -244,7 +256,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
-    if request.method in _SAFE_METHODS:
+    if request.method in SAFE_METHODS:
         return
     headers = headers_of(request)
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
@@ -254,12 +266,38 @@ def refuse_other_sites(request: Request, *, has_cookie: bool) -> None:
         raise NotAllowed("this request comes from another site's page", hint="use the page of this service")
 
 
-def keep_token(request: Request, response: Response, text: str) -> None:
-    """Log a browser in: no script sees the cookie, and no other site's request carries it."""
-    path = _root(request) or "/"
+def session_of(request: Request) -> str | None:
+    """The text of the session that a browser sends."""
+    return request.cookies.get(cookie_of(request)) if b"cookie" in headers_of(request) else None
+
+
+def cookie_of(request: Request) -> str:
+    """The cookie's name. Services on other ports or paths of the same host have others, and over HTTPS no other host
+    and no page without HTTPS can set it (`__Host-`)."""
+    place = re.sub(r"[^A-Za-z0-9]+", "-", f"{request.url.port or ''}{_root(request)}")
+    return ("__Host-" if request.url.scheme == "https" else "") + f"kedge-session-{place}"
+
+
+async def sign_in(request: Request, response: Response, text: str) -> None:
+    """Give a browser a session for a token; Unauthorized if nobody has this token. No script sees the cookie, and no
+    other site's request carries it."""
+    service = service_of(request)
+    token = await find_token(service, text)
+    if token is None:
+        raise Unauthorized("the token is unknown, expired or revoked", hint="kedge token create makes one")
+    session = await service.in_thread(lambda: service.sessions.create(token))
+    response.set_cookie(cookie_of(request), session, max_age=int(LIFETIME.total_seconds()), **_attributes(request))
+
+
+async def sign_out(request: Request, response: Response) -> None:
+    """End the session, and have the browser forget it."""
+    service, session = service_of(request), session_of(request)
+    if session is not None:
+        await service.in_thread(lambda: service.sessions.end(session))
+    response.delete_cookie(cookie_of(request), **_attributes(request))
+
+
+def _attributes(request: Request) -> dict[str, Any]:
     is_secure = request.url.scheme == "https"
-    response.set_cookie(COOKIE, text, path=path, httponly=True, samesite="strict", secure=is_secure)
-
-
-def forget_token(request: Request, response: Response) -> None:
-    response.delete_cookie(COOKIE, path=_root(request) or "/", httponly=True, samesite="strict")
+    path = "/" if is_secure else _root(request) or "/"  # as __Host- demands
+    return {"path": path, "httponly": True, "samesite": "strict", "secure": is_secure}

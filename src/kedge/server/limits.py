@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kedge.access")
 
+_BODY = "kedge.body"  # in the scope of a request
+_DRAIN_S = 2.0  # for what is left of a body, and more for a large one, once the service stops
 CLIENT_LEFT = 499  # in log and numbers, of a caller who went away before the body was there
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
@@ -50,11 +52,16 @@ SECURITY_HEADERS = {
 class Limits:
     """What the service takes at once."""
 
-    body_bytes: int = 1 << 30
-    json_bytes: int = 64 << 20  # of JSON documents, which are held in memory
+    body_bytes: int = 1 << 30  # of saves
+    json_bytes: int = 64 << 20  # of saves as JSON documents, which are held in memory
+    document_bytes: int = 1 << 20  # of everything else
+    form_bytes: int = 16 << 10  # of strangers, who sign in
     header_bytes: int = 32 << 10
-    receive_s: float = 30.0  # without another piece of the body
-    concurrent: int = 256
+    receive_s: float = 30.0  # for a body, and more for a large one:
+    bytes_per_s: int = 64 << 10  # the least that a body comes with
+    form_s: float = 10.0
+    concurrent: int = 256  # requests of callers who are known
+    sign_ins: int = 32
     streams: int = 128  # event streams, which stay open and are counted apart
     threads: int = 24
 
@@ -84,23 +91,28 @@ class Edge:
         _put_prefix(scope)
         headers = dict(scope["headers"])
         token = request_id.set(choose_request_id(headers.get(b"x-request-id", b"").decode("latin-1")))
+        asked = scope["method"]
+        if asked == "HEAD":  # every GET route answers it: the same headers, no body
+            scope, send = {**scope, "method": "GET"}, _HeadersOnly(send)
         answer = _Answer(send, request_id.get())
         started = time.perf_counter()
         self.in_flight += 1
+        body = Body(receive, self.service, headers.get(b"content-length", b"0"))
         try:
             refusal = self._refuse(scope, headers)
             if refusal is not None:
                 await refusal(scope, receive, answer)
             else:
-                body = _Body(receive, self.service.limits)
-                scope["kedge.body"] = body
+                scope[_BODY] = body
                 await self._run(scope, body, answer)
         finally:
             self.in_flight -= 1
-            self._note(scope, answer, time.perf_counter() - started)
+            self.service.slots.discard(body)
+            self.service.sign_ins.discard(body)
+            self._note(asked, scope, answer, time.perf_counter() - started)
             request_id.reset(token)
 
-    async def _run(self, scope: Scope, body: Receive, answer: _Answer) -> None:
+    async def _run(self, scope: Scope, body: Body, answer: _Answer) -> None:
         try:
             app = next((route.app for route in self.direct if route.takes(scope)), self.app)
             await app(scope, body, answer)
@@ -137,26 +149,23 @@ class Edge:
         if not length.isdigit() or len(length) > 18 or int(length) > limits.body_bytes:
             refused.labels("body").inc()
             return of_error(_too_large(limits.body_bytes))
-        if self.in_flight > limits.concurrent:
-            refused.labels("busy").inc()
-            return of_error(Unavailable("the service has too much to do", hint="try again in a moment"))
         return None
 
-    def _note(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+    def _note(self, asked: str, scope: Scope, answer: _Answer, seconds: float) -> None:
         route = getattr(scope.get("route"), "path_format", None) or getattr(scope.get("route"), "path", None) or "none"
-        metrics, method = self.service.metrics, scope["method"] if scope["method"] in _METHODS else "other"
+        metrics, method = self.service.metrics, asked if asked in _METHODS else "other"
         metrics.note(method, route, answer.status, seconds)
         if _log.isEnabledFor(logging.INFO):
             client = scope.get("client")
             facts = {
-                "method": scope["method"],
+                "method": asked,
                 "path": scope["path"],
                 "status": answer.status,
                 "ms": round(seconds * 1000, 3),
                 "client": client[0] if client else None,
                 "actor": scope.get("state", {}).get("actor"),
             }
-            _log.info("%s %s %s", scope["method"], scope["path"], answer.status, extra={"facts": facts})
+            _log.info("%s %s %s", asked, scope["path"], answer.status, extra={"facts": facts})
 
 
 def _put_prefix(scope: Scope) -> None:
@@ -175,37 +184,78 @@ def _too_large(most: int) -> TooLarge:
     return TooLarge(f"more than {most:,} bytes", hint="save large arrays in parts, or use the store directly")
 
 
-def unbounded(scope: Scope) -> None:
-    """Let the body of this request have any size: its route takes it in as it comes, and keeps none of it."""
-    body = scope["kedge.body"]
-    assert isinstance(body, _Body)
-    body.most_bytes = None
+class Body:
+    """`receive` that gives nothing until the gate of a route opens it (`gate`), and gives up on what is too large or
+    does not come."""
 
-
-class _Body:
-    """`receive` that gives up on bodies that are too large, or that do not come."""
-
-    def __init__(self, receive: Receive, limits: Limits) -> None:
+    def __init__(self, receive: Receive, service: Service, declared: bytes) -> None:
         self._receive = receive
-        self._limits = limits
-        self.most_bytes: int | None = limits.body_bytes
+        self._service = service
+        self._declared = declared
+        self._most_bytes = 0
+        self._until = 0.0
         self._seen = 0
         self._is_whole = False
+        self._is_hurried = False  # by the stop of the service
+
+    def open(self, most_bytes: int, within_s: float) -> None:
+        """Take so much, so long; TooLarge when more was announced."""
+        self._most_bytes, self._until = most_bytes, time.monotonic() + within_s
+        if int(self._declared) > most_bytes:  # the edge has bounded its digits
+            self._service.metrics.refused.labels("body").inc()
+            raise _too_large(most_bytes)
 
     async def __call__(self) -> Message:
         if self._is_whole:
             return await self._receive()  # waits for the end of the connection
-        try:
-            async with asyncio.timeout(self._limits.receive_s):
-                message = await self._receive()
-        except TimeoutError:
-            raise TooSlow("the body did not come", hint="send it at once") from None
+        if self._service.is_draining and not self._is_hurried:
+            self._is_hurried, self._until = True, min(self._until, time.monotonic() + _DRAIN_S)
+        message = await self._next()
         if message["type"] == "http.request":
-            self._seen += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            self._seen += size
+            self._until += size / self._service.limits.bytes_per_s
             self._is_whole = not message.get("more_body", False)
-            if self.most_bytes is not None and self._seen > self.most_bytes:
-                raise _too_large(self.most_bytes)
+            if self._seen > self._most_bytes:
+                raise _too_large(self._most_bytes)
         return message
+
+    async def _next(self) -> Message:
+        """The next piece, by the deadline of the whole body; who sends one while the service stops has less time."""
+        while (left_s := self._until - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(left_s, _DRAIN_S)):
+                    return await self._receive()
+            except TimeoutError:
+                if self._service.is_draining:
+                    break
+        if self._service.is_draining:
+            raise Unavailable("the service is stopping", hint="send it to another one")
+        raise TooSlow("the body did not come in time", hint="send it at once")
+
+
+def body_of(scope: Scope) -> Body:
+    body = scope[_BODY]
+    assert isinstance(body, Body)
+    return body
+
+
+class _HeadersOnly:
+    """`send` for HEAD: ends the answer after its headers; whoever goes on sending hears that nobody listens."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_over = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        if not self._is_over:
+            self._is_over = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if message.get("more_body", False):
+            raise ClientDisconnect
 
 
 class _Answer:

@@ -1,4 +1,4 @@
-"""One JSON object per line, each with the ID of its request."""
+"""One JSON object per line, each with the ID of its request; on a terminal, words for people."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
+
+from kedge.terminal.text import safe
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -37,10 +39,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class Words(logging.Formatter):
+    """For people who watch: 12:03:04  GET /jobs 200  3 ms"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = getattr(record, "facts", {})
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        line = f"{datetime.fromtimestamp(record.created):%H:%M:%S}  {level}{safe(record.getMessage())}"  # noqa: DTZ006 - local
+        if "ms" in facts:
+            line += f"  {facts['ms']:.0f} ms"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
 def configure(level: str = "info") -> None:
-    """JSON lines on stderr for everything; uvicorn's own access log is replaced by ours."""
+    """Lines on stderr for everything; uvicorn's own access log is replaced by ours."""
+    is_watched = sys.stderr.isatty()
     out = logging.StreamHandler(sys.stderr)
-    out.setFormatter(JsonLines())
+    out.setFormatter(Words() if is_watched else JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [out]
     root.setLevel(level.upper())
@@ -48,3 +63,10 @@ def configure(level: str = "info") -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = name != "uvicorn.access"
+        logger.setLevel(logging.WARNING if is_watched else logging.NOTSET)  # `announce` says what people need
+
+
+def announce(address: str) -> None:
+    """On a terminal: where to look, before anything else is said."""
+    if sys.stderr.isatty():
+        print(f"Kedge serves on {address}   (stop it with Ctrl-C)", file=sys.stderr, flush=True)  # noqa: T201

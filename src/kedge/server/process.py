@@ -73,12 +73,37 @@ def serve(settings: Settings) -> None:
     )
     logs.configure(settings.log_level)
     if settings.workers == 1:
-        server = uvicorn.Server(config)
+        server = _Server(config)
         server.run()
         if not server.started:
             raise StorageError(f"{settings.host}:{settings.port} cannot be served", hint="the log above says why")
         return
-    Multiprocess(config, sockets=[config.bind_socket()]).run()
+    listening = config.bind_socket()
+    listening.listen(config.backlog)  # who comes before the first worker waits for it
+    logs.announce(_address(config, listening))
+    Multiprocess(config, sockets=[listening]).run()
+
+
+class _Server(uvicorn.Server):
+    """Says where it serves, as soon as it does."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            logs.announce(_address(self.config, self.servers[0].sockets[0]))
+            notify_ready()
+
+
+def _address(config: uvicorn.Config, listening: Any) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{listening.getsockname()[1]}"
+
+
+def notify_ready() -> None:
+    """Tell systemd (Type=notify) that requests are answered from now on; nothing where nobody asked."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.sendto(b"READY=1", address.replace("@", "\0", 1) if address.startswith("@") else address)
 
 
 def make_app() -> FastAPI:
@@ -97,6 +122,8 @@ def make_app() -> FastAPI:
     async def life(app: FastAPI) -> AsyncIterator[Any]:
         _drain_on_signal(app.state.service)
         async with inner(app) as state:
+            if told.workers > 1:
+                notify_ready()
             yield state
 
     app.router.lifespan_context = life

@@ -26,6 +26,7 @@ _log = logging.getLogger("kedge.server")
 class BoundedHttp(HttpToolsProtocol):
     head_s: ClassVar[float] = 20.0
     read_s: ClassVar[float] = 60.0  # for a caller to read some of what waits for it
+    linger_s: ClassVar[float] = 10.0  # for the rest of a body that was refused: its sender is to read why
     # Bytes that are no body: the head, sizes and extensions of chunks, trailers. The edge refuses less politely sized
     # heads that are complete; this is for those that never are.
     most_around: ClassVar[int] = 2 * Limits().header_bytes
@@ -33,6 +34,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     _waiting: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _lingering: asyncio.TimerHandle | None = None
     _is_new = False  # a request began in the piece that is being read
     _is_in_head = True
     _is_in_body = False
@@ -96,7 +98,15 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
+            self._lingering = self.loop.call_later(self.linger_s, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_over:

@@ -12,15 +12,15 @@ from typing import Any
 from fastapi import Request
 from fastapi._compat import ModelField
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from .auth import Needs
+from .gate import GatedRoute
 
 TRACE = "fastapi.telemetry"  # in the scope of requests that are traced: the framework names their spans
 
 
-class DirectRoute(APIRoute):
+class DirectRoute(GatedRoute):
     """A route with one rule (`auth`) and parameters in its path and headers; its endpoint answers a Response."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -47,6 +47,7 @@ class DirectRoute(APIRoute):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
+        await self.admit(request)
         response = await self.endpoint(**await self._arguments(request))
         await response(scope, receive, send)
 

@@ -11,7 +11,7 @@ from .schemas import Answer, Body, Json, Name, Page
 
 class RunAnswer(Answer):
     key: str
-    status: Literal["running", "paused", "completed", "failed", "cancelled", "abandoned"]
+    status: Literal["running", "paused", "completed", "failed", "cancelled", "abandoned", "unreadable"]
     pipeline: str | None
     version: str
     sessions: int
@@ -20,6 +20,7 @@ class RunAnswer(Answer):
     error: str
     updated_at: str
     is_abandoned: bool
+    is_denied: bool = Field(description="An approval was denied: the run cannot be resumed.")
     waiting: list[dict[str, Json]]
     progress: dict[str, int | None] | None
 
@@ -117,7 +118,7 @@ class Execution(Answer):
     execution_id: str
     correlation_id: str
     workflow_name: str
-    state: Literal["running", "paused", "completed", "failed"]
+    state: Literal["running", "paused", "completed", "failed", "unreadable"]
     current_checkpoint: str | None
     started_at: str
     completed_at: str | None

@@ -190,6 +190,11 @@ class Copied(Answer):
     checkpoints: int
 
 
+class DeletedJob(Answer):
+    job: str
+    deleted: int
+
+
 class Restore(Body):
     resume: bool = False
 

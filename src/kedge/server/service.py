@@ -17,8 +17,9 @@ from kedge.model import Checkpoint
 
 from .batches import Batches
 from .events import Feeds
-from .limits import Limits
+from .limits import Body, Limits
 from .metrics import Metrics
+from .sessions import Sessions
 from .tasks import Tasks
 from .tokens import ACCESS, Tokens
 from .uploads import WaitingSave, save_each
@@ -57,6 +58,8 @@ class Service:
         self.is_draining = False
         self._trouble: tuple[float, StorageError] | None = None  # the last one of the store, and when (monotonic)
         self._written_s = -_READY_S
+        self.slots: set[Body] = set()  # of requests under way, from callers who are known
+        self.sign_ins: set[Body] = set()  # and of those who sign in
         self._managers: dict[str, CheckpointManager] = {}
         self._borrowed = {self.namespace} if is_open else set()
         if isinstance(store, CheckpointManager):
@@ -64,6 +67,7 @@ class Service:
         self._opening = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._tokens: Tokens | None = None
+        self._sessions: Sessions | None = None
         self.lookups: Batches[tuple[str, str], Checkpoint] = Batches("kedge-lookups", self._look_up)
         self.saves: Batches[WaitingSave, Checkpoint] = Batches("kedge-saves", save_each, gather_s=_GATHER_S)
 
@@ -101,6 +105,12 @@ class Service:
         if self._tokens is None:
             self._tokens = Tokens(self.manager(ACCESS))
         return self._tokens
+
+    @property
+    def sessions(self) -> Sessions:
+        if self._sessions is None:
+            self._sessions = Sessions(self.manager(ACCESS), self.tokens)
+        return self._sessions
 
     async def were_tokens_made(self) -> bool:
         """Whether callers have to be known. Asked by every request without a token: from memory where that can tell."""
@@ -147,5 +157,5 @@ class Service:
             self._threads = None
         for name in list(self._managers.keys() - self._borrowed):
             self._managers.pop(name).close()
-        self._tokens = None
+        self._tokens = self._sessions = None
         self.feeds = Feeds(self)

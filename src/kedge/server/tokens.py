@@ -110,7 +110,7 @@ class Tokens:
             "namespaces": list(places),
             "created_at": now.isoformat(),
             "expires_at": _text(now + timedelta(days=expires_days)) if expires_days is not None else None,
-            "digest": _digest(text),
+            "digest": digest_of(text),
         }
         saved = self._manager.save(JOB, name, None, metadata=record, idempotency_key=token_id)
         self._ever = None
@@ -142,8 +142,8 @@ class Tokens:
         """Whether there ever was one: a store whose tokens are all revoked is closed, not open."""
         if (remembered := self.remember_made()) is not None:
             return remembered
-        jobs = self._manager.jobs(JOB, 1)
-        self._ever = time.monotonic(), bool(jobs) and jobs[0].name == JOB and jobs[0].last_seq > 0
+        job = self._manager.store.job(JOB)  # which stays when its checkpoints are deleted
+        self._ever = time.monotonic(), job is not None and job.last_seq > 0
         return self._ever[1]
 
     def find(self, text: str) -> Token | None:
@@ -151,13 +151,13 @@ class Tokens:
         parts = _TOKEN.fullmatch(text)
         if parts is None:
             return None
-        token = self._look_up(parts[1])
-        is_right = hmac.compare_digest(_digest(text), token.digest if token else "")
+        token = self.get(parts[1])
+        is_right = hmac.compare_digest(digest_of(text), token.digest if token else "")
         return token if token is not None and is_right and token.is_valid else None
 
     def holds(self, token: Token) -> bool:
         """Whether a token that was found once is valid still."""
-        found = self._look_up(token.id)
+        found = self.get(token.id)
         return found is not None and found.is_valid
 
     def recall(self, text: str) -> tuple[bool, Token | None]:
@@ -170,7 +170,8 @@ class Tokens:
             return False, None
         return True, self.find(text)
 
-    def _look_up(self, token_id: str) -> Token | None:
+    def get(self, token_id: str) -> Token | None:
+        """The token with this ID, valid or not."""
         known = self._known.get(token_id)
         if known is not None and time.monotonic() - known[0] < REMEMBERED_S:
             return known[1]
@@ -200,7 +201,7 @@ def _token(checkpoint: Checkpoint) -> Token:
     )
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -14,7 +14,7 @@ from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.model import Checkpoint, CheckpointStatus
 from kedge.ports import Checkpoints, ChunksGone, IdTaken, KeysChanged, NewCheckpoint
 
-from .chunk_writer import ChunkWriter
+from .chunk_writer import ChunkWriter, settled
 from .record import record_of
 
 if TYPE_CHECKING:
@@ -73,10 +73,13 @@ def adopt(
 
 def _adopt_small(store: LocalStore, records: Sequence[NewCheckpoint], actor: str) -> Checkpoints:
     try:
-        return store.index.commit(records, actor=actor)
+        checkpoints = store.index.commit(records, actor=actor)
     except IdTaken:
         if len(records) == 1:
             return [taken(store, records[0])]
+    else:
+        store.note(len(records))
+        return checkpoints
     return [checkpoint for record in records for checkpoint in _adopt_small(store, [record], actor)]
 
 
@@ -92,21 +95,15 @@ def _adopt_one(store: LocalStore, exported: Exported, read: ReadChunks, actor: s
             key=store.key,
         )
         try:
-            _move(store, exported, read, writer, distrusted, moved)
-            checkpoint = store.commit(writer, exported.record, actor)
-        except BaseException as error:
-            writer.abort()
-            if isinstance(error, ChunksGone):
-                distrusted |= frozenset(error.digests)
-            elif isinstance(error, KeysChanged):
-                store.refresh_keys()
-            elif isinstance(error, IdTaken):
-                return taken(store, exported.record)
-            else:
-                raise
-            continue
-        writer.release()
-        return checkpoint
+            with settled(writer):
+                _move(store, exported, read, writer, distrusted, moved)
+                return store.commit(writer, store.finish(writer, exported.record), actor)
+        except ChunksGone as gone:
+            distrusted |= frozenset(gone.digests)
+        except KeysChanged:
+            store.refresh_keys()
+        except IdTaken:
+            return taken(store, exported.record)
     raise Conflict(
         f"gc of the target kept removing chunks that {exported.record.id} needs", hint="run it again when gc has ended"
     )

@@ -54,10 +54,11 @@ class KnownChunks:
         doubtful = [name for name in reused if not self._is_trusted(self._packs_of.get(name), now_s)]
         by_pack: dict[str, list[Chunk]] = {}
         for chunk in self._index.locate(doubtful).values() if doubtful else ():
-            if chunk.pack and not self._is_trusted(chunk.pack, now_s):
-                by_pack.setdefault(chunk.pack, []).append(chunk)
+            pack = chunk.pack if chunk.data is None else ""
+            if pack and not self._is_trusted(pack, now_s):
+                by_pack.setdefault(pack, []).append(chunk)
             if chunk.digest in self._packs_of:
-                self._packs_of[chunk.digest] = chunk.pack
+                self._packs_of[chunk.digest] = pack
         for pack, chunks in by_pack.items():
             last = max(chunk.offset + chunk.stored_bytes for chunk in chunks) - 1
             try:

@@ -229,7 +229,11 @@ class ChunkReader:
         offset = 0
         for entry in entries:
             place = places.get(entry.digest)
-            path = self._blobs.file_of(place.pack) if place and place.pack and place.encoding is Encoding.RAW else None
+            path = (
+                self._blobs.file_of(place.pack)
+                if place and place.pack and place.data is None and not place.encoding
+                else None
+            )
             piece = Piece(offset, entry.size_bytes, path or "", place.offset if place else 0)
             if path and is_mappable(piece, size):
                 pieces.append(piece)

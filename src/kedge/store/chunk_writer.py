@@ -1,6 +1,6 @@
 """From streams of bytes to chunks in a store: cut, compare, digest, compress, seal, place.
 
-For each chunk (the order is measured, docs/benchmarks.md): BLAKE3 → equal to the chunk at the same place of an earlier
+For each chunk (the order is measured): BLAKE3 → equal to the chunk at the same place of an earlier
 checkpoint? then that one is reused → known to the index? then that one is reused → zstd where a sample shrinks → a
 pack, or the index row itself when all that is new is small.
 
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
@@ -27,7 +28,18 @@ import zstandard
 
 from kedge.blobs.shelter import give_up_if_abandoned
 from kedge.chunks import CHUNK_BYTES, INLINE_BYTES, TASK_BYTES, WORKERS, ZERO, Deferred, Entry, digest_of_zeros, is_zero
-from kedge.ports import Blobs, BlobWriter, Buffer, Chunk, Encoding, digest_of
+from kedge.errors import Conflict, NotFound, StorageError, Validation
+from kedge.ports import (
+    Blobs,
+    BlobWriter,
+    Buffer,
+    Chunk,
+    ChunksGone,
+    Encoding,
+    IdTaken,
+    KeysChanged,
+    digest_of,
+)
 
 if TYPE_CHECKING:
     from kedge.crypto import DataKey
@@ -37,6 +49,7 @@ BUNDLE_BYTES = 1 << 20  # small chunks are written together
 _TRY_BYTES = 256  # less does not shrink by itself
 _DOUBT_BYTES = 16 * 1024  # from here on a sample costs much less than trying
 _PENDING = Entry(0, ZERO)
+_REFUSALS = (Conflict, NotFound, Validation, ChunksGone, IdTaken, KeysChanged)  # of a commit, which has not happened
 _Task: TypeAlias = list[tuple[int, memoryview | Deferred]]  # slot of the entry, piece
 _Stored: TypeAlias = tuple[bytes, int, Encoding, Buffer]  # digest, size, encoding, bytes as they are stored
 
@@ -90,6 +103,7 @@ class ChunkWriter:
         self._waiting: list[tuple[bytes, int, Encoding, bytes]] = []  # small chunks: digest, size, encoding, stored
         self._waiting_bytes = 0
         self._writer: BlobWriter | None = None
+        self._record: tuple[str, int] | None = None  # where it tells of the save, once it does
         self._in_flight: list[Future[None]] = []
         self._streams = 0
         self._is_changing = False  # a guess: as the piece before
@@ -231,7 +245,7 @@ class ChunkWriter:
             if len(squeezed) < 0.9 * len(piece):
                 encoding, stored, is_smaller = Encoding.ZSTD, memoryview(squeezed), True
         if self.key is not None:
-            encoding = Encoding.SEALED_ZSTD if encoding is Encoding.ZSTD else Encoding.SEALED
+            encoding |= Encoding.SEALED
             stored = _seal(self.key, digest, stored)
         if len(stored) < INLINE_BYTES:
             self._put_by(digest, len(piece), encoding, stored)
@@ -298,7 +312,7 @@ class ChunkWriter:
             if self._waiting:
                 self._write_bundle(self._waiting)
             writer = self._open_writer()
-            writer.append(describe(self._placed))
+            self._record = writer.append(describe(self._placed))
             writer.commit()
         self._placed.sort(key=lambda chunk: chunk.digest)
         new = self._placed
@@ -313,10 +327,36 @@ class ChunkWriter:
         if self._writer is not None:
             self._writer.abort()
 
+    def withdraw(self) -> None:
+        """As abort, of a save that the index has refused: no rebuild is to find it in the packs."""
+        if self._writer is None or self._record is None:
+            self.abort()
+            return
+        with suppress(StorageError):  # a disk that fails now has no say in what the caller hears
+            self._writer.withdraw(*self._record)
+
     def release(self) -> None:
         """The index has named the chunks, or never will: gc may judge their packs (I3)."""
         if self._writer is not None:
             self._writer.release()
+
+
+@contextmanager
+def settled(writer: ChunkWriter) -> Iterator[None]:
+    """Inside, what was written is committed. Afterwards gc may judge its packs (I3).
+
+    What the index refuses is withdrawn from the packs before anybody hears of the refusal. A commit that failed
+    otherwise may have happened: then nothing is touched.
+    """
+    try:
+        yield
+    except _REFUSALS:
+        writer.withdraw()
+        raise
+    except BaseException:
+        writer.abort()
+        raise
+    writer.release()
 
 
 def _seal(key: DataKey, name: bytes, plain: memoryview) -> memoryview:

@@ -21,14 +21,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kedge.blobs.direct import sync_directory
-from kedge.blobs.group_files import is_writable, make_folder, open_lock, share, share_folder
+from kedge.blobs.group_files import OWN_FILE, is_writable, make_folder, make_store_folder, open_lock, share
 from kedge.blobs.packs import PackBlobs
 from kedge.blobs.reserve import NAME as RESERVE
 from kedge.blobs.reserve import Reserve
-from kedge.errors import CheckpointError, Corrupted, NoSpace, NotAStore, NotFound, UnsupportedFormat, storage_error
+from kedge.errors import CheckpointError, Corrupted, NoSpace, NotAStore, NotFound, storage_error
 from kedge.index.sqlite.closed_mark import SUFFIX as STATE
 from kedge.index.sqlite.index import SqliteIndex
-from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, Index
+from kedge.ports import FORMAT_VERSION, Index, unsupported
+from kedge.version import __version__
 
 MARKER = "kedge-store"
 INDEX = "index.sqlite"
@@ -48,8 +49,12 @@ _NETWORK_FILE_SYSTEMS = (
     "sshfs",
     "s3fs",
 )
-_MARKER = re.compile(rb"Kedge store\nformat: (\d{1,9})\nid: ([0-9a-f]{32})\nindex: (index(?:-\d{1,9})?\.sqlite)\n")
+_MARKER = re.compile(
+    rb"Kedge store\nformat: \d{1,9}\nid: (?P<id>[0-9a-f]{32})\nindex: (?P<index>index(?:-\d{1,9})?\.sqlite)\n"
+    rb"encrypted: (?P<encrypted>yes|no)\nwritten by: [0-9A-Za-z.+-]{1,64}\n(?:[a-z ]{1,32}: [^\n]*\n)*"
+)
 _FORMAT = re.compile(rb"Kedge store\nformat: (\d{1,9})\n")
+_WRITTEN_BY = re.compile(rb"^written by: ([0-9A-Za-z.+-]{1,64})$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Marker:
 
     store_id: str
     index: str = INDEX
-    format: int = FORMAT_VERSION
+    is_encrypted: bool = False  # some namespace of it has a keyring
 
 
 def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[SqliteIndex, PackBlobs]:
@@ -72,7 +77,7 @@ def open_embedded(path: Path, *, namespace: str, create: bool = True) -> tuple[S
             if not create:
                 raise NotFound(f"there is no store at {path}", hint="check --store or $KEDGE_STORE")
             refuse_foreign(path)
-            make_folder(path)
+            make_store_folder(path)
             refuse_network(path)
             with locked(path):
                 if not (path / MARKER).is_file():
@@ -125,6 +130,7 @@ def open_packs(path: Path) -> PackBlobs:
         if path.exists() and not path.is_dir():
             raise NotAStore(f"{path} is not a directory", hint="give a directory for the bytes, or a new one")
         if not (path / PACKS).is_dir():
+            make_store_folder(path)
             make_folder(path / PACKS)
             sync_directory(path)
             _sync_names(path)
@@ -155,27 +161,32 @@ def read_marker(path: Path) -> Marker:
     """What the store in `path` says of itself; a newer format is refused (I8)."""
     text = (path / MARKER).read_bytes()[:1024]
     version = _FORMAT.match(text)
-    if version is not None and int(version[1]) > ENCRYPTED_FORMAT_VERSION:
-        raise UnsupportedFormat(
-            f"the store at {path} has format {int(version[1])}, this Kedge knows up to {ENCRYPTED_FORMAT_VERSION}",
-            hint="upgrade Kedge: install it from a newer clone (pip install .)",
-        )
+    if version is not None and int(version[1]) > FORMAT_VERSION:
+        author = _WRITTEN_BY.search(text)
+        raise unsupported(f"the store at {path} (format {int(version[1])})", author[1].decode() if author else "")
     found = _MARKER.fullmatch(text)
     if found is None:
         raise Corrupted(f"{path / MARKER} is damaged", hint="run kedge check --repair")
-    return Marker(found[2].decode(), found[3].decode(), int(found[1]))
+    return Marker(found["id"].decode(), found["index"].decode(), found["encrypted"] == b"yes")
 
 
 def write_marker(path: Path, marker: Marker) -> None:
     """Say that `path` is a whole store."""
-    lines = ("Kedge store", f"format: {marker.format}", f"id: {marker.store_id}", f"index: {marker.index}")
+    lines = (
+        "Kedge store",
+        f"format: {FORMAT_VERSION}",
+        f"id: {marker.store_id}",
+        f"index: {marker.index}",
+        f"encrypted: {'yes' if marker.is_encrypted else 'no'}",
+        f"written by: {__version__}",
+    )
     _write(path / MARKER, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _write(path: Path, content: bytes) -> None:
     """Atomic: the name appears with its content, durably, or not at all (I1)."""
     draft = path.with_name(path.name + ".new")
-    with open(draft, "wb") as file:
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, OWN_FILE), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -199,9 +210,9 @@ def keep_keyring(path: Path, namespace: str, keyring: str) -> None:
     The index is the truth; both follow it at the next opening when a crash comes between.
     """
     with naming("mark as encrypted the store", path):
-        if read_marker(path).format != ENCRYPTED_FORMAT_VERSION:
+        if not read_marker(path).is_encrypted:
             with locked(path):
-                write_marker(path, replace(read_marker(path), format=ENCRYPTED_FORMAT_VERSION))
+                write_marker(path, replace(read_marker(path), is_encrypted=True))
     keep_copy(path, namespace, keyring)
 
 
@@ -229,7 +240,6 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    share_folder(path)
     make_folder(path / PACKS)
     Reserve(path).refill()
     index = SqliteIndex(str(path / INDEX), namespace="default")

@@ -13,7 +13,7 @@ from kedge.errors import Corrupted, NotFound
 from kedge.model import Checkpoint
 
 from . import Store, Stored
-from .manifest import Manifest, parse_manifest, root_of
+from .manifest import Manifest, Span, parse_manifest, root_of
 from .rope import parts_of, read_parts, references
 from .streams import SMALL_BUFFER_BYTES, LateReader, SharedChunk, entries_at, part_of, place
 
@@ -38,6 +38,11 @@ class Loading(Store, Protocol):
 
     reader: NamedReader
 
+    @property
+    def written_by(self) -> str:
+        """The newest Kedge that has opened the store for writing, if that is known here."""
+        return ""
+
     def open(self, checkpoint: Checkpoint, packed: bytes) -> Manifest:
         """The verified manifest of a checkpoint."""
         ...
@@ -61,7 +66,7 @@ class Loading(Store, Protocol):
 
         if (parts := parts_of(packed)) is not None:
             return Manifest(read_parts(parts, partial(self.reader.read_named, of=of)))
-        return parse_manifest(packed, read_spilled)
+        return parse_manifest(packed, read_spilled, self.written_by)
 
     def contents(self, packed: bytes) -> Iterator[bytes]:
         """The digests of what a manifest names, of its own chunks too where it is spilled."""
@@ -153,18 +158,14 @@ class Loading(Store, Protocol):
         wanted: list[tuple[Entry, memoryview | Staged]] = []
         shared: dict[tuple[int, int], SharedChunk] = {}  # (stream, offset)
         copies: list[tuple[Target, memoryview]] = []
-        starts: dict[int, list[int]] = {}
+        starts: dict[int, list[int]] = {}  # by stream
         for n in ordinals:
-            if not 0 <= n < len(manifest.buffers):
-                raise Corrupted(f"checkpoint {checkpoint.id} has no buffer {n}", hint="run kedge check")
-            span = manifest.buffers[n]
+            span = _span(checkpoint, manifest, n)
             if span.is_lazy:
                 ready[n] = self._stream(checkpoint, manifest, n)
                 continue
-            target = (targets or {}).get(n)
-            if target is None:
-                target = allocate(span.size_bytes)
-            ready[n] = target
+            given = (targets or {}).get(n)
+            ready[n] = target = allocate(span.size_bytes) if given is None else given
             if span.stream not in starts:
                 starts[span.stream] = list(accumulate((e.size_bytes for e in manifest.streams[span.stream]), initial=0))
             for entry, at in entries_at(manifest.streams[span.stream], starts[span.stream], span):
@@ -186,10 +187,7 @@ class Loading(Store, Protocol):
         if wanted:
             self.reader.read(wanted, of=checkpoint.id)
         for into, source in copies:
-            if isinstance(into, memoryview):
-                into[:] = source
-            else:
-                into.take(source)
+            _fill(into, source)
         while recent is not None and len(recent) > _RECENT_CHUNKS:
             del recent[next(iter(recent))]
         return ready
@@ -226,3 +224,16 @@ class Loading(Store, Protocol):
             except (Corrupted, NotFound):
                 continue  # damaged or deleted: costs the comparison, not the save
             yield outline, partial(self._stream, checkpoint, manifest)
+
+
+def _span(checkpoint: Checkpoint, manifest: Manifest, ordinal: int) -> Span:
+    if not 0 <= ordinal < len(manifest.buffers):
+        raise Corrupted(f"checkpoint {checkpoint.id} has no buffer {ordinal}", hint="run kedge check")
+    return manifest.buffers[ordinal]
+
+
+def _fill(target: Target, source: memoryview) -> None:
+    if isinstance(target, memoryview):
+        target[:] = source
+    else:
+        target.take(source)

@@ -22,6 +22,7 @@ import zstandard
 
 from kedge.chunks import INLINE_BYTES, ZERO, Entry
 from kedge.errors import Corrupted
+from kedge.ports import ENVELOPE, UNREADABLE, unsupported
 
 MAX_TREE_BYTES = 1 << 30  # what a tree may claim to expand to on load
 COMPRESS_OVER_BYTES = 4096
@@ -95,8 +96,11 @@ def root_of(data: bytes) -> tuple[int, list[Entry]] | None:
         return size_bytes, entries
 
 
-def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes]) -> Manifest:
-    """The manifest of `data`; `read_spilled` fetches the chunks of form 4. Nonsense is Corrupted."""
+def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes], written_by: str = "") -> Manifest:
+    """The manifest of `data`; `read_spilled` fetches the chunks of form 4. Nonsense is Corrupted.
+
+    A form that is not known here is UnsupportedFormat: `written_by` says which Kedge may know it.
+    """
     root = root_of(data)
     if root is not None:
         data = read_spilled(*root)
@@ -105,8 +109,10 @@ def parse_manifest(data: bytes, read_spilled: Callable[[int, list[Entry]], bytes
         return Manifest(data[1:])
     if form == b"\x02":
         return Manifest(decompress(data[1:], MAX_TREE_BYTES))
+    if form in (b"", UNREADABLE, bytes([ENVELOPE])):
+        raise Corrupted("the manifest is empty, or does not decrypt", hint="run kedge check")
     if form != b"\x03":
-        raise Corrupted(f"unknown manifest form {form!r}", hint="run kedge check")
+        raise unsupported(f"a manifest (form {form[0]})", written_by)
     with _corrupted_as("table"):
         tree, tree_stream, spans, tables = ormsgpack.unpackb(data[1:])
         streams = [unpack_table(table) for table in tables]

@@ -35,7 +35,7 @@ def open_files(path: Path, *, namespace: str, create: bool) -> LocalStore:
             make_folder(path)
         refuse_network(path)
         index = FilesIndex(path, namespace=namespace, view=view)
-        return LocalStore(index, packs_of(index, path / INSIDE / "packs"))
+        return LocalStore(index, packs_of(index, path / INSIDE / "packs"), has_backlog=True)
 
 
 def is_files(path: Path) -> bool:

@@ -17,7 +17,7 @@ from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint, digest_of
 
 from .adoption import taken
-from .chunk_writer import ChunkWriter
+from .chunk_writer import ChunkWriter, settled
 from .manifest import SPILL_OVER_BYTES, Manifest, pack_root, parse_manifest, parse_small, root_of
 from .record import new_record
 from .rope import digests_of, may_be_node, parts_of
@@ -207,8 +207,11 @@ class Received:
         )
         record = replace(record, **fields)
         try:
-            checkpoint = self._store.index.commit((record,), actor=actor)[0] if self._is_empty() else None
-            return checkpoint or self.commit_record(record, (), actor)
+            if not self._is_empty():
+                return self.commit_record(record, (), actor)
+            (checkpoint,) = self._store.index.commit((record,), actor=actor)
+            self._store.note(1)
+            return checkpoint
         except ChunksGone as gone:
             names = set(gone.digests)
             raise SendAgain([digest for digest in self._relied if self._writer.name(digest) in names]) from None
@@ -231,12 +234,11 @@ class Received:
             raise SendAgain([digest for digest in self._relied if self._writer.name(digest) in names])
         self._is_spent = True
         try:
-            checkpoint = self._store.commit(self._writer, record, actor)
+            with settled(self._writer):
+                return self._store.commit(self._writer, self._store.finish(self._writer, record), actor)
         except StorageError as error:
             self._failure = error  # it may have been saved: who sent it is to know
             raise
-        self._writer.release()
-        return checkpoint
 
     def _spill(self, packed: bytes) -> bytes:
         if len(packed) <= SPILL_OVER_BYTES or packed[:1] == b"\x05":

@@ -6,33 +6,38 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, Protocol, TypeAlias
 
 import ormsgpack
+import zstandard
 
 from kedge import codec
 from kedge.errors import Corrupted
 from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, to_us
-from kedge.ports import Blobs, Buffer, Chunk, Encoding, NewCheckpoint, digest_of
+from kedge.ports import READABLE, Blobs, Chunk, Encoding, NewCheckpoint, digest_of, unsupported
+from kedge.version import __version__
 
+from .manifest import COMPRESS_OVER_BYTES, decompress
 from .request import Request
 
 Wrap: TypeAlias = Callable[[bytes], bytes]
 
 RECORD_MAGIC = b"KDREC1\n\0"
 MAX_RECORD_BYTES = 64 << 20
-_HEAD = struct.Struct("<8sI32s")  # magic, payload length, BLAKE3 of the payload
-# What a pack does not tell of a record: of this save alone, or told by the chunks. `seq` is that of a copy, which keeps
-# its number; others get theirs from the index, later.
-_UNPACKED = {
-    *("stored_bytes", "has_chunks", "new_chunks", "reused_chunks"),
-    *("lease_token", "takes_key_from", "status", "key_id"),
-}
+SAVES = 1  # the kind of record that is written today
+OPTIONAL_KINDS = 0x8000  # a reader skips a kind from here on if it does not know it
+_HEAD = struct.Struct("<8sHHI16s")  # magic, kind, encoding, payload length, writing version; BLAKE3 of all follows
+_HEAD_BYTES = _HEAD.size + 32
+# What a record in a pack does not say of a save: what mattered to its commit alone, and what `chunks` says.
+_UNPACKED = {"new_chunks", "reused_chunks", "lease_token", "takes_key_from", "status", "key_id"}
 _NAMES = {"is_pinned": "pinned", "metadata_json": "metadata", "idempotency_key": "key"}
 _PACKED = {
     field.name: _NAMES.get(field.name, field.name) for field in fields(NewCheckpoint) if field.name not in _UNPACKED
 }
+_values = attrgetter(*_PACKED)
+_OF_CHUNK = ("digest", "size_bytes", "stored_bytes", "encoding", "pack", "offset")  # and `base`, where there is one
 
 
 def new_record(
@@ -114,51 +119,112 @@ def record_of(source: Checkpoint, packed: bytes) -> NewCheckpoint:
     )
 
 
-def pack_record(namespace: str, record: NewCheckpoint, placed: Sequence[Chunk], wrap: Wrap | None = None) -> bytes:
-    """What a pack says of the save that wrote it, so that an index can be rebuilt from packs (docs/format.md).
+@dataclass(frozen=True, slots=True)
+class PackRecord:
+    """What one record of a pack tells: saves, and where chunks are."""
+
+    namespace: str
+    saves: Sequence[NewCheckpoint]
+    chunks: Sequence[Chunk]
+
+
+def pack_record(record: PackRecord, wrap: Wrap | None = None) -> bytes:
+    """A record as it is appended to a pack, so that an index can be rebuilt from packs (docs/format.md).
 
     Where the namespace is encrypted, `wrap` seals it (`crypto.Vault.wrap_record`).
     """
     payload = ormsgpack.packb(
         {
-            "namespace": namespace,
-            **{name: getattr(record, field) for field, name in _PACKED.items()},
-            "level": str(record.level),
-            "tags": dict(record.tags),
-            "chunks": [[c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack, c.offset] for c in placed],
+            "namespace": record.namespace,
+            "saves": [_save_fields(save) for save in record.saves],
+            "chunks": [_chunk_fields(chunk) for chunk in record.chunks],
         }
     )
+    encoding = Encoding.RAW
+    if len(payload) > COMPRESS_OVER_BYTES:
+        squeezed = zstandard.ZstdCompressor(level=1).compress(payload)
+        if len(squeezed) < 0.9 * len(payload):
+            payload, encoding = squeezed, Encoding.ZSTD
     if wrap is not None:
-        payload = wrap(payload)
-    return _HEAD.pack(RECORD_MAGIC, len(payload), digest_of(payload)) + payload
+        payload, encoding = wrap(payload), encoding | Encoding.SEALED
+    head = _HEAD.pack(RECORD_MAGIC, SAVES, encoding, len(payload), __version__.encode())
+    return head + digest_of(head + payload) + payload
 
 
-def nobody() -> NewCheckpoint:
-    """For a record of chunks alone, in a pack that gc has filled."""
-    return NewCheckpoint(CheckpointId(""), "", "", CheckpointLevel.STEP, 0, 0, 0, b"", "", "", b"")
+def _save_fields(save: NewCheckpoint) -> dict[str, object]:
+    packed = dict(zip(_PACKED.values(), _values(save), strict=True))
+    packed["level"], packed["tags"] = str(save.level), dict(save.tags)
+    return packed
 
 
-def read_records(
-    blobs: Blobs, pack: str, unwrap: Wrap | None = None
-) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
-    """(namespace, record, chunks) of every whole record in a pack. The ID is "" where there are only chunks.
+def _chunk_fields(chunk: Chunk) -> dict[str, object]:
+    packed = {name: getattr(chunk, name) for name in _OF_CHUNK} | {"encoding": int(chunk.encoding)}
+    return packed if chunk.base is None else {**packed, "base": chunk.base}
 
-    With `unwrap`, of those that it opens; without, of those that are plain.
+
+def read_records(blobs: Blobs, pack: str, unwrap: Wrap | None = None, *, is_plain: bool = True) -> Iterator[PackRecord]:
+    """Every whole record in a pack: sealed ones that `unwrap` opens, and, where `is_plain`, those that are not sealed.
+
+    UnsupportedFormat for one that a newer Kedge has written and this one would misunderstand.
     """
     for offset in blobs.scan(pack, RECORD_MAGIC):
         try:
-            head = memoryview(bytearray(_HEAD.size))
+            head = memoryview(bytearray(_HEAD_BYTES))
             blobs.read_into(pack, offset, head)
-            size = _HEAD.size + int(_HEAD.unpack_from(head)[1])
+            size = _HEAD_BYTES + int(_HEAD.unpack_from(head)[3])
             if size > MAX_RECORD_BYTES:
                 continue
             data = memoryview(bytearray(size))
             blobs.read_into(pack, offset, data)
-            found = _unpack_record(data, unwrap)
-        except (Corrupted, ValueError, KeyError, TypeError):
+            record = _unpack_record(bytes(data), unwrap, is_plain)
+        except (Corrupted, ValueError, TypeError):
             continue  # bytes that look like a record and are none, or a damaged one
-        if found is not None:
-            yield found
+        if record is not None:
+            yield record
+
+
+def _unpack_record(data: bytes, unwrap: Wrap | None, is_plain: bool) -> PackRecord | None:
+    """The record that `data` is; None for one that does not verify, or of a kind that a reader may pass over."""
+    magic, kind, encoding, size, author = _HEAD.unpack_from(data)
+    payload = data[_HEAD_BYTES:]
+    digest = data[_HEAD.size : _HEAD_BYTES]
+    if magic != RECORD_MAGIC or len(payload) != size or digest_of(data[: _HEAD.size] + payload) != digest:
+        return None
+    written_by = author.rstrip(b"\0").decode("ascii", "replace")
+    if kind != SAVES:
+        if kind >= OPTIONAL_KINDS:
+            return None
+        raise unsupported(f"a record in a pack (kind {kind})", written_by)
+    if encoding & ~READABLE:
+        raise unsupported(f"a record in a pack (encoding {encoding:#x})", written_by)
+    is_sealed = Encoding(encoding).is_sealed
+    if is_sealed != (unwrap is not None) and not (is_plain and not is_sealed):
+        return None
+    if is_sealed and unwrap is not None:
+        payload = unwrap(payload)
+    if Encoding(encoding).is_zstd:
+        payload = decompress(payload, MAX_RECORD_BYTES)
+    content = ormsgpack.unpackb(payload)
+    if needs := content.get("needs"):
+        raise unsupported(f"a record in a pack (needs {', '.join(map(str, needs))})", written_by)
+    try:
+        chunks = [_chunk(packed, written_by) for packed in content["chunks"]]
+        return PackRecord(content["namespace"], [_save(packed) for packed in content["saves"]], chunks)
+    except KeyError as missing:
+        raise unsupported(f"a record in a pack (without {missing})", written_by) from missing
+
+
+def _save(packed: dict[str, Any]) -> NewCheckpoint:
+    values = {field: packed[name] for field, name in _PACKED.items()}
+    return NewCheckpoint(**{**values, "level": CheckpointLevel(packed["level"])})
+
+
+def _chunk(packed: dict[str, Any], written_by: str) -> Chunk:
+    encoding = packed["encoding"]
+    if encoding & ~READABLE:
+        raise unsupported(f"chunk {packed['digest'].hex()[:16]}… (encoding {encoding:#x})", written_by)
+    values = {name: packed[name] for name in _OF_CHUNK}
+    return Chunk(**{**values, "encoding": Encoding(encoding)}, base=packed.get("base"))
 
 
 class Keys(Protocol):
@@ -183,16 +249,14 @@ class NoKeys:
         self.locked: Counter[str] = Counter()
 
     def unwrap_record(self, payload: bytes, /) -> bytes:
-        envelope = ormsgpack.unpackb(payload)
-        if isinstance(envelope, list) and len(envelope) == 4:
-            self.locked[str(json.loads(envelope[2])["master"])] += 1
-            raise Corrupted("the record is encrypted, and no key was given")
-        return payload
+        _, _, keyring, _ = ormsgpack.unpackb(payload)
+        self.locked[str(json.loads(keyring)["master"])] += 1
+        raise Corrupted("the record is encrypted, and no key was given")
 
 
 def read_packs(
     blobs: Blobs, packs: Iterable[str], keys: Keys, progress: Callable[[int, int], None] | None = None
-) -> Iterator[tuple[str, NewCheckpoint, list[Chunk]]]:
+) -> Iterator[PackRecord]:
     """The records of all these packs; some twice: a pack whose keys turn up in a later one is read again then.
 
     `keys.locked` says at the end what stayed closed. `progress(done, total)` counts packs.
@@ -203,27 +267,8 @@ def read_packs(
         keys.locked.clear()
         for done, pack in enumerate(todo, 1):
             before = keys.locked.total()
-            yield from read_records(blobs, pack, keys.unwrap_record)
+            yield from read_records(blobs, pack, keys.unwrap_record, is_plain=isinstance(keys, NoKeys))
             if keys.locked.total() > before:
                 waiting.append(pack)
             if progress:
                 progress(done, len(todo))
-
-
-def _unpack_record(data: Buffer, unwrap: Wrap | None) -> tuple[str, NewCheckpoint, list[Chunk]] | None:
-    """(namespace, record, chunks) of bytes that begin with a record; None when they do not verify."""
-    if len(data) < _HEAD.size:
-        return None
-    magic, size, digest = _HEAD.unpack_from(data)
-    payload = bytes(memoryview(data)[_HEAD.size : _HEAD.size + size])
-    if magic != RECORD_MAGIC or len(payload) != size or digest_of(payload) != digest:
-        return None
-    if unwrap is not None:
-        payload = unwrap(payload)
-    payload_fields = ormsgpack.unpackb(payload)
-    chunks = [Chunk(d, n, s, Encoding(e), pack, offset) for d, n, s, e, pack, offset in payload_fields["chunks"]]
-    packed = {field: payload_fields[name] for field, name in _PACKED.items()}
-    packed["level"] = CheckpointLevel(packed["level"])
-    stored_bytes = len(packed["manifest"]) + sum(c.stored_bytes for c in chunks)
-    record = NewCheckpoint(**packed, stored_bytes=stored_bytes, has_chunks=True)
-    return payload_fields["namespace"], record, chunks

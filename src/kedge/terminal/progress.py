@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .text import size
+from .text import clip, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 Report = Callable[[int, int], None]  # (done, total)
 
+_REST_WIDTH = 60  # a small bar, per cent, "1,000,000 of 1,000,000", a rate, a time
 _QUIET_S = 0.3  # work that is over by then shows nothing, and does not pay for importing rich
 
 
@@ -46,8 +47,11 @@ class _Bar:
             return
         with self._lock:
             if self._shown is None:
+                from rich.markup import escape
+
                 self._shown = _make()
-                self._shown.add_task(self._label, total=total, amount="", rate="")
+                label = clip(self._label, self._shown.console.width - _REST_WIDTH)
+                self._shown.add_task(escape(label), total=total, amount="", rate="")
                 self._shown.start()
             rate = done / elapsed
             self._shown.update(
@@ -71,14 +75,15 @@ def _make() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(20 if console.width >= 100 else 8),
         TaskProgressColumn(),
         TextColumn("{task.fields[amount]}"),
         TextColumn("[dim]{task.fields[rate]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
 

@@ -18,11 +18,12 @@ from kedge.ports import Chunk, ChunksGone, Encoding, IdTaken, Index, Seen, diges
 from .index_care_suite import IndexCareSuite
 from .index_fixtures import chunk, record, references, save, with_chunks
 from .index_query_suite import IndexQuerySuite
+from .index_record_suite import IndexRecordSuite
 
 __all__ = ["IndexSuite", "chunk", "digest_of", "record", "references", "save", "with_chunks"]
 
 
-class IndexSuite(IndexQuerySuite, IndexCareSuite):
+class IndexSuite(IndexQuerySuite, IndexCareSuite, IndexRecordSuite):
     """All of it. Derive from it and say how to open the adapter."""
 
     # commit
@@ -45,6 +46,15 @@ class IndexSuite(IndexQuerySuite, IndexCareSuite):
         saved = save(index, record(), record())
         index.delete([c.id for c in saved], actor="t")
         assert save(index)[0].seq == 3
+
+    def test_reserved_numbers_are_used_by_nobody(self, index: Index, peer: Index) -> None:
+        save(index, record())
+        peer.reserve_numbers("job", 7)
+        assert save(index, record())[0].seq == 8
+        index.reserve_numbers("job", 3)
+        assert save(peer, record())[0].seq == 9
+        index.reserve_numbers("new", 5)
+        assert save(peer, record("new"))[0].seq == 6
 
     def test_a_given_number_is_kept_and_counting_goes_on_behind_it(self, index: Index) -> None:
         assert [c.seq for c in save(index, record(seq=7), record(seq=3))] == [7, 3]

@@ -451,3 +451,12 @@ def test_a_key_of_the_targets_own_is_not_taken_away(source: CheckpointManager, t
     with pytest.raises(Conflict, match="once"):
         source.copy_to(target)
     assert target.get_by_key("a", "once").id == mine  # type: ignore[union-attr]
+
+
+def test_a_copy_uses_no_number_that_its_source_gave_up(tmp_path: Path) -> None:
+    """I4: nor does one that follows."""
+    with kedge.open(tmp_path / "one") as one, kedge.open(tmp_path / "two") as two:
+        ids = [one.save("a", "step", n) for n in range(3)]
+        one.delete("a", ids[2])
+        one.copy_to(two)
+        assert two.get(two.save("a", "step", "here")).seq == 4

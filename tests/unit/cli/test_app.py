@@ -1,6 +1,7 @@
 """The commands, through click's runner: what they answer, refuse and leave behind."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kedge
-from kedge import CheckpointManager
+from kedge import CheckpointManager, errors
 from kedge.cli import cli
+from tests.parts import require
 
 Run = Callable[..., Result]
 
@@ -101,3 +103,49 @@ def test_completion_knows_jobs_and_ids(run: Run) -> None:
     assert completions(["restore", "training"], "one") == [saved]
     assert completions(["show"], "tr") == ["training"]
     assert completions(["list", "--store", "/nowhere"], "") == []
+
+
+def test_the_help_names_every_exit_code(run: Run) -> None:
+    epilog = " ".join(run("--help").stdout.partition("Exit codes:")[2].split())
+    told = {int(part.split()[0]) for part in epilog.rstrip(".").split(", ")}
+    raised = {error.exit_code for error in vars(errors).values() if getattr(error, "exit_code", None)}
+    assert told == {0, 2, 75, 130, 141} | raised
+
+
+@pytest.mark.parametrize("words", [["gc"], ["token", "create"], ["container", "list"], []])
+def test_help_and_a_command(run: Run, words: list[str]) -> None:
+    assert run("help", *words).stdout == run(*words, "--help").stdout
+
+
+def test_help_of_no_command(run: Run) -> None:
+    assert "did you mean delete?" in run("help", "delte", code=2).stderr
+
+
+def test_what_a_service_cannot_do(run: Run) -> None:
+    for words in (["demo"], ["migrate"], ["token", "list"]):
+        refused = run(*words, "--store", "http://127.0.0.1:9", code=3).stderr
+        assert "hint:" in refused, refused
+    assert "a service upgrades its own store" in run("migrate", "--store", "https://host", code=3).stderr
+
+
+def test_tokens_show_when_they_expire(run: Run) -> None:
+    run("token", "create", "ci", "--scope", "read", "--expires", "7")
+    run("token", "create", "me", "--scope", "admin")
+    titles, ci, me = run("token", "list").stdout.splitlines()
+    place = titles.index("EXPIRES")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", ci[place:])
+    assert me[place:].startswith("never")
+
+
+def test_a_key_in_a_file_is_private_and_never_replaces_one(run: Run, tmp_path: Path) -> None:
+    require("module:cryptography")
+    made = answer(run("key", "new", "--out", "key", "--json"))
+    text = (tmp_path / "key").read_text()
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert made["file"] == "key"
+    assert made["id"] not in text
+    run("key", "new", "--out", "key", code=5)
+    assert (tmp_path / "key").read_text() == text
+    with kedge.open(tmp_path / "vault", key=f"file:{tmp_path / 'key'}") as store:
+        assert store.encryption is not None
+        assert store.encryption["master_key"] == made["id"]

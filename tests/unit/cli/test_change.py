@@ -2,7 +2,10 @@
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
+import grp
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +45,22 @@ def test_copy(run: Run) -> None:
     assert json.loads(run("restore", "again").stdout) == 2
     run("copy", "train", "train", code=5)
     run("copy", "nobody", "x", code=4)
+    save(run, "own", 9, job="taken")
+    assert "job taken exists and is not a copy of job train" in run("copy", "train", "taken", code=5).stderr
+    assert len(answer(run("list", "taken", "--json"))["checkpoints"]) == 1
+
+
+def test_delete_a_job(run: Run) -> None:
+    ids = [save(run, f"s{n}", n) for n in range(2)]
+    run("pin", ids[0])
+    assert "--even-pinned" in run("delete", "train", "--all", code=5).stderr
+    run("delete", "train", code=2)
+    run("delete", "train", ids[1], "--all", code=2)
+    run("delete", "train", ids[1], "--even-pinned", code=2)
+    assert answer(run("delete", "train", "--all", "--even-pinned", "--json")) == {"job": "train", "deleted": ids}
+    assert answer(run("jobs", "--json"))["jobs"] == []
+    run("delete", "train", "--all", code=4)
+    assert "deleted, with 0 checkpoints" in run("delete", "train", "--all", "--missing-ok").stdout
 
 
 def test_cleanup_shows_before_it_deletes(run: Run) -> None:
@@ -82,6 +101,15 @@ def test_cleanup_of_all_jobs(run: Run) -> None:
     assert len(found["delete"]) == 4
 
 
+def test_cleanup_of_llm_records_has_to_name_them(run: Run) -> None:
+    for n in range(2):
+        save(run, f"s{n}", n, "llm:calls")
+    assert "nothing to delete" in run("cleanup", "--all-jobs", "--keep-last", "1", "--apply").stdout
+    named = run("cleanup", "llm:calls", "--keep-last", "1", "--apply")
+    assert "llm:calls is the costs of LLM calls" in named.stderr
+    assert "1 checkpoint deleted" in named.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -97,3 +125,14 @@ def test_cleanup_of_all_jobs(run: Run) -> None:
 def test_bad_policies(run: Run, words: tuple[str, ...], code: int) -> None:
     save(run, "one", 1)
     run("cleanup", "train", *words, code=code)
+
+
+def test_a_store_that_a_group_shares(run: Run, tmp_path: Path) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    place = tmp_path / "shared"
+    run("migrate", "--store", str(place), "--shared-group", group)
+    assert place.stat().st_mode & 0o7777 == 0o2770
+    assert (place / "index.sqlite").stat().st_mode & 0o777 == 0o660
+    run("migrate", "--store", str(place), "--shared-group", group, code=5)  # it is there already
+    run("migrate", "--store", str(tmp_path / "other"), "--shared-group", "no such group", code=3)
+    run("migrate", "--store", "memory:", "--shared-group", group, code=3)

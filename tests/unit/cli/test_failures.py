@@ -139,4 +139,4 @@ def test_a_job_of_damaged_checkpoints_is_not_missing(run: Run) -> None:
     saved = save(run, "one", 1)
     with CheckpointManager() as manager:
         manager.set_status(saved, "corrupted")
-    assert "marked corrupted" in run("restore", "train", code=6).stderr
+    assert "marked as damaged" in run("restore", "train", code=6).stderr

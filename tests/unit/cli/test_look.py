@@ -271,12 +271,14 @@ def test_repair_makes_a_new_index(run: Run, store: Path, tmp_path: Path) -> None
 
 def test_a_repair_says_what_may_be_lost(run: Run, store: Path) -> None:
     save(run, "small", 1)
+    for name in os.listdir(store / "packs"):
+        (store / "packs" / name).unlink()
     for name in os.listdir(store):
         if name.startswith("index.sqlite"):
             (store / name).unlink()
     shown = run("check", "--repair", code=6).stdout
     assert "all is well" not in shown
-    assert "states up to 64 KiB are in the index only" in shown
+    assert "small states that were not copied to packs yet are lost" in shown
     assert "0 came back" in shown
     assert "all is well: 0 checkpoints" in run("check").stdout
 
@@ -311,3 +313,9 @@ def test_long_texts_are_shown_in_part(run: Run) -> None:
     save(run, "one", {})
     save(run, "two", {"text": "word " * 100})
     assert f"+ text  {('word ' * 20)!r}… · 500 characters" in run("diff", "train~1", "train").stdout
+
+
+def test_jobs_show_their_policies(run: Run) -> None:
+    save(run, "one", 1)
+    run("cleanup", "train", "--keep-last", "5", "--daily", "7", "--set")
+    assert "keep last 5, daily 7" in run("jobs").stdout

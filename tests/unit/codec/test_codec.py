@@ -3,8 +3,10 @@
 import collections
 import datetime as dt
 import enum
+import io
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import textwrap
@@ -281,6 +283,15 @@ class TestRefusal:
             (memoryview(b""), "save bytes(view)"),
             (Unregistered(), "save its text"),
             (int, "save the name of the class"),
+            (random.Random(1), "rng.setstate(state)"),
+            (random.SystemRandom(), "rng.setstate(state)"),
+            (io.BytesIO(b"x"), "file.tell()"),
+            (iter([1]), "save list(…) of it, or how many items were taken"),
+            ((n for n in ()), "save list(…) of it, or how many items were taken"),
+            (lambda: 0, "save a name, and look the function up"),
+            (print, "save a name, and look the function up"),
+            (random, "save a name, and look the function up"),
+            (threading.Lock(), "belongs to the running process"),
         ],
     )
     def test_says_what_to_do(self, value, hint):

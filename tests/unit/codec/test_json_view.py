@@ -187,7 +187,7 @@ class TestFromJson:
         assert state is None or equal(loaded, state)
         codec.encode(loaded)
 
-    @pytest.mark.parametrize("digits", [4000, 4001, 5000, 100_000])
+    @pytest.mark.parametrize("digits", [4000, 4299, 4300])
     @pytest.mark.parametrize("sign", ["", "-"])
     def test_of_long_integers(self, digits, sign):
         value = from_json(f"[{sign}1{'0' * (digits - 2)}7]")[0]

@@ -832,3 +832,26 @@ def test_loading_imports_only_what_the_tree_needs(name):
             assert known & sys.modules.keys() == {{"numpy"}}
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (np.random.default_rng(1), "rng.bit_generator.state = state"),
+        (np.random.RandomState(1), "rng.set_state(state)"),
+        (np.random.PCG64(1), "assigning to .state"),
+    ],
+)
+def test_sources_of_random_numbers_say_how_they_are_saved(value, hint):
+    with pytest.raises(UnsupportedType) as caught:
+        codec.encode({"rng": value})
+    assert hint in str(caught.value)
+
+
+def test_the_hint_for_random_numbers_works():
+    rng = np.random.default_rng(1)
+    saved = round_trip(rng.bit_generator.state)
+    expected = rng.random()
+    other = np.random.default_rng(2)
+    other.bit_generator.state = saved
+    assert other.random() == expected

@@ -321,6 +321,33 @@ def define(version, upgrade=None, **fields):
     return register("tests.Changing", version=version, upgrade=upgrade)(cls)
 
 
+def grown_dataclass(has_more):
+    more = [("b", int, 7), ("c", list, dataclasses.field(default_factory=list))] if has_more else []
+    cls = dataclasses.make_dataclass("Grown", [("a", int), *more])
+    cls.__module__ = __name__
+    return cls
+
+
+def grown_tuple(has_more):
+    more = [("b", int)] if has_more else []
+    cls = collections.namedtuple("Grown", ["a", *(name for name, _ in more)], defaults=[7] * has_more)  # noqa: PYI024
+    cls.__module__ = __name__
+    return cls
+
+
+def grown_struct(has_more):
+    more = [("b", int, 7), ("c", list, msgspec.field(default_factory=list))] if has_more else []
+    return msgspec.defstruct("Grown", [("a", int), *more], module=__name__)
+
+
+def grown_model(has_more):
+    more = {"b": (int, 7), "c": (list, pydantic.Field(default_factory=list))} if has_more else {}
+    return pydantic.create_model("Grown", __module__=__name__, a=(int, ...), **more)
+
+
+FORMS = {"Data": grown_dataclass, "Named": grown_tuple, "Struct": grown_struct, "Model": grown_model}
+
+
 class TestVersions:
     def test_older_ones_are_upgraded(self):
         tree = codec.encode([define(1, a=int)(5)]).tree
@@ -358,6 +385,25 @@ class TestVersions:
         define(1, a=int, c=int)
         with pytest.raises(Validation, match=r'state\["v"\] does not fit .*: what was saved lacks c and has b'):
             codec.decode(tree, None.__class__)
+
+    def test_a_new_field_with_a_default_needs_no_version(self):
+        """The default comes with the class; a mutable one is made anew for each object."""
+        before, after = {}, {}
+        for form, base in FORMS.items():
+            name = f"tests.Grown{form}"
+            before[form] = register(name)(base(False))
+            tree = codec.encode([before[form](a=5), before[form](a=6)]).tree
+            after[form] = register(name)(base(True))
+            first, second = codec.decode(tree, None.__class__)
+            assert (first, second) == (after[form](a=5), after[form](a=6)), form
+            assert first.b == 7
+            if form != "Named":
+                assert first.c == []
+                assert first.c is not second.c
+            tree = codec.encode(first).tree
+            register(name)(base(False))
+            with pytest.raises(Validation, match="what was saved has b"):
+                codec.decode(tree, None.__class__)
 
     def test_errors_of_upgrades_are_named(self):
         tree = codec.encode({"v": define(1, a=int)(5)}).tree

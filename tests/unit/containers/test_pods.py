@@ -191,7 +191,7 @@ def test_the_guard_renews_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KEDGE_RUNC", str(runtime))
     monkeypatch.setenv("KEDGE_RUNC_STATE", str(tmp_path / "marks"))
     place = str(tmp_path / "store")
-    with kedge.open(place) as store:
+    with kedge.open(place, namespace="containers") as store:
         for identity in ("alive", "gone", "lost"):
             claim = store.take_lease(f"container:{identity}", identity, 0.1)
             remember("/run/runc", identity, claim, KEDGE_STORE=place)

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 import kedge
-from kedge.errors import Conflict, Corrupted, UnsupportedFormat, Validation
+from kedge.errors import Conflict, Corrupted, Validation
 from kedge.index.files.index import FilesIndex
 from tests.parts import require
 
@@ -108,16 +108,6 @@ def test_a_plain_writer_that_was_there_first_is_refused(place: Path) -> None:
         store.save("k", "s", 1)
         assert_absent(place, ("plain text",))
     plain.close()
-
-
-def test_a_kedge_without_encryption_refuses_the_journal(place: Path) -> None:
-    kedge.open(f"files:{place}").close()
-    journal = place / ".kedge" / "journal"
-    assert journal.read_bytes().startswith(b"-- Kedge journal, format 1\n")
-    kedge.open(f"files:{place}", key=KEY).close()
-    assert journal.read_bytes().startswith(b"-- Kedge journal, format 2\n")
-    with mock.patch("kedge.index.files.journal.FORMAT", 1), pytest.raises(UnsupportedFormat):
-        kedge.open(f"files:{place}", key=KEY)
 
 
 def alter(place: Path, *statements: str) -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kedge
-from kedge.errors import CheckpointError, Conflict, Corrupted, UnsupportedFormat, Validation
+from kedge.errors import CheckpointError, Conflict, Corrupted, Validation
 from kedge.process.workflow import Workflows
 from kedge.store.request import Request
 from kedge.store.rope import PartedTree, Piece, Pieces
@@ -28,6 +29,7 @@ from tests.parts import require
 require("module:cryptography")
 import kedge.index.encrypted
 from kedge.crypto import DataKey, Vault, new_master_text, open_keyring, parse_master
+from kedge.index.sealed_rows import Proof
 
 KEY = "kdk1_" + "A" * 42 + "E"
 OTHER = bytes(range(32))
@@ -188,6 +190,9 @@ def test_without_the_right_key_nothing_opens(place: Path, store: kedge.Checkpoin
     for attempt in (lambda: kedge.open(place), lambda: kedge.open(place, namespace="other")):
         with pytest.raises(Validation, match="encrypted, and no key was given"):
             attempt()
+    assert store.encryption is not None
+    with pytest.raises(Validation, match=f"it needs the key {store.encryption['master_key']}"):
+        kedge.open(place)
     with pytest.raises(Validation, match=r"is encrypted under key .*, and the one given is"):
         kedge.open(place, key=OTHER)
 
@@ -285,29 +290,13 @@ def test_the_plain_way_imports_no_cryptography(place: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(place)], check=False).returncode == 0
 
 
-# An older Kedge
-
-
-def test_a_kedge_without_encryption_refuses_the_store(place: Path, store: kedge.CheckpointManager) -> None:
-    store.save("j", "s", 1)
-    store.close()
-    assert b"format: 2\n" in (place / "kedge-store").read_bytes()
-    with mock.patch.multiple("kedge.store.directory", ENCRYPTED_FORMAT_VERSION=1), pytest.raises(UnsupportedFormat):
-        kedge.open(place, key=KEY)
-    with (
-        mock.patch.multiple("kedge.index.sqlite.database", ENCRYPTED_FORMAT_VERSION=1),
-        pytest.raises(UnsupportedFormat),
-    ):
-        kedge.open(place, key=KEY)
-
-
 def test_a_crash_before_the_marker_says_so_heals(place: Path, store: kedge.CheckpointManager) -> None:
     store.close()
     marker = place / "kedge-store"
-    marker.write_bytes(marker.read_bytes().replace(b"format: 2", b"format: 1"))
+    marker.write_bytes(marker.read_bytes().replace(b"encrypted: yes", b"encrypted: no"))
     (place / "keyrings").unlink()
     kedge.open(place, key=KEY).close()
-    assert b"format: 2\n" in marker.read_bytes()
+    assert b"encrypted: yes\n" in marker.read_bytes()
     assert (place / "keyrings").exists()
 
 
@@ -419,8 +408,10 @@ def _plain_accepted() -> Any:
     index = kedge.index.encrypted.EncryptedIndex
     real = index._open_row, Vault.open
 
-    def open_row(self: Any, *fields: Any) -> tuple[str, str]:
-        return real[0](self, *fields) if "sealed" in fields[-1] else (fields[2], fields[-1])
+    def open_row(self: Any, row: Any, *fields: Any) -> Proof:
+        if "sealed" in fields[-1]:
+            return real[0](self, row, *fields)
+        return Proof(row.step, fields[-1], {}, None, b"", 0)
 
     def open_any(self: Any, kind: str, identity: bytes, sealed: bytes) -> bytes:
         return real[1](self, kind, identity, sealed) if sealed[:1] == b"\xe1" else sealed
@@ -586,6 +577,20 @@ def test_a_saver_with_the_old_key_writes_with_the_new_one(place: Path, store: ke
         other.gc()
     assert [same(store.load(i), s) for i, s in zip(kept, ({"n": 1}, large, large), strict=True)] == [True] * 3
     assert store.verify().is_ok
+
+
+def test_tags_changed_by_many_at_once_are_all_there(place: Path, store: kedge.CheckpointManager) -> None:
+    """The envelope of a row proves its tags: nobody may put there one that proves what somebody else has changed."""
+    saved = store.save("j", "s", 1, tags={"first": "yes"}, idempotency_key="once")
+    with kedge.open(place, key=KEY) as other, ThreadPoolExecutor(5) as pool:
+        tagging = [pool.submit((store, other)[n % 2].tag, saved, **{f"name-{n}": "yes"}) for n in range(20)]
+        rewriting = pool.submit(store.rekey, rewrite=True)
+        for future in tagging:
+            future.result()
+        rewriting.result()
+        assert other.tag(saved, first=None).tags == {f"name-{n}": "yes" for n in range(20)}
+        assert store.verify().problems == ()
+        assert store.save("j", "s", 1, idempotency_key="once") == saved
 
 
 def test_what_cannot_be_read_keeps_the_old_key(place: Path) -> None:

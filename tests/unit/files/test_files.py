@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import mmap
 import os
 import random
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from hypothesis import strategies as st
 
 import kedge
 from kedge.blobs import libc
-from kedge.files import FilesSummary, diff_trees, restore, scan, summaries_in
+from kedge.files import FilesSummary, diff_trees, restore, scan, summaries_in, writers
 from kedge.files import output as filling
 from kedge.files.scan import STORE_MARKER
 from kedge.files.table import Table, pack_table, parse_table
@@ -78,17 +80,18 @@ def save(cm: Manager, tree: object, job: str = "job") -> kedge.Tree:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of files opened for their content from now on."""
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files whose content is read from now on."""
     names: list[str] = []
-    really_open = os.open
+    really_read = os.preadv
 
-    def spy(path: object, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if flags == scan.READ_FILE:
-            names.append(os.fsdecode(os.path.basename(path)))  # type: ignore[type-var, arg-type]
-        return really_open(path, flags, mode, dir_fd=dir_fd)  # type: ignore[arg-type]
+    def spy(fd: int, buffers: list[memoryview], offset: int) -> int:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+        if name not in names:
+            names.append(name)
+        return really_read(fd, buffers, offset)
 
-    monkeypatch.setattr(os, "open", spy)
+    monkeypatch.setattr(os, "preadv", spy)
     return names
 
 
@@ -372,7 +375,7 @@ def test_a_file_nobody_may_read_is_named() -> None:
 # --- unchanged files are not read ---
 
 
-def test_what_did_not_change_is_not_read(cm: Manager, source: Path, tmp_path: Path, opened: list[str]) -> None:
+def test_what_did_not_change_is_not_read(cm: Manager, source: Path, tmp_path: Path, read_files: list[str]) -> None:
     draw = random.Random(2)
     (source / "sub").mkdir()
     (source / "large").write_bytes(draw.randbytes(5 << 20))
@@ -380,55 +383,138 @@ def test_what_did_not_change_is_not_read(cm: Manager, source: Path, tmp_path: Pa
         (source / "sub" / f"{n:03}").write_bytes(draw.randbytes(5000))
     settle(source)
     first = cm.get(cm.save("job", "step", {"tree": kedge.Tree(source), "n": 1}))
-    assert len(opened) == 301
+    assert len(read_files) == 301
     assert first.stored_bytes > 6 << 20
 
-    opened.clear()
+    read_files.clear()
     cm.save("job", "other step", {"n": 2})  # without the tree: older checkpoints are asked too
     second = cm.get(cm.save("job", "step", {"tree": kedge.Tree(source), "n": 2}))
-    assert opened == []
+    assert read_files == []
     assert second.stored_bytes < 20_000
 
     (source / "sub" / "150").write_bytes(b"changed")
     (source / "sub" / "150x").write_bytes(b"new")
     settle(source)
     state = cm.load(cm.save("job", "step", {"tree": kedge.Tree(source), "n": 3}))
-    assert {"150", "150x"} <= set(opened)
-    assert len(opened) < 280  # their bundle, not the others
-    assert "large" not in opened
+    assert {"150", "150x"} <= set(read_files)
+    assert len(read_files) < 280  # their bundle, not the others
+    assert "large" not in read_files
     assert isinstance(state, dict)
     state["tree"].write_to(tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(source)
 
-    opened.clear()
+    read_files.clear()
     cm.save("job", "step", {"tree": kedge.Tree(source, always_read=True)})
-    assert len(opened) == 302
+    assert len(read_files) == 302
 
 
-def test_a_fresh_file_is_not_trusted(cm: Manager, source: Path, opened: list[str]) -> None:
+def test_a_fresh_file_is_not_trusted(cm: Manager, source: Path, read_files: list[str]) -> None:
     """Written in the same tick of the clock in which it was saved, it could have changed without a trace."""
     file = source / "file"
     file.write_text("one")
     save(cm, kedge.Tree(source))
-    opened.clear()
+    read_files.clear()
     settle(source)
     save(cm, kedge.Tree(source))
-    assert opened == ["file"]
-    opened.clear()
+    assert read_files == ["file"]
+    read_files.clear()
     assert save(cm, kedge.Tree(source)).read("file") == b"one"
-    assert opened == []
+    assert read_files == []
+
+
+@pytest.mark.parametrize("files", [1, 200], ids=["a few files", "many"])  # whose table is stored otherwise
+def test_a_mapped_file_is_not_trusted(cm: Manager, source: Path, read_files: list[str], files: int) -> None:
+    """A write through a mapping need not change the times, also when its descriptor is closed."""
+    for number in range(files):
+        (source / f"still {number}").write_text("still")
+    with (source / "mapped").open("w+b") as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        memory = mmap.mmap(file.fileno(), 1 << 20)
+    memory[:1] = b"1"
+    settle(source)
+    save(cm, kedge.Tree(source))
+    read_files.clear()
+    save(cm, kedge.Tree(source))
+    assert "mapped" in read_files
+    memory[:1] = b"2"
+    assert save(cm, kedge.Tree(source)).read("mapped")[:1] == b"2"
+    memory[:1] = b"3"
+    memory.close()
+    assert save(cm, kedge.Tree(source)).read("mapped")[:1] == b"3"
+    settle(source)
+    save(cm, kedge.Tree(source))  # now nobody writes it
+    read_files.clear()
+    assert save(cm, kedge.Tree(source)).read("mapped")[:1] == b"3"
+    assert read_files == []
+
+
+def test_a_single_file_that_is_mapped_is_not_trusted(cm: Manager, tmp_path: Path) -> None:
+    path = tmp_path / "mapped"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as memory:
+        for value in (b"1", b"2", b"3"):
+            memory[:1] = value
+            settle(tmp_path)
+            loaded = cm.load(cm.save("job", "step", kedge.File(path)))
+            assert isinstance(loaded, kedge.File)
+            assert loaded.read()[:1] == value
+
+
+def test_who_opens_a_file_for_writing_while_it_is_looked_at_is_not_hurt(cm: Manager, source: Path) -> None:
+    """The look takes a lease for a moment: a program that opens the file then waits, and nobody is killed."""
+    file = source / "file"
+    file.write_text("x")
+    settle(source)
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            with file.open("r+"):
+                pass
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(200):
+            save(cm, kedge.Tree(source, always_read=True))
+    finally:
+        is_over.set()
+        writer.join()
+
+
+def test_file_systems_that_stamp_late_are_always_read(
+    cm: Manager, source: Path, read_files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nfs = 0x6969
+    monkeypatch.setattr(libc, "file_system_of", lambda fd: nfs)
+    (source / "file").write_text("x")
+    settle(source)
+    save(cm, kedge.Tree(source))
+    read_files.clear()
+    save(cm, kedge.Tree(source))
+    assert read_files == ["file"]
+
+
+@pytest.mark.mutant
+def test_trusting_mapped_files_would_be_noticed(
+    cm: Manager, source: Path, read_files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers.Writers, "may_change_unseen", lambda *_: False)
+    with pytest.raises(AssertionError):
+        test_a_mapped_file_is_not_trusted(cm, source, read_files, 1)
 
 
 @pytest.mark.mutant
 def test_trusting_fresh_files_would_be_noticed(
-    cm: Manager, source: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+    cm: Manager, source: Path, read_files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "_unsettled", lambda table, started_ns: set())
     (source / "file").write_text("one")
     save(cm, kedge.Tree(source))
-    opened.clear()
+    read_files.clear()
     save(cm, kedge.Tree(source))
-    assert opened == []
+    assert read_files == []
 
 
 def test_times_in_whole_seconds_or_in_the_future_are_trusted_later_or_never() -> None:
@@ -462,7 +548,7 @@ def _rewrite(file: Path) -> None:
 @pytest.mark.parametrize("change", [_replace, _rewrite, lambda file: None], ids=["replaced", "rewritten", "touched"])
 @pytest.mark.parametrize("size", [1000, 3 << 20])
 def test_same_size_and_time_do_not_deceive(
-    cm: Manager, source: Path, opened: list[str], change: Callable[[Path], None], size: int
+    cm: Manager, source: Path, read_files: list[str], change: Callable[[Path], None], size: int
 ) -> None:
     file = source / "file"
     file.write_bytes(b"x" * size)
@@ -470,14 +556,14 @@ def test_same_size_and_time_do_not_deceive(
     settle(source)
     before = file.stat()
     save(cm, kedge.Tree(source))
-    opened.clear()
+    read_files.clear()
     change(file)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     loaded = save(cm, kedge.Tree(source))
     assert loaded.read("file") == file.read_bytes()
-    assert "file" in opened
-    assert ("other" in opened) == (size == 1000)  # only small files have to be read with their neighbours
+    assert "file" in read_files
+    assert ("other" in read_files) == (size == 1000)  # only small files have to be read with their neighbours
 
 
 def test_the_same_tree_gives_the_same_checkpoint(cm: Manager, source: Path) -> None:

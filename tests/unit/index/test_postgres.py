@@ -217,7 +217,7 @@ SAFEGUARDS: dict[Any, tuple[str, str]] = {
     refused_lease: ("coalesce(l.is_live AND l.token = new.token, false)", "true"),
     held_lease: ("l.is_live IS NOT TRUE", "true"),
     lost_chunk: ("< cardinality(reused)", "< 0"),
-    damaged_chunk: ("c.encoding < 128", "true"),
+    damaged_chunk: ("NOT c.is_damaged", "true"),
     condemned_pack: ("NOT bool_or(named.is_condemned)", "true"),
     unknown_parent: ("< (SELECT count(DISTINCT p) FROM unnest(parents) p)", "< 0"),
     old_key: ("key_id IS DISTINCT FROM", "NULL IS DISTINCT FROM NULL AND key_id IS DISTINCT FROM"),

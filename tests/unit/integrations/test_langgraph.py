@@ -9,7 +9,6 @@ import sys
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,7 +23,7 @@ require("module:langgraph")
 
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
-from langgraph.checkpoint.serde.types import ERROR, _DeltaSnapshot
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Interrupt, Send, interrupt
 
@@ -70,9 +69,8 @@ def loaded(saver: KedgeSaver, config: Any = CONFIG) -> dict[str, Any]:
 # Types
 
 
-@dataclass
 class Unknown:
-    x: int = 1
+    """Without fields to save by."""
 
 
 MESSAGES = [
@@ -146,18 +144,6 @@ def test_loading_imports_nothing(saver: KedgeSaver) -> None:
     before = set(sys.modules)
     loaded(saver)
     assert set(sys.modules) == before
-
-
-def test_an_error_of_an_unknown_class_is_kept_as_text(saver: KedgeSaver) -> None:
-    class Strange(Exception):
-        pass
-
-    config = put(saver, {})
-    saver.put_writes(config, [(ERROR, Strange("why"))], "a")
-    saver.put_writes(config, [(ERROR, KeyError("k"))], "b")
-    first, second = (value for _, _, value in saver.get_tuple(config).pending_writes)
-    assert first == "Strange('why')"
-    assert type(second) is KeyError
 
 
 # What is remembered is never what others hold

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,14 +127,10 @@ def test_bad_input_changes_nothing(store: KedgeStore) -> None:
         store.batch([PutOp(("a",), "", {})])
     with pytest.raises(Validation):
         store.batch([PutOp(("a",), "k", ["no dictionary"])])  # type: ignore[arg-type]
-    with pytest.raises(Validation, match="by meaning"):
-        store.search(("a",), query="what does she like?")
     store.put(("a",), "k", {"n": 1, "text": "x"})
     with pytest.raises(Validation, match=r"\$regex"):
         store.search(("a",), filter={"n": {"$regex": "x"}})
     assert store.search(("a",), filter={"text": {"$gt": 5}}) == []
-    with pytest.raises(NotImplementedError):
-        store.put(("a",), "other", {}, ttl=5)
     assert [job.name for job in store.manager.jobs()] == ["memory:a"]
 
 
@@ -160,3 +158,114 @@ def test_async_and_encrypted(tmp_path: Path) -> None:
         manager.jobs()
     kept = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
     assert b"secret-" not in kept
+
+
+# Search
+
+
+def test_a_filter_is_decided_by_the_rows(store: KedgeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(30):
+        store.put(("a",), f"k{n}", {"n": n, "even": n % 2 == 0, "deep": {"n": n}, "long": "x" * 500})
+    loaded: list[str] = []
+    load = store.manager.load
+    monkeypatch.setattr(
+        store.manager, "load", lambda checkpoint_id: loaded.append(checkpoint_id) or load(checkpoint_id)
+    )
+    assert [item.value["n"] for item in store.search(("a",), filter={"n": {"$lt": 3}})] == [2, 1, 0]
+    assert len(loaded) == 3
+    assert len(store.search(("a",), filter={"even": True}, limit=4)) == 4
+    assert len(loaded) == 7
+    assert [item.key for item in store.search(("a",), filter={"deep": {"n": 7}})] == ["k7"]  # only the value tells
+    assert [item.key for item in store.search(("a",), filter={"n": 7, "missing": None})] == ["k7"]
+
+
+def test_a_query_without_an_index_is_no_filter(store: KedgeStore) -> None:
+    theirs = InMemoryStore()
+    for each in (store, theirs):
+        each.put(("a",), "k", {"text": "x"})
+    assert items(store.search(("a",), query="anything")) == items(theirs.search(("a",), query="anything"))
+
+
+def embed(texts: list[str]) -> list[list[float]]:
+    """Letters that texts have in common make them alike."""
+    return [[float(text.count(letter)) for letter in "abcdefgh"] for text in texts]
+
+
+@pytest.mark.parametrize("fields", [["$"], ["text"], ["text", "notes[*]"]])
+def test_memories_are_found_by_meaning_as_in_the_store_in_memory(tmp_path: Path, fields: list[str]) -> None:
+    index: Any = {"dims": 8, "embed": embed, "fields": fields}
+    theirs = InMemoryStore(index=index)
+    with KedgeStore(tmp_path, index=index) as ours:
+        for each in (ours, theirs):
+            each.put(("docs",), "1", {"text": "aab", "notes": ["h", "gg"]})
+            each.put(("docs",), "2", {"text": "bbc", "notes": ["aaa"]})
+            each.put(("docs",), "3", {"text": "dd", "kind": "other"})
+            each.put(("docs",), "4", {"text": "ab"}, index=False)
+            each.put(("docs",), "5", {"text": "zz", "title": "aaab"}, index=["title"])
+    with KedgeStore(tmp_path, index=index) as ours:  # the vectors are in the store
+        for query, options in (
+            ("aab", {}),
+            ("gg", {"limit": 2}),
+            ("ab", {"offset": 1}),
+            ("d", {"filter": {"kind": "other"}}),
+        ):
+            expected = [(item.key, item.score) for item in theirs.search(("docs",), query=query, **options)]
+            scored = [(item.key, item.score) for item in ours.search(("docs",), query=query, **options)]
+            assert [score for _, score in scored] == pytest.approx([score for _, score in expected], abs=1e-6)
+            assert {key for key, score in scored if score} == {key for key, score in expected if score}
+        found = asyncio.run(ours.asearch(("docs",), query="aab", limit=1))
+        assert found[0].score == pytest.approx(theirs.search(("docs",), query="aab", limit=1)[0].score, abs=1e-6)
+
+
+def test_without_numpy_vectors_are_compared_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with KedgeStore("memory:", index={"dims": 8, "embed": embed}) as store:
+        store.put(("docs",), "1", {"text": "aab"})
+        store.put(("docs",), "2", {"text": "zz"})
+        expected = [(item.key, item.score) for item in store.search(("docs",), query="ab")]
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        found = [(item.key, item.score) for item in store.search(("docs",), query="ab")]
+    assert [key for key, _ in found] == [key for key, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
+
+
+def test_embeddings_of_another_length_are_refused() -> None:
+    with KedgeStore("memory:", index={"dims": 3, "embed": embed}) as store:
+        with pytest.raises(Validation, match="8 dimensions"):
+            store.put(("docs",), "1", {"text": "aab"})
+        assert store.search(("docs",)) == []
+
+
+# Expiry
+
+
+def test_an_item_expires_lives_longer_when_read_and_goes(store: KedgeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    store.put(("a",), "short", {"n": 1}, ttl=10)
+    store.put(("a",), "long", {"n": 2}, ttl=60)
+    store.put(("a",), "always", {"n": 3})
+    now += 9 * 60
+    assert store.get(("a",), "short") is not None
+    now += 9 * 60
+    assert len(store.search(("a",), refresh_ttl=False)) == 3, "read, it lives ten minutes more"
+    now += 2 * 60
+    assert store.get(("a",), "short") is None
+    assert {item.key for item in store.search(("a",), refresh_ttl=False)} == {"long", "always"}
+    now += 60 * 60
+    assert asyncio.run(store.asweep_ttl()) == 2
+    assert [item.key for item in store.search(())] == ["always"]
+    assert len(store.manager.list("memory:a")) == 1
+
+
+def test_the_default_of_the_store_and_the_time_of_a_new_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    with KedgeStore("memory:", ttl={"default_ttl": 5, "refresh_on_read": False}) as store:
+        store.put(("a",), "k", {"n": 1})
+        now += 4 * 60
+        assert store.get(("a",), "k") is not None
+        now += 2 * 60
+        assert store.get(("a",), "k") is None
+        store.put(("a",), "k", {"n": 2}, ttl=None)
+        now += 600 * 60
+        assert store.get(("a",), "k").value == {"n": 2}  # type: ignore[union-attr]

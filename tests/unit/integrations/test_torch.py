@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -285,13 +284,3 @@ def test_the_trainer_of_hugging_face(torch: Any, store: Any, tmp_path: Path) -> 
     resumed.train(resume_from_checkpoint=place)
     assert resumed.state.global_step == 6
     assert store.list("run")[-1].step == "checkpoint-6"
-
-
-def test_the_document_runs_as_it_stands(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "tensors.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 5
-    (tmp_path / "document.py").write_text("\n".join(blocks))
-    command = [sys.executable, "-W", "ignore", "document.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-2000:]

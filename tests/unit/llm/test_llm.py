@@ -122,7 +122,7 @@ def test_a_request_is_known_by_all_of_its_body(fields: dict[str, Any], sample: i
     assert Request("POST", url, asked, sample + 1).key != Request("POST", url, asked, sample).key
 
 
-def test_credentials_are_no_part_of_a_request() -> None:
+def test_credentials_of_the_caller_are_no_part_of_a_request() -> None:
     def request(url: str, tool: dict[str, Any]) -> Request:
         found = http_request("POST", url, json.dumps({"model": "m", "input": "x", "tools": [tool]}).encode())
         assert found is not None
@@ -141,7 +141,12 @@ def test_credentials_are_no_part_of_a_request() -> None:
     assert one.where == "https://api.example.org/v1/responses?a=1&b=2"
     same = request(
         "https://api.example.org/v1/responses?a=1&b=2",
-        {"type": "mcp", "server_url": "https://t.org/", "authorization": "another", "headers": {"X": "y"}},
+        {
+            "type": "mcp",
+            "server_url": f"https://t.org/?token={SECRET}",
+            "authorization": SECRET,
+            "headers": {"X": SECRET},
+        },
     )
     assert same.key == one.key
     schema = {

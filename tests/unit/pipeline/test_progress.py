@@ -1,6 +1,7 @@
 """What is shown of a run at work, and that the time left is not fooled by what was done before."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
             "kedge: step part?[31m/one reused",
             "kedge: map items: 5 of 5 items (5 of them before)",
         ]
-        assert lines[2] == "kedge: step broken failed: ZeroDivisionError: division by zero"
+        assert lines[2] == "kedge: step broken failed: ZeroDivisionError: division by zero (kept)"
 
 
 def test_a_terminal() -> None:
@@ -67,6 +68,20 @@ def test_a_terminal() -> None:
     text = out.getvalue()
     for part in ("✓", "↺", "✗", "1.5 s", "two [x]", "ValueError: no", "10 of 10 items"):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_bar_after_a_resume_keeps_to_one_line(width: int) -> None:
+    out = io.StringIO()
+    shown = Terminal(Console(file=out, force_terminal=True, width=width, no_color=True))
+    tally = Tally(total=100_000, done=1200, reused=45_000, failed=3, money="$12.30 for 1,200 calls")
+    shown.items(("nightly import", "tiles of the whole country"), tally, is_over=False)
+    drawn = out.getvalue()
+    shown.close()
+    assert "\n" not in drawn
+    lines = [re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", line) for line in drawn.split("\r")]
+    assert max(map(len, lines)) <= width
+    assert re.search(r"nightl.*… ━+.* 46,200 of 100,000 items", lines[-1])
 
 
 def test_who_watches(tmp_path: Path) -> None:

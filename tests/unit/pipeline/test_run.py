@@ -16,7 +16,7 @@ import pytest
 import kedge
 from kedge import CheckpointManager, Conflict, Retry, StepTimeout, Validation
 from kedge.pipeline.history import cancel, explain, find_run, find_runs
-from tests.pipeline_work import die, hang, own_pid
+from tests.pipeline_work import LocalErrors, Unpicklable, die, fail_unpicklably, hang, own_pid
 from tests.waiting import wait_for
 
 AT_ONCE = Retry(times=5, delay_s=0)
@@ -472,3 +472,22 @@ def test_a_run_outside_its_block_does_nothing(store: CheckpointManager) -> None:
         run.__enter__()
     with pytest.raises(Conflict, match="not entered"):
         run.step("x", lambda: 1)
+
+
+def test_the_error_of_a_step_with_a_time_limit_is_the_real_one(tmp_path: Path) -> None:
+    """Many exceptions cannot be unpickled: they cross as data, with class, text and what of them is plain data."""
+    with kedge.run("r", store=tmp_path / "store") as run:
+        with pytest.raises(Unpicklable, match="needs two arguments") as caught:
+            run.step("fail", fail_unpicklably, 7, timeout_s=60)
+        assert caught.value.first == 7
+        assert "in fail_unpicklably" in str(caught.value.__cause__)
+        log = tmp_path / "log"
+        retry = Retry(times=0, delay_s=0, rules={OSError: 2})
+        with pytest.raises(kedge.StepFailed, match="Busy: not now"):
+            run.step("busy", LocalErrors.fail, str(log), timeout_s=60, retries=retry)
+        assert len(log.read_text().split()) == 3  # its class is found here under no name: rules go by names
+
+
+def test_a_hint_names_what_the_caller_wrote() -> None:
+    with pytest.raises(Validation, match="retries must be a whole number"):
+        kedge.step(retries=-1)

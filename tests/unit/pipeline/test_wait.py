@@ -203,3 +203,32 @@ def test_nonsense_is_refused(store: CheckpointManager) -> None:
             run.sleep(-1)
         with pytest.raises(Validation):
             run.signal("s", wait_s=-1)
+
+
+def test_each_message_under_a_name_is_taken_once_in_order(store: CheckpointManager) -> None:
+    for number in range(3):
+        kedge.send(store, "r", "rows", number)
+    with pytest.raises(Paused), kedge.run("r", store=store) as run:
+        assert [run.signal("rows"), run.signal("rows")] == [0, 1]
+        raise Paused("here")
+    with kedge.run("r", store=store) as run:
+        with run.stage("other"):
+            assert run.signal("rows") == 2  # not one that the calls below have taken
+        assert [run.signal("rows"), run.signal("rows")] == [0, 1]
+        with pytest.raises(Paused):
+            run.signal("rows", wait_s=0)
+    (waiting,) = find_run(store, "r").waiting
+    assert waiting["name"] == "rows"  # what one sends to
+
+
+def test_stores_are_given_by_their_paths(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with pytest.raises(Paused), kedge.run("r", store=place) as run:
+        run.approval("go", wait_s=0)
+    kedge.decide(place, "r", "go", True)
+    kedge.send(str(place), "r", "rows", 5)
+    with kedge.run("r", store=place) as run:
+        assert run.approval("go").approved
+        assert run.signal("rows") == 5
+    with pytest.raises(NotFound):
+        kedge.send(tmp_path / "none", "r", "rows")

@@ -48,6 +48,7 @@ FIFTY_ONE_LINES = "def f():\n" + "    x = 1\n" * 50
         ("x = str(exc) == 'gone'\n", (1, "decided by the text of an error message")),
         ("x = str(e).startswith('gone')\n", (1, "decided by the text of an error message")),
         ("x = 'gone' in str(error).lower()\n", (1, "decided by the text of an error message")),
+        ("sys.set_int_max_str_digits(0)\n", (1, "the limit on the digits of integers is lifted")),
     ],
 )
 def test_each_breach_is_seen(walls: ModuleType, source: str, finding: tuple[int, str]) -> None:
@@ -102,3 +103,23 @@ def test_a_room_without_findings_has_to_leave_the_list(walls: ModuleType, tmp_pa
     package(tmp_path, done__a="x = row[0]\n")
     failing, _ = walls.report(tmp_path, ("done/",))
     assert failing == ["tools/walls: nothing is left to do in done/: take it off UNFINISHED"]
+
+
+@pytest.mark.parametrize("call", ["os.execv(p, argv)", "os.system(t)", "subprocess.run(a)", "subprocess.Popen(a)"])
+def test_programs_are_started_where_their_words_are_known(walls: ModuleType, call: str) -> None:
+    [(line, text)] = walls.findings_in("care/gc.py", call + "\n")
+    assert (line, "starts a program" in text) == (1, True)
+    assert list(walls.findings_in("cli/commands/runs.py", call + "\n")) == []
+    assert list(walls.findings_in("care/gc.py", "worker.run(job)\n")) == []
+
+
+@pytest.mark.parametrize("call", ["os.mkdir(path)", "path.mkdir(parents=True)", "os.makedirs(path)", "path.mkdir()"])
+def test_directories_of_a_store_have_a_mode(walls: ModuleType, call: str) -> None:
+    [(line, text)] = walls.findings_in("blobs/packs.py", call + "\n")
+    assert (line, "without a mode" in text) == (1, True)
+    assert list(walls.findings_in("cli/app.py", call + "\n")) == []
+
+
+@pytest.mark.parametrize("call", ["os.mkdir(path, 0o700)", "path.mkdir(mode=0o700)", "path.mkdir(0o700, parents=True)"])
+def test_directories_with_a_mode_are_fine(walls: ModuleType, call: str) -> None:
+    assert list(walls.findings_in("blobs/packs.py", call + "\n")) == []

@@ -32,8 +32,10 @@ def approve_command(
     from kedge.pipeline.approval import decide, pending_approvals
     from kedge.pipeline.history import command_of
 
-    from .runs import start_again
+    from .runs import confirm_foreign, start_again
 
+    if deny and resume:
+        raise click.UsageError("--deny and --resume exclude each other: a denial is final")
     with session.open() as manager:
         if name is None:
             names = [approval.name for approval in pending_approvals(manager, run)]
@@ -43,8 +45,14 @@ def approve_command(
                 raise Validation(f"run {run} waits for several approvals", hint=f"name one of: {', '.join(names)}")
             name = names[0]
         start = command_of(manager, run) if resume else None  # before the decision, which is final
+        if start is not None:
+            confirm_foreign(run, *start, manager.url)
         decision = decide(manager, run, name, not deny, actor=by, comment=comment)
     facts = {"approved": decision.approved, "actor": decision.actor, "comment": decision.comment}
-    session.answer({"run": run, "approval": name, **facts}, f"{name} of {run} is {decision.word} by {decision.actor}")
+    text = f"{name} of {run} is {decision.word} by {decision.actor}"
+    follows = (
+        "the run ends there; use another key to start anew" if deny else f"kedge runs resume {run}, if it is paused"
+    )
+    session.answer({"run": run, "approval": name, **facts}, text if resume else f"{text}; next: {follows}")
     if start is not None:
         start_again(session, run, *start, manager.url)

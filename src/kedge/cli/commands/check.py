@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kedge.chunks import INLINE_BYTES
 from kedge.cli.command import Session, store_command
 from kedge.cli.naming import JobName
 from kedge.cli.output import emit
@@ -37,8 +36,8 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
     Checkpoints that cannot be loaded are marked corrupted, so that restoring skips them. Data that cannot be read at
     the moment ends the check and is not marked.
 
-    With --repair no other process may have the store open; the old index stays beside the new one. States up to
-    64 KiB are in the index only: those that can no longer be read from the old one are lost.
+    With --repair no other process may have the store open; the old index stays beside the new one. Small states of
+    the last seconds may be in the index only: those that can no longer be read from the old one are lost.
     """
     if repair and job:
         raise click.UsageError("--repair is for the whole store: leave JOB out")
@@ -93,8 +92,8 @@ def print_repair(repaired: RepairReport | None) -> None:
     click.echo(f"{style('✓', 'good')} new index with {count_of(repaired.checkpoints, 'checkpoint')}{packs}")
     if not repaired.is_index_complete:
         lost = (
-            f"states up to {size(INLINE_BYTES)} are in the index only, and those that could not be read are lost; "
-            f"larger ones are known to the packs, and {repaired.from_packs:,} came back from there"
+            "small states that were not copied to packs yet are lost; "
+            f"all others are known to the packs, and {repaired.from_packs:,} came back from there"
         )
         print_labelled("!", "warn", f"the old index could not be read to its end: checkpoints may be missing: {lost}")
         print_labelled("  →", "dim", "if you have a copy of the store, compare kedge jobs of both")

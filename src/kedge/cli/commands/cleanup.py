@@ -35,7 +35,7 @@ _SHOWN = 40  # rows of a plan on screen; --json has all
     '"keep": [as in list, with "reasons"], "frees_bytes": …}; with --unset only {"job", "policy": null}.',
 )
 @click.argument("job", required=False, type=JobName())
-@click.option("--all-jobs", is_flag=True, help="Clean up every job.")
+@click.option("--all-jobs", is_flag=True, help="Clean up every job but runs and what Kedge itself needs.")
 @click.option("--keep-last", type=_COUNT, metavar="N", help="Keep the newest N.")
 @click.option(
     "--keep-last-per-level", metavar="LEVEL=N", multiple=True, help="Keep the newest N of a level; repeatable."
@@ -64,8 +64,11 @@ def cleanup_command(
     """Delete the old checkpoints of JOB, except those that any of the rules keeps.
 
     Without rules, the policy stored for JOB is used. Pinned checkpoints, the newest one and the ancestors of what
-    stays are always kept. `kedge gc` frees the space.
+    stays are always kept. `kedge gc` frees the space. Runs, queues and the records of LLM calls are cleaned up only if
+    JOB names them, because what is deleted there runs, and is paid, again.
     """
+    from kedge.care.records import needed_for
+
     if (job is None) != all_jobs:
         raise click.UsageError("give a JOB, or --all-jobs" if job is None else "JOB and --all-jobs exclude each other")
     if all_jobs and (is_set or is_unset):
@@ -79,6 +82,8 @@ def cleanup_command(
             session.answer({"job": job, "policy": None}, f"{style(job, 'id')} no longer has a policy of its own")
             return
         policy = _policy(rules, stored)
+        if job is not None and (needed := needed_for(manager.store, job)):
+            click.echo(style("warning:", "warn") + f" {job} is {needed}", err=True)
         if job is not None and is_set:
             manager.set_retention(job, policy)
         if session.as_json:

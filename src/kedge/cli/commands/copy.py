@@ -82,9 +82,9 @@ def transfer_options(function: Callable[..., None]) -> Callable[..., None]:
 def copy_command(session: Session, **options: object) -> None:
     """Copy the history of JOB to the job NEW, or checkpoints of one STORE to another.
 
-    Within a store both jobs share all data. Between stores, of any kind, only what the target lacks is moved and
-    every byte is verified; IDs, numbers, parents, tags, pins and times stay. After an interruption, run it again: it
-    continues and copies nothing twice.
+    Within a store both jobs share all data, and NEW must have no other history. Between stores, of any kind, only what
+    the target lacks is moved and every byte is verified; IDs, numbers, parents, tags, pins and times stay. After an
+    interruption, run it again: it continues and copies nothing twice.
     """
     transfer = Transfer(**options)  # type: ignore[arg-type]  # the parameters above, by their names
     if bool(_STORE.match(transfer.source)) != bool(_STORE.match(transfer.target)):
@@ -108,18 +108,21 @@ def _copy_job(session: Session, job: str, new: str) -> None:
                 raise NotFound(error.message, hint=f"for the directory, write ./{job}. {WRITTEN}") from None
             raise
 
-        def look() -> tuple[int, int]:
-            copied = job_named(manager, new)
-            return min(copied.checkpoints if copied else 0, total), total
+        def count_copies() -> int:
+            target = job_named(manager, new)
+            return target.checkpoints if target else 0
 
-        known = {c.id for c in manager.walk(new)}
-        with progress(f"copying {job}", unit="checkpoints") as report, watched(report, look):
+        present = count_copies()
+        with (
+            progress(f"copying {job}", unit="checkpoints") as report,
+            watched(report, lambda: (min(count_copies(), total), total)),
+        ):
             copies = manager.copy(job, new)
-        copied = sum(c.id not in known for c in copies)
-    present = f"; {_present(len(copies) - copied)}" if copied < len(copies) else ""
+    copied = len(copies) - present
+    note = f"; {_present(present)}" if present else ""
     session.answer(
         {"job": new, "checkpoints": [c.to_json() for c in copies], "copied": copied},
-        f"{count_of(copied, 'checkpoint')} of {job} copied to {style(new, 'id')}{present}",
+        f"{count_of(copied, 'checkpoint')} of {job} copied to {style(new, 'id')}{note}",
     )
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import JobName, Ref, find, refuse_other_job
+from kedge.cli.naming import JobName, Ref, refuse_other_job, require_job
 from kedge.errors import Conflict, NotFound
-from kedge.terminal.text import style
+from kedge.terminal.text import count_of, style
 
 if TYPE_CHECKING:
     from kedge.manager import CheckpointManager
@@ -17,13 +17,25 @@ if TYPE_CHECKING:
 
 @store_command("delete", json_keys='{"job": …, "deleted": [IDs]}')
 @click.argument("job", type=JobName())
-@click.argument("refs", metavar="ID...", nargs=-1, required=True, type=Ref())
+@click.argument("refs", metavar="[ID]...", nargs=-1, type=Ref())
+@click.option("--all", "is_whole", is_flag=True, help="Delete the job: all its checkpoints and its policy.")
+@click.option("--even-pinned", is_flag=True, help="With --all, delete pinned checkpoints too.")
 @click.option("--missing-ok", is_flag=True, help="Ignore IDs that do not exist.")
-def delete_command(session: Session, job: str, refs: tuple[str, ...], missing_ok: bool) -> None:
-    """Delete checkpoints of JOB. All IDs are looked up first: if one is wrong, nothing is deleted.
+def delete_command(
+    session: Session, job: str, refs: tuple[str, ...], is_whole: bool, even_pinned: bool, missing_ok: bool
+) -> None:
+    """Delete checkpoints of JOB, or the whole job with --all.
 
-    `kedge gc` frees their space. Pinned checkpoints are refused.
+    All IDs are looked up first: if one is wrong, nothing is deleted. Pinned checkpoints are refused. `kedge gc` frees
+    the space.
     """
+    if is_whole == bool(refs):
+        raise click.UsageError("give the IDs of checkpoints, or --all to delete the job")
+    if even_pinned and not is_whole:
+        raise click.UsageError("--even-pinned is for --all; unpin a single checkpoint with kedge pin ID --off")
+    if is_whole:
+        _delete_job(session, job, even_pinned, missing_ok)
+        return
     with session.open() as manager:
         doomed = dict.fromkeys(filter(None, (_deletable(manager, job, ref, missing_ok) for ref in refs)))
         deleted = [checkpoint_id for checkpoint_id in doomed if manager.delete(job, checkpoint_id)]
@@ -34,10 +46,19 @@ def delete_command(session: Session, job: str, refs: tuple[str, ...], missing_ok
         click.echo("nothing to delete", err=True)
 
 
+def _delete_job(session: Session, job: str, even_pinned: bool, missing_ok: bool) -> None:
+    with session.open() as manager:
+        if not missing_ok:
+            require_job(manager, job)
+        ids = [checkpoint.id for checkpoint in manager.walk(job)] if session.as_json else []
+        count = manager.delete_job(job, even_pinned=even_pinned)
+    session.answer({"job": job, "deleted": ids}, f"{style(job, 'id')}  deleted, with {count_of(count, 'checkpoint')}")
+
+
 def _deletable(manager: CheckpointManager, job: str, ref: str, missing_ok: bool) -> str | None:
     """The ID of a checkpoint that may be deleted; None for one that does not exist, if that is fine."""
     try:
-        checkpoint = find(manager, ref)
+        checkpoint = manager.find(ref)
     except NotFound:
         if missing_ok:
             return None

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 import click
 
-from kedge.cli.command import Session, store_command
+from kedge.cli.command import Session, is_url, store_command
 from kedge.cli.demo_job import WIDTH, expected_digest
 from kedge.cli.output import emit
-from kedge.manager import CheckpointManager
+from kedge.errors import Validation
+from kedge.manager import CheckpointManager, without_secrets
 from kedge.terminal.text import style, terminal_width
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ def demo_command(session: Session, keep: str | None, fast: bool) -> None:
 
     The job runs in a process of its own on a store in a temporary directory.
     """
+    if session.store is not None and not keep and is_url(session.store):
+        raise Validation(
+            f"demo needs a directory, not {without_secrets(session.store)}",
+            hint="it runs in a temporary directory by itself; --keep DIR keeps the store",
+        )
     is_live = not session.as_json and (terminal_width() or 0) > WIDTH + 4
     steps, pause_s = (20, 0.0) if fast else (60, 0.1)
     with _directory(keep or session.store) as store:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import REF_HELP, Ref, find
+from kedge.cli.naming import Ref
 from kedge.cli.output import emit
+from kedge.store.reference import REFERENCE_HELP
 from kedge.terminal.checkpoints import ID, NUMBER, STEP
 from kedge.terminal.tables import Column, print_table
 from kedge.terminal.text import age, clip, count_of, pad, pieces, safe, size, style, terminal_width, width_of
@@ -30,7 +31,7 @@ _LINE_LOOKS = {"+": "good", "-": "bad", "@": "type"}
 
 @store_command(
     "diff",
-    note=f"OLD and NEW are: {REF_HELP}",
+    note=f"OLD and NEW are: {REFERENCE_HELP}",
     json_keys='{"same": bool, "old", "new": IDs, "added", "removed", "changed": counts, "bytes_changed", '
     '"shared_bytes", "changes": [{path, kind, old, new, old_bytes, new_bytes, detail, elements, elements_changed, '
     'bytes_changed, max_abs_difference, files: of trees}], "left_out": changes that are counted but not listed}',
@@ -43,7 +44,7 @@ def diff_command(session: Session, old: str, new: str) -> None:
     Equal arrays are not read; for others it shows how many elements changed, and by how much.
     """
     with session.open() as manager:
-        before, after = find(manager, old), find(manager, new)
+        before, after = manager.find(old), manager.find(new)
         diff = manager.diff(before.id, after.id)
         inside = [_changed_files(manager, before, after, change) for change in diff.changes]
     if session.as_json:

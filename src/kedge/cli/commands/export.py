@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import REF_HELP, Ref, find, job_named
+from kedge.cli.naming import Ref, job_named
 from kedge.cli.output import emit, pieces_of
 from kedge.cli.placement import added_to_directory, place_file, placed_directory
 from kedge.codec import BufferSummary
@@ -22,6 +22,7 @@ from kedge.diff.npy import npy_header
 from kedge.diff.outline import StoredState, files_in, open_state, with_content
 from kedge.errors import Validation
 from kedge.files import FilesSummary, Tree
+from kedge.store.reference import REFERENCE_HELP
 from kedge.terminal.progress import Report, progress
 from kedge.terminal.text import count_of, safe, size, style
 
@@ -102,7 +103,7 @@ class ZipSink(Sink):
 
 @store_command(
     "export",
-    note=f"JOB|ID is: {REF_HELP} A JOB alone means all of its checkpoints.",
+    note=f"JOB|ID is: {REFERENCE_HELP} A JOB alone means all of its checkpoints.",
     json_keys='{"to", "format", "checkpoints": [IDs], "files", "bytes"}',
 )
 @click.argument("ref", metavar="JOB|ID", type=Ref())
@@ -191,7 +192,7 @@ def _chosen(manager: CheckpointManager, ref: str) -> Iterable[Checkpoint]:
     """All checkpoints of a job that can be loaded, or the one that is named."""
     if not {"~", "#"} & set(ref) and not manager.exists(ref) and (job := job_named(manager, ref)):
         return JobHistory(manager, job)
-    return [find(manager, ref)]
+    return [manager.find(ref)]
 
 
 def _write_document(manager: CheckpointManager, checkpoints: Iterable[Checkpoint], file: BinaryIO) -> None:

@@ -14,13 +14,20 @@ from kedge.terminal.text import age, size
 if TYPE_CHECKING:
     from kedge.model import Job
 
+
+def _policy(job: Job) -> str:
+    from kedge.care.policies import policy_in_words
+
+    return policy_in_words(job.retention)
+
+
 _COLUMNS: tuple[Column[Job], ...] = (
     Column("JOB", lambda job: job.name, look="id", is_whole=True),
     Column("CHECKPOINTS", lambda job: f"{job.checkpoints:,}", ">", is_whole=True),
     Column("SIZE", lambda job: size(job.size_bytes), ">", is_whole=True),
     Column("ADDED", lambda job: size(job.stored_bytes), ">", "dim", is_whole=True, drop=2),
     Column("LAST SAVE", lambda job: age(job.updated_at), ">", is_whole=True, drop=1),
-    Column("POLICY", lambda job: "yes" if job.retention else "", look="dim", drop=3),
+    Column("POLICY", _policy, look="dim", drop=3),
 )
 
 

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from kedge.cli.command import Session, command_group, store_command
-from kedge.terminal.text import style
+from kedge.errors import Conflict
+from kedge.terminal.text import safe, style
 
 
-@store_command("new", json_keys='{"key": …, "id": …}')
-def new_command(session: Session) -> None:
-    """Print a new random key, for $KEDGE_KEY or a file.
+@store_command("new", json_keys='{"key": …, "id": …}; with --out {"file": …, "id": …}')
+@click.option(
+    "--out", "path", metavar="FILE", type=click.Path(dir_okay=False), help="Write it to a new FILE (mode 0600)."
+)
+def new_command(session: Session, path: str | None) -> None:
+    """Print a new random key, for $KEDGE_KEY, or write it to a file for $KEDGE_KEY_FILE.
 
-    Kedge does not store it. Whoever loses it loses the store.
+    Kedge does not store the key. If you lose it, you lose the store.
     """
     from kedge.crypto import new_master_text, parse_master
 
     text = new_master_text()
     key_id = parse_master(text).id
-    session.answer({"key": text, "id": key_id}, text)
+    if path is not None:
+        _write_secret(path, text)
+        session.answer({"file": path, "id": key_id}, safe(path))
+    else:
+        session.answer({"key": text, "id": key_id}, text)
     if not session.as_json:
         click.echo(style(f"key {key_id}: keep it in a safe place, and a copy in another", "dim"), err=True)
+
+
+def _write_secret(path: str, text: str) -> None:
+    """A new file that only its owner can ever read. One that exists is left alone: it may hold another store's key."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise Conflict(f"{path} exists already", hint="it may be the only copy of a key: choose another name") from None
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @store_command(

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import click
+
 from kedge.cli.command import Session, store_command
+from kedge.errors import Validation
 from kedge.terminal.text import safe
 
 
 @store_command("migrate", json_keys='{"store": …, "from": format before, 0 when there was none, "to": format now}')
-def migrate_command(session: Session) -> None:
+@click.option("--shared-group", metavar="GROUP", help="Let the users of this group share a new store.")
+def migrate_command(session: Session, shared_group: str | None) -> None:
     """Create the store's tables, or upgrade them to this version of Kedge. Opening a store does the same.
 
     Upgrades run in one transaction while others wait. A store that a newer Kedge has written is refused. Use this for
     databases whose ordinary users may not create tables: run it once as a user who may.
+
+    The files of a store belong to who makes it, and nobody else can read them. With --shared-group, a new store is
+    one that a group shares: its users can read and write all of it.
     """
     from kedge.manager import without_secrets
-    from kedge.urls import migrate
+    from kedge.urls import migrate, share_with
 
+    if session.url.startswith(("http://", "https://")):
+        raise Validation(
+            "a service upgrades its own store when it starts",
+            hint="upgrade Kedge where the service runs and restart it, or give --store the store itself",
+        )
+    if shared_group is not None:
+        share_with(session.url, shared_group)
     before, after = migrate(session.url)
     place = without_secrets(session.url)
     text = f" has format {after} already" if before == after else f": format {before or 'none'} → {after}"

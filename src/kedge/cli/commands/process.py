@@ -29,7 +29,7 @@ def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.processes import ProcessSource, parse_pid
 
-    with session.open(create=True) as manager:
+    with session.of_memory().open(create=True) as manager:
         request = Request(key, leave_running=leave_running, options=chosen_options(options))
         frozen = make_checkpoint(manager, ProcessSource.of(parse_pid(pid)), request, companions=[GpuMemory(gpu)])
     session.answer_facts(checkpoint_document(frozen), checkpoint_facts(frozen))
@@ -61,7 +61,7 @@ def run_command(
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.supervisor import Supervision
 
-    with session.open(create=True) as manager:
+    with session.of_memory().open(create=True) as manager:
         companions = [GpuMemory(gpu)]
         work = Supervision(manager, key, every_s, chosen_options(options), companions, say=_say, keep=keep)
         status = work.run(command, fresh=fresh)
@@ -86,7 +86,7 @@ def restore_command(session: Session, name: str, gpu: str) -> None:
     from kedge.containers.processes import ProcessTarget
     from kedge.containers.restore import restore_newest
 
-    with session.open() as manager:
+    with session.of_memory().open() as manager:
         restored = restore_newest(
             manager,
             "process",

@@ -23,8 +23,9 @@ from .check import print_repair, repair_index
 def rebuild_command(session: Session) -> None:
     """Add to the index what the packs still know, after it was lost or restored from an old backup.
 
-    Whatever the index has stays as it is. States up to 64 KiB are in the index alone and do not come back, nor do
-    tags and pins that were set later; something deleted since the backup may come back. Stop all savers first.
+    Whatever the index has stays as it is. Small states that were not copied to packs yet (of the last seconds) do not
+    come back, nor do tags and pins that were set later; something deleted since the backup may come back. Stop all
+    savers first.
     """
     from kedge.urls import take_over
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import JobName, Ref, find, refuse_other_job
+from kedge.cli.naming import JobName, Ref, refuse_other_job
 from kedge.cli.output import emit, to_json, write_all
 from kedge.cli.placement import is_stream, place_file, refuse_other
 from kedge.codec import BufferSummary
@@ -58,7 +58,7 @@ def restore_command(
     """
     target = None if to in (None, "-", "/dev/stdout") else Path(str(to))
     with session.open() as manager:
-        checkpoint = find(manager, ref or job)
+        checkpoint = manager.find(ref or job)
         if ref is not None:
             refuse_other_job(checkpoint, job)
         state = open_state(manager.store, checkpoint.id)

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -94,27 +95,34 @@ def check_arguments(pipeline: Pipeline[..., Any], arguments: dict[str, object]) 
 
 
 def load_pipeline(target: str) -> Pipeline[..., Any]:
-    """The pipeline that FILE.py:NAME names. The file is imported under its own name, so that workers find it too."""
+    """The pipeline that FILE.py:NAME names."""
     from kedge.errors import NotFound, Validation
     from kedge.pipeline import Pipeline
 
     file, colon, name = target.rpartition(":")
-    path = Path(file).absolute()
     if not colon or not name.isidentifier():
         raise Validation(f"{target!r} does not name a pipeline", hint="use FILE.py:PIPELINE")
+    pipeline = getattr(load_program(file), name, None)
+    if not isinstance(pipeline, Pipeline):
+        raise NotFound(f"{file} has no pipeline {name}", hint="decorate a function with @kedge.pipeline")
+    return pipeline
+
+
+def load_program(file: str) -> ModuleType:
+    """A file as a module, imported under its own name, so that workers find it too."""
+    from kedge.errors import NotFound, Validation
+
+    path = Path(file).absolute()
     if not path.is_file():
-        raise NotFound(f"there is no file {file}", hint="use FILE.py:PIPELINE")
+        raise NotFound(f"there is no file {file}", hint="use a Python file, FILE.py")
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) != str(path):
         raise Validation(f"{file} has the name of a module that is already imported", hint="rename the file")
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise Validation(f"{file} is not a Python file", hint="use FILE.py:PIPELINE")
+        raise Validation(f"{file} is not a Python file", hint="use a Python file, FILE.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    pipeline = getattr(module, name, None)
-    if not isinstance(pipeline, Pipeline):
-        raise NotFound(f"{file} has no pipeline {name}", hint="decorate a function with @kedge.pipeline")
-    return pipeline
+    return module

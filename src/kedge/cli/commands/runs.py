@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kedge.cli.command import Number, Session, command_group, store_command
+from kedge.cli.command import Number, Session, apply_option, command_group, store_command
 from kedge.cli.naming import JobName
 from kedge.cli.output import emit
 from kedge.terminal.tables import Column, print_facts, print_table
@@ -20,13 +21,21 @@ from kedge.terminal.text import age, count_of, safe, style
 if TYPE_CHECKING:
     from kedge.llm.bills import Bill
     from kedge.pipeline.history import Explanation, RunSummary
+    from kedge.pipeline.items import FailedItem
 
+_SHOWN_ITEMS = 20  # failed ones of a map
 _LOOKS = {"completed": "good", "ran": "good", "failed": "bad", "paused": "warn", "cancelled": "dim", "stale": "dim"}
 
 
 def _wait(wait: Mapping[str, str]) -> str:
+    """For what a run waits; of an approval that was decided meanwhile, by whom, and that the run can go on."""
+    if "decision" in wait:
+        why = f" ({wait['comment']})" if wait.get("comment") else ""
+        follows = "resume the run" if wait["decision"] == "approved" else "final"
+        at = wait.get("decided_at", "")[:16].replace("T", " ")
+        return f"{wait.get('name')} was {wait['decision']} by {wait.get('actor')} on {at} UTC{why}: {follows}"
     prompt = f": {wait['prompt']}" if wait.get("prompt") else ""
-    return f"{wait.get('for')} {wait.get('name')}{prompt}"
+    return f"waits for {wait.get('for')} {wait.get('name')}{prompt}"
 
 
 _RUNS: tuple[Column[RunSummary], ...] = (
@@ -35,7 +44,7 @@ _RUNS: tuple[Column[RunSummary], ...] = (
     Column("PIPELINE", lambda run: run.pipeline or "", drop=2),
     Column("SESSIONS", lambda run: f"{run.sessions}", ">", drop=3),
     Column("UPDATED", lambda run: age(run.updated_at), drop=1),
-    Column("NOTE", lambda run: run.error or "; ".join(f"waits for {_wait(wait)}" for wait in run.waiting)),
+    Column("NOTE", lambda run: "; ".join(map(_wait, run.waiting)) or run.error),
 )
 _STEPS: tuple[Column[Explanation], ...] = (
     Column("STEP", lambda step: step.path, is_whole=True, look="name"),
@@ -62,7 +71,7 @@ _EXECUTIONS: tuple[Column[Mapping[str, Any]], ...] = (
 @store_command(
     "list",
     json_keys='{"runs": [{key, status, pipeline, version, sessions, steps_run, steps_reused, error, updated_at, '
-    "is_abandoned, waiting, progress}]}",
+    "is_abandoned, is_denied, waiting, progress}]}",
 )
 @click.argument("prefix", default="", type=JobName())
 @click.option("--limit", type=Number(1), help="Show at most this many.")
@@ -79,22 +88,50 @@ def list_command(session: Session, prefix: str, limit: int | None) -> None:
 @store_command(
     "show",
     json_keys='{"run": as in list, "llm": null or as in llm stats, "steps": [{path, verdict, reason, checkpoint, '
-    'seconds, attempts, llm}], "log": […]}',
+    'seconds, attempts, llm}], "failed_items": [{map, key, error, attempts, checkpoint}], "log": […]}',
 )
 @click.argument("run", type=JobName())
 def show_command(session: Session, run: str) -> None:
     """Show a run and its steps."""
     from kedge.pipeline.history import bills_of, explain, find_run, logs_of
-    from kedge.pipeline.progress import duration
+    from kedge.pipeline.items import maps_of
 
     with session.open() as manager:
         summary, steps, logs = find_run(manager, run), explain(manager, run), logs_of(manager, run)
         bills = bills_of(manager, run)
+        failing = {items.path: list(items.failed.values()) for items in maps_of(manager, run) if items.failed}
     if session.as_json:
         lines = [{"at": line.timestamp, **line.metadata} for line in logs]
         shown = [{**step.to_json(), "llm": _bill_json(bills.get(step.path))} for step in steps]
-        emit({"run": summary.to_json(), "llm": _bill_json(bills.get("")), "steps": shown, "log": lines})
+        emit(
+            {
+                "run": summary.to_json(),
+                "llm": _bill_json(bills.get("")),
+                "steps": shown,
+                "failed_items": [
+                    {
+                        "map": path,
+                        "key": item.key,
+                        "error": item.error,
+                        "attempts": item.attempts,
+                        "checkpoint": item.checkpoint,
+                    }
+                    for path, items in failing.items()
+                    for item in items
+                ],
+                "log": lines,
+            }
+        )
         return
+    _print_summary(summary, bills)
+    click.echo()
+    for line in logs:
+        click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
+    for step in steps:
+        _print_step(step, bills, failing.get(step.path, []))
+
+
+def _print_summary(summary: RunSummary, bills: Mapping[str, Bill]) -> None:
     steps_run = count_of(summary.steps_run, "step")
     sessions = f"{summary.sessions}; the newest ran {steps_run}, reused {summary.steps_reused:,}"
     print_facts(
@@ -107,21 +144,26 @@ def show_command(session: Session, run: str) -> None:
             ("updated", age(summary.updated_at)),
             ("progress", _progress(summary)),
             ("models", str(bills.get("", ""))),
-            *[("waits for", _wait(wait)) for wait in summary.waiting],
+            *[("approval" if "decision" in wait else "waiting", _wait(wait)) for wait in summary.waiting],
             ("error", summary.error),
         ]
     )
-    click.echo()
-    for line in logs:
-        click.echo(style(age(line.created_at), "dim") + "  " + safe(str(line.metadata.get("text"))))
-    for step in steps:
-        depth = "  " * step.path.count("/")
-        took = "" if step.seconds is None else style(f"  {duration(step.seconds)}", "dim")
-        tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
-        name = safe(step.path.rpartition("/")[2] or step.path)
-        note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""
-        money = style(f"  {bills[step.path]}", "dim") if step.path in bills else ""
-        click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{money}{tries}{note}")
+
+
+def _print_step(step: Explanation, bills: Mapping[str, Bill], failed: Sequence[FailedItem]) -> None:
+    from kedge.pipeline.progress import duration
+
+    depth = "  " * step.path.count("/")
+    took = "" if step.seconds is None else style(f"  {duration(step.seconds)}", "dim")
+    tries = f"  {step.attempts} attempts" if step.attempts > 1 else ""
+    name = safe(step.path.rpartition("/")[2] or step.path)
+    note = f"  {safe(step.reason)}" if step.verdict in ("failed", "map") else ""
+    money = style(f"  {bills[step.path]}", "dim") if step.path in bills else ""
+    click.echo(f"{depth}{style(step.verdict, _LOOKS.get(step.verdict, 'dim'))}  {name}{took}{money}{tries}{note}")
+    for item in failed[:_SHOWN_ITEMS]:
+        click.echo(f"{depth}  {style('failed', 'bad')}  {safe(item.key)}  {safe(item.error)}")
+    if (more := len(failed) - _SHOWN_ITEMS) > 0:
+        click.echo(f"{depth}  … {count_of(more, 'more failed item')} (--json shows all)")
 
 
 @store_command("explain", json_keys='{"run": …, "steps": as in show}')
@@ -145,15 +187,23 @@ def explain_command(session: Session, run: str) -> None:
 @store_command("resume", json_keys='{"run": …, "argv": […], "cwd": …} with --print; else what the program itself says')
 @click.argument("run", type=JobName())
 @click.option("--print", "only_print", is_flag=True, help="Only print the command that would be run.")
-def resume_command(session: Session, run: str, only_print: bool) -> None:
+@click.option("--retry-failed", is_flag=True, help="Run steps again whose failure the pipeline handled.")
+@click.option("--retry", "steps", metavar="STEP", multiple=True, help="Run only this one of them again; repeatable.")
+def resume_command(session: Session, run: str, only_print: bool, retry_failed: bool, steps: tuple[str, ...]) -> None:
     """Resume a run: start its program again, with its arguments.
 
+    A step that failed, and whose error the pipeline handled, stays failed; --retry-failed runs it again.
+
     The command and its directory are those recorded in the store when the run was last started: whoever may write
-    the store chooses them.
+    the store chooses them. If others may (a service, a database, a shared directory), it is shown and you are asked.
     """
+    from kedge.pipeline import kept
     from kedge.pipeline.history import command_of
 
     with session.open() as manager:
+        if retry_failed or steps:
+            for path in kept.retry_failed(manager, run, steps):
+                click.echo(f"{safe(path)} will run again", err=True)
         argv, cwd = command_of(manager, run)
         store = manager.url
     if only_print:
@@ -161,7 +211,35 @@ def resume_command(session: Session, run: str, only_print: bool) -> None:
             {"run": run, "argv": argv, "cwd": cwd}, f"cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}"
         )
         return
+    confirm_foreign(run, argv, cwd, store)
     start_again(session, run, argv, cwd, store)
+
+
+def confirm_foreign(run: str, argv: list[str], cwd: str, store: str) -> None:
+    """Ask before a command runs that somebody else may have written into the store; refuse where nobody can answer."""
+    from kedge.errors import NotAllowed
+
+    if _is_own(store):
+        return
+    if not sys.stdin.isatty():
+        raise NotAllowed(
+            f"run {run}: others can write its store, so its command is not run without your consent",
+            hint=f"read it with kedge runs resume {run} --print, then start it yourself",
+        )
+    click.echo(f"Others can write this store. Run {run} was started by this command:", err=True)
+    click.echo(f"  cd {safe(shlex.quote(cwd))} && {safe(shlex.join(argv))}", err=True)
+    click.confirm("Run it on this machine?", default=False, abort=True, err=True)
+
+
+def _is_own(store: str) -> bool:
+    """Whether nobody but the user (and root) can write the store."""
+    from kedge.urls import directory_of
+
+    directory = directory_of(store)
+    if directory is None:
+        return False
+    about = directory.stat()
+    return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def start_again(session: Session, run: str, argv: list[str], cwd: str, store: str) -> NoReturn:
@@ -180,14 +258,17 @@ def start_again(session: Session, run: str, argv: list[str], cwd: str, store: st
 @store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')
 @click.argument("run", type=JobName())
 def cancel_command(session: Session, run: str) -> None:
-    """Cancel a run. One that is running stops before its next step; finished steps stay stored."""
+    """Cancel a run. One that is running gets its grace period, then the step under way is ended.
+
+    Finished steps stay stored. A step in a thread cannot be ended; the run stops after it.
+    """
     from kedge.pipeline.history import cancel
 
     with session.open() as manager:
         is_done = cancel(manager, run)
     session.answer(
         {"run": run, "cancelled": is_done},
-        f"{run} is cancelled" if is_done else f"{run} is running and will stop before its next step",
+        f"{run} is cancelled" if is_done else f"{run} is running and will stop soon",
     )
 
 
@@ -195,17 +276,47 @@ def cancel_command(session: Session, run: str) -> None:
 @click.argument("run", type=JobName())
 @click.argument("name")
 @click.argument("value", default="null", metavar="[JSON]")
-def signal_command(session: Session, run: str, name: str, value: str) -> None:
-    """Send a value to a run. It waits, or will wait, for it with run.signal(NAME)."""
+@click.option("--ahead", is_flag=True, help="Send it though the run does not wait for it yet.")
+def signal_command(session: Session, run: str, name: str, value: str, ahead: bool) -> None:
+    """Send a value to a run that waits for it with run.signal(NAME)."""
     from kedge.cli.pairs import parse_json
+    from kedge.errors import NotFound
     from kedge.pipeline.history import find_run
-    from kedge.pipeline.wait import send
+    from kedge.pipeline.inbox import send
 
     sent = parse_json("the value", value)
     with session.open() as manager:
-        find_run(manager, run)
+        waited = [wait["name"] for wait in find_run(manager, run).waiting if wait.get("for") == "signal"]
+        if name not in waited and not ahead:
+            raise NotFound(
+                f"run {run} does not wait for signal {name}",
+                hint=(f"it waits for: {', '.join(waited)}; " if waited else "")
+                + "--ahead sends it before the run asks",
+            )
         message = send(manager, run, name, sent)
     session.answer({"run": run, "name": name, "message": message}, f"sent {name} to {run}")
+
+
+@store_command("delete", json_keys='{"run": …, "deleted": how many records}')
+@click.argument("run", type=JobName())
+@apply_option("Delete. Without it, only say what would go.")
+def delete_command(session: Session, run: str, is_applied: bool) -> None:
+    """Delete a run: its status, the results of its steps, and the messages to it.
+
+    A run under the same key starts anew. `kedge gc` frees the space.
+    """
+    from kedge.pipeline.history import delete_run, find_run
+
+    with session.open() as manager:
+        summary = find_run(manager, run)
+        if not is_applied:
+            job = manager.store.job(run)
+            count = 0 if job is None else job.checkpoints
+            text = f"would delete run {run} ({summary.status}, {count_of(count, 'record')}); run it again with --apply"
+            session.answer({"run": run, "deleted": 0}, text)
+            return
+        count = delete_run(manager, run)
+    session.answer({"run": run, "deleted": count}, f"run {run} is deleted ({count_of(count, 'record')})")
 
 
 def _bill_json(bill: Bill | None) -> dict[str, object] | None:
@@ -213,6 +324,8 @@ def _bill_json(bill: Bill | None) -> dict[str, object] | None:
 
 
 def _status(run: RunSummary) -> str:
+    if run.is_denied:
+        return f"{run.status}: a denial is final; use another key to start anew"
     return (
         f"{run.status}, but its process is gone: resume it with kedge runs resume {run.key}"
         if run.is_abandoned
@@ -256,7 +369,8 @@ runs_command = command_group(
         explain_command,
         cancel_command,
         signal_command,
+        delete_command,
         executions_command,
     ],
-    text="List, show, explain, resume, signal and cancel runs of pipelines.",
+    text="List, show, explain, resume, signal, cancel and delete runs of pipelines.",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kedge.cli.command import LEVELS, Session, store_command
-from kedge.cli.naming import JobName, Ref, find
+from kedge.cli.naming import JobName, Ref
 from kedge.cli.pairs import parse_json_pairs, parse_pairs
 from kedge.cli.placement import read_bytes
 from kedge.errors import Validation
@@ -63,7 +63,7 @@ def save_command(
     state = _state(file, files, trees, exclude)
     with session.open(create=True) as manager:
         if parent is not None:
-            options["parent"] = find(manager, parent).id
+            options["parent"] = manager.find(parent).id
         with _watching(state):
             saved = manager.get(manager.save(job, step, state, **options))
     session.answer(saved.to_json(), saved.id)

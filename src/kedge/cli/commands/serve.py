@@ -7,7 +7,7 @@ import click
 from kedge.cli.command import Number, Session, store_command
 
 
-@store_command("serve", json_keys="nothing: it logs JSON lines on stderr.")
+@store_command("serve", json_keys="nothing: it logs JSON lines on stderr, or words where that is a terminal.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7420, show_default=True, help="Listen on this port.")
 @click.option("--workers", type=Number(1), default=1, show_default=True, help="Number of processes.")

@@ -7,15 +7,16 @@ import json
 import click
 
 from kedge.cli.command import Number, Session, store_command
-from kedge.cli.naming import REF_HELP, Ref, find
+from kedge.cli.naming import Ref
 from kedge.cli.output import emit
+from kedge.store.reference import REFERENCE_HELP
 from kedge.terminal.tables import print_facts
 from kedge.terminal.text import age, exactly, size, terminal_width
 
 
 @store_command(
     "show",
-    note=f"ID|JOB is: {REF_HELP}",
+    note=f"ID|JOB is: {REFERENCE_HELP}",
     json_keys='{"checkpoint": as in list, "path": …, "state": the state, what JSON cannot express as {"$type": …}, '
     'arrays without their content; of a tree of files "entries": [{path, kind, size_bytes, mode, mtime, target}]}',
 )
@@ -34,7 +35,7 @@ def show_command(session: Session, ref: str, path: str | None, depth: int, items
     from kedge.terminal.tree import Limits, draw
 
     with session.open() as manager:
-        state = open_state(manager.store, find(manager, ref).id)
+        state = open_state(manager.store, manager.find(ref).id)
         part, place, rest = split_at_tree(state.outline, path or "")
         is_tree = getattr(part, "kind", "") == "Tree"
         entries = entries_below(state.files_at(place), rest) if is_tree else []

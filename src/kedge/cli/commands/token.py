@@ -29,6 +29,7 @@ _COLUMNS: tuple[Column[Token], ...] = (
     Column("SCOPE", lambda token: str(token.scope)),
     Column("NAMESPACES", lambda token: ", ".join(token.namespaces), drop=2),
     Column("CREATED", lambda token: age(token.created_at), drop=1),
+    Column("EXPIRES", lambda token: f"{token.expires_at:%Y-%m-%d %H:%M} UTC" if token.expires_at else "never"),
     Column("STATE", _state, looks={"valid": "good", "revoked": "bad", "expired": "warn"}),
 )
 

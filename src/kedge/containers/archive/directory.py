@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -43,6 +44,10 @@ class _Copy:
                     os.close(one)
                     raise Validation(f"{name} is neither a file nor a directory", hint="no engine writes that")
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise Validation(
+                    f"{error.filename} is a link", hint="no engine writes that: copy what it leads to"
+                ) from error
             raise storage_error("copy", str(target), error) from error
         finally:
             os.close(fd)

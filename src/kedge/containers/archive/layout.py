@@ -146,10 +146,8 @@ def unpack(path: str | os.PathLike[str], directory: Path, limits: Limits | None 
     limits = limits or Limits()
     name = os.fspath(path)
     if os.path.isdir(name):
-        layout, size, compression = Path(name), 0, "none"
-        if not os.path.isfile(os.path.join(name, oci.LAYOUT)):
-            layout = directory / "archive"
-            copy_files(name, layout, limits)
+        layout, size, compression = directory / "archive", 0, "none"
+        copy_files(name, layout, limits)
     else:
         target = directory / "archive"
         target.mkdir(mode=0o700)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kedge.containers.protobuf import Message, NotAMessage, u32
@@ -40,11 +40,13 @@ MAGIC = {
     "inetsk": 0x56443851,
     "unixsk": 0x54373943,
     "stats": 0x57093306,
+    "userns": 0x55474906,
 }
 _STATES = {1: "running", 2: "dead", 3: "stopped", 6: "zombie"}
 _LSM = {0: "none", 1: "selinux", 2: "apparmor"}
 _ARCHITECTURES = {1: "x86_64", 2: "arm", 3: "aarch64", 4: "ppc64", 5: "s390", 6: "mips", 7: "loongarch64", 8: "riscv64"}
 _PARENT, _LAZY, _PRESENT = 1, 2, 4
+_FILE_SHARED = 1 << 7  # of an area of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,14 @@ class Statistics:
 
 def inventory(source: str | os.PathLike[str] | ImageFiles) -> Inventory:
     """What inventory.img says; NotFound when the directory holds no images."""
-    files = _files(source)
+    files = image_files(source)
     try:
-        record = _one(files, "inventory.img", "inventory")
+        record = one_record(files, "inventory.img", "inventory")
     except NotFound as error:
         raise NotFound(
             f"there is no dump in {files.place}: inventory.img is missing", hint="a dump writes it last"
         ) from error
-    with _damage(files, "inventory.img"):
+    with damage(files, "inventory.img"):
         return Inventory(
             version=record.number(1),
             lsm=_LSM.get(record.number(6), "unknown"),
@@ -133,10 +135,10 @@ def inventory(source: str | os.PathLike[str] | ImageFiles) -> Inventory:
 
 def processes(source: str | os.PathLike[str] | ImageFiles) -> tuple[Process, ...]:
     """All dumped processes, parents before their children."""
-    files = _files(source)
+    files = image_files(source)
     names = files.names()
     rows = _process_rows(files)
-    with _damage(files, "files.img"):
+    with damage(files, "files.img"):
         paths, opened = open_files(files, names, records)
     return tuple(_process(files, names, row, paths, opened) for row in rows)
 
@@ -146,7 +148,7 @@ def _process_rows(files: ImageFiles) -> list[Message]:
     rows: list[Message] = []
     depth = {0: 0}
     threads = 0
-    with _damage(files, "pstree.img"):
+    with damage(files, "pstree.img"):
         for row in records(files, "pstree.img", "pstree"):
             pid, parent = row.number(1), row.number(2)
             if not 0 < pid < 1 << 31 or pid in depth:
@@ -167,12 +169,12 @@ def _process(
     files: ImageFiles, names: frozenset[str], row: Message, paths: Mapping[int, str], opened: Mapping[int, OpenFile]
 ) -> Process:
     pid = row.number(1)
-    with _damage(files, f"core-{pid}.img"):
-        core = _one(files, f"core-{pid}.img", "core") if f"core-{pid}.img" in names else Message()
+    with damage(files, f"core-{pid}.img"):
+        core = one_record(files, f"core-{pid}.img", "core") if f"core-{pid}.img" in names else Message()
         task = core.message(3)
         threads = tuple(_thread(files, names, tid, task) for tid in row.numbers(5))
-        memory = _one(files, f"mm-{pid}.img", "mm") if f"mm-{pid}.img" in names else Message()
-        mapped = [(area.number(1), area.number(2)) for area in memory.messages(14)]
+        memory = one_record(files, f"mm-{pid}.img", "mm") if f"mm-{pid}.img" in names else Message()
+        areas = list(memory.messages(14))
         pages = _pagemap(files, f"pagemap-{pid}.img").stored_bytes if f"pagemap-{pid}.img" in names else 0
         return Process(
             pid=pid,
@@ -184,14 +186,14 @@ def _process(
             architecture=_ARCHITECTURES.get(core.number(1), "unknown"),
             threads=threads,
             memory_bytes=pages,
-            mapped_bytes=sum(max(0, end - start) for start, end in mapped),
+            mapped_bytes=sum(max(0, area.number(2) - area.number(1)) for area in areas),
             executable=paths.get(memory.number(12), ""),
-            files=_files_of(files, names, pid, core, opened),
+            files=(*_files_of(files, names, pid, core, opened), *_mapped_files(areas, opened)),
         )
 
 
 def _thread(files: ImageFiles, names: frozenset[str], tid: int, task: Message) -> Thread:
-    own = _one(files, f"core-{tid}.img", "core").message(5) if f"core-{tid}.img" in names else Message()
+    own = one_record(files, f"core-{tid}.img", "core").message(5) if f"core-{tid}.img" in names else Message()
     return Thread(tid, own.text(13) or task.text(6))
 
 
@@ -201,26 +203,34 @@ def _files_of(
     """The descriptors of a process; processes that share a table of descriptors name the same one."""
     ids = core.message(4) if 4 in core else None
     if ids is None and f"ids-{pid}.img" in names:
-        ids = _one(files, f"ids-{pid}.img", "ids")
+        ids = one_record(files, f"ids-{pid}.img", "ids")
     table = f"fdinfo-{pid if ids is None else ids.number(2)}.img"
     if table not in names:
         return ()
-    with _damage(files, table):
+    with damage(files, table):
         return tuple(
             OpenFile.of(record.number(4), record.number(3), opened.get(record.number(1)))
             for record in records(files, table, "fdinfo")
         )
 
 
+def _mapped_files(areas: Sequence[Message], opened: Mapping[int, OpenFile]) -> Iterator[OpenFile]:
+    """The files that a process writes through its memory; their descriptors may be closed."""
+    shared = {area.number(4) for area in areas if area.number(7) & _FILE_SHARED}
+    for file in filter(None, map(opened.get, sorted(shared))):
+        if file.is_writable:
+            yield OpenFile(-1, "mapped", file.name, is_writable=True)
+
+
 def pagemap(source: str | os.PathLike[str] | ImageFiles) -> tuple[Pagemap, ...]:
     """The memory of each process, and what several share, as windows of addresses."""
-    files = _files(source)
+    files = image_files(source)
     wanted = [name for name in sorted(files.names()) if re.fullmatch(r"pagemap-(shmem-)?\d{1,20}\.img", name)]
     return tuple(_pagemap(files, name) for name in wanted)
 
 
 def _pagemap(files: ImageFiles, name: str) -> Pagemap:
-    with _damage(files, name):
+    with damage(files, name):
         found = records(files, name, "pagemap")
         head = next(found, None)
         if head is None:
@@ -246,20 +256,20 @@ def _window(record: Message, offset: int) -> Window:
 
 def command_line(source: str | os.PathLike[str] | ImageFiles, pid: int) -> tuple[str, ...]:
     """The arguments a process was started with, from its memory; () where they are not in these images."""
-    return _strings(_files(source), pid, 8)
+    return _strings(image_files(source), pid, 8)
 
 
 def environment(source: str | os.PathLike[str] | ImageFiles, pid: int) -> dict[str, str]:
     """The variables a process was started with, from its memory."""
-    pairs = (line.partition("=") for line in _strings(_files(source), pid, 10))
+    pairs = (line.partition("=") for line in _strings(image_files(source), pid, 10))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def _strings(files: ImageFiles, pid: int, field: int) -> tuple[str, ...]:
     if f"mm-{pid}.img" not in files.names():
         return ()
-    with _damage(files, f"mm-{pid}.img"):
-        record = _one(files, f"mm-{pid}.img", "mm")
+    with damage(files, f"mm-{pid}.img"):
+        record = one_record(files, f"mm-{pid}.img", "mm")
         start, end = record.number(field), record.number(field + 1)
         data = _memory(files, pid, start, min(max(end - start, 0), MAX_TEXT_BYTES))
     text = data.decode("utf-8", "backslashreplace").rstrip("\0")
@@ -293,9 +303,9 @@ _RESTORE_FIGURES = {
 
 def statistics(path: str | os.PathLike[str] | ImageFiles, name: str = "stats-dump") -> Statistics:
     """The figures in a directory's stats-dump (or stats-restore)."""
-    files = _files(path)
-    with _damage(files, name):
-        record = _one(files, name, "stats")
+    files = image_files(path)
+    with damage(files, name):
+        record = one_record(files, name, "stats")
         field, known = (1, _DUMP_FIGURES) if 1 in record else (2, _RESTORE_FIGURES)
         figures = record.message(field)
         values = {text: figures.number(number) for number, text in known.items() if number in figures}
@@ -307,7 +317,13 @@ def statistics(path: str | os.PathLike[str] | ImageFiles, name: str = "stats-dum
 
 def records(files: ImageFiles, name: str, kind: str) -> Iterator[Message]:
     """The messages of an image. NotFound, or Corrupted when its magic number is another or a record is cut off."""
-    with _damage(files, name):
+    with damage(files, name):
+        yield from map(Message, raw_records(files, name, kind)[1])
+
+
+def raw_records(files: ImageFiles, name: str, kind: str) -> tuple[memoryview, list[memoryview]]:
+    """The head of an image, and the bytes of each record."""
+    with damage(files, name):
         data = memoryview(files.read(name, 0, MAX_IMAGE_BYTES + 1))
         if len(data) > MAX_IMAGE_BYTES:
             raise NotAMessage(f"more than {MAX_IMAGE_BYTES:,} bytes")
@@ -317,28 +333,29 @@ def records(files: ImageFiles, name: str, kind: str) -> Iterator[Message]:
             magic, position = u32(data, 4), 8
         if magic != MAGIC[kind]:
             raise NotAMessage(f"its magic number {magic:#x} is not that of {kind}")
-        count = 0
+        head = data[:position]
+        found: list[memoryview] = []
         while position < len(data):
             size = u32(data, position)
             position += 4
-            count += 1
-            if count > MAX_RECORDS:
+            if len(found) >= MAX_RECORDS:
                 raise NotAMessage("too many records")
             if size > MAX_RECORD_BYTES or size > len(data) - position:
                 raise NotAMessage("a record is cut off")
-            yield Message(data[position : position + size])
+            found.append(data[position : position + size])
             position += size
+        return head, found
 
 
-def _one(files: ImageFiles, name: str, kind: str) -> Message:
-    with _damage(files, name):
+def one_record(files: ImageFiles, name: str, kind: str) -> Message:
+    with damage(files, name):
         found = next(records(files, name, kind), None)
         if found is None:
             raise NotAMessage("no record")
         return found
 
 
-class _damage:  # noqa: N801 - reads as what it does: `with _damage(files, name):`
+class damage:  # noqa: N801 - reads as what it does: `with damage(files, name):`
     """What no CRIU wrote is Corrupted, and says in which file."""
 
     def __init__(self, files: ImageFiles, name: str) -> None:
@@ -352,5 +369,5 @@ class _damage:  # noqa: N801 - reads as what it does: `with _damage(files, name)
             raise Corrupted(f"{self._where} is damaged: {error}", hint="take another checkpoint") from error
 
 
-def _files(source: str | os.PathLike[str] | ImageFiles) -> ImageFiles:
+def image_files(source: str | os.PathLike[str] | ImageFiles) -> ImageFiles:
     return Directory(source) if isinstance(source, str | os.PathLike) else source

@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from kedge.containers.runtime.opt_in import POD, has_made_up_name
+from kedge.containers.runtime.opt_in import POD, SANDBOX, has_made_up_name
 from kedge.errors import Unavailable
 
-_SANDBOX = "io.kubernetes.cri.sandbox-id"
+_CRIO = "/run/crio/crio.sock"
 _JOB = ("batch.kubernetes.io/job-name", "job-name")
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _REVISION = (
@@ -45,9 +45,9 @@ def owner_of_container(notes: Mapping[str, str]) -> str:
     """The same for the container that is just being created: its engine is asked about its pod."""
     from .cri import pod
 
-    if not notes.get(_SANDBOX) or not has_made_up_name(notes[POD[1]]):
+    if not notes.get(SANDBOX) or not has_made_up_name(notes[POD[1]]):
         return notes[POD[1]]
-    found = pod(engine_address(), notes[_SANDBOX])
+    found = pod(engine_address(), notes[SANDBOX])
     return owner_of(found.name, found.labels, found.annotations)
 
 
@@ -59,6 +59,8 @@ def engine_address() -> str:
     for flag, value in pairwise(words):
         if flag in ("-address", "--address"):
             return value
+    if b"conmon" in Path(f"/proc/{os.getppid()}/comm").read_bytes() and os.path.exists(_CRIO):
+        return _CRIO
     raise Unavailable(
         "the engine does not say where it listens, so the owner of this pod cannot be known",
         hint="set CONTAINERD_ADDRESS in /etc/kedge/runc.env, or KEDGE_WORKLOAD in the container",

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kedge.blobs.group_files import make_own_folder
 from kedge.containers.attempts import state_directory
 from kedge.containers.companions import Phases
 from kedge.errors import Conflict, GpuFailed, NotFound, Validation, storage_error
@@ -253,7 +254,7 @@ def write_note(pid: int, why: str) -> None:
     folder = _notes()
     note = {"pid": pid, "started": _started(pid), "why": why, "by": os.getpid(), "by_started": _started(os.getpid())}
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own_folder(folder)
         draft = folder / f".{pid}"
         draft.write_text(json.dumps(note))
         os.replace(draft, folder / str(pid))

@@ -9,7 +9,8 @@ nobody alive has.
 
 Who comes while the one before is on its way out waits for that (`LEAVING_S`): while that is checkpointed for good, so
 as to be restored from there, or while its engine removes it because its shim is gone. If it takes longer, `create`
-fails.
+fails. In a cluster a pod is replaced as soon as it is to go, which its runtime learns later, after its preStop hook. So
+who would begin anew beside one that lives waits a while (`UNDECIDED_S`) for that one to be told.
 
 A claim is given back when the container has ended. If its machine is gone with it, the claim runs out after
 KEDGE_CLAIM_S. On one machine nobody waits for that, and nobody alive loses a claim: the runtime is asked. Across
@@ -26,7 +27,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ from kedge.model import Lease
 from kedge.store.lease import is_holder_gone, started
 
 from . import marks
+from .bounds import keep_within
 from .marks import Mark
 
 CLAIM_S = 300.0
 LEAVING_S = 30.0
+UNDECIDED_S = 10.0
 _LEAVING_LEASE_S = 15.0  # renewed all the time: so long the others wait for a machine that is gone
 _MOST = 1000
 _HOLDER = re.compile(r"(\S+) in (.+) on (\S+) \[(\S*) (\S+) (\d+) (\S+)\]")
@@ -58,47 +61,88 @@ def take(
     only_first: bool = False,
     only_empty: bool = False,
     wait_s: float = 0.0,
+    undecided_s: float = 0.0,
 ) -> Lease:
     """The first claim on `key` that is free. `only_first`: Conflict when the first one is not; `only_empty`: of those
-    that have no checkpoints; `wait_s`: so long for who is on its way out, then Conflict."""
-    holder = _holder(root, identity)
-    until = time.monotonic() + wait_s
-    while True:
-        here = dict(_alive_here(key, Path(root, identity)))
-        if only_empty:  # one look at the numbers instead of a claim on each that turns out to be another's
-            known = manager.jobs(snapshot.job_of("container", f"{key}@"))
-            here = {job.name: False for job in known if job.checkpoints} | here
-        for number in range(1, _MOST):
-            numbered = key if number == 1 else f"{key}@{number}"
-            job = snapshot.job_of("container", numbered)
-            who = "another container on this machine"
-            if job not in here:
-                try:
-                    claim = _take(manager, job, holder, _claim_s())
-                except LeaseHeld as error:
-                    who = error.holder
-                else:
-                    if not (only_empty and manager.list(job, limit=1)):
-                        return claim
-                    manager.break_lease(claim)
-                    continue
-            if wait_s and (here.get(job) or _is_leaving(manager, numbered)):
-                break
-            if only_first:
-                raise Conflict(f"{key} is alive already, as {who}", hint="stop that one, or use policy fresh or retry")
-        else:
-            raise Conflict(f"{key} is alive {_MOST} times", hint="give different workloads different keys")
+    that have no checkpoints; `wait_s`: so long for who is on its way out, then Conflict; `undecided_s`: so long for who
+    lives to be told to go, before one without checkpoints is taken beside it."""
+    search = _Search(manager, key, Path(root, identity), only_first, only_empty, wait_s > 0, undecided_s > 0)
+    undecided_until = time.monotonic() + undecided_s
+    until = undecided_until + wait_s
+    while (claim := search.look(is_undecided=time.monotonic() < undecided_until)) is None:
         if time.monotonic() > until:
             raise Conflict(f"{key} is still being checkpointed or removed", hint="start it again when that is done")
         time.sleep(0.1)
+    return claim
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """For a claim on `key`, by the container that is given as `root/identity`."""
+
+    manager: CheckpointManager
+    key: str
+    container: Path
+    only_first: bool
+    only_empty: bool
+    is_patient: bool  # waits for who is on its way out
+    may_be_next: bool  # waits for who lives, and may be told to go
+
+    def look(self, *, is_undecided: bool) -> Lease | None:
+        """The claim; None while there is something to wait for."""
+        alive = list(_alive_here(self.key, self.container))
+        here = {job: is_leaving for job, is_leaving in alive if job}
+        awaited = is_undecided or any(is_leaving for _, is_leaving in alive)
+        is_beside = bool(alive)  # whether another one of the workload lives
+        if self.only_empty:  # one look at the numbers instead of a claim on each that turns out to be another's
+            known = self.manager.jobs(snapshot.job_of("container", f"{self.key}@"))
+            here = {job.name: False for job in known if job.checkpoints} | here
+        for number in range(1, _MOST):
+            numbered = self.key if number == 1 else f"{self.key}@{number}"
+            job = snapshot.job_of("container", numbered)
+            who = "another container on this machine"
+            if job not in here:
+                if self.may_be_next and is_beside and awaited and self._is_empty(job):
+                    return None
+                try:
+                    claim = _take(self.manager, job, _holder(self.container), _claim_s())
+                except LeaseHeld as error:
+                    who = error.holder
+                else:
+                    if not self.only_empty or self._is_empty(job):
+                        return claim
+                    self.manager.break_lease(claim)
+                    continue
+            is_beside = True
+            if self.is_patient and (here.get(job) or _is_leaving(self.manager, numbered)):
+                return None
+            if self.only_first and self.may_be_next and is_undecided:
+                return None
+            if self.only_first:
+                raise Conflict(
+                    f"{self.key} is alive already, as {who}", hint="stop that one, or use policy fresh or retry"
+                )
+        raise Conflict(f"{self.key} is alive {_MOST} times", hint="give different workloads different keys")
+
+    def _is_empty(self, job: str) -> bool:
+        return not self.manager.list(job, limit=1)
+
+
+def undecided_s(wanted_s: float | None) -> float:
+    """As its container says, or the machine."""
+    return _seconds("KEDGE_WAIT_S", UNDECIDED_S) if wanted_s is None else wanted_s
 
 
 def _claim_s() -> float:
-    text = os.environ.get("KEDGE_CLAIM_S") or str(CLAIM_S)
+    return _seconds("KEDGE_CLAIM_S", CLAIM_S)
+
+
+def _seconds(name: str, usual: float) -> float:
+    text = os.environ.get(name) or str(usual)
     try:
         return float(text)
     except ValueError:
-        raise Validation(f"KEDGE_CLAIM_S={text} is no number", hint="use seconds, such as 300") from None
+        raise Validation(f"{name}={text} is no number", hint=f"use seconds, such as {usual:.0f}") from None
 
 
 def _take(manager: CheckpointManager, job: str, holder: str, ttl_s: float) -> Lease:
@@ -134,16 +178,23 @@ def _is_leaving(manager: CheckpointManager, key: str) -> bool:
 
 
 def ensure(manager: CheckpointManager, mark: Mark, root: str, identity: str) -> Mark:
-    """The mark with a claim that is good for a save: the one it has, or another if somebody took that."""
+    """The mark with a claim that is good for a save: the one it has, or another if somebody took that. Conflict when
+    its namespace has too much in the store."""
     if mark.claim is None:
         claim = take(manager, mark.key, root, identity, only_empty=mark.wish.restore != "no")
     else:
         try:
             manager.renew_lease(mark.claim)
-            return mark
+            claim = mark.claim
         except LeaseLost:
             claim = take(manager, key_of(mark.claim).partition("@")[0], root, identity, only_empty=True)
-    return replace(mark, claim=claim, wish=mark.wish.with_key(key_of(claim)))
+    try:
+        keep_within(manager, key_of(claim))
+    except BaseException:
+        if claim is not mark.claim:
+            manager.break_lease(claim)
+        raise
+    return mark if claim is mark.claim else replace(mark, claim=claim, wish=mark.wish.with_key(key_of(claim)))
 
 
 def release(manager: CheckpointManager, mark: Mark) -> None:
@@ -180,15 +231,15 @@ def _renew(manager: CheckpointManager, claim: Lease) -> str:
 
 
 def _alive_here(key: str, besides: Path) -> Iterator[tuple[str, bool]]:
-    """What other living containers of this machine have claimed of `key`, also where that has run out; and whether
-    they are on their way out."""
+    """What other living containers of this machine have claimed of `key`, also where that has run out, or "" for one
+    that has claimed nothing yet; and whether they are on their way out."""
     for container, mark in _marked():
-        claim = mark.claim
-        if claim is None or key_of(claim).partition("@")[0] != key or container == besides:
+        if mark.key.partition("@")[0] != key or container == besides:
             continue
         if state := _state(container):
             is_ending = bool(mark.ending) and is_busy(str(container.parent), container.name)
-            yield claim.job, is_ending or _has_lost_its_shim(container, state.get("pid"))
+            is_leaving = is_ending or marks.is_leaving(container) or _has_lost_its_shim(container, state.get("pid"))
+            yield "" if mark.claim is None else mark.claim.job, is_leaving
 
 
 def _has_lost_its_shim(container: Path, pid: object) -> bool:
@@ -210,10 +261,10 @@ def _marked() -> Iterator[tuple[Path, Mark]]:
             yield container, mark
 
 
-def _holder(root: str, identity: str) -> str:
+def _holder(container: Path) -> str:
     machine, boot = _read("/etc/machine-id"), _read("/proc/sys/kernel/random/boot_id")
     host, pid = socket.gethostname(), os.getpid()
-    return f"{identity} in {root} on {host} [{machine} {boot} {pid} {started(pid)}]"
+    return f"{container.name} in {container.parent} on {host} [{machine} {boot} {pid} {started(pid)}]"
 
 
 def _is_gone(holder: str) -> bool:

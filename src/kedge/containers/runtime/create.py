@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from kedge.containers import hibernation, snapshot
 from kedge.containers.attempts import Attempt, only_one
 from kedge.containers.bundle import Bundle
 from kedge.containers.companions import Phases, companions_for
+from kedge.containers.credentials import confinement
 from kedge.containers.engine.owners import owner_of_container
 from kedge.containers.guard import Guard
 from kedge.containers.network import refuse_mismatch
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kedge.containers.snapshot import Snapshot
+
+
+_TCP = "--tcp-established"
 
 
 def create(container: CalledContainer) -> int | None:
@@ -69,7 +73,7 @@ def _create(container: CalledContainer, wish: Wish, bundle: Bundle) -> int | Non
             restored = _restore_first(container, manager, wish, checkpoints, bundle)
         except BaseException:
             manager.break_lease(claim)
-            container.mark_path.unlink(missing_ok=True)
+            marks.remove_mark(container.mark_path)
             raise
     if restored is None:
         return None
@@ -95,8 +99,15 @@ def run(container: CalledContainer) -> int | None:
 
 def _claim(container: CalledContainer, manager: CheckpointManager, wish: Wish) -> Lease:
     """Claim the workload, whose key may become one that is this container's alone; Conflict if it sleeps."""
-    is_only = wish.policy == "fail"
-    claim = claims.take(manager, wish.key, container.root, container.id, only_first=is_only, wait_s=claims.LEAVING_S)
+    claim = claims.take(
+        manager,
+        wish.key,
+        container.root,
+        container.id,
+        only_first=wish.policy == "fail",
+        wait_s=claims.LEAVING_S,
+        undecided_s=claims.undecided_s(wish.wait_s) if wish.namespace and wish.restore != "no" else 0.0,
+    )
     if (key := claims.key_of(claim)) != wish.key:
         container.log(f"kedge: {wish.key} is alive elsewhere: this one is {key}", level="warning")
     try:
@@ -155,7 +166,7 @@ def _restore_first(
     """Restore the first of these that can be; None when it is to start anew."""
     for number, checkpoint in enumerate(checkpoints):
         for left in reversed(range(wish.tries)):
-            target = RuncTarget.of(container, bundle)
+            target = RuncTarget.of(container, bundle, keeps_tcp=wish.keeps_tcp)
             try:
                 _restore(manager, checkpoint.id, target)
             except CheckpointError as error:
@@ -188,22 +199,37 @@ class RuncTarget(Target):
     container: CalledContainer
     bundle: Bundle
     guard: Guard
+    keeps_tcp: bool
 
     @classmethod
-    def of(cls, container: CalledContainer, bundle: Bundle) -> RuncTarget:
+    def of(cls, container: CalledContainer, bundle: Bundle, *, keeps_tcp: bool) -> RuncTarget:
         guard = Guard([container.real, *container.call.other("delete", "--force")])
         lock = (container.root, container.id)
-        return cls(id=container.id, lock=lock, wait_s=ORPHAN_S, container=container, bundle=bundle, guard=guard)
+        return cls(
+            id=container.id,
+            lock=lock,
+            wait_s=ORPHAN_S,
+            container=container,
+            bundle=bundle,
+            guard=guard,
+            keeps_tcp=keeps_tcp,
+        )
 
     def files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
         return self.bundle.files(taken, attempt)
 
     def run(self, taken: Snapshot, attempt: Attempt) -> None:
-        options: Iterable[str] = map(str, taken.criu.get("options", ()))
+        options = [*taken.options(), *confinement(self.bundle.spec)]
+        closes_tcp = _TCP in options and not self.keeps_tcp
+        if closes_tcp:
+            options.remove(_TCP)
         words = self.container.call.to_restore(str(attempt.images), str(attempt.path), options)
         rootfs = self.bundle.rootfs()
         self.bundle.run(
-            [self.container.real, *words], attempt, lambda command, held: self.guard.run(seeing(rootfs, command), held)
+            [self.container.real, *words],
+            attempt,
+            lambda command, held: self.guard.run(seeing(rootfs, command), held),
+            closes_tcp=closes_tcp,
         )
 
     def pid(self, attempt: Attempt) -> int:

@@ -17,7 +17,7 @@ from kedge.errors import CheckpointError, Conflict
 
 from . import exits
 from .container import ORPHAN_S, CalledContainer, engine_of
-from .marks import Mark
+from .marks import Mark, remove_mark
 
 CRASH_S = 10.0  # one that ends this soon after it was restored, by itself, is not restored from there again
 
@@ -102,7 +102,7 @@ def _forget(container: CalledContainer, mark: Mark | None) -> None:
         _release(container, mark)
     put_right()  # what a killed call left
     exits.forget(str(container.mark_path))
-    container.mark_path.unlink(missing_ok=True)
+    remove_mark(container.mark_path)
 
 
 def _release(container: CalledContainer, mark: Mark) -> None:

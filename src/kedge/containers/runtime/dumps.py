@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from kedge.blobs.group_files import make_own_folder
 from kedge.containers.archive import importer
 from kedge.containers.attempts import state_directory
 from kedge.errors import NotFound, Validation, storage_error
@@ -65,7 +66,7 @@ def import_dump(
 ) -> str:
     """Import what lies there as a generation of `key`, unless that was done before; answers its checkpoint."""
     work = state_directory()
-    work.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_own_folder(work)
     with opened(path, namespace) as found:
         if os.path.isfile(f"{found}/inventory.img"):
             done = importer.import_images(manager, found, key=key, spec=spec, work=work, lease=lease)

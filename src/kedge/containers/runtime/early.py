@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .arguments import Call
 
 STATE = "/run/kedge/runc"
+NAMESPACE = "containers"  # of the store: who may read other namespaces may not read the memory of processes
 # What a mark repeats of the engine's environment, so that others use the store that its engine would.
 PLACES = ("KEDGE_STORE", "KEDGE_KEY_FILE", "KEDGE_STATE_DIR", "KEDGE_RUNC", "PATH")
 AHEAD = "kedge-ahead"  # in a bundle, for the front
@@ -100,10 +101,32 @@ def first_mark(config: str, bundle: str) -> str | None:
         return ""
     if wish.restore not in ("latest", "no"):
         return None
-    if has_checkpoints(store_url(os.environ), f"container:{wish.key}") is not False:
+    if has_checkpoints(store_url(os.environ), f"container:{wish.key}", NAMESPACE) is not False:
         return None  # also of one that wants nothing back: it may hibernate
+    if wish.namespace and _is_marked(_to_json(json, wish.key)):
+        return None  # another one of the workload may be about to go, and be kept
     environment = {name: value for name in PLACES if (value := os.environ.get(name))}
     return _to_json(json, {"wish": wish.facts(), "restored": None, "bundle": bundle, "environment": environment})
+
+
+def _is_marked(key: str) -> bool:
+    """Whether a mark on this machine has this key, in JSON, or one with a number."""
+    wanted = f'"key": {key}', f'"key": {key[:-1]}@'
+    waiting = [os.environ.get("KEDGE_RUNC_STATE") or STATE]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+                continue
+            with open(entry.path, encoding="utf-8", errors="replace") as mark:
+                text = mark.read()
+            if wanted[0] in text or wanted[1] in text:
+                return True
+    return False
 
 
 def _own_name(notes: Mapping[str, str]) -> str:
@@ -128,11 +151,21 @@ def mark_path(root: str, identity: str) -> str:
 def write_mark(path: str, text: str) -> None:
     """Write a mark whole, by rename: another call may read it at any moment."""
     folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True, mode=0o700)
+    _make_own_folder(folder)
     new = f"{folder}/{name}~{os.getpid()}"  # no container's ID has such a character: nobody takes it for a mark
-    with open(new, "w") as file:
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     os.rename(new, path)
+
+
+def _make_own_folder(path: str) -> None:
+    """Root's alone, with those above it: os.makedirs would let the umask decide about them."""
+    if not os.path.isdir(path):
+        _make_own_folder(os.path.dirname(path))
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass  # somebody was faster
 
 
 def _read_spec(json: Connection, text: str) -> dict[str, object]:

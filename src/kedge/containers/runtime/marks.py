@@ -103,10 +103,23 @@ def write_mark(path: Path, mark: Mark) -> None:
     early.write_mark(str(path), mark.to_json())
 
 
+def is_leaving(container: Path) -> bool:
+    """Whether a container, as `root/identity`, was told to stop; the front notes that before anything else."""
+    return os.path.exists(f"{mark_of(str(container.parent), container.name)}~leaving")
+
+
+def remove_mark(path: Path) -> None:
+    path.with_name(f"{path.name}~leaving").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
 def store_of(environment: Mapping[str, str]) -> CheckpointManager:
     """The store that an engine with this environment uses."""
+    from kedge.containers.snapshot import keep_private  # start time
     from kedge.manager import CheckpointManager
 
     key_file = environment.get("KEDGE_KEY_FILE")
     is_ours = key_file in (None, "", os.environ.get("KEDGE_KEY_FILE"))
-    return CheckpointManager(early.store_url(environment), key=None if is_ours else f"file:{key_file}")
+    url = early.store_url(environment)
+    keep_private(url)
+    return CheckpointManager(url, namespace=early.NAMESPACE, key=None if is_ours else f"file:{key_file}")

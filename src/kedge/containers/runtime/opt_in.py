@@ -6,6 +6,9 @@
     KEDGE_WORKLOAD=name        kedge.dev/key                 which workload it is; in Kubernetes not needed
     KEDGE_POLICY=fresh|fail|retry:N  kedge.dev/policy        what to do when it cannot be restored
     KEDGE_KEEP=until-success   kedge.dev/keep                forget it when it ends by itself with status 0
+    KEDGE_TCP=close|keep       kedge.dev/tcp                 open connections in a restore; close, by default, as the
+                                                                   next container mostly has another address
+    KEDGE_WAIT=SECONDS         kedge.dev/wait                for a pod it may replace, before it begins anew beside it
 
 ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. The place of the store is
 the machine's business and never the container's: whoever writes a pod must not choose files of the host.
@@ -24,25 +27,47 @@ if TYPE_CHECKING:
     Owner = Callable[[Mapping[str, str]], str]
 
 POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
+SANDBOX = "io.kubernetes.cri.sandbox-id"
+_TYPE = "io.kubernetes.cri.container-type"
+_MANAGER = "io.container.manager"
+# What CRI-O calls the same. It writes these after the annotations of the pod, whose author cannot forge them.
+_OF_CRIO = {
+    "io.kubernetes.pod.namespace": POD[0],
+    "io.kubernetes.pod.name": POD[1],
+    "io.kubernetes.container.name": POD[2],
+    "io.kubernetes.cri-o.SandboxID": SANDBOX,
+    "io.kubernetes.cri-o.ContainerType": _TYPE,
+}
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _PLAIN = _LETTERS | set("._-")
 _DRAWN = frozenset("bcdfghjklmnpqrstvwxz2456789")
+_MOST_WAIT_S = 60  # a kubelet gives up after two minutes
 _KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after it
 
 
 class Wish:
     """What a container asked for."""
 
-    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tries")
+    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tcp", "tries", "wait_s")
 
     def __init__(
-        self, key: str, restore: str, policy: str = "fresh", tries: int = 1, namespace: str = "", keep: str = "always"
+        self,
+        key: str,
+        restore: str,
+        policy: str = "fresh",
+        tries: int = 1,
+        namespace: str = "",
+        keep: str = "always",
+        wait_s: float | None = None,
+        tcp: str = "close",
     ) -> None:
         self.key = key
         self.restore = restore  # latest, no, the ID of a checkpoint, another key of its namespace, or a path (placed)
         self.policy = policy  # fresh: start anew when it cannot be restored; fail
         self.tries = tries
         self.keep = keep  # always, or until-success
+        self.tcp = tcp  # close or keep: what becomes of open connections
+        self.wait_s = wait_s  # None: as the machine says
         self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
     @classmethod
@@ -51,11 +76,15 @@ class Wish:
         return cls(**{"restore": "latest", **facts})
 
     @property
+    def keeps_tcp(self) -> bool:
+        return self.tcp == "keep"
+
+    @property
     def is_until_success(self) -> bool:
         return self.keep == "until-success"
 
     def with_key(self, key: str) -> Wish:
-        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep)
+        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep, self.wait_s, self.tcp)
 
     def facts(self) -> dict[str, str | int]:
         """As a mark has it."""
@@ -71,7 +100,7 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     """None when the container did not opt in; Validation when it asks for what cannot be."""
     entries = spec.get("process", {}).get("env", ())
     environment = dict(entry.split("=", 1) for entry in entries if isinstance(entry, str) and "=" in entry)
-    notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
+    notes = notes_of(spec)
 
     def asked(note: str, *names: str) -> str:
         """An annotation of ours, else the first of these in the environment or among the annotations."""
@@ -82,11 +111,15 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     is_kept = _is_yes(asked("checkpoint", "KEDGE_CHECKPOINT", "ARCH_ENABLE"))
     if not is_kept and restore in ("", "no"):
         return None
-    if notes.get("io.kubernetes.cri.container-type") == "sandbox":
+    if notes.get(_TYPE) == "sandbox":
         return None
+    _refuse_strays(notes)
     policy, _, count = (asked("policy", "KEDGE_POLICY") or "fresh").partition(":")
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
         raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
+    tcp = asked("tcp", "KEDGE_TCP") or "close"
+    if tcp not in ("close", "keep"):
+        raise _invalid(f"tcp {tcp}", hint="use close or keep")
     keep = asked("keep", "KEDGE_KEEP") or "always"
     if keep not in ("always", "until-success"):
         raise _invalid(f"keep {keep}", hint="use always or until-success")
@@ -97,7 +130,38 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
         tries=int(count or 3) if policy == "retry" else 1,
         namespace=notes.get(POD[0], ""),
         keep=keep,
+        wait_s=_wait_s(asked("wait", "KEDGE_WAIT")),
+        tcp=tcp,
     )
+
+
+def notes_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The annotations of a container. What engines say of its pod is called as containerd calls it, and comes from the
+    engine that it is: CRI-O passes on whatever the author of a pod has written, also in the name of containerd."""
+    notes = {str(name): str(value) for name, value in (spec.get("annotations") or {}).items()}
+    if notes.get(_MANAGER) != "cri-o":
+        return notes
+    if any(name.startswith("io.kubernetes.cri.") for name in notes):  # of one of the two, somebody lies
+        return {name: value for name, value in notes.items() if name not in POD}
+    return notes | {theirs: notes[name] for name, theirs in _OF_CRIO.items() if name in notes}
+
+
+def _refuse_strays(notes: Mapping[str, str]) -> None:
+    """Without its namespace, a container of a pod could name the key of any other."""
+    is_of_pod = notes.get(_MANAGER) != "libpod" and any(name.startswith("io.kubernetes.") for name in notes)
+    if is_of_pod and not notes.get(POD[0]):
+        raise _invalid(
+            "a container of Kubernetes asks for checkpoints, and its engine does not tell its namespace",
+            hint="use containerd or CRI-O, which do",
+        )
+
+
+def _wait_s(text: str) -> float | None:
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > _MOST_WAIT_S:
+        raise _invalid(f"wait {text}", hint=f"use whole seconds, up to {_MOST_WAIT_S}")
+    return float(text)
 
 
 def key_of(notes: Mapping[str, str], given: str = "", owner: Owner | None = None) -> str:
@@ -119,8 +183,8 @@ def has_made_up_name(pod: str) -> bool:
 
 def pod_of(spec: Mapping[str, Any]) -> dict[str, str] | None:
     """{namespace, name, container} of a container of a pod, for lists; None of any other."""
-    notes = spec.get("annotations") or {}
-    names = [str(notes.get(one, "")) for one in POD]
+    notes = notes_of(spec)
+    names = [notes.get(name, "") for name in POD]
     return dict(zip(("namespace", "name", "container"), names, strict=True)) if all(names) else None
 
 

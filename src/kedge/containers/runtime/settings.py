@@ -46,6 +46,8 @@ def adopt() -> dict[str, str]:
 
 
 def adopt_store() -> None:
-    """The same; and the store of this machine's engines is ours, unless we have one."""
-    if adopt():
-        os.environ.setdefault("KEDGE_STORE", store_url(os.environ))
+    """The same; and the store of this machine's engines is ours, unless we have one. Without a file it is where they
+    keep it by default, if we may read that."""
+    settings, url = adopt(), store_url(os.environ)
+    if settings or os.access(url, os.R_OK | os.X_OK):
+        os.environ.setdefault("KEDGE_STORE", url)

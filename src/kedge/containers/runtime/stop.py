@@ -77,8 +77,9 @@ def _checkpoint(
 ) -> None:
     # Imported here, because other signals than TERM, which every engine sends, do without
     from kedge.containers.bundle import ContainerSource
-    from kedge.containers.checkpoint import OPTIONS, Request, make_checkpoint
+    from kedge.containers.checkpoint import Request, make_checkpoint
     from kedge.containers.companions import companions_for
+    from kedge.containers.snapshot import OPTIONS, TIES
 
     from . import claims
 
@@ -89,7 +90,7 @@ def _checkpoint(
             hint="without it nobody knows its workload: recreate the container",
         )
     source = ContainerSource.of(container.look_up(), image_path)
-    options = [option for option in OPTIONS if container.call.is_set(option[2:])]
+    options = [option for option in OPTIONS if option in TIES or container.call.is_set(option[2:])]
     with container.store() as manager:
         mark = replace(_claimed(container, mark, manager), ending=None)  # of a call that was killed
         request = Request(

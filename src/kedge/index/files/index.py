@@ -23,14 +23,14 @@ from typing import Any, TypeVar
 from kedge.blobs import group_files
 from kedge.blobs.reserve import Reserve
 from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
-from kedge.index.rows import CHECKPOINT, SEQ_BITS, checkpoint_of, late_manifests
-from kedge.index.sqlite.database import connect, is_encrypted, mark_encrypted, migrate
+from kedge.index.rows import CHECKPOINT, FORGET_PACKS, SEQ_BITS, checkpoint_of, late_manifests
+from kedge.index.sqlite.database import connect, is_encrypted, is_unsigned, migrate, sign, written_by
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.leases import check_holder
 from kedge.index.sqlite.read_only import read_only_error
 from kedge.index.sqlite.writes import Writes
 from kedge.model import Checkpoint
-from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION, References
+from kedge.ports import References
 
 from .journal import MEND, Journal, sync_folder
 from .shown_files import DEFAULT, INSIDE, ShownFiles
@@ -113,8 +113,6 @@ class FilesIndex(SqliteIndex):
         is_other, transactions = self._journal.read()
         if is_other:
             self._start_over()
-            if self._journal.format == ENCRYPTED_FORMAT_VERSION:
-                mark_encrypted(self._connection)
             self._snapshot_bytes = len(transactions[0]) if transactions else 0
         try:
             self._apply(transactions)
@@ -166,10 +164,15 @@ class FilesIndex(SqliteIndex):
         db = self._connection
         is_new = db.execute("SELECT 1 FROM namespace WHERE name = ?", (self.namespace,)).fetchone() is None
         self._ns = self._namespace_no()
-        if is_new and not self._is_read_only:
-            self._publish()
+        if not self._is_read_only:
+            if is_unsigned(db):
+                sign(db)
+                is_new = True
+            if is_new:
+                self._publish()
         self.store_id = db.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0]
         self.is_encrypted = is_encrypted(db)
+        self.written_by = written_by(db)
         self._writes = Writes(db, self._ns, self.namespace, 0)
         self._is_settled = True
 
@@ -224,7 +227,7 @@ class FilesIndex(SqliteIndex):
         try:
             for number, (id_, level) in {row: (i, lv) for _, row, i, lv in rows if row is not None}.items():
                 self._draft(drafts, number, id_, level)
-            if self._journal.must_be_replaced() or self._journal.format != self._format:
+            if self._journal.must_be_replaced():
                 self._replace_journal()
             else:
                 self._journal.append("".join(f"{sql}\n" for sql, *_ in rows))
@@ -255,13 +258,9 @@ class FilesIndex(SqliteIndex):
             for (sql,) in db.execute(f"SELECT {_replacing(table, columns, '')} FROM {table}")
         ]
         payload = "".join(f"{line}\n" for line in lines)
-        self._journal.replace(payload, self._format)
+        self._journal.replace(payload)
         self._snapshot_bytes = len(payload)
         db.execute("DELETE FROM temp.change")
-
-    @property
-    def _format(self) -> int:
-        return ENCRYPTED_FORMAT_VERSION if is_encrypted(self._connection) else FORMAT_VERSION
 
     def scrub(self) -> None:
         """A journal of the rows as they are says nothing of what they were."""
@@ -289,10 +288,11 @@ class FilesIndex(SqliteIndex):
                 late = ((found.id, manifest) for _, found, manifest in self.manifests())
             for checkpoint_id, manifest in late:
                 marked.update(references(checkpoint_id, manifest))
-            chunks = db.execute("SELECT digest, stored_bytes FROM chunk WHERE ns_no = ?", (self._ns,)).fetchall()
-            gone = [(digest, size) for digest, size in chunks if digest not in marked]
+            chunks = db.execute("SELECT digest, stored_bytes, base FROM chunk WHERE ns_no = ?", (self._ns,)).fetchall()
+            marked.update(base for _, _, base in chunks if base is not None)
+            gone = [(digest, size) for digest, size, _ in chunks if digest not in marked]
             db.executemany("DELETE FROM chunk WHERE ns_no = ? AND digest = ?", [(self._ns, d) for d, _ in gone])
-            db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
+            db.execute(FORGET_PACKS)
             return len(gone), sum(size for _, size in gone)
 
         return self._write(delete, is_urgent=True)
@@ -384,8 +384,7 @@ def _quoted(column: str) -> str:
 def make_folder(folder: Path) -> None:
     """The directory of a store, and what is inside, durable by name."""
     try:
-        group_files.make_folder(folder)
-        group_files.share_folder(folder)
+        group_files.make_store_folder(folder)
         group_files.make_folder(folder / INSIDE)
         sync_folder(folder)
         for parent in folder.parents:

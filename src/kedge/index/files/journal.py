@@ -1,6 +1,6 @@
 """An append-only file of transactions, each with its length and digest, shared by the processes of one machine.
 
-    -- Kedge journal, format 1        2 where rows are sealed: what knows only 1 must not touch it
+    -- Kedge journal, format 1
     -- 211 3f9a…                         length and SHA-256 of what follows
     REPLACE INTO job VALUES(…);          SQL: `sqlite3 copy.db < journal` would make a database of it
     …
@@ -20,10 +20,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kedge.blobs.group_files import open_lock, share
+from kedge.blobs.group_files import OWN_FILE, open_lock, share
 from kedge.errors import Corrupted, OutcomeUnknown, UnsupportedFormat, storage_error
 
-FORMAT = 2
+FORMAT = 1
 _HEADER = re.compile(rb"-- Kedge journal, format (\d{1,9})\n")
 _HEAD = re.compile(rb"-- (\d{1,12}) ([0-9a-f]{64})\n")
 _HEAD_BYTES = 96
@@ -39,7 +39,6 @@ class Journal:
         self._handle: int | None = None  # of the file read: while it is open, no other one can get its inode
         self._file = (0, 0)  # which one: device and inode
         self.position = 0  # behind the last whole transaction that was read
-        self.format = 1  # of the one read
         self._is_distrusted = False
         self._is_locked = False  # by us
 
@@ -158,7 +157,6 @@ class Journal:
                 f"{self.path} has format {int(header[1])}, this Kedge knows up to {FORMAT}",
                 hint="upgrade Kedge: install it from a newer clone (pip install .)",
             )
-        self.format = int(header[1])
         return header.end()
 
     def append(self, payload: str) -> None:
@@ -201,15 +199,15 @@ class Journal:
     def must_be_replaced(self) -> bool:
         return self._is_distrusted
 
-    def replace(self, payload: str, form: int) -> None:
+    def replace(self, payload: str) -> None:
         """Put a new journal of one transaction in the place of this one: whole, durably, or not at all."""
-        data = b"-- Kedge journal, format %d\n" % form + _framed(payload)
+        data = b"-- Kedge journal, format %d\n" % FORMAT + _framed(payload)
         write_file(self.path, data)
         try:
             self._look()
         except OSError as error:
             raise storage_error("read", str(self.path), error) from error
-        self.format, self.position, self._is_distrusted = form, len(data), False
+        self.position, self._is_distrusted = len(data), False
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -226,7 +224,7 @@ def draft_file(path: Path, data: bytes) -> Path:
     """The temporary file, synced."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, OWN_FILE)
         try:
             _write_all(handle, data, 0)
             os.fsync(handle)

@@ -26,7 +26,7 @@ _OF_SAVE = (
     *("text", "boolean", "text", "boolean", "bytea", "text", "bytea", "bigint", "text", "bytea"),
 )
 _OF_TAG = ("integer", "text", "text")
-_OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "integer", "bigint", "bytea")
+_OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "integer", "bigint", "bytea")
 _SAVE = f"SELECT kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 1))})"
 
 
@@ -84,7 +84,7 @@ def _placed(records: Sequence[NewCheckpoint]) -> list[Array | None]:
     packs = sorted({chunk.pack for chunk in chunks.values()} - {""})
     place = {pack: n for n, pack in enumerate(packs, 1)}
     rows = [
-        (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), place.get(c.pack), c.offset, c.data)
+        (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, place.get(c.pack), c.offset, c.data)
         for c in sorted(chunks.values(), key=lambda chunk: chunk.digest)
     ]
     return [

@@ -22,7 +22,18 @@ from kedge.index.group_commit import REFUSALS, GroupCommit, Waiting, one_by_one
 from kedge.index.rows import Row, late_manifests
 from kedge.index.sqlite.connections import survive_forks
 from kedge.model import Checkpoint, CheckpointStatus, Lease
-from kedge.ports import CheckpointIds, Checkpoints, Chunk, Digests, NewCheckpoint, Outcomes, References, Seen
+from kedge.ports import (
+    CheckpointIds,
+    Checkpoints,
+    Chunk,
+    Digests,
+    NewCheckpoint,
+    NewEnvelope,
+    Outcomes,
+    RecordPlace,
+    References,
+    Seen,
+)
 
 from .batch import Save, commit_together
 from .dialect import for_postgres
@@ -208,14 +219,18 @@ class PostgresIndex(PostgresReads):
         is_pinned: bool | None = None,
         tags: Mapping[str, str | None] | None = None,
         status: CheckpointStatus | None = None,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        return self._write_again(lambda writes: writes.update(checkpoint_id, is_pinned, tags, status, actor))
+        return self._write_again(lambda writes: writes.update(checkpoint_id, is_pinned, tags, status, actor, envelope))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
         return self._write_again(lambda writes: writes.mark(seen, status, actor)) if seen else []
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self._write_again(lambda writes: writes.set_retention(job, policy_json, actor))
+
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        self._write_again(lambda writes: writes.reserve_numbers(job, last_seq))
 
     # Leases, events
 
@@ -257,6 +272,11 @@ class PostgresIndex(PostgresReads):
             PostgresWrites(db, self._ns, self.namespace, is_careful=True).check_holder(lease_token)
             for checkpoint_id, manifest in fetch(late_manifests(), self._ns, seen):
                 mark(references(checkpoint_id, manifest))
+            db.execute(
+                "INSERT INTO pg_temp.mark SELECT base FROM kedge.chunk WHERE ns_no = %s AND base IS NOT NULL "
+                "ON CONFLICT DO NOTHING",
+                (self._ns,),
+            )
             ((count, size),) = fetch(
                 "WITH gone AS (DELETE FROM main.chunk WHERE ns_no = ? AND NOT EXISTS "
                 "(SELECT 1 FROM pg_temp.mark WHERE mark.digest = chunk.digest) RETURNING stored_bytes) "
@@ -277,7 +297,8 @@ class PostgresIndex(PostgresReads):
             )
             changed = db.execute(
                 "UPDATE kedge.pack SET is_condemned = true WHERE name = %s "
-                "AND NOT EXISTS (SELECT 1 FROM kedge.chunk WHERE pack_no = no)",
+                "AND NOT EXISTS (SELECT 1 FROM kedge.chunk WHERE pack_no = no) "
+                "AND NOT EXISTS (SELECT 1 FROM kedge.record WHERE pack_no = no)",
                 (pack,),
             )
             return changed.rowcount == 1
@@ -285,8 +306,11 @@ class PostgresIndex(PostgresReads):
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
         return self._write_again(lambda writes: writes.mark_damaged(chunks, is_damaged)) if chunks else []
 
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
-        return self._write_again(lambda writes: writes.relocate(chunks, from_pack))
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
+        return self._write_again(lambda writes: writes.relocate(chunks, from_pack, records))
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
+        self._write_again(lambda writes: writes.set_recorded(places, chunks, up_to))
 
     # Keys
 
@@ -300,8 +324,8 @@ class PostgresIndex(PostgresReads):
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
 
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
-        return self._write_again(lambda writes: writes.reseal(record, replacing, actor))
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
+        return self._write_again(lambda writes: writes.reseal(record, replacing, actor, envelope))
 
     def refuse_older(self) -> None:
         """Nothing here knows what another database had."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kedge.index.rows import DAMAGED
 from kedge.ports import Chunk, Seen
 
 from .server import Array, Connection
 
-_CHUNK = ("bytea", "bigint", "bigint", "smallint", "text", "bigint", "bytea")
+_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "text", "bigint", "bytea")
 _GIVEN = (
-    "unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::smallint[], %s::text[], %s::bigint[], %s::bytea[]) "
-    'AS u (digest, size_bytes, stored_bytes, encoding, pack, "offset", data) '
+    "unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::smallint[], %s::bytea[], %s::text[], %s::bigint[], "
+    '%s::bytea[]) AS u (digest, size_bytes, stored_bytes, encoding, base, pack, "offset", data) '
     "LEFT JOIN kedge.pack p ON p.name = u.pack"
 )
 # Chunk rows that still say what a reader was told: the same place and, where the bytes are in them, the same bytes.
 _AS_SEEN = (
     "c.ns_no = %s AND c.digest = u.digest AND c.size_bytes = u.size_bytes AND c.stored_bytes = u.stored_bytes "
-    f'AND c.encoding %% {DAMAGED} = u.encoding AND c."offset" = u."offset" AND c.data IS NOT DISTINCT FROM u.data '
-    "AND c.pack_no IS NOT DISTINCT FROM p.no"
+    'AND c.encoding = u.encoding AND c."offset" = u."offset" AND c.data IS NOT DISTINCT FROM u.data '
+    "AND c.base IS NOT DISTINCT FROM u.base AND c.pack_no IS NOT DISTINCT FROM p.no"
 )
 
 
@@ -41,9 +40,8 @@ def standing(db: Connection, ns_no: int, seen: Sequence[Seen]) -> list[Seen]:
 
 def mark_damaged(db: Connection, ns_no: int, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
     changed = db.execute(
-        f"UPDATE kedge.chunk c SET encoding = c.encoding %% {DAMAGED} + %s FROM {_GIVEN} WHERE {_AS_SEEN} "
-        "RETURNING c.digest",
-        (DAMAGED * is_damaged, *_places(chunks), ns_no),
+        f"UPDATE kedge.chunk c SET is_damaged = %s FROM {_GIVEN} WHERE {_AS_SEEN} RETURNING c.digest",
+        (is_damaged, *_places(chunks), ns_no),
     )
     return [bytes(digest) for (digest,) in changed.fetchall()]
 
@@ -66,5 +64,8 @@ def _lack(db: Connection, ns_no: int, names: Sequence[bytes]) -> bool:
 
 
 def _places(chunks: Sequence[Chunk]) -> list[Array]:
-    rows = [(c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.pack or None, c.offset, c.data) for c in chunks]
+    rows = [
+        (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, c.pack or None, c.offset, c.data)
+        for c in chunks
+    ]
     return list(map(Array, _CHUNK, zip(*rows, strict=True)))

@@ -17,6 +17,16 @@ from kedge.ports import Problems
 from .dialect import for_postgres
 from .server import Array, Server
 
+# Tags are in the row of a checkpoint, and in a table by which they are found.
+_LOST_TAGS = (
+    'WITH said AS (SELECT c.id, c."row", t.key AS name, t.value FROM main.checkpoint c '
+    'JOIN main.job j ON j.no = c."row" >> 32, json_each_text(c.tags::json) t '
+    "WHERE j.ns_no = ? AND c.tags IS NOT NULL) "
+    "SELECT coalesce(said.id, 'of row ' || tag.\"row\") FROM said FULL JOIN "
+    "(SELECT tag.* FROM main.tag JOIN main.job j ON j.no = job_no WHERE j.ns_no = ?) tag "
+    'ON tag."row" = said."row" AND tag.name = said.name AND tag.value = said.value '
+    'WHERE said.id IS NULL OR tag."row" IS NULL LIMIT 20'
+)
 _LOOK_EVERY_S = 1.0  # for events that nobody told us of
 
 
@@ -36,6 +46,7 @@ class PostgresReads(SqlReads):
         assert found is not None
         self._ns = found
         self.is_encrypted = server.is_encrypted()
+        self.written_by = server.written_by()
 
     def _number(self) -> int | None:
         row = self._server.one("SELECT no FROM kedge.namespace WHERE name = %s", self.namespace)
@@ -64,6 +75,10 @@ class PostgresReads(SqlReads):
             conditions.append(f"CASE WHEN json_typeof(metadata::json #> ?::text[]) = ? THEN {test} ELSE false END")
             parameters += [names, kind] if value is None else [names, kind, names, value]
         return conditions, parameters
+
+    def _newest_event(self, db: Server) -> int:
+        ((last_event,),) = self._fetch(db, "SELECT last_event FROM main.namespace WHERE no = ?", self._ns)
+        return int(last_event)
 
     def wait_for_event(self, after: int, timeout_s: float) -> bool:
         """Hears of it through LISTEN; looks now and then too, because pgbouncer may keep that from us."""
@@ -106,6 +121,10 @@ class PostgresReads(SqlReads):
             self._ns,
         )
         problems = [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
+        problems += [
+            f"the tags of checkpoint {id_} do not match what finds it by them"
+            for (id_,) in self._all(_LOST_TAGS, self._ns, self._ns)
+        ]
         if (broken_at := self.audit().broken_at) is not None:
             problems.append(f"the event log was altered at entry {broken_at}")
         return problems

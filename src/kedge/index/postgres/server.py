@@ -27,10 +27,10 @@ from kedge.errors import (
     ReadOnly,
     StorageError,
     Unavailable,
-    UnsupportedFormat,
     Validation,
 )
-from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION
+from kedge.ports import FORMAT_VERSION, is_older, unsupported
+from kedge.version import __version__
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 T = TypeVar("T")
@@ -123,12 +123,12 @@ class Server:
             form, step = _version(db)
             if form == 0 and not create:
                 raise NotFound(f"there is no store in {self.name}", hint="check --store or $KEDGE_STORE")
-            if form > ENCRYPTED_FORMAT_VERSION:
-                raise UnsupportedFormat(
-                    f"the store in {self.name} has format {form}, this Kedge knows up to {ENCRYPTED_FORMAT_VERSION}",
-                    hint="upgrade Kedge: install it from a newer clone (pip install .)",
-                )
+            written_by = _written_by(db) if form else ""
+            if form > FORMAT_VERSION:
+                raise unsupported(f"the store in {self.name} (format {form})", written_by)
             if step >= steps[-1][0]:
+                if is_older(written_by, __version__):
+                    db.execute("UPDATE kedge.meta SET value = %s WHERE key = 'written_by'", (__version__,))
                 return form, form
             db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
             form, step = _version(db)  # another process may have been faster
@@ -139,7 +139,10 @@ class Server:
                     db.execute(text.encode())
             if form == 0:
                 db.execute("INSERT INTO kedge.meta VALUES ('store_id', %s)", (os.urandom(16).hex(),))
-                db.execute("INSERT INTO kedge.meta VALUES ('format', %s)", (str(FORMAT_VERSION),))
+                db.execute(
+                    "INSERT INTO kedge.meta VALUES ('format', %s), ('encrypted', 'no'), ('written_by', %s)",
+                    (str(FORMAT_VERSION), __version__),
+                )
             db.execute(
                 "INSERT INTO kedge.meta VALUES ('schema', %s) "
                 "ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value::int, excluded.value::int)::text",
@@ -148,9 +151,13 @@ class Server:
             return form, form or FORMAT_VERSION
 
     def is_encrypted(self) -> bool:
-        """Whether the store has a keyring in some namespace: its format says so."""
-        row = self.one("SELECT value FROM kedge.meta WHERE key = 'format'")
-        return row is not None and row[0] == str(ENCRYPTED_FORMAT_VERSION)
+        """Whether the store has a keyring in some namespace."""
+        row = self.one("SELECT value FROM kedge.meta WHERE key = 'encrypted'")
+        return row is not None and row[0] == "yes"
+
+    def written_by(self) -> str:
+        """The newest Kedge that has opened the store."""
+        return self.run(_written_by)
 
     def close(self) -> None:
         self._leave_parent()
@@ -261,6 +268,11 @@ def _version(db: Connection) -> tuple[int, int]:
         db.execute("SELECT key, value FROM kedge.meta WHERE key IN ('format', 'schema')").fetchall()
     )
     return int(said.get("format", 0)), int(said.get("schema", 1))
+
+
+def _written_by(db: Connection) -> str:
+    row = db.execute("SELECT value FROM kedge.meta WHERE key = 'written_by'").fetchone()
+    return row[0] if row else ""
 
 
 def _migrations() -> list[tuple[int, str]]:

@@ -5,20 +5,20 @@ It holds the row of its namespace. Only packs, IDs and nothing else are shared b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kedge.errors import Conflict, NotFound
-from kedge.index.rows import CHECKPOINT, DAMAGED, CheckpointRow, Row, checkpoint_of
+from kedge.index.rows import CHECKPOINT, CheckpointRow, Row, checkpoint_of
 from kedge.index.transactions import JobRow, LeaseRow
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
-from kedge.ports import ENCRYPTED_FORMAT_VERSION, Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, Seen
+from kedge.ports import Chunk, ChunksGone, IdTaken, KeysChanged, NewCheckpoint, RecordPlace, Seen
 
 from .dialect import for_postgres
 from .marks import mark_damaged, standing
 from .server import CHANNEL, Array, Connection
 
-_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bigint", "bigint", "bytea")
+_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "bigint", "bigint", "bytea")
 
 Head = tuple[int, bytes]
 
@@ -131,25 +131,28 @@ class PostgresWrites(SqlWrites):
         # FOR SHARE: until this transaction ends nobody makes the store an encrypted one. FOR UPDATE: namespaces are
         # kept apart that would both be the first, and plain saves out meanwhile.
         lock = "FOR UPDATE" if is_changing else "FOR SHARE"
-        row = self._one(f"SELECT value FROM main.meta WHERE key = 'format' {lock}")
-        return row is not None and row[0] == str(ENCRYPTED_FORMAT_VERSION)
+        row = self._one(f"SELECT value FROM main.meta WHERE key = 'encrypted' {lock}")
+        return row is not None and row[0] == "yes"
 
     def _mark_encrypted(self) -> None:
-        self._do("UPDATE main.meta SET value = ? WHERE key = 'format'", str(ENCRYPTED_FORMAT_VERSION))
+        self._do("UPDATE main.meta SET value = 'yes' WHERE key = 'encrypted'")
 
     # Chunks
 
     def _sound(self, digests: Sequence[bytes]) -> set[bytes]:
         rows = self._db.execute(
-            f"SELECT digest FROM kedge.chunk WHERE ns_no = %s AND digest = ANY(%s) AND encoding < {DAMAGED}",
+            "SELECT digest FROM kedge.chunk WHERE ns_no = %s AND digest = ANY(%s) AND NOT is_damaged",
             (self._ns, Array("bytea", digests)),
         )
         return {digest for (digest,) in rows}
 
     def _lock_packs(self, chunks: Sequence[Chunk]) -> Packs:
-        """Numbers of the packs, locked against `condemn`; ChunksGone for chunks in a pack that is condemned (I3)."""
+        return self._pack_numbers(chunks)
+
+    def _pack_numbers(self, places: Iterable[Chunk | RecordPlace]) -> Packs:
+        """Locked against `condemn`."""
         packs: dict[str, int | None] = {"": None}
-        for name in sorted({chunk.pack for chunk in chunks} - {""}):
+        for name in sorted({place.pack for place in places} - {""}):
             found = self._one(
                 "INSERT INTO main.pack (name) VALUES (?) ON CONFLICT (name) DO UPDATE SET name = excluded.name "
                 "RETURNING no, is_condemned",
@@ -157,7 +160,7 @@ class PostgresWrites(SqlWrites):
             )
             assert found is not None
             if found[1]:
-                raise ChunksGone([chunk.digest for chunk in chunks if chunk.pack == name])
+                raise ChunksGone([place.digest for place in places if place.pack == name])
             packs[name] = found[0]
         return packs
 
@@ -166,28 +169,18 @@ class PostgresWrites(SqlWrites):
         if not chunks:
             return
         rows = [
-            (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
+            (c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, packs[c.pack], c.offset, c.data)
             for c in {chunk.digest: chunk for chunk in reversed(chunks)}.values()
         ]
         self._do(
-            "INSERT INTO main.chunk SELECT ?::integer, * FROM unnest(?::bytea[], ?::bigint[], ?::bigint[], "
-            "?::smallint[], ?::bigint[], ?::bigint[], ?::bytea[]) ON CONFLICT (ns_no, digest) DO UPDATE "
-            "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
-            f'"offset" = excluded."offset", data = excluded.data WHERE chunk.encoding >= {DAMAGED}',
+            "INSERT INTO main.chunk SELECT ?::integer, d, s, t, e, false, b, p, o, i FROM unnest(?::bytea[], "
+            "?::bigint[], ?::bigint[], ?::smallint[], ?::bytea[], ?::bigint[], ?::bigint[], ?::bytea[]) "
+            "AS u (d, s, t, e, b, p, o, i) ON CONFLICT (ns_no, digest) DO UPDATE SET "
+            "stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, is_damaged = false, "
+            'base = excluded.base, pack_no = excluded.pack_no, "offset" = excluded."offset", data = excluded.data '
+            "WHERE chunk.is_damaged",
             self._ns, *map(Array, _CHUNK, zip(*rows, strict=True)),
         )  # fmt: skip
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
         return mark_damaged(self._db, self._ns, chunks, is_damaged)
-
-    def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
-        packs = self._lock_packs(chunks)
-        moved = 0
-        for chunk in chunks:
-            changed = self._db.execute(
-                'UPDATE kedge.chunk SET pack_no = %s, "offset" = %s WHERE ns_no = %s AND digest = %s '
-                "AND pack_no = (SELECT no FROM kedge.pack WHERE name = %s) RETURNING 1",
-                (packs[chunk.pack], chunk.offset, self._ns, chunk.digest, from_pack),
-            )
-            moved += len(changed.fetchall())
-        return moved

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from kedge.blobs.group_files import share
+from kedge.blobs.group_files import OWN_FILE, share
 from kedge.errors import Corrupted, storage_error
 
 SUFFIX = "-state"
@@ -111,7 +111,7 @@ class IndexState:
         try:
             return os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWN_FILE)
         try:
             share(self.path)
             os.pwrite(handle, Closing().text(), 0)

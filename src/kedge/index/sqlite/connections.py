@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from kedge.blobs.shelter import forking
+from kedge.errors import StorageError
 
 from .database import TRANSLATED, typed
 
@@ -167,3 +168,30 @@ def _after(is_child: bool) -> None:
 
 
 os.register_at_fork(before=_before, after_in_parent=lambda: _after(False), after_in_child=lambda: _after(True))
+
+
+def identity_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+forked_while_open: set[tuple[int, int] | None] = set()  # files this process, a child, can lock no more
+
+
+def refuse_after_fork(path: str | None) -> None:
+    if path is not None and forked_while_open and identity_of(path) in forked_while_open:
+        raise StorageError(
+            f"{path} was in use when this process was forked, and cannot be used in it",
+            hint="fork before long work on the store begins, or start processes with spawn",
+        )
+
+
+def is_gone(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False

@@ -8,12 +8,14 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 
-from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, UnsupportedFormat, Validation
-from kedge.ports import ENCRYPTED_FORMAT_VERSION
+from kedge.blobs.group_files import OWN_FILE
+from kedge.errors import Corrupted, NoSpace, ReadOnly, StorageError, Validation
+from kedge.ports import is_older, unsupported
+from kedge.version import __version__
 
 APPLICATION_ID = 0x6B656467  # "kedg"
 
@@ -34,7 +36,9 @@ def migrations() -> list[tuple[int, str]]:
 
 def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> sqlite3.Connection:
     """A connection that syncs at every commit (I1). Transactions are begun and ended by hand."""
-    place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    if create and path is not None:
+        _make_own(path)
+    place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(
         place, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s, cached_statements=256
     )
@@ -45,6 +49,12 @@ def connect(path: str | None, busy_timeout_s: float, *, create: bool = True) -> 
         connection.close()
         raise
     return connection
+
+
+def _make_own(path: str) -> None:
+    """SQLite would let everybody read it. Its other files get the mode of this one."""
+    with suppress(FileExistsError):  # not opened: closing it again would drop locks that SQLite holds here
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWN_FILE))
 
 
 def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
@@ -85,7 +95,7 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
     connection.execute("BEGIN")  # one moment for all that is read, while another process may be making it
     try:
         have = _version(connection, path)
-        if is_newest := have in (newest, ENCRYPTED_FORMAT_VERSION):
+        if is_newest := have == newest:
             _check_schema(connection, path, "".join(text for _, text in steps))
     finally:
         connection.execute("ROLLBACK")
@@ -94,17 +104,15 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
     begin_alone(connection)
     try:
         have = _version(connection, path)  # another process may have been faster
-        if have > (known := max(newest, ENCRYPTED_FORMAT_VERSION)):
-            raise UnsupportedFormat(
-                f"{path} has index format {have}, this Kedge knows up to {known}",
-                hint="upgrade Kedge: install it from a newer clone (pip install .)",
-            )
+        if have > newest:
+            raise unsupported(f"{path} (format {have})", written_by(connection))
         for version, text in steps:
             if version > have:
                 for statement in _statements(text):
                     connection.execute(statement)
         if have == 0:
-            connection.execute("INSERT INTO meta VALUES ('store_id', ?)", (store_id or os.urandom(16).hex(),))
+            said = (("store_id", store_id or os.urandom(16).hex()), ("encrypted", "no"), ("written_by", __version__))
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={newest}")
         connection.execute("COMMIT")
@@ -115,12 +123,29 @@ def migrate(connection: sqlite3.Connection, path: str, store_id: str | None) -> 
 
 
 def is_encrypted(connection: sqlite3.Connection) -> bool:
-    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == ENCRYPTED_FORMAT_VERSION)
+    found = connection.execute("SELECT value FROM meta WHERE key = 'encrypted'").fetchone()
+    return found is not None and found[0] == "yes"
 
 
 def mark_encrypted(connection: sqlite3.Connection) -> None:
-    """In a transaction: say the format that a Kedge without encryption refuses (I8). The schema is the same."""
-    connection.execute(f"PRAGMA user_version={ENCRYPTED_FORMAT_VERSION}")
+    """In a transaction: say that some namespace has a keyring."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('encrypted', 'yes')")
+
+
+def written_by(connection: sqlite3.Connection) -> str:
+    """The newest Kedge that has opened the index for writing."""
+    found = connection.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
+    return found[0] if found else ""
+
+
+def is_unsigned(connection: sqlite3.Connection) -> bool:
+    """Whether no Kedge as new as this one has opened the index for writing."""
+    return is_older(written_by(connection), __version__)
+
+
+def sign(connection: sqlite3.Connection) -> None:
+    """Say that this Kedge writes here."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('written_by', ?)", (__version__,))
 
 
 def overwrite_deleted(connection: sqlite3.Connection) -> None:
@@ -178,8 +203,8 @@ def typed(error: BaseException, path: str) -> BaseException:
     text = f"{path}: {error}"
     if code == sqlite3.SQLITE_CANTOPEN:
         code = _why_not_opened(path)
-    if str(error).startswith("Could not decode to UTF-8"):  # by the driver, without a code: nobody wrote that
-        code = sqlite3.SQLITE_CORRUPT
+    if isinstance(error, sqlite3.OperationalError) and not extended:
+        code = sqlite3.SQLITE_CORRUPT  # of the driver itself: text that is not UTF-8, which nobody wrote
     if code == sqlite3.SQLITE_FULL:
         return NoSpace(text, hint="free some space (kedge cleanup, kedge gc), then run it again")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):

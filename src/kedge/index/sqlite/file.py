@@ -6,7 +6,6 @@ wait for writers (I6). With path None the database is in memory and one connecti
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -20,16 +19,30 @@ from kedge.errors import Corrupted, NoSpace, StorageError, storage_error
 from kedge.index.group_commit import REFUSALS, GroupCommit, Waiting
 
 from .closed_mark import Closing, IndexState, has_event, newest_event
-from .connections import FORK_WAIT_S, Pool, Reading, leave_open, open_indexes, survive_forks
+from .connections import (
+    FORK_WAIT_S,
+    Pool,
+    Reading,
+    forked_while_open,
+    identity_of,
+    is_gone,
+    leave_open,
+    open_indexes,
+    refuse_after_fork,
+    survive_forks,
+)
 from .database import (
     connect,
     is_encrypted,
+    is_unsigned,
     migrate,
     overwrite_deleted,
     refuse_full_small_blocks,
     run_alone,
+    sign,
     translated,
     typed,
+    written_by,
 )
 from .read_only import ReadOnlyFile, read_only_error
 from .writes import Writes
@@ -71,7 +84,7 @@ class SqliteFile:
 
     def _open(self, create: bool, store_id: str | None) -> None:
         self._make_locks()
-        _refuse_after_fork(self._path)
+        refuse_after_fork(self._path)
         if self._file is not None:
             with self._file.reading() as db:
                 self._connection = db
@@ -100,7 +113,7 @@ class SqliteFile:
                 db.execute("PRAGMA busy_timeout=0")
                 self._move_log_on()
                 db.execute(f"PRAGMA busy_timeout={int(self._busy_timeout_s * 1000)}")
-                self._identity = _identity(self._path)
+                self._identity = identity_of(self._path)
             self._learn()
             if self.is_encrypted:
                 overwrite_deleted(db)
@@ -125,7 +138,11 @@ class SqliteFile:
             raise Corrupted(f"{self._name} has lost the ID of its store", hint="run kedge check --repair")
         self.store_id: str = found[0]
         self._ns = self._namespace_no()
+        if self._file is None and is_unsigned(self._connection):
+            self._say_open()
+            sign(self._connection)
         self.is_encrypted = is_encrypted(self._connection)
+        self.written_by = written_by(self._connection)
 
     def _move_log_on(self) -> bool:
         """Move what the WAL holds into the database proper; answers whether all of it went.
@@ -175,7 +192,7 @@ class SqliteFile:
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
             if self._path is not None and not self._is_stopped:
-                _forked_while_open.add(self._identity)
+                forked_while_open.add(self._identity)
             if self._state is not None:
                 self._state.forget()
             self._make_locks()  # those of the parent may be held by threads that do not exist here
@@ -208,7 +225,7 @@ class SqliteFile:
         state = self._state
         if self._file is not None:
             self._file.close()
-        if state is None or self._path is None or _is_gone(self._path):
+        if state is None or self._path is None or is_gone(self._path):
             self._connection.close()
             return
         try:
@@ -388,7 +405,7 @@ class SqliteFile:
             raise read_only_error(self._name)
 
     def _check_identity(self) -> None:
-        if self._path is not None and _identity(self._path) != self._identity:
+        if self._path is not None and identity_of(self._path) != self._identity:
             raise StorageError(
                 f"the store at {self._path} was moved, replaced or removed while it was open",
                 hint="nothing was saved at that place; close this store and open the right one",
@@ -404,7 +421,7 @@ class SqliteFile:
     def _connect_again(self) -> sqlite3.Connection:
         """Another connection to the file that was opened, which must still be the one at its path."""
         assert self._path is not None
-        _refuse_after_fork(self._path)
+        refuse_after_fork(self._path)
         self._check_identity()
         with self._joining:
             self._join()
@@ -431,30 +448,3 @@ def _close_all() -> None:
     for index in open_indexes():
         if isinstance(index, SqliteFile):
             index.close()
-
-
-def _is_gone(path: str) -> bool:
-    try:
-        os.stat(path)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-_forked_while_open: set[tuple[int, int] | None] = set()  # files this process, a child, can lock no more
-
-
-def _refuse_after_fork(path: str | None) -> None:
-    if path is not None and _forked_while_open and _identity(path) in _forked_while_open:
-        raise StorageError(
-            f"{path} was in use when this process was forked, and cannot be used in it",
-            hint="fork before long work on the store begins, or start processes with spawn",
-        )

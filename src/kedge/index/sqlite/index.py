@@ -23,8 +23,10 @@ from kedge.ports import (
     Chunk,
     Digests,
     NewCheckpoint,
+    NewEnvelope,
     Outcomes,
     Problems,
+    RecordPlace,
     References,
     Seen,
 )
@@ -79,6 +81,9 @@ class SqliteIndex(SqliteFile, SqlReads):
             self._numbers[job] = number
         return number
 
+    def _newest_event(self, db: sqlite3.Connection) -> int:
+        return newest_event(db)[0]
+
     # Checkpoints
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
@@ -102,14 +107,18 @@ class SqliteIndex(SqliteFile, SqlReads):
         is_pinned: bool | None = None,
         tags: Mapping[str, str | None] | None = None,
         status: CheckpointStatus | None = None,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        return self._write(partial(self._writes.update, checkpoint_id, is_pinned, tags, status, actor))
+        return self._write(partial(self._writes.update, checkpoint_id, is_pinned, tags, status, actor, envelope))
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
         return self._write(partial(self._writes.mark, seen, status, actor), is_urgent=True) if seen else []
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         self._write(partial(self._writes.set_retention, job, policy_json, actor))
+
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        self._write(partial(self._writes.reserve_numbers, job, last_seq))
 
     # Leases, events
 
@@ -170,14 +179,19 @@ class SqliteIndex(SqliteFile, SqlReads):
 
     def condemn(self, pack: str) -> bool:
         self._check_identity()  # what a repaired index names, the one it replaced may not (I3)
-        sql = "SELECT 1 FROM chunk WHERE pack_no = (SELECT no FROM pack WHERE name = ?) LIMIT 1"
-        return self._one(sql, pack) is None  # gc asks while it holds the pack's lock: nobody is about to name it
+        number = self._one("SELECT no FROM pack WHERE name = ?", pack)
+        return number is None or not any(  # gc asks while it holds the pack's lock: nobody is about to name it
+            self._one(f"SELECT 1 FROM {table} WHERE pack_no = ? LIMIT 1", *number) for table in ("chunk", "record")
+        )
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> Digests:
         return self._write(partial(self._writes.mark_damaged, chunks, is_damaged), is_urgent=True) if chunks else []
 
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
-        return self._write(partial(self._writes.relocate, chunks, from_pack), is_urgent=True)
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
+        return self._write(partial(self._writes.relocate, chunks, from_pack, records), is_urgent=True)
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
+        self._write(partial(self._writes.set_recorded, places, chunks, up_to))
 
     # What the store once had
 
@@ -209,8 +223,8 @@ class SqliteIndex(SqliteFile, SqlReads):
         self.is_encrypted = self.is_encrypted or is_done
         return is_done
 
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
-        return self._write(partial(self._writes.reseal, record, replacing, actor))
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
+        return self._write(partial(self._writes.reseal, record, replacing, actor, envelope))
 
     def integrity_problems(self) -> Problems:
         with self._reading() as db:

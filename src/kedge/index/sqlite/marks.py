@@ -9,12 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from kedge.index.rows import DAMAGED, CheckpointRow, find_chunks
+from kedge.index.rows import CheckpointRow, find_chunks
 from kedge.ports import Chunk, Seen
 
 # A chunk row that still says what a reader was told: the same place and, where the bytes are in it, the same bytes.
 _AS_SEEN = (
-    f"ns_no = ? AND digest = ? AND size_bytes = ? AND stored_bytes = ? AND encoding % {DAMAGED} = ? AND offset = ? "
+    "ns_no = ? AND digest = ? AND size_bytes = ? AND stored_bytes = ? AND encoding = ? AND base IS ? AND offset = ? "
     "AND data IS ? AND pack_no IS (SELECT no FROM pack WHERE name = ?)"
 )
 
@@ -37,13 +37,9 @@ def _is_as_seen(row: CheckpointRow, look: Seen) -> bool:
 
 
 def mark_damaged(db: sqlite3.Connection, ns_no: int, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
-    sql = f"UPDATE chunk SET encoding = ? WHERE {_AS_SEEN}"
-    return [
-        chunk.digest
-        for chunk in chunks
-        if db.execute(sql, (chunk.encoding + DAMAGED * is_damaged, *_place(ns_no, chunk))).rowcount
-    ]
+    sql = f"UPDATE chunk SET is_damaged = ? WHERE {_AS_SEEN}"
+    return [chunk.digest for chunk in chunks if db.execute(sql, (int(is_damaged), *_place(ns_no, chunk))).rowcount]
 
 
 def _place(ns_no: int, c: Chunk) -> tuple[object, ...]:
-    return ns_no, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.offset, c.data, c.pack
+    return ns_no, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base, c.offset, c.data, c.pack

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kedge.errors import UnsupportedFormat
 from kedge.index.rows import CHECKPOINT, CHUNK, SEQ_BITS, Row, chunk_of, record_from_row
 from kedge.ports import Chunk, NewCheckpoint
 
@@ -70,16 +71,18 @@ def salvage(path: Path) -> Salvaged:
             key, request_digest = keys.get(row, (None, b""))
             try:
                 record = record_from_row(name, columns, has_chunks=bool(has_chunks), manifest=manifest)
-            except (ValueError, TypeError):
+            except (ValueError, KeyError, TypeError):
                 found.is_complete = False
                 continue
             record = replace(record, idempotency_key=key, request_digest=request_digest)
             found.checkpoints.setdefault(namespace, []).append(record)
         for ns_no, _, *columns in _rows(db, found, "chunk", f"ns_no, digest, {CHUNK}", "ns_no, digest"):
             try:
-                found.chunks.setdefault(namespaces.get(ns_no, "default"), []).append(chunk_of(tuple(columns)))
-            except (ValueError, TypeError):
+                chunk = chunk_of(tuple(columns), found.meta.get("written_by", ""))
+            except (ValueError, TypeError, AttributeError, UnsupportedFormat):
                 found.is_complete = False
+            else:
+                found.chunks.setdefault(namespaces.get(ns_no, "default"), []).append(chunk)
     return found
 
 

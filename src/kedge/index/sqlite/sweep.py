@@ -7,13 +7,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from kedge.index.event_chain import prove_chain
-from kedge.index.rows import LAST_SEQ, SEQ_BITS, late_manifests
+from kedge.index.rows import FORGET_PACKS, LAST_SEQ, SEQ_BITS, late_manifests
 from kedge.model import Checkpoint, EventChain
 from kedge.ports import References
 
 from .database import begin_alone
 
 _AT_ONCE = 200  # chunk rows deleted in one transaction
+
+# Tags are in the row of a checkpoint, and in a table by which they are found.
+_TAGS = "json_each(CASE WHEN json_valid(c.tags) THEN c.tags ELSE '{}' END) t"
+_LOST_TAGS = (
+    f"SELECT c.id FROM checkpoint c, {_TAGS} WHERE c.tags IS NOT NULL AND NOT EXISTS (SELECT 1 FROM tag "
+    f"WHERE job_no = c.row >> {SEQ_BITS} AND name = t.key AND value = t.value AND tag.row = c.row) "
+    "UNION SELECT coalesce(c.id, 'of row ' || tag.row) FROM tag LEFT JOIN checkpoint c USING (row) "
+    f"WHERE NOT EXISTS (SELECT 1 FROM {_TAGS} WHERE name = t.key AND value = t.value) LIMIT 20"
+)
 
 Manifests = Callable[[], Iterator[tuple[int, Checkpoint, bytes]]]
 
@@ -54,7 +63,7 @@ def sweep(
                     "SELECT rowid, digest FROM temp.unnamed WHERE rowid > ? ORDER BY rowid LIMIT ?", (last, _AT_ONCE)
                 ).fetchall()
                 if not rows:
-                    db.execute("DELETE FROM pack WHERE no NOT IN (SELECT pack_no FROM chunk WHERE pack_no IS NOT NULL)")
+                    db.execute(FORGET_PACKS)
                     return count, size
                 last = rows[-1][0]
                 for _, digest in rows:
@@ -82,9 +91,12 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _mark_late(db: sqlite3.Connection, ns_no: int, seen: int, references: References) -> int:
-    """Mark what was committed since event `seen`; answers the newest event."""
+    """Mark what was committed since event `seen`, and the bases of chunks; answers the newest event."""
     for checkpoint_id, manifest in db.execute(late_manifests(), (ns_no, seen)).fetchall():
         _mark(db, references(checkpoint_id, manifest))
+    db.execute(  # there are none, or few: a small index has them
+        "INSERT OR IGNORE INTO temp.mark SELECT base FROM chunk WHERE ns_no = ? AND base IS NOT NULL", (ns_no,)
+    )
     return int(db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0])
 
 
@@ -105,6 +117,9 @@ def integrity_problems(db: sqlite3.Connection) -> list[str]:
         f"WHERE c.row BETWEEN job.no << {SEQ_BITS} AND (job.no << {SEQ_BITS}) + {LAST_SEQ})"
     )
     problems += [f"the counters of job {name} do not match its checkpoints" for (name,) in wrong]
+    problems += [
+        f"the tags of checkpoint {id_} do not match what finds it by them" for (id_,) in db.execute(_LOST_TAGS)
+    ]
     if (broken_at := audit(db).broken_at) is not None:
         problems.append(f"the event log was altered at entry {broken_at}")
     return problems

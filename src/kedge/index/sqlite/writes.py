@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from kedge.index.rows import DAMAGED, Row, find_chunks
+from kedge.index.rows import Row, find_chunks
 from kedge.index.transactions import JobRow, LeaseRow
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
-from kedge.ports import Chunk, IdTaken, NewCheckpoint, Seen
+from kedge.ports import Chunk, IdTaken, NewCheckpoint, RecordPlace, Seen
 
 from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone
 from .leases import LEASE, boot_clock, seconds_left
@@ -136,40 +136,34 @@ class Writes(SqlWrites):
     # Chunks
 
     def _sound(self, digests: Sequence[bytes]) -> set[bytes]:
-        rows = find_chunks(self._db, self._ns, "digest, encoding", digests)
-        return {digest for digest, encoding in rows if encoding < DAMAGED}
+        rows = find_chunks(self._db, self._ns, "digest, is_damaged", digests)
+        return {digest for digest, is_damaged in rows if not is_damaged}
 
     def _lock_packs(self, chunks: Sequence[Chunk]) -> Packs:
         return {}  # whoever writes a pack has locked it
 
-    def _insert_chunks(self, chunks: Sequence[Chunk], _: Packs) -> None:
+    def _pack_numbers(self, places: Iterable[Chunk | RecordPlace]) -> Packs:
         packs: dict[str, int | None] = {"": None}
-        for name in {chunk.pack for chunk in chunks} - {""}:
+        for name in {place.pack for place in places} - {""}:
             self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (name,))
             packs[name] = self._db.execute("SELECT no FROM pack WHERE name = ?", (name,)).fetchone()[0]
+        return packs
+
+    def _insert_chunks(self, chunks: Sequence[Chunk], _: Packs) -> None:
+        packs = self._pack_numbers(chunks)
         self._db.executemany(
-            "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
-            "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, pack_no = excluded.pack_no, "
-            f"offset = excluded.offset, data = excluded.data WHERE encoding >= {DAMAGED}",
+            "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET stored_bytes = excluded.stored_bytes, encoding = excluded.encoding, is_damaged = 0, "
+            "base = excluded.base, pack_no = excluded.pack_no, offset = excluded.offset, data = excluded.data "
+            "WHERE is_damaged",
             [
-                (self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), packs[c.pack], c.offset, c.data)
+                (
+                    *(self._ns, c.digest, c.size_bytes, c.stored_bytes, int(c.encoding), c.base),
+                    *(packs[c.pack], c.offset, c.data),
+                )
                 for c in chunks
             ],
         )
 
     def mark_damaged(self, chunks: Sequence[Chunk], is_damaged: bool) -> list[bytes]:
         return mark_damaged(self._db, self._ns, chunks, is_damaged)
-
-    def relocate(self, chunks: Sequence[Chunk], from_pack: str) -> int:
-        old = self._db.execute("SELECT no FROM pack WHERE name = ?", (from_pack,)).fetchone()
-        if old is None:
-            return 0
-        moved = 0
-        for chunk in chunks:
-            self._db.execute("INSERT OR IGNORE INTO pack (name) VALUES (?)", (chunk.pack,))
-            moved += self._db.execute(
-                "UPDATE chunk SET pack_no = (SELECT no FROM pack WHERE name = ?), offset = ? "
-                "WHERE ns_no = ? AND digest = ? AND pack_no = ?",
-                (chunk.pack, chunk.offset, self._ns, chunk.digest, old[0]),
-            ).rowcount
-        return moved

@@ -8,9 +8,14 @@ A thread is a job, a subgraph's namespace a job beside it; a LangGraph checkpoin
 writes of a task are a substep. A conversation that grows by a message stores that message and little else.
 """
 
-from . import types
-from .memories import KedgeStore
-from .saver import KedgeSaver
+from kedge.errors import missing_extra
+
+try:
+    from . import types
+    from .memories import KedgeStore
+    from .saver import KedgeSaver
+except ModuleNotFoundError as error:
+    raise missing_extra("kedge.integrations.langgraph", "langgraph", error) from error
 
 types.register_all()
 

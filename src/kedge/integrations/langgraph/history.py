@@ -4,19 +4,62 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import get_checkpoint_id
 
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, CheckpointLevel
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel
 from kedge.store.request import request_of
 
 from . import names
 from .record import address_of, filterable, graph_metadata, own_metadata
 
 _PAGE = 64
+Stored = tuple[Checkpoint, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A checkpoint as stored, and the writes for it, in the order they came."""
+
+    stored: Stored
+    writes: list[Stored]
+
+
+def read(manager: CheckpointManager, job: str, checkpoint_id: str | None) -> tuple[Reading | None, int]:
+    """A checkpoint, or the newest, and the sequence number of the newest."""
+    if checkpoint_id is None:
+        stored = manager.store.latest(job, CheckpointLevel.STEP)
+        seq = 0 if stored is None else stored[0].seq
+    else:
+        stored = _read(manager, names.id_of(job, checkpoint_id))
+        seq = newest(manager, job)
+    return None if stored is None else _with_writes(manager, stored), seq
+
+
+def read_pages(
+    manager: CheckpointManager, checkpoints: Iterator[Checkpoint], most: int | None
+) -> Iterator[list[Reading]]:
+    """The same for several, in pages of at most `most`."""
+    while page := [*islice(checkpoints, min(most or _PAGE, _PAGE))]:
+        read = [_read(manager, checkpoint.id) for checkpoint in page]
+        yield [_with_writes(manager, stored) for stored in read if stored is not None]
+
+
+def _with_writes(manager: CheckpointManager, stored: Stored) -> Reading:
+    writes = [_read(manager, saved.id) for saved in writes_of(manager, stored[0])]
+    return Reading(stored, [write for write in writes if write is not None])
+
+
+def _read(manager: CheckpointManager, checkpoint_id: CheckpointId) -> Stored | None:
+    try:
+        return manager.store.read(checkpoint_id)
+    except NotFound:
+        return None  # deleted meanwhile
 
 
 def jobs(manager: CheckpointManager, prefix: str) -> Iterator[str]:
@@ -47,9 +90,11 @@ def newest_first(
     level: CheckpointLevel | None = None,
     metadata: Mapping[str, object] | None = None,
     before: int | None = None,
+    most: int | None = None,
 ) -> Iterator[Checkpoint]:
-    """Checkpoints of a job below sequence number `before`, in pages."""
-    while page := manager.list(job, level=level, metadata=metadata, limit=_PAGE, before=before):
+    """Checkpoints of a job below sequence number `before`, in pages; `most`: as many as are wanted, probably."""
+    size = min(most or _PAGE, _PAGE)
+    while page := manager.list(job, level=level, metadata=metadata, limit=size, before=before):
         yield from reversed(page)
         before = page[0].seq
 
@@ -66,6 +111,7 @@ def walk(
     checkpoint_id: str | None,
     filter: Mapping[str, object],
     before: RunnableConfig | None,
+    most: int | None = None,
 ) -> Iterator[Checkpoint]:
     """Checkpoints of a job, newest first. `filter` is applied as far as the index can; the caller compares exactly."""
     limit_id = get_checkpoint_id(before) if before else None
@@ -78,7 +124,7 @@ def walk(
     below = None if limit is None else limit.seq
     is_compared = limit_id is not None and limit is None  # IDs grow with time
     for checkpoint in newest_first(
-        manager, job, level=CheckpointLevel.STEP, metadata=filterable(filter) or None, before=below
+        manager, job, level=CheckpointLevel.STEP, metadata=filterable(filter) or None, before=below, most=most
     ):
         if not is_compared or names.plain_id(checkpoint.id) < str(limit_id):
             yield checkpoint

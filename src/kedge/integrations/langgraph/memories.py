@@ -7,14 +7,18 @@ and deletes what it replaces afterwards: whatever happens in between, one of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from operator import eq, ge, gt, le, lt, ne
+from heapq import merge
+from itertools import islice
 from typing import Any
 
 from langgraph.store.base import (
     BaseStore,
     GetOp,
+    IndexConfig,
     Item,
     ListNamespacesOp,
     MatchCondition,
@@ -23,27 +27,47 @@ from langgraph.store.base import (
     Result,
     SearchItem,
     SearchOp,
+    TTLConfig,
     validate_op_namespace,
 )
 
+from kedge.blobs import shelter
 from kedge.errors import Conflict, NotFound, Validation
+from kedge.integrations.opened import Opened, in_thread
+from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, is_utf8
 
 from . import history, names
-from .opened import Opened, in_thread
+from .filters import fits, told_of, verdict
+from .vectors import Meaning, closeness
 
 Namespace = tuple[str, ...]
 
 _ITEM = "item"  # the tag by which an item is found
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {"$eq": eq, "$ne": ne, "$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
+_EXPIRES = "expires"  # the tag that says when it is gone, in seconds since 1970
+_PAGE = 64
 
 
 class KedgeStore(Opened, BaseStore):
     """`graph.compile(checkpointer=KedgeSaver(manager), store=KedgeStore(manager))`.
 
     `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. Items are searched by
-    namespace and filter, newest first; searching by meaning, which needs embeddings, is refused.
+    namespace and filter, newest first; with `index`, as LangGraph's own stores take it, also by meaning. `ttl` is as in
+    LangGraph too; an item that has expired is not given any more, and deleted by `sweep_ttl`.
     """
+
+    supports_ttl = True
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | CheckpointManager | None = None,
+        *,
+        index: IndexConfig | None = None,
+        ttl: TTLConfig | None = None,
+    ) -> None:
+        super().__init__(store)
+        self.ttl_config = ttl
+        self._meaning = None if index is None else Meaning(index)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """One after the other: what is put is durable, and seen by those behind it."""
@@ -68,10 +92,15 @@ class KedgeStore(Opened, BaseStore):
     def _get(self, op: GetOp) -> Item | None:
         job, tag = names.memory_job(op.namespace), _tag(op.key)
         while newest := self.manager.list(job, tags=tag, limit=1):
+            if _is_expired(newest[0]):
+                return None
             try:
-                return Item(**self._fields(newest[0]))
+                item = Item(**self._fields(newest[0], self.manager.load(newest[0].id)))
             except NotFound:
                 continue  # replaced while it was read
+            if op.refresh_ttl:
+                self._refresh(newest[0])
+            return item
         return None
 
     def _put(self, op: PutOp) -> None:
@@ -83,34 +112,93 @@ class KedgeStore(Opened, BaseStore):
         else:
             if not isinstance(op.value, Mapping):
                 raise Validation(f"the value of {op.key!r} is a {type(op.value).__name__}", hint="use a dictionary")
-            metadata = {"namespace": list(op.namespace), "key": op.key}
-            if older:
+            metadata = {"namespace": list(op.namespace), "key": op.key, **told_of(op.value)}
+            if older and not _is_expired(older[-1]):
                 metadata["created_at"] = _created(older[0]).isoformat()
-            self.manager.save(job, "item", dict(op.value), tags=tag, metadata=metadata)
+            if op.ttl is not None:
+                metadata["ttl_minutes"] = float(op.ttl)
+                tag = tag | _expiry(op.ttl)
+            state: dict[str, Any] = {"value": dict(op.value)}
+            if self._meaning is not None and op.index is not False:
+                state["vectors"] = self._meaning.vectors(op.value, op.index)
+            self.manager.save(job, "item", state, tags=tag, metadata=metadata)
         for checkpoint in older:  # the oldest first: until the last is gone, it is the newest that counts
             if not checkpoint.is_pinned:
                 self.manager.delete(job, checkpoint.id)
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
-        if op.query:
-            raise Validation(
-                "memories are not searched by meaning here", hint="use filter=, or a store with an index of embeddings"
-            )
-        fitting = (fields for fields in self._items(op.namespace_prefix) if _fits(fields["value"], op.filter or {}))
-        newest_first = sorted(fitting, key=lambda fields: fields["updated_at"], reverse=True)
-        return [SearchItem(**fields) for fields in newest_first[op.offset : op.offset + op.limit]]
+        filter = op.filter or {}
+        jobs = [self._rows(job) for job, _ in self._jobs(op.namespace_prefix)]
+        newest_first = merge(*jobs, key=lambda row: row.created_at, reverse=True)
+        rows = (row for row in newest_first if verdict(row.metadata, filter) is not False)
+        fitting = self._fitting(rows, filter, op.offset + op.limit)
+        if op.query and self._meaning is not None:
+            items = [*fitting]
+            scores = closeness(self._meaning.query(op.query), [state.get("vectors") or {} for _, state in items])
+            by_score = sorted(zip(items, scores, strict=True), key=lambda pair: (pair[1] is None, -(pair[1] or 0.0)))
+        else:
+            by_score = [(item, None) for item in islice(fitting, op.offset + op.limit)]
+        results = []
+        for (row, state), score in by_score[op.offset : op.offset + op.limit]:
+            if op.refresh_ttl:
+                self._refresh(row)
+            results.append(SearchItem(**self._fields(row, state), score=score))
+        return results
 
-    def _items(self, prefix: Namespace) -> Iterator[dict[str, Any]]:
-        for job, namespace in self._jobs(prefix):
-            seen: set[str] = set()
-            for checkpoint in history.newest_first(self.manager, job):
-                if (item := checkpoint.tags.get(_ITEM, "")) not in seen:
-                    seen.add(item)
-                    try:
-                        yield self._fields(checkpoint)
-                    except NotFound:  # replaced, or deleted, since the page was read
-                        if (now := self._get(GetOp(namespace, str(checkpoint.metadata["key"])))) is not None:
-                            yield {name: getattr(now, name) for name in Item.__slots__}
+    def _fitting(
+        self, rows: Iterator[Checkpoint], filter: Mapping[str, Any], most: int
+    ) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
+        """Rows whose items fit, with their states, read as far as the caller goes."""
+        size = min(max(most, 1), _PAGE)
+        while page := shelter.run(self._load, rows, size):
+            for row, state in page:
+                if fits(state["value"], filter):
+                    yield row, state
+
+    def _load(self, rows: Iterator[Checkpoint], size: int) -> list[tuple[Checkpoint, dict[str, Any]]]:
+        """The next rows with their states; nothing when there are no more."""
+        loaded: list[tuple[Checkpoint, dict[str, Any]]] = []
+        for row in rows:
+            current: Checkpoint | None = row
+            while current is not None:
+                try:
+                    loaded.append((current, self.manager.load(current.id)))
+                    break
+                except NotFound:  # replaced, or deleted, since the page was read
+                    newest = self.manager.list(row.job, tags={_ITEM: row.tags.get(_ITEM, "")}, limit=1)
+                    current = newest[0] if newest else None
+            if len(loaded) == size:
+                break
+        return loaded
+
+    def _rows(self, job: str) -> Iterator[Checkpoint]:
+        """The newest row of each item that has not expired, newest first."""
+        seen: set[str] = set()
+        for checkpoint in history.newest_first(self.manager, job):
+            if (item := checkpoint.tags.get(_ITEM, "")) not in seen:
+                seen.add(item)
+                if not _is_expired(checkpoint):
+                    yield checkpoint
+
+    def _refresh(self, row: Checkpoint) -> None:
+        """An item that was read lives as long again."""
+        minutes = row.metadata.get("ttl_minutes")
+        if isinstance(minutes, float):
+            try:
+                self.manager.tag(row.id, **_expiry(minutes))
+            except NotFound:
+                pass  # replaced meanwhile
+
+    def sweep_ttl(self) -> int:
+        """Delete what has expired and is not pinned; answers how many items that were."""
+        swept = 0
+        for job in [*history.jobs(self.manager, names.MEMORY)]:
+            for row in [*history.newest_first(self.manager, job)]:
+                if _is_expired(row) and not row.is_pinned and self.manager.delete(job, row.id):
+                    swept += 1
+        return swept
+
+    asweep_ttl = in_thread(sweep_ttl)
 
     def _list(self, op: ListNamespacesOp) -> list[Namespace]:
         conditions = op.match_conditions or ()
@@ -126,13 +214,13 @@ class KedgeStore(Opened, BaseStore):
             if isinstance(namespace, list) and tuple(namespace[: len(prefix)]) == prefix:
                 yield job, tuple(namespace)
 
-    def _fields(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def _fields(self, row: Checkpoint, state: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "value": self.manager.load(checkpoint.id),
-            "key": checkpoint.metadata["key"],
-            "namespace": tuple(checkpoint.metadata["namespace"]),  # type: ignore[arg-type]
-            "created_at": _created(checkpoint),
-            "updated_at": checkpoint.created_at,
+            "value": state["value"],
+            "key": row.metadata["key"],
+            "namespace": tuple(row.metadata["namespace"]),  # type: ignore[arg-type]
+            "created_at": _created(row),
+            "updated_at": row.created_at,
         }
 
 
@@ -155,19 +243,10 @@ def _matches(namespace: Namespace, condition: MatchCondition) -> bool:
     return all(expected in ("*", label) for label, expected in zip(part, path, strict=True))
 
 
-def _fits(value: Any, filter: Any) -> bool:
-    """Whether a value has what a filter asks for: equality by key, and comparisons such as {"age": {"$gte": 18}}."""
-    if not isinstance(filter, Mapping):
-        return bool(value == filter)
-    if any(str(name).startswith("$") for name in filter):
-        return all(_compares(value, name, operand) for name, operand in filter.items())
-    return isinstance(value, Mapping) and all(_fits(value.get(name), expected) for name, expected in filter.items())
+def _expiry(minutes: float) -> dict[str, str]:
+    return {_EXPIRES: f"{time.time() + minutes * 60:.3f}"}
 
 
-def _compares(value: Any, name: str, operand: Any) -> bool:
-    if name not in _COMPARE:
-        raise Validation(f"the filter has {name!r}", hint=f"use one of {', '.join(_COMPARE)}")
-    try:
-        return bool(_COMPARE[name](value, operand))
-    except TypeError:
-        return False  # of kinds that have no order: a text is not greater than 5
+def _is_expired(row: Checkpoint) -> bool:
+    expires = row.tags.get(_EXPIRES)
+    return expires is not None and float(expires) <= time.time()

@@ -41,7 +41,7 @@ def describe(
     if created_us is None:
         head["ts"] = checkpoint["ts"]
     plain = filterable(metadata)
-    if (rest := {key: value for key, value in metadata.items() if key not in plain}) != _no_parents():
+    if (rest := {key: _listed(value) for key, value in metadata.items() if key not in plain}) != _no_parents():
         head["metadata"] = rest
     if parent is not None and (parent_id is None or names.plain_id(parent_id) != parent):
         head["parent"] = parent
@@ -69,6 +69,13 @@ def tuple_of(
 def _no_parents() -> dict[str, Any]:
     """What almost always is all that cannot be filtered by, and then is not stored."""
     return {"parents": {}}
+
+
+def _listed(value: Any) -> Any:
+    """Metadata as JSON has it, the form in which LangGraph's own savers give it: lists in the place of tuples."""
+    if isinstance(value, Mapping):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def filterable(metadata: Mapping[str, object]) -> dict[str, object]:

@@ -6,9 +6,10 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
@@ -24,8 +25,11 @@ from langgraph.checkpoint.base import Checkpoint as GraphCheckpoint
 from langgraph.checkpoint.serde.types import ERROR
 
 from kedge import codec
+from kedge.blobs import shelter
+from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, decode_fragment, encode_fragment
 from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
+from kedge.integrations.opened import Opened, Writing, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
 from kedge.store import lease
@@ -35,7 +39,6 @@ from . import history, names
 from .layout import WHOLE_BYTES, Channel, lay_channel, lay_tree
 from .memory import Laid, Memory
 from .names import Address
-from .opened import Opened, in_thread
 from .record import PendingWrites, address_of, describe, tuple_of
 
 _dice = random.SystemRandom()
@@ -49,11 +52,19 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
     `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. One object serves
     sync and async graphs, threads and processes. When `put` or `put_writes` returns, what it was given survives
     kill -9 and power loss. Two runs that continue the same checkpoint at the same time: the second gets Conflict.
+
+    Classes with fields need no registration. They are rebuilt, without running code, where the program has imported
+    them and they are its own, well known (`types`), or of a package in `allow`; else they come back as Unrestored data.
     """
 
-    def __init__(self, store: str | os.PathLike[str] | CheckpointManager | None = None) -> None:
+    def __init__(
+        self, store: str | os.PathLike[str] | CheckpointManager | None = None, *, allow: Iterable[str] = ()
+    ) -> None:
         super().__init__(store)
+        by_name.allow(*allow)
+        by_name.allow_own_modules()
         self._memory = Memory()
+        self._writing = Writing()
         self._turns: dict[str, Lease] = {}
 
     @classmethod
@@ -67,7 +78,8 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         """Nothing to do; other savers need it."""
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
-        """Types are allowed by registering them (kedge.register), so there is nothing to derive."""
+        """Also rebuild these classes, each a (module, name), as LangGraph finds them in the schemas of a graph."""
+        by_name.allow(*(f"{module}:{'.'.join(qualname)}" for module, *qualname in extra_allowlist))
         return self
 
     @contextmanager
@@ -77,30 +89,34 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         Across threads, processes and machines; LeaseHeld when it takes longer than `wait_s`. Whoever runs the thread
         from another saver without taking a turn gets LeaseHeld at its first save.
         """
-        job = names.prefix_of(thread_id)
-        until = time.monotonic() + wait_s
         with ExitStack() as stack:
-            while True:
-                try:
-                    self._turns[job] = stack.enter_context(lease.hold(self.manager.store, job, ttl_s=30))
-                    break
-                except LeaseHeld:
-                    if time.monotonic() >= until:
-                        raise
-                    time.sleep(_dice.uniform(0.01, 0.1))
-            try:
-                yield
-            finally:
-                del self._turns[job]
+            for pause_s in self._take(stack, names.prefix_of(thread_id), wait_s):
+                time.sleep(pause_s)
+            yield
 
     @asynccontextmanager
     async def aturn(self, thread_id: str, *, wait_s: float = 60.0) -> AsyncIterator[None]:
-        turn = self.turn(thread_id, wait_s=wait_s)
-        await asyncio.to_thread(turn.__enter__)
+        stack = ExitStack()
         try:
+            attempts = self._take(stack, names.prefix_of(thread_id), wait_s)
+            while (pause_s := await finished(next, attempts, None)) is not None:
+                await asyncio.sleep(pause_s)
             yield
         finally:
-            await asyncio.to_thread(turn.__exit__, None, None, None)
+            await finished(stack.close)
+
+    def _take(self, stack: ExitStack, job: str, wait_s: float) -> Iterator[float]:
+        """Try to take the job's lease; gives what to wait before the next attempt, and ends when `stack` has it."""
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                self._turns[job] = stack.enter_context(lease.hold(self.manager.store, job, ttl_s=30))
+                stack.callback(self._turns.pop, job)
+                return
+            except LeaseHeld:
+                if time.monotonic() >= until:
+                    raise
+            yield _dice.uniform(0.01, 0.1)
 
     # Writing
 
@@ -116,7 +132,9 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         job, parent = address.job, address.checkpoint_id
         before = self._memory.laid((job, parent))
         is_stored = before is not None or (parent is not None and self.manager.exists(names.id_of(job, parent)))
-        newest = self._memory.continues((job, parent))
+        # A fork puts a copy beside a checkpoint it has read, so nobody was given its parent to continue.
+        is_fork = metadata.get("source") == "fork"
+        newest = history.newest(self.manager, job) if is_fork else self._memory.continues((job, parent))
         head, request = describe(
             address, checkpoint, get_checkpoint_metadata(config, metadata), is_parent_stored=is_stored
         )
@@ -148,7 +166,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         task: dict[str, Any] = {"id": task_id, "channels": channels}
         if task_path:
             task["path"] = task_path
-        values = {str(n): _storable(channel, value) for n, (channel, value) in enumerate(writes)}
+        values = {str(n): _stored(channel, value) for n, (channel, value) in enumerate(writes)}
         tags = {"of": names.plain_id(names.id_of(job, address.checkpoint_id))}
         request = parse_request(job, "writes", level=CheckpointLevel.SUBSTEP, tags=tags)
         before = self._memory.laid((job, address.checkpoint_id))
@@ -176,7 +194,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             state = lay_tree(*laid, keys, whole_bytes=whole_bytes)
         except (NotAFragment, UnsupportedType):
             # Encoded as one, what cannot be saved is named by its place in the whole.
-            laid, state = None, codec.encode({keys[0]: head, keys[1]: values})
+            laid, state = None, codec.encode({keys[0]: head, keys[1]: values}, by_name=True)
         try:
             return self.manager.commit(replace(request, lease=self._turns.get(request.job)), state), laid
         except IdempotencyConflict as conflict:
@@ -195,19 +213,12 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         """The checkpoint of the config, or the newest of its thread; None when there is none."""
         address = Address.of(config)
         job = address.job
-        if address.checkpoint_id is None:
-            stored = self.manager.store.latest(job, CheckpointLevel.STEP)
-            if stored is None:
-                self._memory.saw((job, None), 0)
-                return None
-            newest = stored[0].seq
-        else:
-            try:
-                stored = self.manager.store.read(names.id_of(job, address.checkpoint_id))
-            except NotFound:
-                return None
-            newest = history.newest(self.manager, job)
-        result = self._tuple(*stored, address)
+        reading, newest = shelter.run(history.read, self.manager, job, address.checkpoint_id)
+        if reading is None:
+            if address.checkpoint_id is None:
+                self._memory.saw((job, None), newest)
+            return None
+        result = self._tuple(reading, address)
         self._memory.saw((job, result.checkpoint["id"]), newest)
         return result
 
@@ -220,20 +231,28 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints with their states, newest first; `checkpoints` gives them without."""
-        left = limit
+        results = self._results(config, filter or {}, before, limit)
+        if limit == 1 and config is not None and "checkpoint_ns" in config["configurable"]:
+            # A list of one is how a replay loads what a subgraph goes on from.
+            job = Address.of(config).job
+            newest = history.newest(self.manager, job)
+            first = next(results, None)
+            self._memory.saw((job, None if first is None else first.checkpoint["id"]), newest)
+            return iter(() if first is None else (first,))
+        return results if limit is None else islice(results, max(limit, 0))
+
+    def _results(
+        self, config: RunnableConfig | None, filter: Mapping[str, Any], before: RunnableConfig | None, most: int | None
+    ) -> Iterator[CheckpointTuple]:
         chosen = None if config is None else Address.of(config).checkpoint_id
         for job in self._jobs(config):
-            for checkpoint in history.walk(self.manager, job, chosen, filter or {}, before):
-                if left is not None and left <= 0:
-                    return
-                try:
-                    result = self._tuple(*self.manager.store.read(checkpoint.id), address_of(checkpoint))
-                except NotFound:
-                    continue  # deleted meanwhile
-                if not _matches(result.metadata, filter or {}):
-                    continue
-                left = None if left is None else left - 1
-                yield result
+            walk = history.walk(self.manager, job, chosen, filter, before, most)
+            pages = history.read_pages(self.manager, walk, most)
+            while (page := shelter.run(next, pages, None)) is not None:
+                for reading in page:
+                    result = self._tuple(reading, address_of(reading.stored[0]))
+                    if _matches(result.metadata, filter):
+                        yield result
 
     def checkpoints(
         self, config: RunnableConfig, *, filter: dict[str, Any] | None = None, limit: int | None = None
@@ -248,29 +267,33 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
                     matching.append(checkpoint)
         return matching
 
-    def _tuple(self, checkpoint: Checkpoint, packed: bytes, address: Address) -> CheckpointTuple:
+    def _tuple(self, reading: history.Reading, address: Address) -> CheckpointTuple:
+        checkpoint = reading.stored[0]
         known = self._memory.laid((checkpoint.job, names.plain_id(checkpoint.id)))
         state: Any
         if known is not None and known.digest == checkpoint.digest:
             values = {name: channel.value() for name, channel in known.channels.items()}
             state = {_TREE[0]: decode_fragment(known.head), _TREE[1]: values}
         else:
-            state = self.manager.load_stored((checkpoint, packed))
-        return tuple_of(checkpoint, address, state[_TREE[0]], state[_TREE[1]], self._pending(checkpoint))
+            state = self.manager.load_stored(reading.stored)
+        return tuple_of(checkpoint, address, state[_TREE[0]], state[_TREE[1]], self._pending(reading.writes))
 
-    def _pending(self, checkpoint: Checkpoint) -> PendingWrites:
-        """Writes for a checkpoint: a regular one stands as first written, a special one (an interrupt…) as last."""
+    def _pending(self, writes: Sequence[history.Stored]) -> PendingWrites:
+        """Writes for a checkpoint, by task and index, the order LangGraph replays them in.
+
+        A regular write stands as first written, a special one (an interrupt…) as last.
+        """
         merged: dict[tuple[str, int], tuple[str, str, Any]] = {}
-        for saved in history.writes_of(self.manager, checkpoint):
+        for stored in writes:
             try:
-                state: Any = self.manager.load(saved.id)
+                state: Any = self.manager.load_stored(stored)
             except NotFound:
                 continue  # deleted meanwhile
             task = state[_WRITES[0]]["id"]
             for number, (index, channel) in enumerate(state[_WRITES[0]]["channels"]):
                 if index < 0 or (task, index) not in merged:
                     merged[task, index] = (task, channel, state[_WRITES[1]][str(number)])
-        return [*merged.values()]
+        return [merged[key] for key in sorted(merged)]
 
     def _jobs(self, config: RunnableConfig | None) -> Iterator[str]:
         if config is None:
@@ -317,11 +340,12 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
 
     def _needed(self, job: str) -> set[str]:
         """The newest checkpoint of a job, and the ancestors its delta channels are rebuilt from."""
-        stored = self.manager.store.latest(job, CheckpointLevel.STEP)
-        if stored is None:
+        reading, _ = history.read(self.manager, job, None)
+        if reading is None:
             return set()
-        current = self._tuple(*stored, address_of(stored[0]))
-        needed = {names.plain_id(stored[0].id)}
+        newest = reading.stored[0]
+        current = self._tuple(reading, address_of(newest))
+        needed = {names.plain_id(newest.id)}
         counters: Mapping[str, object] = current.metadata.get("counters_since_delta_snapshot") or {}
         missing = set(counters) - current.checkpoint["channel_values"].keys()
         while missing and current.parent_config is not None:
@@ -340,21 +364,37 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
 
     # The same for asyncio
 
-    aget_tuple = in_thread(get_tuple)
-    aput = in_thread(put)
-    aput_writes = in_thread(put_writes)
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        await self._writing.settled(Address.of(config).job)
+        return await finished(self.get_tuple, config)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: GraphCheckpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        job = Address.of(config).job
+        return await self._writing.run(job, self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        await self._writing.run(Address.of(config).job, self.put_writes, config, writes, task_id, task_path)
+
     adelete_thread = in_thread(delete_thread)
     adelete_for_runs = in_thread(delete_for_runs)
     acopy_thread = in_thread(copy_thread)
     aprune = in_thread(prune)
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
-        results = self.list(config, **options)
-        while (result := await asyncio.to_thread(next, results, None)) is not None:
+        results = await finished(self.list, config, **options)
+        while (result := await finished(next, results, None)) is not None:
             yield result
 
     async def aget_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, Any]:
-        return await asyncio.to_thread(lambda: self.get_delta_channel_history(config=config, channels=channels))
+        return await finished(self.get_delta_channel_history, config=config, channels=channels)
 
     def get_next_version(self, current: Any, channel: None = None) -> Any:
         """Whole numbers; a thread that began under another saver goes on in that one's way."""
@@ -368,12 +408,6 @@ def _matches(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
     return all(key in metadata and metadata[key] == value for key, value in filter.items())
 
 
-def _storable(channel: str, value: Any) -> Any:
-    """An exception of a class that is not registered is kept as its text: the failure must not hide behind another."""
-    if channel != ERROR or not isinstance(value, BaseException):
-        return value
-    try:
-        encode_fragment(value)
-    except UnsupportedType:
-        return repr(value)
-    return value
+def _stored(channel: str, value: Any) -> Any:
+    """What a task wrote; the error it ended with as text, as LangGraph's own savers give it."""
+    return repr(value) if channel == ERROR and isinstance(value, BaseException) else value

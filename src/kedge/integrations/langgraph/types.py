@@ -7,15 +7,20 @@ text share it even when one has got its ID in between.
 from __future__ import annotations
 
 import builtins
+import ipaddress
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from langchain_core import documents, messages
+import pydantic
+from langchain_core import agents, documents, messages  # noqa: F401 - agents: its classes are found imported
 from langchain_core.messages import BaseMessage
 from langgraph import types as graph_types
 from langgraph.checkpoint.serde import types as channel_types
+from langgraph.store.base import Item, SearchItem
 
-from kedge.codec import register
+from kedge.codec import by_name, register
 from kedge.codec.kinds import by_class
 
 _MESSAGES = (
@@ -28,6 +33,15 @@ _GRAPH_TYPES = (
     (channel_types, "_DeltaSnapshot"),  # has no public name, and stands in checkpoints
 )  # fmt: skip
 
+_ADDRESSES = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
+_URLS = ("AnyHttpUrl", "AnyUrl", "HttpUrl")
+# Modules of data alone, whose classes are rebuilt by name (kedge.codec.by_name) where the program has imported them.
+_WELL_KNOWN = (
+    "anthropic.types", "google.genai.types", "langchain_core.agents", "langchain_core.documents",
+    "langchain_core.messages", "langchain_core.outputs", "langchain_core.prompt_values", "langgraph.store.base",
+    "langgraph.types", "mcp.types", "openai.types", "pydantic_ai.messages",
+)  # fmt: skip
+
 message_classes: frozenset[type] = frozenset()
 
 
@@ -38,11 +52,18 @@ def register_all() -> None:
     for cls in classes:
         _enter(f"langchain.{cls.__name__}", cls, *_by_difference(cls))
     message_classes = frozenset(classes)
+    by_name.allow(*_WELL_KNOWN)
     _enter("langchain.Document", documents.Document)
     for module, name in _GRAPH_TYPES:
         if hasattr(module, name):
             _enter(f"langgraph.{name.removeprefix('_')}", getattr(module, name))
     _enter("langgraph.Send", graph_types.Send, _take_send, _make_send)
+    for item in (Item, SearchItem):
+        _enter(f"langgraph.{item.__name__}", item, _take_item, partial(_make_item, item))
+    _enter("re.Pattern", re.Pattern, lambda pattern: [pattern.pattern, pattern.flags], lambda saved: re.compile(*saved))
+    for module, by_text in ((ipaddress, _ADDRESSES), (pydantic, _URLS)):
+        for cls in (getattr(module, name) for name in by_text):
+            _enter(f"{module.__name__}.{cls.__name__}", cls, str, cls)
     for cls in vars(builtins).values():
         if isinstance(cls, type) and issubclass(cls, Exception) and not issubclass(cls, BaseExceptionGroup):
             _enter(f"builtins.{cls.__name__}", cls, _take_exception, _exception_maker(cls))
@@ -110,6 +131,14 @@ def _make_send(fields: Any) -> object:
     if fields["timeout"] is not None:
         send.timeout = fields["timeout"]
     return send
+
+
+def _take_item(item: Item) -> object:
+    return {name: getattr(item, name) for name in (*Item.__slots__, "score") if hasattr(item, name)}
+
+
+def _make_item(cls: Any, fields: Any) -> object:
+    return cls(**fields)
 
 
 def _take_exception(error: Exception) -> object:

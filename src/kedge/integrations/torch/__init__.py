@@ -7,7 +7,12 @@
 Lightning's CheckpointIO and the callback for Hugging Face's Trainer are in `lightning` and `huggingface` beside this.
 """
 
-from .dcp import KedgeReader, KedgeWriter
-from .training import Batches, Training
+from kedge.errors import missing_extra
+
+try:
+    from .dcp import KedgeReader, KedgeWriter
+    from .training import Batches, Training
+except ModuleNotFoundError as error:
+    raise missing_extra("kedge.integrations.torch", "torch", error) from error
 
 __all__ = ["Batches", "KedgeReader", "KedgeWriter", "Training"]

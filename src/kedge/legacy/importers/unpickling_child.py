@@ -1,8 +1,9 @@
 """The process in which old pickles are read; `unpickling` starts it.
 
-Defences, each enough for most: the table of names below, in which nothing calls anything; limits on memory, time, files
-and their sizes; a system-call filter without network, new programs and changes to the file system; a network name space
-of its own where the machine allows one.
+Defences, each enough for most: the table of names below, in which nothing calls anything; arrays rebuilt from their
+description (`unpickling_numpy`); limits on memory, files and their sizes; no root; a network name space of its own
+where the machine allows one; and a filter that lets it read from its parent, answer, and ask for memory, no more. All
+that reading needs is imported before.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import ctypes
 import datetime
 import io
 import json
+import os
 import pickle  # nosec B403 # the point of this module
 import platform
 import resource
 import struct
 import sys
 import zlib
+from decimal import Decimal
 from typing import Any, Self
 
 import ormsgpack
@@ -25,11 +28,12 @@ import ormsgpack
 from kedge import codec
 from kedge.errors import CheckpointError
 
+from . import unpickling_numpy
+
 MEMORY_BYTES = 1536 << 20
 MAX_PLAIN_BYTES = 256 << 20  # of a pickle that was gzipped
 MAX_VALUES = 2_000_000
 MAX_DEPTH = 200
-CPU_S = 60
 HEAD = struct.Struct("<BQ")
 OK, REFUSED, FAILED = 0, 1, 2
 CLASS = "$class"  # the key under which a dictionary says which class it was
@@ -53,7 +57,6 @@ _NUMPY_MODULES = (
     "numpy._core.numeric",
     "numpy",
 )
-_NUMPY_NAMES = ("_reconstruct", "scalar", "_frombuffer", "ndarray", "dtype")
 
 
 class Record:
@@ -98,8 +101,8 @@ class Reader(pickle.Unpickler):
         for plain in _PLAIN.get(home, ()):
             if plain.__name__ == name:
                 return plain
-        if home in _NUMPY_MODULES and name in _NUMPY_NAMES:
-            return _numpy(home, name)
+        if home in _NUMPY_MODULES and name in unpickling_numpy.NAMES:
+            return unpickling_numpy.NAMES[name]
         if (home, name) == ("builtins", "object"):
             return Record  # protocols 0 and 1 name it as the base of what they rebuild
         if (home, name) == ("copyreg", "_reconstructor"):
@@ -115,15 +118,6 @@ class Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside of it")
-
-
-def _numpy(module: str, name: str) -> Any:
-    import numpy as np
-
-    if name in ("ndarray", "dtype"):
-        return getattr(np, name)
-    home: Any = np._core if hasattr(np, "_core") else np.core
-    return getattr(home.numeric if name == "_frombuffer" else home.multiarray, name)
 
 
 def _reconstruct(cls: Any, base: Any, state: Any) -> Any:
@@ -150,16 +144,16 @@ class Converter:
             raise ValueError(f"it holds more than {MAX_VALUES:,} values, or is nested more than {MAX_DEPTH} deep")
         if isinstance(value, Record):
             return self._record(value, depth)
-        if isinstance(value, collections.defaultdict | collections.Counter | collections.deque):
-            for item in value.items() if isinstance(value, dict) else value:
-                self._refuse_records(item, depth)
-            return value
         if isinstance(value, dict):
-            pairs = [(self.plain(k, depth + 1), self.plain(v, depth + 1)) for k, v in value.items()]
+            pairs = {self.plain(k, depth + 1): self.plain(v, depth + 1) for k, v in value.items()}
+            if isinstance(value, collections.defaultdict):
+                return collections.defaultdict(value.default_factory, pairs)
             return type(value)(pairs)
+        if isinstance(value, collections.deque):
+            return collections.deque([self.plain(item, depth + 1) for item in value], value.maxlen)
         if isinstance(value, list | tuple | set | frozenset):
             return type(value)([self.plain(item, depth + 1) for item in value])
-        return value
+        return unpickling_numpy.real(value)
 
     def _record(self, record: Record, depth: int) -> dict[str, Any]:
         inside = record.__dict__
@@ -170,10 +164,6 @@ class Converter:
             if inside.get(part):
                 fields[f"${part}"] = self.plain(inside[part], depth + 1)
         return fields
-
-    def _refuse_records(self, value: Any, depth: int) -> None:
-        if self.plain(value, depth + 1) != value:
-            raise ValueError("it keeps objects inside a collection that cannot hold what replaces them")
 
 
 def read(data: bytes, allowed: frozenset[str]) -> tuple[int, bytes]:
@@ -212,6 +202,21 @@ def _unzip(data: bytes) -> bytes:
     return bytes(plain)
 
 
+def prepare() -> None:
+    """Import all that reading may need, by reading something: afterwards no file can be opened."""
+    sample = [{"a": (1, 2.0)}, {3}, frozenset({4}), b"x", 1j, datetime.datetime.now(datetime.UTC), range(3)]
+    for value in (sample, collections.Counter("a"), collections.deque([1]), Decimal(1)):
+        codec.encode(value)
+    try:
+        import numpy as np
+    except ModuleNotFoundError:
+        return  # then no array of a pickle can be read
+    for array in (np.zeros(1), np.zeros(1, "i4,f8"), np.array(["a"]), np.array([None]), np.zeros(1, "M8[s]")):
+        status, reason = read(pickle.dumps([array, array[0]]), frozenset())
+        if status != OK:
+            raise OSError(f"arrays cannot be read: {reason.decode()}")
+
+
 def confine() -> None:
     """From here on this process can compute, and answer its parent. Raises OSError where that cannot be had."""
     with open("/proc/self/statm") as file:
@@ -222,32 +227,53 @@ def confine() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.unshare(0x40000000)  # CLONE_NEWNET, where allowed; the filter refuses sockets in any case
+    _drop_root()
     _filter_calls(libc)
 
 
-# socket, connect, socketpair, execve, execveat, fork, vfork, clone, clone3, ptrace, kill, and all that changes files
-_FORBIDDEN = {
+def _drop_root() -> None:
+    if os.geteuid() != 0:
+        return
+    try:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    except OSError:
+        pass  # a container without the right to: the filter holds all the same
+
+
+_NOBODY = 65534
+
+# The architecture as the kernel names it, the numbers of read and write, and of what may be called with any arguments:
+# memory (mmap, mprotect, munmap, brk, mremap, madvise), futex, signals of its own, clocks, getrandom, its own numbers,
+# and to end. Those of x32 are others, and so refused.
+_ALLOWED = {
     "x86_64": (
-        0xC000003E,
-        (41, 42, 53, 59, 322, 57, 58, 56, 435, 101, 62, 87, 263, 82, 264, 316, 86, 265, 88, 266, 90, 268, 76, 83, 258,
-         84, 85, 92, 260, 165, 272, 425),
+        0xC000003E, 0, 1,
+        (9, 10, 11, 12, 25, 28, 202, 13, 14, 15, 131, 24, 39, 186, 228, 96, 201, 318, 60, 231),
     ),
     "aarch64": (
-        0xC00000B7,
-        (198, 203, 199, 221, 281, 220, 435, 117, 129, 35, 38, 276, 37, 36, 53, 45, 34, 54, 40, 97, 425),
+        0xC00000B7, 63, 64,
+        (222, 226, 215, 214, 216, 233, 98, 134, 135, 139, 132, 124, 172, 178, 113, 169, 278, 93, 94),
     ),
 }  # fmt: skip
 
 
 def _filter_calls(libc: Any) -> None:
-    if platform.machine() not in _FORBIDDEN:
+    """Allow few calls, and reading and writing on the two pipes to the parent alone."""
+    if platform.machine() not in _ALLOWED:
         raise OSError(f"no list of system calls for {platform.machine()}")
-    arch, numbers = _FORBIDDEN[platform.machine()]
+    arch, read_call, write_call, others = _ALLOWED[platform.machine()]
     load, jump, ret = 0x20, 0x15, 0x06
     allow, deny, kill = 0x7FFF0000, 0x00050001, 0x80000000
-    lines = [(load, 0, 0, 4), (jump, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, 0)]
-    lines += [(jump, len(numbers) - n, 0, number) for n, number in enumerate(numbers)]
-    lines += [(ret, 0, 0, allow), (ret, 0, 0, deny)]
+    number, first_argument = 0, 16  # where they are in what the kernel shows; of the argument the low half
+    lines = [(load, 0, 0, 4), (jump, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, number)]
+    for other in others:
+        lines += [(jump, 0, 1, other), (ret, 0, 0, allow)]
+    for call, pipe in ((read_call, 0), (write_call, 1)):
+        lines += [(jump, 0, 4, call), (load, 0, 0, first_argument), (jump, 0, 1, pipe), (ret, 0, 0, allow)]
+        lines += [(ret, 0, 0, deny)]
+    lines += [(ret, 0, 0, deny)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
 
     class Program(ctypes.Structure):
@@ -262,15 +288,15 @@ def serve() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     allowed = frozenset((*KNOWN, *json.loads(_take(source))))
     try:
+        prepare()
         confine()
     except OSError as error:
         _give(sink, FAILED, str(error).encode())
         return
     _give(sink, OK, b"")
     while data := _take(source):
-        used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + CPU_S, resource.RLIM_INFINITY))
         _give(sink, *read(data, allowed))
+    os._exit(0)  # what an interpreter does at its end is not allowed
 
 
 def _take(source: Any) -> bytes:

@@ -9,9 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint
+from kedge.model import INBOX_SUFFIX, Checkpoint
 from kedge.pipeline.approval import APPROVAL, Approval, PendingApproval, find_approvals, pending_approvals
-from kedge.pipeline.inbox import SUFFIX
 from kedge.process.workflow import Workflows
 
 MOST_JOBS = 2000  # that are looked at for the list
@@ -50,7 +49,7 @@ class Decided:
 
 def decided(store: CheckpointManager, run: str) -> list[Decided]:
     """What people decided about a run, newest last."""
-    messages = store.list(run + SUFFIX, metadata={"kind": APPROVAL}, limit=_DECISIONS)
+    messages = store.list(run + INBOX_SUFFIX, metadata={"kind": APPROVAL}, limit=_DECISIONS)
     return [_decision(message, store.load(message.id)) for message in messages]
 
 

@@ -65,11 +65,11 @@ def timeline(moments: Sequence[tuple[datetime, str, bool]]) -> Markup:
         f'cx="{1 + (moment - first).total_seconds() / whole * 98:.2f}%" cy="8"><title>{escape(title)}</title></circle>'
         for moment, title, is_marked in moments
     )
-    ends = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (first, last))
+    begin, end = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (first, last))
     return Markup(  # nosec B704 # numbers and escaped text
         f'<svg class="timeline" role="img" aria-label="{len(moments)} checkpoints over time">'
         f'<line class="axis" x1="1%" x2="99%" y1="8" y2="8"/>{dots}</svg>'
-        '<figcaption class="ends quiet"><span>{}</span><span>{} UTC</span></figcaption>'.format(*ends)
+        f'<figcaption class="ends quiet"><span>{begin}</span><span>{end} UTC</span></figcaption>'
     )
 
 

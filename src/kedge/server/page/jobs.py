@@ -11,6 +11,7 @@ from fastapi import APIRouter, Form, Query, Request
 from markupsafe import Markup
 from starlette.responses import Response
 
+from kedge.care.policies import policy_in_words
 from kedge.care.retention import RetentionPolicy
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, parse_name
@@ -19,7 +20,6 @@ from kedge.terminal.text import size
 
 from .charts import sparkline, timeline
 from .graph import MAX_LANES, Row, lanes_of, lay_out
-from .retention import policy_in_words
 from .templates import PageRoute, Reader, Writer, answer, find_job, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

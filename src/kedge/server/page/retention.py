@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,6 +10,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from kedge.care.policies import policy_in_words, rules_of
+from kedge.care.records import needed_for
 from kedge.care.retention import Plan, RetentionPolicy
 from kedge.errors import Validation
 from kedge.manager import CheckpointManager
@@ -91,7 +92,8 @@ async def clean_all(request: Request, access: Writer) -> Response:
 
 def _planned(store: CheckpointManager, rules: Mapping[str, str], job: str | None) -> dict[str, Any]:
     """What the rules would delete, or what is wrong with them."""
-    nothing: dict[str, Any] = {"plan": None, "problem": "", "by_job": []}
+    warning = needed_for(store.store, job) if job is not None else ""
+    nothing: dict[str, Any] = {"plan": None, "problem": "", "by_job": [], "warning": warning}
     if not rules:
         return nothing
     if job is None and store.stats()["checkpoints"] > _MOST_PLANNED:
@@ -140,20 +142,3 @@ def _count(name: str, text: str) -> int:
         hint = f"write it like step=10, stage=3; levels are {levels}" if name in LEVELS else "use a whole number"
         raise Validation(f"“{text[:40]}” is no number for {shown}", hint=hint)
     return int(text)
-
-
-def rules_of(policy: str | None) -> dict[str, str]:
-    """A stored policy as texts of the form."""
-    rules: dict[str, object] = json.loads(policy) if policy else {}
-    return {name: _text(rule) for name, rule in rules.items()}
-
-
-def _text(rule: object) -> str:
-    if isinstance(rule, dict):
-        return ", ".join(f"{level}={count}" for level, count in rule.items())
-    return ", ".join(map(str, rule)) if isinstance(rule, list) else str(rule)
-
-
-def policy_in_words(policy: str | None) -> str:
-    """The rules of a policy, such as "keep last 5, daily 3"."""
-    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in rules_of(policy).items())

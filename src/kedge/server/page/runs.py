@@ -112,6 +112,7 @@ async def run(request: Request, access: Reader, key: str) -> Response:
             "failed": failed,
             "can_resume": not at_work
             and found.status is not RunStatus.CANCELLED
+            and not found.is_denied
             and (found.status is not RunStatus.COMPLETED or failed > 0),
             "again": runs_again(steps, maps, found),
             "kept": sum(1 for step in steps if step.verdict in ("ran", "reused", "kept")),
@@ -119,8 +120,7 @@ async def run(request: Request, access: Reader, key: str) -> Response:
             "decisions": decided(store, key),
             "logs": logs_of(store, key),
             "progress": found.progress,
-            "command": f"kedge runs resume {key}"
-            + ("" if store.namespace == "default" else f" --namespace {store.namespace}"),
+            "command": f"kedge runs resume {key}",
             "money": [("Models", str(bills_of(store, key).get("", "")))],
         }
 

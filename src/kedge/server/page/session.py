@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from kedge.errors import NotAllowed
-from kedge.server.auth import find_token, forget_token, keep_token, public, service_of
+from kedge.errors import NotAllowed, Unauthorized
+from kedge.server import auth
 
 from .templates import NAMESPACE, PageRoute, Reader, page, see
 
@@ -19,32 +19,33 @@ _NEXT = re.compile(r"/(?!/)[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*")
 
 
 @router.get("/login")
-@public
+@auth.public
 async def login(request: Request, next: Annotated[str, Query(max_length=2000)] = "") -> Response:
     return page(request, None, "login.html", {"problem": "", "next": next})
 
 
 @router.post("/login")
-@public
+@auth.public
 async def sign_in(
     request: Request,
     token: Annotated[str, Form(max_length=200)],
     next: Annotated[str, Form(max_length=2000)] = "",
 ) -> Response:
-    if await find_token(service_of(request), token.strip()) is None:
-        facts = {"problem": "This token is unknown, expired or revoked.", "next": next}
-        return page(request, None, "login.html", facts, status=401)
     root = request.scope.get("root_path", "")
     wanted = next.removeprefix(root) if _NEXT.fullmatch(next) else "/"
     response = see(request, wanted or "/")
-    keep_token(request, response, token.strip())
+    try:
+        await auth.sign_in(request, response, token.strip())
+    except Unauthorized:
+        facts = {"problem": "This token is unknown, expired or revoked.", "next": next}
+        return page(request, None, "login.html", facts, status=401)
     return response
 
 
 @router.post("/logout")
 async def sign_out(request: Request, access: Reader) -> Response:
     response = see(request, "/login")
-    forget_token(request, response)
+    await auth.sign_out(request, response)
     return response
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,14 +13,14 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import kedge
 from kedge.errors import CheckpointError, NotFound, StorageError, Unauthorized, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Job, parse_name
-from kedge.server.auth import COOKIE, Access, Needs, identify, service_of
+from kedge.server.auth import Access, Needs, identify, service_of, session_of
+from kedge.server.gate import GatedRoute
 from kedge.server.logs import request_id
 from kedge.server.problems import without_paths
 from kedge.server.tokens import Scope
@@ -69,7 +70,7 @@ Writer = Annotated[Access, Depends(Sees(Scope.WRITE))]
 Administrator = Annotated[Access, Depends(Sees(Scope.ADMIN))]
 
 
-class PageRoute(APIRoute):
+class PageRoute(GatedRoute):
     """A route for people: what goes wrong is shown, and who is not known is asked to sign in."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
@@ -79,7 +80,7 @@ class PageRoute(APIRoute):
             try:
                 response: Response = await handle(request)
             except Unauthorized as error:
-                if request.cookies.get(COOKIE) or request.method != "GET" or "hx-request" in request.headers:
+                if session_of(request) or request.method != "GET" or "hx-request" in request.headers:
                     return page(request, None, "login.html", {"problem": error.message, "next": ""}, status=401)
                 return see(request, f"/login?next={quote(_here(request))}")
             except CheckpointError as error:
@@ -120,6 +121,8 @@ def _lacks_namespace(request: Request, access: Access) -> bool:
 def page(request: Request, access: Access | None, name: str, facts: dict[str, Any], *, status: int = 200) -> Response:
     root = request.scope.get("root_path", "")
     is_whole = "hx-request" not in request.headers
+    address = f"{request.url.scheme}://{request.url.netloc}{root}"
+    tenant = f" --namespace {access.namespace}" if access and access.namespace != "default" else ""
     shared: dict[str, Any] = {
         "root": root,
         "script": _SCRIPT if _mark(_SCRIPT) else None,
@@ -129,8 +132,10 @@ def page(request: Request, access: Access | None, name: str, facts: dict[str, An
         "navigation": _NAVIGATION,
         "version": kedge.__version__,
         "signed_in": access is not None,
-        "has_login": COOKIE in request.cookies,
+        "has_login": session_of(request) is not None,
         "namespace": access.namespace if access else "",
+        "address": address,
+        "shell_options": f" --store {shlex.quote(address)}{tenant}",
         "namespaces": access.caller.namespaces if access else (),
         "may_write": access is not None and access.caller.scope.includes(Scope.WRITE),
         "may_admin": access is not None and access.caller.scope.includes(Scope.ADMIN),
@@ -210,7 +215,7 @@ def pretty(value: object) -> str:
 
 
 def find_job(store: CheckpointManager, name: str) -> Job:
-    found = store.jobs(parse_name("job", name), 1)
-    if not found or found[0].name != name:
+    job = store.store.job(parse_name("job", name))  # also one that has no checkpoints left
+    if job is None:
         raise NotFound(f"there is no job {name}", hint="it may have been misspelt; the list of jobs shows all")
-    return found[0]
+    return job

@@ -14,13 +14,14 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 from kedge.server.route import DirectRoute
 
 from . import API, PROBLEMS
 from .jobs import PageSize
 
-router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["checkpoints"], responses=PROBLEMS, route_class=GatedRoute)
 
 Cursor = Annotated[int | None, Query(ge=0, le=(1 << 53) - 1, description="Continue listing from here: next_cursor.")]
 

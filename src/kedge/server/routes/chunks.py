@@ -13,6 +13,7 @@ from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import stream
 from kedge.server.transfers import local_of, pack_stored, read_chunks
 from kedge.store.received import lacking
@@ -20,7 +21,7 @@ from kedge.store.wire import CHUNKS_TYPE, DIGEST_BYTES, MANIFEST_TYPE, MAX_DIGES
 
 from . import API
 
-router = APIRouter(prefix=API, include_in_schema=False)
+router = APIRouter(prefix=API, include_in_schema=False, route_class=GatedRoute)
 
 
 async def _digests(request: Request) -> list[bytes]:

@@ -10,13 +10,14 @@ from fastapi import APIRouter
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
 from kedge.server.auth import Reads
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 from .jobs import NameCursor, PageSize
 from .runs import page_of
 
-router = APIRouter(prefix=API, tags=["containers"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["containers"], responses=PROBLEMS, route_class=GatedRoute)
 
 _PREFIX = "container:"
 

@@ -12,10 +12,11 @@ from kedge.errors import Unavailable, Validation
 from kedge.model import Event
 from kedge.server import schemas
 from kedge.server.auth import Access, Reads
+from kedge.server.gate import GatedRoute
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["events"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["events"], responses=PROBLEMS, route_class=GatedRoute)
 
 _LOOK_S = 0.5  # after so long a stream looks whether the service stops
 

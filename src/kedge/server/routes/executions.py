@@ -13,13 +13,14 @@ from kedge.pipeline.approval import decide, pending_approvals
 from kedge.process.workflow import Workflows
 from kedge.server import run_schemas, schemas
 from kedge.server.auth import Access, Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 from .jobs import NameCursor, PageSize, Prefix
 from .runs import page_of
 
-router = APIRouter(prefix=API, tags=["executions"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["executions"], responses=PROBLEMS, route_class=GatedRoute)
 
 Execution = schemas.Name
 
@@ -27,7 +28,7 @@ Execution = schemas.Name
 @router.get("/executions", response_model=run_schemas.ExecutionPage)
 async def list_executions(
     access: Reads,
-    state: Annotated[str | None, Query(pattern="^(running|paused|completed|failed)$")] = None,
+    state: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|unreadable)$")] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
 ) -> Any:

@@ -10,11 +10,12 @@ from fastapi.responses import JSONResponse
 from kedge.errors import Unavailable
 from kedge.server import schemas
 from kedge.server.auth import Reads, public, service_of
+from kedge.server.gate import GatedRoute
 from kedge.server.metrics import CONTENT_TYPE
 
 from . import PROBLEMS
 
-router = APIRouter(tags=["operations"], responses=PROBLEMS)
+router = APIRouter(tags=["operations"], responses=PROBLEMS, route_class=GatedRoute)
 
 
 @router.get("/healthz", response_model=schemas.Health)

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Query
 
 from kedge.errors import NotFound
 from kedge.server import schemas
-from kedge.server.auth import Reads
+from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["jobs"], responses=PROBLEMS, route_class=GatedRoute)
 
 PageSize = Annotated[int, Query(ge=1, le=1000, description="The most entries on one page.")]
 Prefix = Annotated[str, Query(max_length=128, description="Only names with this prefix.", examples=["nightly"])]
@@ -39,3 +40,14 @@ async def get_job(access: Reads, job: schemas.Name) -> Any:
     if not found or found[0].name != job:
         raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
     return found[0].to_json()
+
+
+@router.delete("/jobs/{job}", response_model=schemas.DeletedJob)
+async def delete_job(
+    access: Writes,
+    job: schemas.Name,
+    even_pinned: Annotated[bool, Query(description="Delete pinned checkpoints too.")] = False,
+) -> Any:
+    """Delete all checkpoints of a job and its retention policy. A pinned checkpoint is a conflict."""
+    deleted = await access.ask(lambda store: store.delete_job(job, even_pinned=even_pinned))
+    return {"job": job, "deleted": deleted}

@@ -11,11 +11,12 @@ from kedge.llm.cache import JOB
 from kedge.manager import CheckpointManager
 from kedge.server import schemas
 from kedge.server.auth import Reads
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["llm"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["llm"], responses=PROBLEMS, route_class=GatedRoute)
 
 
 @router.get("/llm/stats", response_model=schemas.LlmStats)

@@ -18,13 +18,14 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.problems import OLDER_PREFIX
 from kedge.server.runner import resume
 
 _DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {}}, "additionalProperties": False}
 _ERROR = {"description": "What went wrong.", "content": {"application/json": {"schema": _DETAIL}}}
 
-router = APIRouter(prefix=OLDER_PREFIX, tags=["older routes"], responses={"default": _ERROR})
+router = APIRouter(prefix=OLDER_PREFIX, tags=["older routes"], responses={"default": _ERROR}, route_class=GatedRoute)
 
 _ARRAYS_BYTES = 16 << 20  # of arrays in one answer
 _IN_PARTS = "download it: GET /api/v1/checkpoints/{id}/raw"

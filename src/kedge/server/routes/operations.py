@@ -8,21 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request
 from starlette.responses import Response
 
-from kedge.errors import Unauthorized
 from kedge.manager import CheckpointManager
 from kedge.model import Lease
 from kedge.server import schemas
-from kedge.server.auth import (
-    Administers,
-    Reads,
-    Writes,
-    find_token,
-    forget_token,
-    keep_token,
-    public,
-    refuse_other_sites,
-    service_of,
-)
+from kedge.server.auth import Administers, Reads, Writes, public, sign_in, sign_out
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 from kedge.server.tasks import Report
 from kedge.store.lease import default_holder
@@ -31,7 +21,7 @@ from . import API, PROBLEMS
 from .checkpoints import Cursor
 from .jobs import PageSize
 
-router = APIRouter(prefix=API, tags=["operations"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["operations"], responses=PROBLEMS, route_class=GatedRoute)
 
 
 @router.get("/stats", response_model=schemas.Stats)
@@ -143,20 +133,16 @@ async def whoami(access: Reads) -> Any:
 @router.post("/session", status_code=204, response_class=Response, tags=["session"])
 @public
 async def log_in(request: Request, wish: schemas.Session) -> Response:
-    """Keep a token in a cookie that no script can read: how the page logs in."""
-    refuse_other_sites(request, has_cookie=False)
-    if await find_token(service_of(request), wish.token) is None:
-        raise Unauthorized("the token is unknown, expired or revoked", hint="kedge token create makes one")
+    """Start a session, in a cookie that no script can read: how the page logs in."""
     answer = Response(status_code=204)
-    keep_token(request, answer, wish.token)
+    await sign_in(request, answer, wish.token)
     return answer
 
 
 @router.delete("/session", status_code=204, response_class=Response, tags=["session"])
 @public
 async def log_out(request: Request) -> Response:
-    """Forget the cookie."""
-    refuse_other_sites(request, has_cookie=False)
+    """End the session."""
     answer = Response(status_code=204)
-    forget_token(request, answer)
+    await sign_out(request, answer)
     return answer

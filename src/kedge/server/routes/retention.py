@@ -12,11 +12,12 @@ from kedge.manager import CheckpointManager
 from kedge.model import Job
 from kedge.server import schemas
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["retention"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["retention"], responses=PROBLEMS, route_class=GatedRoute)
 
 
 @router.post("/retention/plan", response_model=schemas.Plan)
@@ -41,10 +42,11 @@ async def set_retention(access: Writes, job: schemas.Name, wish: schemas.SetRete
     policy = None if wish.policy is None else _policy(wish.policy)
 
     def change(store: CheckpointManager) -> Job:
-        if not any(found.name == job for found in store.jobs(job, 1)):
+        if store.store.job(job) is not None:
+            store.set_retention(job, policy)
+        if (changed := store.store.job(job)) is None:
             raise NotFound(f"job {job} not found", hint="GET /api/v1/jobs lists the jobs")
-        store.set_retention(job, policy)
-        return store.jobs(job, 1)[0]
+        return changed
 
     return JsonAnswer((await access.ask(change)).to_json())
 

@@ -11,17 +11,18 @@ from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 from kedge.pipeline.history import cancel, explain, find_run, logs_of, run_of
+from kedge.pipeline.inbox import send
 from kedge.pipeline.keys import show
-from kedge.pipeline.wait import send
 from kedge.server import run_schemas, schemas
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer
 
 from . import API, PROBLEMS
 from .checkpoints import Cursor
 from .jobs import NameCursor, PageSize, Prefix
 
-router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["runs"], responses=PROBLEMS, route_class=GatedRoute)
 
 T = TypeVar("T")
 
@@ -49,7 +50,9 @@ def page_of(
 async def list_runs(
     access: Reads,
     prefix: Prefix = "",
-    status: Annotated[str | None, Query(pattern="^(running|paused|completed|failed|cancelled|abandoned)$")] = None,
+    status: Annotated[
+        str | None, Query(pattern="^(running|paused|completed|failed|cancelled|abandoned|unreadable)$")
+    ] = None,
     limit: PageSize = 50,
     cursor: NameCursor = None,
 ) -> Any:

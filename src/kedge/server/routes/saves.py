@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 
 from kedge.server import schemas
 from kedge.server.auth import Writes
-from kedge.server.limits import unbounded
+from kedge.server.gate import takes_states
+from kedge.server.limits import body_of
 from kedge.server.responses import JsonAnswer
 from kedge.server.route import DirectRoute
 from kedge.server.transfers import save_in_chunks
@@ -42,6 +44,7 @@ _BODY = {
 
 
 @router.post("/jobs/{job}/checkpoints", status_code=201, response_model=schemas.Checkpoint, openapi_extra=_BODY)
+@takes_states
 async def save_checkpoint(
     access: Writes,
     job: schemas.Name,
@@ -61,7 +64,7 @@ async def save_checkpoint(
     """
     service = access.service
     if request.headers.get("content-type") == SAVE_TYPE:
-        unbounded(request.scope)  # it is taken in as it comes, in bounded memory
+        body_of(request.scope).open(sys.maxsize, service.limits.receive_s)  # taken in as it comes, in bounded memory
         return await save_in_chunks(access, job, request)
     upload = await receive(request, service.limits)
     save = UploadedSave(access, job, idempotency_key, upload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Query
 from starlette.responses import Response
@@ -20,12 +21,13 @@ from kedge.model import Checkpoint
 from kedge.server import schemas
 from kedge.server.archives import arrays_in, npz, safetensors
 from kedge.server.auth import Reads, Writes
+from kedge.server.gate import GatedRoute
 from kedge.server.responses import JsonAnswer, stream
 from kedge.server.runner import resume
 
 from . import API, PROBLEMS
 
-router = APIRouter(prefix=API, tags=["states"], responses=PROBLEMS)
+router = APIRouter(prefix=API, tags=["states"], responses=PROBLEMS, route_class=GatedRoute)
 
 PathInside = Annotated[str, Query(max_length=4096, description="A part of the state, '/'-joined.", examples=["a/b"])]
 _IN_PARTS = "ask for a part with path=, or download it"
@@ -75,7 +77,10 @@ async def download(
     name = "".join(c if c.isalnum() or c in "-._" else "_" for c in (path.rpartition("/")[2] or checkpoint_id))[:100]
     suffix = "" if form == "raw" else f".{form}"
     answer = stream(access, pieces, "application/octet-stream" if form != "json" else "application/json", size)
-    answer.headers["content-disposition"] = f'attachment; filename="{name}{suffix}"'
+    plain = name.encode("ascii", "replace").decode().replace("?", "_")  # a header is Latin-1; the star form says more
+    answer.headers["content-disposition"] = (
+        f"attachment; filename=\"{plain}{suffix}\"; filename*=UTF-8''{quote(name + suffix)}"
+    )
     return answer
 
 

@@ -82,7 +82,7 @@ def test_all_others_are_left_to_runtime(bundle: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="config"):
         is_first(bundle, "one")
     write(bundle, KEPT)
-    with kedge.open(bundle.parent / "store") as store:
+    with kedge.open(bundle.parent / "store", namespace="containers") as store:
         store.save("container:web", "one", {"a": 1})
     assert not is_first(bundle, "one")
     write(bundle, [*KEPT, "KEDGE_RESTORE=no"])

@@ -149,7 +149,7 @@ def test_nothing_is_said_of_what_is_kept_or_odd(bundle: Path, monkeypatch: pytes
     monkeypatch.setenv("KEDGE_KEY", "secret")
     assert not look(bundle)
     monkeypatch.delenv("KEDGE_KEY")
-    with kedge.open(bundle.parent / "store") as store:
+    with kedge.open(bundle.parent / "store", namespace="containers") as store:
         store.save("container:web", "one", {"a": 1})
     assert not look(bundle)
     write(bundle, ["KEDGE_CHECKPOINT=1", "KEDGE_WORKLOAD=another"])

@@ -47,12 +47,17 @@ def test_settings_that_no_shell_reads(file: Path, monkeypatch: pytest.MonkeyPatc
         settings.read()
 
 
-def test_the_store_of_the_engines(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_the_store_of_the_engines(file: Path, monkeypatch: pytest.MonkeyPatch, is_configured: bool) -> None:
     """Commands about containers look where kedge-runc keeps them, unless they are told another place."""
     monkeypatch.chdir(file.parent)
-    file.write_text(f"KEDGE_STATE_DIR='{file.parent}'\n")
+    if is_configured:
+        file.write_text(f"KEDGE_STATE_DIR='{file.parent}'\n")
+    else:  # a node whose engines keep it at the usual place
+        monkeypatch.setitem(os.environ, "KEDGE_STATE_DIR", str(file.parent))
+    os.environ.pop("KEDGE_STORE", None)
     for place in ("containers", "other"):
-        with kedge.open(file.parent / place) as store:
+        with kedge.open(file.parent / place, namespace="containers") as store:
             store.save(f"container:{place}", "k", {}, metadata={"kind": "container"})
     for words, found in (((), "containers"), (("--store", "other"), "other")):
         answer = CliRunner().invoke(cli, ["container", "list", "--json", *words])

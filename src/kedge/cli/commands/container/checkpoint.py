@@ -46,7 +46,7 @@ def checkpoint_command(
     from kedge.containers.gpu.memory import GpuMemory
 
     target = find_container(container, runtime, root)
-    with session.open(create=True) as manager:
+    with session.of_memory().open(create=True) as manager:
         frozen = make_checkpoint(
             manager,
             ContainerSource.of(target),

@@ -29,7 +29,7 @@ def export_command(
     from kedge.containers import snapshot
     from kedge.containers.archive.export import export
 
-    with session.open() as manager:
+    with session.of_memory().open() as manager:
         source = snapshot.find(manager, "container", checkpoint)
         stored, content = snapshot.load(manager, source.id)
         written = export(stored, content, path, format=format_, compression=compress, overwrite=force)

@@ -28,7 +28,7 @@ def import_command(session: Session, path: str, key: str | None, max_bytes: int,
     from kedge.containers.archive.importer import import_archive
     from kedge.containers.archive.tar import Limits
 
-    with session.open(create=True) as manager:
+    with session.of_memory().open(create=True) as manager:
         result = import_archive(manager, path, key=key, limits=Limits(total_bytes=max_bytes), work=work)
     checkpoint = result.checkpoint
     stored = f"{size(checkpoint.stored_bytes)} stored" if result.is_new else "imported before, nothing stored again"

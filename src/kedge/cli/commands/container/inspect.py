@@ -50,7 +50,7 @@ def inspect_command(
     else:
         from kedge.containers import snapshot
 
-        with session.open() as manager:
+        with session.of_memory().open() as manager:
             checkpoint = snapshot.find(manager, "container", source)
             content = inspect_stored(manager, checkpoint.id, reveal=reveal)
     if session.as_json:

@@ -28,7 +28,7 @@ def restore_command(
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.restore import restore_newest
 
-    with session.open() as manager:
+    with session.of_memory().open() as manager:
         restored = restore_newest(
             manager,
             "container",

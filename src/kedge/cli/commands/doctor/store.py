@@ -38,7 +38,7 @@ def content_of(numbers: Mapping[str, int]) -> str:
 
 
 def store_findings(session: Session, directory: Path | None) -> Iterator[Finding]:
-    from kedge.ports import ENCRYPTED_FORMAT_VERSION, FORMAT_VERSION
+    from kedge.ports import FORMAT_VERSION
 
     started = time.perf_counter()
     try:
@@ -54,8 +54,7 @@ def store_findings(session: Session, directory: Path | None) -> Iterator[Finding
     except CheckpointError as error:
         yield Finding("store", "bad", error.message, error.hint)
         return
-    form = FORMAT_VERSION if encryption is None else ENCRYPTED_FORMAT_VERSION
-    yield Finding("store", "ok", f"format {form}, {content}, opened in {opened_ms:.0f} ms")
+    yield Finding("store", "ok", f"format {FORMAT_VERSION}, {content}, opened in {opened_ms:.0f} ms")
     yield from _encryption(encryption)
     if directory is not None:
         yield from _files(directory)

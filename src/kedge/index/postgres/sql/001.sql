@@ -79,7 +79,9 @@ CREATE TABLE kedge.chunk (
     digest bytea NOT NULL,
     size_bytes bigint NOT NULL,
     stored_bytes bigint NOT NULL,
-    encoding smallint NOT NULL,
+    encoding smallint NOT NULL,         -- bits: 1 zstd, 2 sealed, 4 the difference from `base`
+    is_damaged boolean NOT NULL,
+    base bytea,
     pack_no bigint,                     -- NULL: the stored bytes are in `data`
     "offset" bigint NOT NULL,
     data bytea,
@@ -87,6 +89,13 @@ CREATE TABLE kedge.chunk (
 );
 ALTER TABLE kedge.chunk ALTER COLUMN data SET STORAGE EXTERNAL;
 CREATE INDEX chunk_in_pack ON kedge.chunk (pack_no) WHERE pack_no IS NOT NULL;
+CREATE INDEX chunk_base ON kedge.chunk (ns_no, base) WHERE base IS NOT NULL;
+CREATE INDEX chunk_in_row_alone ON kedge.chunk (ns_no) WHERE pack_no IS NULL;
+
+-- The pack that tells of a checkpoint, where the index alone had it. `recorded:<namespace>` in meta is the event up to
+-- which all have been told of.
+CREATE TABLE kedge.record ("row" bigint PRIMARY KEY, pack_no bigint NOT NULL, stored_bytes bigint NOT NULL);
+CREATE INDEX record_in_pack ON kedge.record (pack_no);
 
 -- Append-only, one chain for each namespace. chain = SHA-256(previous chain, this entry).
 CREATE TABLE kedge.event (

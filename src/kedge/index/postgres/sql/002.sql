@@ -28,7 +28,7 @@ CREATE FUNCTION kedge.save_1(
     tag_of integer[], tag_names text[], tag_values text[],
     -- for each chunk; `chunk_packs` are places in `packs`, NULL for those in the index
     packs text[], chunk_digests bytea[], chunk_sizes bigint[], chunk_stored bigint[], chunk_encodings smallint[],
-    chunk_packs integer[], chunk_offsets bigint[], chunk_data bytea[],
+    chunk_bases bytea[], chunk_packs integer[], chunk_offsets bigint[], chunk_data bytea[],
     reused bytea[]
 ) RETURNS bigint[] LANGUAGE plpgsql
     SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off  -- plans last while tables grow
@@ -72,7 +72,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF reused IS NOT NULL AND (SELECT count(*) FROM unnest(reused) AS wanted (digest)
-            JOIN kedge.chunk c ON c.ns_no = ns AND c.digest = wanted.digest AND c.encoding < 128)
+            JOIN kedge.chunk c ON c.ns_no = ns AND c.digest = wanted.digest AND NOT c.is_damaged)
             < cardinality(reused) THEN
         RETURN NULL;
     END IF;
@@ -108,11 +108,11 @@ BEGIN
         -- The first copy of a chunk stays, unless it is damaged. Nobody else inserts here meanwhile, so that nothing can
         -- come between looking and inserting, and ON CONFLICT, which costs as much again, is not needed.
         DELETE FROM kedge.chunk c USING unnest(chunk_digests) AS u (d)
-        WHERE c.ns_no = ns AND c.digest = u.d AND c.encoding >= 128;
+        WHERE c.ns_no = ns AND c.digest = u.d AND c.is_damaged;
         INSERT INTO kedge.chunk
-        SELECT ns, u.d, u.s, u.t, u.e, pack_nos[u.p], u.o, u.b
-        FROM unnest(chunk_digests, chunk_sizes, chunk_stored, chunk_encodings, chunk_packs, chunk_offsets, chunk_data)
-            AS u (d, s, t, e, p, o, b)
+        SELECT ns, u.d, u.s, u.t, u.e, false, u.f, pack_nos[u.p], u.o, u.b
+        FROM unnest(chunk_digests, chunk_sizes, chunk_stored, chunk_encodings, chunk_bases, chunk_packs, chunk_offsets,
+            chunk_data) AS u (d, s, t, e, f, p, o, b)
         WHERE NOT EXISTS (SELECT FROM kedge.chunk c WHERE c.ns_no = ns AND c.digest = u.d);
     END IF;
     INSERT INTO kedge.checkpoint

@@ -67,13 +67,22 @@ CREATE TABLE chunk (
     digest BLOB NOT NULL,
     size_bytes INTEGER NOT NULL,
     stored_bytes INTEGER NOT NULL,
-    encoding INTEGER NOT NULL,
+    encoding INTEGER NOT NULL,          -- bits: 1 zstd, 2 sealed, 4 the difference from `base`
+    is_damaged INTEGER NOT NULL,
+    base BLOB,
     pack_no INTEGER,                    -- NULL: the stored bytes are in `data`
     offset INTEGER NOT NULL,
     data BLOB,
     PRIMARY KEY (ns_no, digest)
 ) WITHOUT ROWID;
 CREATE INDEX chunk_in_pack ON chunk (pack_no) WHERE pack_no IS NOT NULL;
+CREATE INDEX chunk_base ON chunk (ns_no, base) WHERE base IS NOT NULL;
+CREATE INDEX chunk_in_row_alone ON chunk (ns_no) WHERE pack_no IS NULL;
+
+-- The pack that tells of a checkpoint, where the index alone had it. `recorded:<namespace>` in meta is the event up to
+-- which all have been told of.
+CREATE TABLE record (row INTEGER PRIMARY KEY, pack_no INTEGER NOT NULL, stored_bytes INTEGER NOT NULL);
+CREATE INDEX record_in_pack ON record (pack_no);
 
 -- Append-only. chain = SHA-256(previous chain, this entry), so that a changed or missing entry shows.
 CREATE TABLE event (

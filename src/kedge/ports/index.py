@@ -1,151 +1,30 @@
-"""The two ports. Everything that is kept goes through them; nothing else is pluggable.
-
-    Index   what exists: jobs, checkpoints, manifests, where each chunk is, leases, events.
-            Every method is one transaction. It alone decides what is acknowledged.
-    Blobs   the bytes: immutable packs of chunks. A pack no index row names is garbage.
-
-A save is: append chunks to packs → `BlobWriter.commit` (durable) → `Index.commit` (durable) → acknowledge (I1).
-Deleting goes the other way round: index rows first, bytes later, by gc (I3).
-
-All methods are safe to call from several threads. Adapters raise only `errors.*`.
-The suites in `kedge.testing` state these contracts as tests; an adapter is right when it passes them.
-"""
+"""The port for what exists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from blake3 import blake3
+from kedge.model import Checkpoint, CheckpointLevel, CheckpointStatus, EventChain, Job, Lease
 
-from .model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, EventChain, Job, Lease
-
-Buffer = bytes | bytearray | memoryview
-
-# Names for what Index answers, because inside it `list` is a method.
-Checkpoints = list[Checkpoint]
-CheckpointIds = list[CheckpointId]
-Jobs = list[Job]
-Events = list[Event]
-Problems = list[str]
-Outcomes = list[Checkpoint | BaseException]
-Digests = list[bytes]
-References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
-
-FORMAT_VERSION = 1  # of a plain store (I8)
-ENCRYPTED_FORMAT_VERSION = 2  # the same with a keyring and sealed rows: what knows only format 1 must not touch it
-
-
-def digest_of(data: Buffer) -> bytes:
-    """What names and proves chunks, manifests and records: BLAKE3, 32 bytes."""
-    return blake3(data).digest()
-
-
-class Encoding(IntEnum):
-    """How a chunk's stored bytes relate to its plain bytes."""
-
-    RAW = 0
-    ZSTD = 1
-    SEALED = 2  # an envelope of the plain bytes (I10)
-    SEALED_ZSTD = 3  # an envelope of a zstd frame
-
-    @property
-    def is_sealed(self) -> bool:
-        return self >= Encoding.SEALED
-
-    @property
-    def is_zstd(self) -> bool:
-        return self in (Encoding.ZSTD, Encoding.SEALED_ZSTD)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Where the bytes of one chunk are: at `offset` in `pack`, or in the index row itself (`data`)."""
-
-    digest: bytes  # BLAKE3 of the plain bytes: 32 bytes; where they are encrypted, a name only the key gives (I10)
-    size_bytes: int  # plain
-    stored_bytes: int
-    encoding: Encoding
-    pack: str = ""  # "" when inline
-    offset: int = 0
-    data: bytes | None = None  # the stored bytes when inline
-    is_damaged: bool = False  # found so by verify: not to be reused; a new copy takes its place
-
-
-@dataclass(frozen=True, slots=True)
-class NewCheckpoint:
-    """All one save writes to the index."""
-
-    id: CheckpointId
-    job: str
-    step: str
-    level: CheckpointLevel
-    created_us: int
-    size_bytes: int
-    stored_bytes: int
-    digest: bytes  # BLAKE3 of `manifest`
-    codec: str
-    schema_version: str
-    manifest: bytes
-    parent: CheckpointId | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    is_pinned: bool = False
-    metadata_json: str = "{}"
-    has_chunks: bool = False  # the manifest names chunks; gc reads only such manifests
-    new_chunks: Sequence[Chunk] = ()  # durable in their packs already, or inline
-    reused_chunks: Sequence[bytes] = ()  # digests that must still exist when this commits
-    lease_token: int | None = None
-    idempotency_key: str | None = None
-    request_digest: bytes = b""  # what an idempotency key must match
-    takes_key_from: CheckpointId | None = None  # a checkpoint deleted at the source, whose key this one has now
-    seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
-    status: CheckpointStatus = CheckpointStatus.CREATED
-    key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A checkpoint as a check has read it, with what it found wrong there: `Index.mark` compares both.
-
-    `chunks`: rows whose bytes do not verify or are gone. `missing`: names for which there was no row.
-    """
-
-    checkpoint: Checkpoint
-    chunks: Sequence[Chunk] = ()
-    missing: Sequence[bytes] = ()
-
-
-KEYS = ""  # where a lease is for a job: the right to change the keys of the namespace. No job is called so
-
-ENVELOPE = 0xE1  # the first byte of whatever is sealed (I10): no manifest begins so
-UNREADABLE = b"\0"  # what `Index.manifests` gives for a manifest that does not decrypt (I10): no manifest begins so
-
-
-class ChunksGone(Exception):
-    """Raised by `Index.commit`: gc removed chunks the save wanted to reuse. The store writes them and commits again."""
-
-    def __init__(self, digests: Sequence[bytes]) -> None:
-        super().__init__(f"{len(digests)} chunks are gone")
-        self.digests = digests
-
-
-class KeysChanged(Exception):
-    """Raised by `Index.commit`: the namespace has a new data key. The store seals the save again and commits again."""
-
-
-class IdTaken(Exception):
-    """Raised by `Index.commit`: the ID exists. The store draws another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackUse:
-    """How much of a pack the index still names."""
-
-    pack: str
-    live_chunks: int
-    live_bytes: int
+from .values import (
+    CheckpointIds,
+    Checkpoints,
+    Chunk,
+    Digests,
+    Events,
+    Jobs,
+    NewCheckpoint,
+    NewEnvelope,
+    Outcomes,
+    PackUse,
+    Problems,
+    RecordPlace,
+    References,
+    SavedRow,
+    Seen,
+    Unrecorded,
+)
 
 
 class Index(Protocol):
@@ -154,6 +33,7 @@ class Index(Protocol):
     store_id: str
     namespace: str
     is_encrypted: bool  # the store, when it was opened: some namespace of it has a keyring
+    written_by: str  # the newest Kedge that has opened it for writing, when it was opened
     row_bytes: int  # up to this much a row holds well: what is cut small in order to be shared is cut so
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
@@ -242,8 +122,12 @@ class Index(Protocol):
         is_pinned: bool | None = None,
         tags: Mapping[str, str | None] | None = None,
         status: CheckpointStatus | None = None,
+        envelope: NewEnvelope | None = None,
     ) -> Checkpoint:
-        """Change what may change. Tags are merged; a value of None removes the tag."""
+        """Change what may change. Tags are merged; a value of None removes the tag.
+
+        `envelope` goes with tags of an encrypted row: RowChanged and KeysChanged when it no longer fits.
+        """
         ...
 
     def mark(self, seen: Sequence[Seen], status: CheckpointStatus, *, actor: str) -> CheckpointIds:
@@ -258,6 +142,10 @@ class Index(Protocol):
 
     def set_retention(self, job: str, policy_json: str | None, *, actor: str) -> None:
         """The policy to apply after saves of this job. Creates the job row if there is none."""
+        ...
+
+    def reserve_numbers(self, job: str, last_seq: int) -> None:
+        """Give no number up to `last_seq` to a save of this job (I4). Creates the job row if there is none."""
         ...
 
     def acquire_lease(self, job: str, holder: str, ttl_s: float) -> Lease:
@@ -302,13 +190,31 @@ class Index(Protocol):
 
         `references(checkpoint ID, manifest)` yields digests. Marking runs beside writers; each write transaction that
         deletes first marks the manifests of all checkpoints that events since then speak of, so that a save either has
-        its reused chunks found or gets ChunksGone (I3). `lease_token` is that of a change of keys, whose references
-        leave out names of old keys: LeaseLost, in each of these transactions, when it is no longer the current one.
+        its reused chunks found or gets ChunksGone (I3). The base of a chunk that is there stays too. `lease_token` is
+        that of a change of keys, whose references leave out names of old keys: LeaseLost, in each of these
+        transactions, when it is no longer the current one.
         """
         ...
 
+    def unrecorded(self, limit: int) -> Unrecorded:
+        """Checkpoints that were saved, or encrypted anew, since the last `set_recorded` and have no record that it
+        names, and chunks that are in rows alone: at most `limit` of each. Looks at nothing older (I6)."""
+        ...
+
+    def set_recorded(self, places: Sequence[RecordPlace], chunks: Sequence[Chunk], *, up_to: int) -> None:
+        """Name the packs that tell of checkpoints, which keeps them from gc, and that have copies of chunks.
+
+        A row that was deleted or changed since, or has a place already, is left alone. `up_to` only ever grows.
+        ChunksGone for a pack that is condemned.
+        """
+        ...
+
+    def recorded_in(self, pack: str) -> Sequence[SavedRow]:
+        """The checkpoints of this namespace that this pack was named for."""
+        ...
+
     def packs(self) -> Sequence[PackUse]:
-        """Packs that chunk rows name, in any namespace."""
+        """Packs that rows of chunks and places of records name, in any namespace."""
         ...
 
     def chunks_of(self, pack: str) -> Sequence[Chunk]:
@@ -330,8 +236,11 @@ class Index(Protocol):
         """
         ...
 
-    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str) -> int:
-        """Point chunk rows that still are in `from_pack` to their new places (compaction); answers how many."""
+    def relocate(self, chunks: Sequence[Chunk], *, from_pack: str, records: Sequence[RecordPlace] = ()) -> int:
+        """Point chunk rows that still are in `from_pack` to their new places (compaction); answers how many.
+
+        So too the places of records, of rows that are as they were.
+        """
         ...
 
     def keyring(self) -> str | None:
@@ -349,12 +258,12 @@ class Index(Protocol):
         """
         ...
 
-    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str) -> bool:
+    def reseal(self, record: NewCheckpoint, *, replacing: bytes, actor: str, envelope: str | None = None) -> bool:
         """Put the same checkpoint, encrypted anew, in the place of the one whose digest is `replacing`.
 
         Changes manifest, digest, metadata and stored bytes, and inserts new chunks, as a commit does: KeysChanged and
         ChunksGone as there; LeaseLost if `lease_token` is not that of the lease of `KEYS`. False if the checkpoint is
-        gone or has another digest by now.
+        gone or has another digest by now. `envelope`: the metadata it must have, else RowChanged.
         """
         ...
 
@@ -386,71 +295,6 @@ class Index(Protocol):
 
     def integrity_problems(self) -> Problems:
         """What the index finds wrong with itself (SQLite's integrity check, counters, event chain); [] when well."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class BlobWriter(Protocol):
-    """What one save writes. Used by several threads; then one of them calls commit or abort, and release at last."""
-
-    def append(self, data: Buffer) -> tuple[str, int]:
-        """Store `data` and answer (pack, offset). The caller may reuse `data` as soon as this returns."""
-        ...
-
-    def commit(self) -> None:
-        """Return only when everything appended, and the names of its packs, survive power loss (I1).
-
-        A failed sync is not tried again on the same file (I9): the packs are given up and StorageError is raised.
-        """
-        ...
-
-    def abort(self) -> None:
-        """Give up; what was appended becomes garbage. Includes release."""
-        ...
-
-    def release(self) -> None:
-        """Let gc judge the packs again: the index has committed what names the chunks, or never will.
-
-        Until then they are kept from `Blobs.remove`, in every process (I3). May be called again.
-        """
-        ...
-
-
-class Blobs(Protocol):
-    """The bytes. Packs are immutable once committed; offsets below a commit never change."""
-
-    def writer(self, size_hint: int) -> BlobWriter: ...
-
-    def seal(self) -> None:
-        """Add nothing more to the packs written so far; later writers begin new ones. gc calls it to compact them."""
-        ...
-
-    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target`; a missing pack is NotFound, a short one Corrupted.
-
-        Both are answers of the place itself. While it cannot be asked (a folder or a bucket that is away, no
-        permission, no descriptors, no network) nothing is known about the pack: StorageError.
-        """
-        ...
-
-    def packs(self) -> Iterator[tuple[str, int]]:
-        """(name, size in bytes) of every pack that takes space, finished or not."""
-        ...
-
-    def remove(self, pack: str, is_garbage: Callable[[], bool]) -> bool:
-        """Delete a pack if no writer may still add to it and `is_garbage()`, asked while writers are kept out.
-
-        Answers whether it was deleted. A missing pack is not an error: removal is repeated after crashes (I3).
-        """
-        ...
-
-    def scan(self, pack: str, magic: bytes) -> Iterator[int]:
-        """Offsets in a pack at which an append beginning with `magic` may lie, for rebuilding an index."""
-        ...
-
-    def file_of(self, pack: str) -> str | None:
-        """A local file that can be mapped, for adapters that have one."""
         ...
 
     def close(self) -> None: ...

@@ -1,0 +1,55 @@
+"""`kedge queue`: what queues hold, and what was given up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.command import Number, Session, command_group, store_command
+from kedge.terminal.tables import Column
+
+if TYPE_CHECKING:
+    from kedge.pipeline.queues import Entry
+
+_ENTRIES: tuple[Column[Entry], ...] = (
+    Column("RUN", lambda entry: entry.key, is_whole=True, look="name"),
+    Column("STATE", lambda entry: entry.state, looks={"dead": "bad", "running": "good"}),
+    Column("PIPELINE", lambda entry: entry.pipeline, drop=2),
+    Column("ATTEMPTS", lambda entry: f"{entry.attempts}", ">", drop=3),
+    Column("NOTE", lambda entry: entry.note, drop=1),
+)
+
+
+@store_command(
+    "list",
+    json_keys='{"entries": [{id, seq, key, pipeline, state, priority, due_at, attempts, retries, takeovers, note}]}',
+)
+@click.argument("name")
+@click.option("--dead", is_flag=True, help="Only what was given up.")
+@click.option("--limit", type=Number(1), help="Show at most this many.")
+def list_command(session: Session, name: str, dead: bool, limit: int | None) -> None:
+    """List what was submitted to queue NAME and has not ended."""
+    from itertools import islice
+
+    from kedge.pipeline.queues import DEAD, Queue
+
+    with session.open() as manager:
+        entries = list(islice(Queue(name, store=manager).entries(DEAD if dead else None), limit))
+    empty = f"nothing in queue {name} was given up" if dead else f"queue {name} is empty"
+    session.answer_list("entries", entries, _ENTRIES, lambda entry: entry.to_json(), empty=empty)
+
+
+@store_command("retry", json_keys='{"queue": …, "run": …}')
+@click.argument("name")
+@click.argument("run")
+def retry_command(session: Session, name: str, run: str) -> None:
+    """Put RUN, which was given up, back into queue NAME. It goes on where it stopped."""
+    from kedge.pipeline.queues import Queue
+
+    with session.open() as manager:
+        Queue(name, store=manager).retry(run)
+    session.answer({"queue": name, "run": run}, f"{run} is in queue {name} again")
+
+
+queue_command = command_group("queue", [list_command, retry_command], text="List queues, and retry what was given up.")

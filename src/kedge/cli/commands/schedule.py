@@ -1,0 +1,132 @@
+"""`kedge schedule`: runs that are submitted to a queue by the clock."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from kedge.cli.command import Session, command_group, store_command
+from kedge.cli.pairs import parse_json_pairs
+from kedge.terminal.tables import Column
+from kedge.terminal.text import count_of
+
+from .run import errors_as_python_shows_them, load_pipeline
+
+if TYPE_CHECKING:
+    from kedge.pipeline.schedules import Schedule
+
+_SCHEDULES: tuple[Column[Schedule], ...] = (
+    Column("SCHEDULE", lambda found: found.name, is_whole=True, look="name"),
+    Column("WHEN", lambda found: found.cron or f"every {found.every_s:g} s"),
+    Column("ZONE", lambda found: found.zone, drop=2),
+    Column("NEXT (UTC)", lambda found: "paused" if found.is_paused else f"{found.due_at:%Y-%m-%d %H:%M:%S}"),
+    Column("PIPELINE", lambda found: found.pipeline, drop=1),
+)
+_KEYS = "name, queue, pipeline, cron, every_s, zone, catch_up, jitter_s, retries, due_at, is_paused"
+
+
+@store_command("add", json_keys="{" + _KEYS + "}")
+@click.argument("queue")
+@click.argument("name")
+@click.argument("target", metavar="FILE.py:PIPELINE")
+@click.option("--cron", metavar="EXPRESSION", help='Minute, hour, day, month, weekday: "0 3 * * 1-5".')
+@click.option("--every", "every_s", type=float, metavar="SECONDS", help="An interval instead.")
+@click.option("--tz", default="UTC", show_default=True, help="The time zone of --cron.")
+@click.option("--catch-up", type=click.Choice(["all", "last", "none"]), default="last", show_default=True,
+              help="What to run of the moments at which no worker was there.")  # fmt: skip
+@click.option("--jitter", "jitter_s", type=float, default=0.0, metavar="SECONDS", help="Begin up to this much later.")
+@click.option("--retries", type=int, default=0, show_default=True, help="Try a run that failed again so often.")
+@click.option("--arg", "args", metavar="NAME=JSON", multiple=True, help="Pass an argument to the pipeline; repeatable.")
+@click.pass_context
+def add_command(
+    ctx: click.Context,
+    session: Session,
+    queue: str,
+    name: str,
+    target: str,
+    cron: str | None,
+    every_s: float | None,
+    tz: str,
+    catch_up: str,
+    jitter_s: float,
+    retries: int,
+    args: tuple[str, ...],
+) -> None:
+    """Submit a pipeline to QUEUE by the clock, or change when. Workers of QUEUE do it (`kedge worker`)."""
+    from kedge.pipeline.queues import Queue
+    from kedge.pipeline.schedules import schedule
+
+    with errors_as_python_shows_them(ctx):
+        pipeline = load_pipeline(target)
+    arguments = parse_json_pairs("--arg", args)
+    rules = {"cron": cron, "every_s": every_s, "tz": tz, "catch_up": catch_up, "jitter_s": jitter_s, "retries": retries}
+    with session.open(create=True) as manager:
+        made = schedule(Queue(queue, store=manager), name, pipeline, **rules, **arguments)  # type: ignore[arg-type]
+    session.answer(made.to_json(), f"{name} is next due on {made.due_at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+@store_command("list", json_keys='{"schedules": [{' + _KEYS + "}]}")
+@click.argument("queue")
+def list_command(session: Session, queue: str) -> None:
+    """List the schedules of QUEUE."""
+    from kedge.pipeline.schedules import schedules
+
+    with session.open() as manager:
+        found = list(schedules(manager, queue))
+    session.answer_list(
+        "schedules", found, _SCHEDULES, lambda one: one.to_json(), empty=f"queue {queue} has no schedules"
+    )
+
+
+def _change(verb: str, done: str, text: str) -> click.Command:
+    """A command that changes one schedule."""
+
+    @store_command(verb, json_keys='{"queue": …, "schedule": …}')
+    @click.argument("queue")
+    @click.argument("name")
+    def command(session: Session, queue: str, name: str) -> None:
+        from kedge.pipeline import schedules
+
+        changes = {"pause": schedules.pause, "resume": schedules.resume, "delete": schedules.unschedule}
+        with session.open() as manager:
+            changes[verb](manager, queue, name)
+        session.answer({"queue": queue, "schedule": name}, f"{name} is {done}")
+
+    command.help = text
+    return command
+
+
+@store_command("backfill", json_keys='{"queue": …, "schedule": …, "runs": [keys]}')
+@click.argument("queue")
+@click.argument("name")
+@click.argument("start", type=click.DateTime())
+@click.argument("end", type=click.DateTime())
+def backfill_command(session: Session, queue: str, name: str, start: datetime, end: datetime) -> None:
+    """Submit the runs of all moments from START to before END, in the schedule's time zone.
+
+    Moments that were run stay as they are.
+    """
+    from kedge.pipeline.cron import parse_zone
+    from kedge.pipeline.schedules import backfill, find_schedule
+
+    with session.open() as manager:
+        zone = parse_zone(find_schedule(manager, queue, name).zone)
+        keys = backfill(manager, queue, name, start.replace(tzinfo=zone), end.replace(tzinfo=zone))
+    answer = {"queue": queue, "schedule": name, "runs": keys}
+    session.answer(answer, f"{count_of(len(keys), 'run')} of {name} submitted, or run before")
+
+
+schedule_command = command_group(
+    "schedule",
+    [
+        add_command,
+        list_command,
+        _change("pause", "paused", "Submit nothing until the schedule is resumed."),
+        _change("resume", "resumed", "Go on with a paused schedule; --catch-up says what becomes of missed moments."),
+        _change("delete", "deleted", "Delete a schedule. Its runs stay."),
+        backfill_command,
+    ],
+    text="Submit runs to a queue by the clock: add, list, pause, resume, delete and backfill schedules.",
+)

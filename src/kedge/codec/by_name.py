@@ -1,0 +1,232 @@
+"""Classes that nobody has registered: saved as `module:qualname`, version 0, rebuilt only where that is allowed (I7).
+
+Loading looks a class up among the modules that the program has imported, by their dictionaries, and imports nothing.
+Allowed are the packages given to `allow`, with `allow_own_modules` what the program has not installed, and what this
+process has saved itself. Constructors and validators do not run. A value that is not rebuilt is an `Unrestored`, which
+says what it was and is saved again as that.
+
+Only who asks for it saves so (`encode(…, by_name=True)`): elsewhere a class is registered, or refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import sysconfig
+import types
+import warnings
+import weakref
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping
+from enum import Flag
+from functools import lru_cache, partial
+from typing import Any
+
+from kedge.errors import Validation
+
+from .forms import ByValue, Fields, Form, form_of
+from .refusals import has_fields, is_pydantic
+
+VERSION = 0
+_IMMUTABLE: tuple[type, ...] = (str, bytes, int, float, tuple, frozenset)
+_BUILTINS: tuple[type, ...] = (*_IMMUTABLE, list, dict, set)
+_SPECIAL = (OrderedDict, defaultdict, Counter)  # have content of their own beside that of a dict
+_FRESH = (list, dict, set)  # default factories that are no code of the application
+_PLAIN = (type(None), bool, int, float, str, bytes)  # defaults that objects may share
+
+_allowed: set[str] = set()
+_are_own_allowed = False
+_saved: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unrestored:
+    """A value whose class is not allowed here, is not there, or has changed: what it was, and its content as data."""
+
+    name: str  # module:qualname
+    content: Any  # its fields, or its one value
+    more: object = None
+    is_value: bool = False
+
+    def __hash__(self) -> int:  # it may stand where an Enum member was a key
+        return hash(self.name)
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise AttributeError(f"no attribute {attribute!r}: {_explain(self.name)}")
+
+
+def allow(*names: str) -> None:
+    """Let classes of these packages, modules or single classes (`module:qualname`) be rebuilt in this process."""
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise Validation(f"allow: {name!r} names no package", hint='use its name: "myapp", or "myapp.state:Plan"')
+    _allowed.update(names)
+
+
+def allow_own_modules() -> None:
+    """Let classes of the program's own modules be rebuilt: of all that is neither installed nor Python's."""
+    global _are_own_allowed
+    _are_own_allowed = True
+
+
+# --- saving ---
+
+
+def form_by_name(cls: type) -> tuple[str, Form] | None:
+    """The name and form under which objects of this class are saved; None for what could not come back exactly."""
+    form = _form(cls)
+    if form is None or not isinstance(cls.__module__, str):
+        return None
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    _saved[name] = cls
+    return name, form
+
+
+@lru_cache(maxsize=1024)
+def _form(cls: type) -> Form | None:
+    if hasattr(cls, "__del__"):
+        return None
+    if has_fields(cls):
+        if issubclass(cls, Flag) and any(
+            "_missing_" in vars(base) for base in cls.__mro__ if base.__module__ != "enum"
+        ):
+            return None  # code of the application, which looking a member up would run
+        try:
+            return form_of(cls)
+        except Validation:
+            return None
+    if any(base.__dict__.get("__slots__") for base in cls.__mro__):
+        return None
+    if issubclass(cls, BaseException):
+        return ByValue(_take_exception, partial(_restore_exception, cls))
+    for base in _BUILTINS:
+        if issubclass(cls, base) and not issubclass(cls, _SPECIAL):
+            return ByValue(partial(_take_builtin, base), partial(_restore_builtin, cls, base))
+    return None
+
+
+def _take_exception(error: BaseException) -> object:
+    return [error.args, error.__dict__ or None]
+
+
+def _take_builtin(base: type, value: Any) -> object:
+    plain: object
+    if base in (str, int, float):
+        plain = {str: str.__str__, int: int.__int__, float: float.__float__}[base](value)
+    elif base is bytes:
+        plain = bytes.__getitem__(value, slice(None))
+    else:
+        plain = base(dict.items(value) if base is dict else base.__iter__(value))  # type: ignore[attr-defined]
+    return [plain, getattr(value, "__dict__", None) or None]
+
+
+# --- loading ---
+
+
+def restore(name: str, content: Any, more: Any, *, is_value: bool) -> object:
+    """The object, or an Unrestored with a warning."""
+    cls = _find(name)
+    form = None if cls is None else _form(cls)
+    if cls is not None and form is not None and isinstance(form, ByValue) is is_value:
+        if is_pydantic(cls) and not isinstance(more, Mapping):
+            form = None  # validators would run
+        try:
+            if form is not None:
+                return form.restore(content if is_value else _with_defaults(cls, content), more, False)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # noqa: BLE001 - whatever does not fit: the class has changed, or the state is hostile
+            pass
+    warnings.warn(_explain(name), stacklevel=2)
+    return Unrestored(name, content, more, is_value)
+
+
+def _explain(name: str) -> str:
+    package = name.partition(":")[0].partition(".")[0]
+    return (
+        f"a value of {name} came back as data, because its class is not imported, not allowed, or has changed since; "
+        f'import it and allow its package: KedgeSaver(…, allow=["{package}"])'
+    )
+
+
+def _find(name: str) -> type | None:
+    """The class of a name, where it may be used; runs no code."""
+    if (saved := _saved.get(name)) is not None:
+        return saved
+    module_name, _, qualname = name.partition(":")
+    module = sys.modules.get(module_name)
+    if type(module) is not types.ModuleType or not _is_allowed(name, module_name, module):
+        return None
+    found: object = module
+    for part in qualname.split("."):
+        if not isinstance(found, type) and found is not module:
+            return None
+        found = vars(found).get(part)
+    is_named_so = isinstance(found, type) and (found.__module__, found.__qualname__) == (module_name, qualname)
+    return found if is_named_so else None  # type: ignore[return-value]
+
+
+def _is_allowed(name: str, module_name: str, module: types.ModuleType) -> bool:
+    if name in _allowed:
+        return True
+    parts = module_name.split(".")
+    if any(".".join(parts[:length]) in _allowed for length in range(1, len(parts) + 1)):
+        return True
+    return _are_own_allowed and (module_name == "__main__" or _is_own(vars(module).get("__file__")))
+
+
+@lru_cache(maxsize=4096)
+def _is_own(file: object) -> bool:
+    """Whether a module's file is neither installed nor Python's."""
+    if not isinstance(file, str):
+        return False
+    path = os.path.realpath(file)
+    if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
+        return False
+    places = sysconfig.get_paths()
+    return not any(path.startswith(os.path.realpath(places[key]) + os.sep) for key in ("stdlib", "platstdlib"))
+
+
+def _with_defaults(cls: Any, fields: Fields) -> Fields:
+    """The fields, and those the class has got since, where their defaults are plain."""
+    if is_pydantic(cls):
+        defaults = {name: (field.default, field.default_factory) for name, field in cls.model_fields.items()}
+    elif dataclasses.is_dataclass(cls):
+        defaults = {field.name: (field.default, field.default_factory) for field in dataclasses.fields(cls)}
+    else:
+        return fields
+    added: Fields = {}
+    for name in defaults.keys() - fields.keys():
+        default, factory = defaults[name]
+        if factory in _FRESH:
+            added[name] = factory()
+        elif isinstance(default, _PLAIN):
+            added[name] = default
+    return fields | added
+
+
+def _restore_exception(cls: Any, content: Any, more: object, upgraded: bool) -> object:
+    args, attributes = content
+    base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    error: object = base.__new__(cls, *args)
+    return _with_attributes(error, attributes)
+
+
+def _restore_builtin(cls: Any, base: Any, content: Any, more: object, upgraded: bool) -> object:
+    plain, attributes = content
+    if type(plain) is not base:
+        raise ValueError(f"not a {base.__name__}")
+    make: Any = base.__new__
+    value: Any = make(cls, plain) if base in _IMMUTABLE else make(cls)
+    if base is dict:
+        dict.update(value, plain)
+    elif base not in _IMMUTABLE:
+        base.__init__(value, plain)
+    return _with_attributes(value, attributes)
+
+
+def _with_attributes(value: Any, attributes: Any) -> object:
+    if attributes is not None:
+        object.__getattribute__(value, "__dict__").update(attributes)
+    return value

@@ -1,0 +1,67 @@
+"""Filters of memories: {"colour": "blue", "age": {"$gte": 18}}, decided by an item's value, or by what its row tells.
+
+The row of an item has the plain fields of its value in its metadata, so that a search reads few of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any
+
+from kedge.errors import Validation
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {"$eq": eq, "$ne": ne, "$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
+_MOST_FIELDS = 32
+_MOST_CHARACTERS = 128
+
+
+def told_of(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row tells of a value: its plain fields, and whether these are all."""
+    plain = {key: item for key, item in value.items() if _is_plain(key, item)}
+    if len(plain) > _MOST_FIELDS:
+        return {}
+    return {"fields": plain, "is_whole": len(plain) == len(value)}
+
+
+def _is_plain(key: object, item: object) -> bool:
+    if type(key) is not str or len(key) > _MOST_CHARACTERS or not key.isprintable():
+        return False
+    if type(item) is float:
+        return item - item == 0  # finite
+    is_number = type(item) is int and abs(item) < 1 << 53
+    return (
+        item is None
+        or type(item) is bool
+        or is_number
+        or (type(item) is str and len(item) <= _MOST_CHARACTERS and item.isprintable())
+    )
+
+
+def verdict(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool | None:
+    """Whether the item of a row fits; None when only its value can tell."""
+    fields, is_whole = metadata.get("fields", {}), metadata.get("is_whole", False)
+    unknown = {key for key in filter if key not in fields and not is_whole}
+    if not fits(fields, {key: expected for key, expected in filter.items() if key not in unknown}):
+        return False
+    return None if unknown else True
+
+
+def fits(value: Any, filter: Any) -> bool:
+    """Whether a value has what a filter asks for: equality by key, and comparisons such as {"age": {"$gte": 18}}."""
+    if isinstance(filter, list | tuple):
+        return isinstance(value, list | tuple) and len(value) == len(filter) and all(map(fits, value, filter))
+    if not isinstance(filter, Mapping):
+        return bool(value == filter)
+    if any(str(name).startswith("$") for name in filter):
+        return all(_compares(value, name, operand) for name, operand in filter.items())
+    return isinstance(value, Mapping) and all(fits(value.get(name), expected) for name, expected in filter.items())
+
+
+def _compares(value: Any, name: str, operand: Any) -> bool:
+    if name not in _COMPARE:
+        raise Validation(f"the filter has {name!r}", hint=f"use one of {', '.join(_COMPARE)}")
+    try:
+        return bool(_COMPARE[name](value, operand))
+    except TypeError:
+        return False  # of kinds that have no order: a text is not greater than 5

@@ -1,0 +1,74 @@
+"""Search by meaning: the vectors of a memory's texts, and how close each memory is to a query: exact, no index."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+from langgraph.store.base import IndexConfig, ensure_embeddings, get_text_at_path, tokenize_path
+
+from kedge.errors import Validation
+
+Vectors = Mapping[str, bytes]  # path of the text in the value → float32, in this machine's order
+
+
+class Meaning:
+    """What `index=` asks for."""
+
+    def __init__(self, config: IndexConfig) -> None:
+        self._embeddings: Embeddings = ensure_embeddings(config.get("embed"))
+        self._dims = config.get("dims")
+        self._fields = config.get("fields") or ["$"]
+
+    def vectors(self, value: Mapping[str, Any], paths: Sequence[str] | None) -> dict[str, bytes]:
+        """The vectors of an item, of these paths or the configured ones."""
+        texts: dict[str, str] = {}
+        for path in self._fields if paths is None else paths:
+            found = get_text_at_path(value, path if path == "$" else tokenize_path(path))
+            texts |= {path: found[0]} if len(found) == 1 else {f"{path}.{n}": text for n, text in enumerate(found)}
+        if not texts:
+            return {}
+        return dict(zip(texts, map(self._packed, self._embeddings.embed_documents([*texts.values()])), strict=True))
+
+    def _packed(self, vector: Sequence[float]) -> bytes:
+        if self._dims is not None and len(vector) != self._dims:
+            raise Validation(
+                f"index: the embeddings have {len(vector)} dimensions, dims says {self._dims}", hint="correct dims"
+            )
+        return array("f", vector).tobytes()
+
+    def query(self, text: str) -> bytes:
+        return self._packed(self._embeddings.embed_query(text))
+
+
+def closeness(query: bytes, items: Sequence[Vectors]) -> list[float | None]:
+    """The cosine of the closest text of each item; None for items without vectors of this length."""
+    flat = [(n, vector) for n, vectors in enumerate(items) for vector in vectors.values() if len(vector) == len(query)]
+    scores: list[float | None] = [None] * len(items)
+    for (n, _), score in zip(flat, _cosines(query, [vector for _, vector in flat]), strict=True):
+        best = scores[n]
+        scores[n] = score if best is None else max(best, score)
+    return scores
+
+
+def _cosines(query: bytes, vectors: Sequence[bytes]) -> list[float]:
+    try:
+        import numpy
+    except ImportError:
+        return [_cosine(array("f", query), array("f", vector)) for vector in vectors]
+    if not vectors:
+        return []
+    ours = numpy.frombuffer(query, numpy.float32)
+    matrix = numpy.frombuffer(b"".join(vectors), numpy.float32).reshape(len(vectors), len(ours))
+    lengths = numpy.linalg.norm(matrix, axis=1) * numpy.linalg.norm(ours)
+    products = matrix @ ours
+    cosines: list[float] = numpy.divide(products, lengths, out=numpy.zeros_like(products), where=lengths != 0).tolist()
+    return cosines
+
+
+def _cosine(ours: array[float], other: array[float]) -> float:
+    length = math.hypot(*ours) * math.hypot(*other)
+    return sum(a * b for a, b in zip(ours, other, strict=True)) / length if length else 0.0

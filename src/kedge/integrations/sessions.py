@@ -1,0 +1,81 @@
+"""Conversations of agent frameworks in a Kedge store, without their libraries: a session is a job, a turn a checkpoint.
+
+    from agents import Agent, Runner                       # the OpenAI Agents SDK
+    from kedge.integrations.sessions import KedgeSession
+
+    await Runner.run(agent, "hello", session=KedgeSession("customer-7", "my-store"))
+
+Each change is a whole checkpoint of job `session:customer-7`, durable when the call returns. So history, diff, fork,
+pins, retention and encryption are those of any job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kedge.errors import IdempotencyConflict, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import parse_name
+
+from .opened import Opened, finished
+
+PREFIX = "session:"
+
+
+class KedgeSession(Opened):
+    """The Session protocol of the OpenAI Agents SDK; `messages` and `replace` are for any other framework.
+
+    `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. Two processes that
+    add to the same session at the same time both succeed.
+    """
+
+    def __init__(self, session_id: str, store: str | os.PathLike[str] | CheckpointManager | None = None) -> None:
+        self.session_id = session_id
+        self.session_settings: Any = None  # the SDK's, which it applies itself
+        self.job = parse_name("session", f"{PREFIX}{session_id}")
+        super().__init__(store)
+
+    def messages(self, limit: int | None = None) -> list[Any]:
+        """The items of the session, or the newest `limit`, oldest first."""
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise Validation(f"limit={limit!r}", hint="use a whole number from 0 on, or None")
+        items = self._read()[1]
+        return items if limit is None else items[max(len(items) - limit, 0) :]
+
+    def replace(self, items: Sequence[Any], step: str = "replace") -> None:
+        """Make these the items of the session."""
+        self._change(step, lambda _: [*items])
+
+    async def get_items(self, limit: int | None = None) -> list[Any]:
+        return await finished(self.messages, limit)
+
+    async def add_items(self, items: Sequence[Any]) -> None:
+        if items:
+            await finished(self._change, "add", lambda before: [*before, *items])
+
+    async def pop_item(self) -> Any | None:
+        before = await finished(self._change, "pop", lambda before: before[:-1])
+        return before[-1] if before else None
+
+    async def clear_session(self) -> None:
+        """Empty the session. What was said stays in the job's history, until retention or `kedge delete` removes it."""
+        await finished(self._change, "clear", lambda _: [])
+
+    def _read(self) -> tuple[int, list[Any]]:
+        latest = self.manager.load_latest(self.job)
+        return (0, []) if latest is None else (latest[0].seq, latest[1]["items"])
+
+    def _change(self, step: str, change: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Save the changed items as the checkpoint after the one that was read; answers those before the change."""
+        while True:
+            seq, before = self._read()
+            after = change(before)
+            if not after and not before:
+                return before
+            try:
+                self.manager.save(self.job, step, {"items": after}, idempotency_key=f"after {seq}")
+                return before
+            except IdempotencyConflict:
+                continue  # another one was first: change what it left

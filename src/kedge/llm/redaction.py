@@ -1,0 +1,95 @@
+"""What of a request is a credential: recognised by its name, at any depth, and never stored.
+
+Credentials that a body carries are for tools of the vendor's side: a mailbox, a search index, an MCP server. Whose they
+are decides what the model sees. So they are part of a call's key, by a hash that only whoever has them can compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+
+HIDDEN = "…"
+
+# Everything inside these is hidden, whatever it is called.
+_CARRIERS = {
+    "auth", "authentication", "authorization", "cookies", "credentials", "env", "extraheaders", "headers",
+}  # fmt: skip
+_ENDINGS = (
+    "apikey", "authorization", "bearer", "connectionstring", "cookie", "credential", "credentials", "key", "passphrase",
+    "passwd", "password", "secret", "signature", "token",
+)  # fmt: skip
+_IN_URLS = ("auth", "code", "sig", "sas")
+_SCHEMAS = ("parameters", "inputschema", "schema", "jsonschema")
+_TOOLS = ("tools", "mcp_servers")
+
+
+def redact(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The body as it may be stored, and what is hidden in it, by path."""
+    hidden: dict[str, Any] = {}
+    shown = {
+        name: _member(name, value, f"/{name}", hidden, is_tool=name.lower() in _TOOLS) for name, value in body.items()
+    }
+    return shown, hidden
+
+
+def public_url(parts: SplitResult) -> str:
+    """A URL without user, password, fragment and what looks like a credential; parameters in order."""
+    query = [
+        (name, value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+        if not (_is_secret(plain := _plain_name(name)) or plain in _IN_URLS)
+    ]
+    place = parts.netloc.rpartition("@")[2].lower()
+    return urlunsplit((parts.scheme.lower(), place, parts.path, urlencode(sorted(query)), ""))
+
+
+@lru_cache(maxsize=256)
+def slow_hash(secrets: bytes) -> bytes:
+    """Of credentials, for a key that is stored: a short one is not to be guessed from it."""
+    return hashlib.scrypt(secrets, salt=b"kedge llm credentials", n=1 << 14, r=8, p=1, dklen=32)
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _is_secret(plain_name: str) -> bool:
+    return plain_name.endswith(_ENDINGS)
+
+
+def _member(name: str, value: Any, path: str, hidden: dict[str, Any], *, is_tool: bool) -> Any:
+    plain = _plain_name(name)
+    if value is None or isinstance(value, bool):
+        return value
+    if plain in _CARRIERS or _is_secret(plain):
+        hidden[path] = value
+        return _blank(value)
+    if plain in _SCHEMAS and isinstance(value, dict) and ("properties" in value or value.get("type") == "object"):
+        return value  # a description of parameters: what one is called says nothing about a secret
+    if plain.endswith(("url", "uri", "endpoint")) and isinstance(value, str) and value.startswith(("http:", "https:")):
+        parts = urlsplit(value)
+        # The address of a tool is often its credential; of other addresses only what looks like one is hidden.
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{HIDDEN}" if is_tool else public_url(parts)
+        if shown != value:
+            hidden[path] = value
+        return shown
+    return _inside(value, path, hidden, is_tool=is_tool)
+
+
+def _inside(value: Any, path: str, hidden: dict[str, Any], *, is_tool: bool) -> Any:
+    if isinstance(value, list):
+        return [_inside(inner, f"{path}/{n}", hidden, is_tool=is_tool) for n, inner in enumerate(value)]
+    if isinstance(value, dict):
+        return {name: _member(name, inner, f"{path}/{name}", hidden, is_tool=is_tool) for name, inner in value.items()}
+    return value
+
+
+def _blank(value: Any) -> Any:
+    """The names of a value without its content."""
+    if isinstance(value, dict):
+        return {name: _blank(inner) for name, inner in value.items()}
+    return HIDDEN

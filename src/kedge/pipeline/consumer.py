@@ -1,0 +1,284 @@
+"""A worker of queues: takes entries, carries out their runs in threads, and takes over the runs of workers that died.
+
+take        the lease of the run; whoever has it has the entry. Then the entry is looked at again, and marked running
+carry out   as any run: a worker that was suspended, and whose run was taken over, is refused at its next write (I5)
+end         the end of the run is durable, then the entry is deleted; in between, another worker finds the run ended
+take over   an entry that is marked running, and whose run has no lease: its worker died. One that kills its workers
+            again and again is given up (dead), with its history in the run
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import shuffle
+from typing import Any
+
+from kedge.errors import Cancelled, CheckpointError, Denied, LeaseHeld, LeaseLost, NotFound
+from kedge.manager import CheckpointManager
+from kedge.model import Lease, RunStatus
+
+from .declaration import Pipeline
+from .failure import one_line
+from .history import run_of
+from .owner import take_lease
+from .queues import DEAD, DELAYED, PRIORITIES, RUNNING, Entry, after_key, queue_job, ready, save_entry, schedule_job
+from .retry import Retry
+from .run import Run
+from .schedules import fire
+from .signals import Paused
+
+LOOK_EVERY_S = 0.2
+IDLE_S = 1.0
+LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
+MAX_TAKEOVERS = 5
+_PAGE = 500
+
+Report = Callable[[str, str], None]  # (run, what became of it)
+
+
+class Worker:
+    """One process at work on queues."""
+
+    def __init__(
+        self,
+        store: CheckpointManager,
+        queues: Sequence[str],
+        pipelines: Mapping[str, Pipeline[..., Any]],
+        *,
+        concurrency: int = 1,
+        lease_s: float = 10.0,
+        grace_s: float = 30.0,
+        max_takeovers: int = MAX_TAKEOVERS,
+        backoff: Retry | None = None,
+        report: Report = lambda run, text: None,
+    ) -> None:
+        self._store = store
+        self._jobs = [queue_job(name) for name in queues]
+        self._schedules = [schedule_job(name) for name in queues]
+        self._pipelines = pipelines
+        self._concurrency = concurrency
+        self._lease_s = lease_s
+        self._grace_s = grace_s
+        self._max_takeovers = max_takeovers
+        self._backoff = backoff or Retry()
+        self._report = report
+        self._lock = threading.Lock()
+        self._at_work: dict[str, Run | None] = {}  # by ID of the entry
+        self._delayed: dict[str, list[tuple[float, int, Entry]]] = {  # heaps
+            job: [] for job in [*self._jobs, *self._schedules]
+        }
+        self._delayed_to: dict[str, int] = {}  # how far delayed entries were read
+        self._recover_at = 0.0
+        self._collided = False
+        self._wake = threading.Event()
+        self._stopping = ""
+        self.is_stopping_runs = False  # the grace period is over
+
+    def stop(self, reason: str) -> None:
+        """Take nothing more; runs at work end, or pause before their next step when the grace period is over."""
+        self._stopping = reason
+        self._wake.set()
+
+    def serve(self, *, until_empty: bool = False) -> None:
+        """Work until `stop`; with `until_empty` until there is nothing to be done, now or later."""
+        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="kedge-worker") as threads:
+            try:
+                while not self._stopping:
+                    self._wake.clear()
+                    seen = self._store.events(limit=1, newest=True)
+                    if not self._take(threads) and not self._at_work:
+                        if until_empty and self._is_idle():
+                            return
+                        self._wait_for_news(seen[-1].id if seen else 0)
+                    else:
+                        self._wake.wait(LOOK_EVERY_S)
+            finally:
+                self._let_end()
+
+    def _wait_for_news(self, seen: int) -> None:
+        """Until something changes in the store, or is due. So an idle worker asks once a second."""
+        due = min((heap[0][0] for heap in self._delayed.values() if heap), default=float("inf"))
+        wait_s = min(IDLE_S, self._lease_s / 2, max(0.01, due - time.time()))
+        self._store.events(seen, limit=1, wait_s=wait_s)
+
+    def _let_end(self) -> None:
+        until = time.monotonic() + self._grace_s
+        while self._at_work and time.monotonic() < until:
+            self._wake.wait(LOOK_EVERY_S)
+            self._wake.clear()
+        for run in list(self._at_work.values()):
+            if run is not None:
+                try:
+                    run.stop(self._stopping or "the worker ends")
+                except CheckpointError:
+                    pass  # it has just ended
+        self.is_stopping_runs = True
+
+    def _is_idle(self) -> bool:
+        if self._at_work or any(self._delayed[job] for job in self._jobs):
+            return False
+        return not any(self._store.list(job, tags={"state": RUNNING}, limit=1) for job in self._jobs)
+
+    # Finding
+
+    def _take(self, threads: ThreadPoolExecutor) -> int:
+        """Begin as much as there are free threads for; answers how much."""
+        count = 0
+        for job, entry in self._candidates():
+            with self._lock:
+                if len(self._at_work) >= self._concurrency:
+                    break
+                is_known = entry.pipeline in self._pipelines or job in self._schedules
+                if entry.id in self._at_work or not is_known:
+                    continue
+                self._at_work[entry.id] = None
+            threads.submit(self._work, job, entry)
+            count += 1
+        return count
+
+    def _candidates(self) -> Iterator[tuple[str, Entry]]:
+        """Entries that may be taken: of dead workers, then those that are due, then by priority."""
+        if len(self._at_work) >= self._concurrency:
+            return
+        if time.monotonic() >= self._recover_at:
+            self._recover_at = time.monotonic() + self._lease_s / 2
+            for job in self._jobs:
+                for record in self._store.list(job, tags={"state": RUNNING}, after=0, limit=_PAGE):
+                    yield job, Entry.of(record)
+        for job in (*self._schedules, *self._jobs):
+            self._read_delayed(job)
+            heap = self._delayed[job]
+            while heap and heap[0][0] <= time.time():
+                yield job, heapq.heappop(heap)[2]
+        for priority in reversed(PRIORITIES):
+            for job in self._jobs:
+                window = 2 * self._concurrency + 8
+                page = self._store.list(job, tags={"state": ready(priority)}, after=0, limit=window)
+                if self._collided:
+                    shuffle(page)  # several workers want the same ones
+                for record in page:
+                    yield job, Entry.of(record)
+        self._collided = False
+
+    def _read_delayed(self, job: str) -> None:
+        """Those that were submitted since the last look; each worker knows when all of them are due."""
+        while page := self._store.list(job, tags={"state": DELAYED}, after=self._delayed_to.get(job, 0), limit=_PAGE):
+            self._delayed_to[job] = page[-1].seq
+            for record in page:
+                entry = Entry.of(record)
+                heapq.heappush(self._delayed[job], (entry.due_at, entry.seq, entry))
+
+    # Carrying out
+
+    def _work(self, job: str, entry: Entry) -> None:
+        try:
+            with take_lease(self._store, entry.key, self._lease_s) as lease:
+                if job in self._schedules:
+                    self._fire(entry)
+                elif (current := self._look_again(entry)) is not None:
+                    self._carry_out(job, current, lease)
+        except LeaseHeld:
+            self._collided = True
+            if entry.state == DELAYED:  # somebody has its run; if that ends badly, the entry is still due
+                with self._lock:
+                    heapq.heappush(self._delayed[job], (time.time() + self._lease_s, entry.seq, entry))
+        except LeaseLost:
+            self._report(entry.key, "was taken over by another worker")
+        except CheckpointError as error:
+            self._report(entry.key, f"cannot be carried out now: {error}")
+        finally:
+            with self._lock:
+                self._at_work.pop(entry.id, None)
+            self._wake.set()
+
+    def _fire(self, entry: Entry) -> None:
+        try:
+            record = self._store.get(entry.id)
+        except NotFound:
+            return
+        for key in fire(self._store, record):
+            self._report(key, "is submitted by its schedule")
+
+    def _look_again(self, entry: Entry) -> Entry | None:
+        """The entry as it is now that its run is ours; None if it has ended or was given up meanwhile."""
+        try:
+            current = Entry.of(self._store.get(entry.id))
+        except NotFound:
+            return None
+        return None if current.state == DEAD else current
+
+    def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:
+        summary = run_of(self._store, entry.key)
+        if summary is not None and summary.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
+            self._store.delete(job, entry.id)
+            return
+        takeovers = entry.takeovers + (entry.state == RUNNING)
+        if takeovers > self._max_takeovers:
+            self._give_up(entry, f"{takeovers} workers died at it")
+            return
+        self._store.tag(entry.id, state=RUNNING, takeovers=str(takeovers))
+        pipeline, call = self._pipelines[entry.pipeline], self._store.load(entry.id)
+        run = Run(
+            entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
+            grace_s=self._grace_s, signals=False, progress=False, lease=lease,
+        )  # fmt: skip
+        try:
+            self._call(pipeline, run, entry, call)
+        except Paused as paused:
+            if self._stopping:
+                self._store.tag(entry.id, state=ready(entry.priority), takeovers="0")
+            else:
+                self._again(job, entry, call, LOOK_AGAIN_S, entry.attempts)
+            self._report(entry.key, f"is paused ({paused})")
+        except LeaseLost:
+            raise
+        except Cancelled:
+            self._store.delete(job, entry.id)
+            self._report(entry.key, "was cancelled")
+        except Exception as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
+            self._after_failure(job, entry, call, error)
+        else:
+            self._store.delete(job, entry.id)
+            self._report(entry.key, "is completed")
+
+    def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
+        if inspect.iscoroutinefunction(pipeline.function):
+            import asyncio  # start time: most pipelines need none
+
+            asyncio.run(self._call_async(pipeline, run, entry, call))
+            return
+        with run:
+            self._at_work[entry.id] = run
+            run.begin()
+            run.end(pipeline.function(*call["args"], **call["kwargs"]))
+
+    async def _call_async(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
+        async with run:
+            self._at_work[entry.id] = run
+            run.begin()
+            run.end(await pipeline.function(*call["args"], **call["kwargs"]))
+
+    def _after_failure(self, job: str, entry: Entry, call: object, error: Exception) -> None:
+        attempts = entry.attempts + 1
+        if attempts > entry.retries or isinstance(error, Denied):
+            self._give_up(entry, one_line(error))
+            return
+        self._again(job, entry, call, self._backoff.wait_s(attempts), attempts)
+        self._report(entry.key, f"failed ({one_line(error)}); it is tried again")
+
+    def _again(self, job: str, entry: Entry, call: object, wait_s: float, attempts: int) -> None:
+        """Put the entry off: a new one takes its place, so that all workers learn when it is due."""
+        old = self._store.get(entry.id)
+        new: dict[str, Any] = {**old.metadata, "due_at": time.time() + wait_s, "attempts": attempts}
+        if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
+            save_entry(self._store, job, new, call, after=entry.id)
+        self._store.delete(job, entry.id)
+
+    def _give_up(self, entry: Entry, why: str) -> None:
+        self._store.tag(entry.id, state=DEAD, note=why[:200])
+        self._report(entry.key, f"is given up: {why}")

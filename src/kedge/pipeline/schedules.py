@@ -1,0 +1,248 @@
+"""Schedules: runs that are submitted to a queue again and again.
+
+A schedule is an entry of the job `queue:<name>:schedules`, delayed until the next moment it is due. The worker that
+takes it submits the run of that moment, whose key is the schedule's name and the moment, and puts a new entry in the
+place of the old one. So it is fenced and taken over as any entry is, no moment is run twice, and waiting costs nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from blake3 import blake3
+
+from kedge.errors import Conflict, NotFound, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, parse_name
+
+from .cron import Interval, Ticks, now, parse_cron, parse_zone
+from .declaration import Pipeline
+from .inbox import parse_run_key
+from .owner import take_lease
+from .queues import DELAYED, Queue, after_key, queue_job, save_entry, schedule_job
+from .retry import parse_count
+from .wait import parse_seconds
+
+PAUSED = "paused"
+CATCH_UP = ("all", "last", "none")
+LATE_S = 60.0  # with catch_up="none", what is later than this is left out
+MOST_AT_ONCE = 1000  # missed moments that are submitted in one turn
+_LEASE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When something is run, and what."""
+
+    name: str
+    queue: str
+    pipeline: str
+    cron: str
+    every_s: float
+    zone: str
+    catch_up: str
+    jitter_s: float
+    retries: int
+    due_at: datetime
+    is_paused: bool
+    takes_moment: bool  # the pipeline has a parameter `scheduled_at`
+
+    @classmethod
+    def of(cls, record: Checkpoint) -> Schedule:
+        about: Any = record.metadata
+        rule = about["schedule"]
+        return cls(
+            rule["name"], rule["queue"], about["pipeline"], rule["cron"], rule["every_s"], rule["zone"],
+            rule["catch_up"], rule["jitter_s"], rule["retries"], datetime.fromtimestamp(about["due_at"], UTC),
+            record.tags.get("state") == PAUSED, rule["takes_moment"],
+        )  # fmt: skip
+
+    @property
+    def ticks(self) -> Ticks:
+        return parse_cron(self.cron, self.zone) if self.cron else Interval(self.every_s)
+
+    def key_at(self, moment: datetime) -> str:
+        return f"{self.name}-{moment.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+
+    def missed(self, until: datetime) -> tuple[list[datetime], datetime | None]:
+        """The moments from `due_at` to `until` that are to be run, and the next one to wait for."""
+        moments: list[datetime] = []
+        ticks = self.ticks
+        following: datetime | None = self.due_at
+        while following is not None and following <= until and len(moments) < MOST_AT_ONCE:
+            moments.append(following)
+            following = ticks.after(following)
+        if self.catch_up == "all":
+            return moments, following
+        while following is not None and following <= until:  # a long pause: only the last ones matter
+            moments[-1], following = following, ticks.after(max(following, until - timedelta(days=1)))
+        latest = moments[-1:]
+        if self.catch_up == "none":
+            latest = [moment for moment in latest if (until - moment).total_seconds() <= LATE_S]
+        return latest, following
+
+    def submission(self, moment: datetime, call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The entry, and the call, of the run for one moment."""
+        key = parse_run_key(self.key_at(moment))
+        share = int.from_bytes(blake3(key.encode()).digest(4), "big") / 2**32  # the same whoever submits it
+        entry = {
+            "run": key,
+            "pipeline": self.pipeline,
+            "inputs": "",
+            "priority": 5,
+            "due_at": moment.timestamp() + share * self.jitter_s,
+            "attempts": 0,
+            "retries": self.retries,
+        }
+        kwargs = {**call["kwargs"], **({"scheduled_at": moment} if self.takes_moment else {})}
+        return entry, {"args": call["args"], "kwargs": kwargs}
+
+    def to_json(self) -> dict[str, object]:
+        facts = {name: getattr(self, name) for name in self.__slots__ if name != "takes_moment"}
+        return {**facts, "due_at": self.due_at.isoformat()}
+
+
+def schedule(
+    queue: Queue,
+    name: str,
+    pipeline: Pipeline[..., Any],
+    *args: Any,
+    cron: str | None = None,
+    every_s: float | None = None,
+    tz: str = "UTC",
+    catch_up: str = "last",
+    jitter_s: float = 0.0,
+    retries: int = 0,
+    **kwargs: Any,
+) -> Schedule:
+    """Submit `pipeline(*args, **kwargs)` whenever it is due; workers of the queue do it. Durable when this returns.
+
+    `cron` has five fields, in the time zone `tz`; `every_s` is an interval. `catch_up` says what to do about moments at
+    which no worker was there: run "all" of them, the "last" one, or "none". A run begins up to `jitter_s` later. A
+    parameter `scheduled_at` of the pipeline is given the moment. The same name with other rules replaces the schedule.
+    """
+    parse_name("schedule", name)
+    if (cron is None) == (every_s is None):
+        raise Validation(f"schedule {name}: give one of cron= and every_s=")
+    if catch_up not in CATCH_UP:
+        raise Validation(f"catch_up={catch_up!r}", hint=f"use one of: {', '.join(CATCH_UP)}")
+    if every_s is not None and parse_seconds("every_s", every_s) < 1:
+        raise Validation(f"every_s must be at least 1 (got {every_s!r})")
+    parse_seconds("jitter_s", jitter_s)
+    parse_zone(tz)
+    ticks: Ticks = parse_cron(cron, tz) if cron is not None else Interval(every_s or 0)
+    due_at = ticks.after(now())
+    assert due_at is not None  # nosec B101 # parse_cron has looked
+    rule = {
+        "name": name, "queue": queue.name, "cron": cron or "", "every_s": every_s or 0.0, "zone": tz,
+        "catch_up": catch_up, "jitter_s": jitter_s, "retries": parse_count("retries", retries),
+        "takes_moment": "scheduled_at" in inspect.signature(pipeline.function).parameters,
+    }  # fmt: skip
+    entry = {**_entry_of(queue.name, name), "pipeline": pipeline.name, "schedule": rule, "due_at": due_at.timestamp()}
+    job = schedule_job(queue.name)
+    with take_lease(queue.store, entry["run"], _LEASE_S, wait_s=_LEASE_S):
+        earlier = _records(queue.store, queue.name, name)
+        save_entry(queue.store, job, entry, {"args": list(args), "kwargs": kwargs}, tags={"schedule": name})
+        for record in earlier:
+            queue.store.delete(job, record.id)
+    return find_schedule(queue.store, queue.name, name)
+
+
+def schedules(store: CheckpointManager, queue: str) -> Iterator[Schedule]:
+    for record in store.walk(schedule_job(queue)):
+        yield Schedule.of(record)
+
+
+def find_schedule(store: CheckpointManager, queue: str, name: str) -> Schedule:
+    return Schedule.of(_record(store, queue, name))
+
+
+def pause(store: CheckpointManager, queue: str, name: str) -> None:
+    """Submit nothing until `resume`."""
+    with take_lease(store, _lease_name(queue, name), _LEASE_S, wait_s=_LEASE_S):
+        store.tag(_record(store, queue, name).id, state=PAUSED)
+
+
+def resume(store: CheckpointManager, queue: str, name: str) -> None:
+    """Go on; what was due meanwhile is treated as `catch_up` says."""
+    with take_lease(store, _lease_name(queue, name), _LEASE_S, wait_s=_LEASE_S):
+        record = _record(store, queue, name)
+        if record.tags.get("state") != PAUSED:
+            raise Conflict(f"schedule {name} is not paused", hint=f"kedge schedule list {queue} shows it")
+        _replace(store, record, dict(record.metadata))
+
+
+def unschedule(store: CheckpointManager, queue: str, name: str) -> None:
+    """Delete a schedule; its runs stay."""
+    with take_lease(store, _lease_name(queue, name), _LEASE_S, wait_s=_LEASE_S):
+        store.delete(schedule_job(queue), _record(store, queue, name).id)
+
+
+def backfill(store: CheckpointManager, queue: str, name: str, start: datetime, end: datetime) -> list[str]:
+    """Submit the runs of all moments from `start` to before `end`; those that were run stay as they are. Their keys."""
+    if start.tzinfo is None or end.tzinfo is None or end <= start:
+        raise Validation("backfill takes two moments with a time zone, the first one earlier")
+    record = _record(store, queue, name)
+    found, call = Schedule.of(record), store.load(record.id)
+    keys = []
+    moment = found.ticks.after(start - timedelta(microseconds=1))
+    while moment is not None and moment < end:
+        keys.append(_submit(store, queue_job(queue), found, moment, call))
+        moment = found.ticks.after(moment)
+    return keys
+
+
+def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:
+    """Submit what is due of a schedule whose lease the caller holds, and wait for the next moment; keys of runs."""
+    found = Schedule.of(record)
+    if _record(store, found.queue, found.name).id != record.id:
+        store.delete(record.job, record.id)  # whoever replaced it died before this
+        return []
+    if found.is_paused or found.due_at > now():
+        return []
+    call = store.load(record.id)
+    moments, following = found.missed(now())
+    keys = [_submit(store, queue_job(found.queue), found, moment, call) for moment in moments]
+    if following is None:
+        store.delete(record.job, record.id)
+    else:
+        _replace(store, record, {**record.metadata, "due_at": following.timestamp()})
+    return keys
+
+
+def _submit(store: CheckpointManager, job: str, found: Schedule, moment: datetime, call: Any) -> str:
+    entry, bound = found.submission(moment, call)
+    if not store.list(job, tags={"run": entry["run"]}, limit=1) and not store.list(entry["run"], limit=1):
+        save_entry(store, job, entry, bound)
+    return str(entry["run"])
+
+
+def _replace(store: CheckpointManager, record: Checkpoint, entry: dict[str, Any]) -> None:
+    """Put a new entry in the place of an old one: workers learn of new ones by themselves."""
+    if store.get_by_key(record.job, after_key(record.id)) is None:  # else somebody did this, and died
+        tags = {"schedule": entry["schedule"]["name"]}
+        save_entry(store, record.job, entry, store.load(record.id), after=record.id, tags=tags, state=DELAYED)
+    store.delete(record.job, record.id)
+
+
+def _entry_of(queue: str, name: str) -> dict[str, Any]:
+    return {"run": _lease_name(queue, name), "inputs": "", "priority": 5, "attempts": 0, "retries": 0}
+
+
+def _lease_name(queue: str, name: str) -> str:
+    return parse_run_key(f"schedule:{queue}:{name}")
+
+
+def _records(store: CheckpointManager, queue: str, name: str) -> list[Checkpoint]:
+    return store.list(schedule_job(queue), tags={"schedule": name})
+
+
+def _record(store: CheckpointManager, queue: str, name: str) -> Checkpoint:
+    records = _records(store, queue, name)
+    if not records:
+        raise NotFound(f"queue {queue} has no schedule {name}", hint=f"kedge schedule list {queue} shows them")
+    return records[-1]

@@ -1,0 +1,199 @@
+"""What goes through the ports: chunks, saves, and what an index answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import KEEP, IntFlag
+
+from blake3 import blake3
+
+from kedge.errors import UnsupportedFormat
+from kedge.model import Checkpoint, CheckpointId, CheckpointLevel, CheckpointStatus, Event, Job
+from kedge.version import __version__
+
+Buffer = bytes | bytearray | memoryview
+
+# Names for what Index answers, because inside it `list` is a method.
+Checkpoints = list[Checkpoint]
+CheckpointIds = list[CheckpointId]
+Jobs = list[Job]
+Events = list[Event]
+Problems = list[str]
+Outcomes = list[Checkpoint | BaseException]
+Digests = list[bytes]
+References = Callable[[str, bytes], Iterable[bytes]]  # checkpoint ID and manifest as the index has it → chunk digests
+
+FORMAT_VERSION = 1  # of every store, plain or encrypted (I8)
+
+
+def digest_of(data: Buffer) -> bytes:
+    """What names and proves chunks, manifests and records: BLAKE3, 32 bytes."""
+    return blake3(data).digest()
+
+
+class Encoding(IntFlag, boundary=KEEP):
+    """What was done to plain bytes before they were stored, a bit for each: first DELTA, then ZSTD, then SEALED.
+
+    A chunk's name stays that of its plain bytes. A reader that cannot undo a bit refuses (`unsupported`).
+    """
+
+    RAW = 0
+    ZSTD = 1  # a frame that declares its size
+    SEALED = 2  # an envelope (I10)
+    DELTA = 4  # the difference from another chunk, its base; nothing writes it yet
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.value & 2 != 0
+
+    @property
+    def is_zstd(self) -> bool:
+        return self.value & 1 != 0
+
+
+READABLE = 3  # the bits of Encoding that this Kedge can undo
+
+
+def unsupported(subject: str, written_by: str) -> UnsupportedFormat:
+    """For what a newer Kedge has written and this one does not know."""
+    return UnsupportedFormat(
+        f"{subject} is of a form that Kedge {__version__} does not know; Kedge {written_by or '(unknown)'} wrote it",
+        hint="upgrade Kedge: install it from a newer clone (pip install .)",
+    )
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether a version of Kedge is older than another; what is no version is older than all."""
+    return _numbers(version) < _numbers(than)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdecimal()]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where the bytes of one chunk are: in the index row itself (`data`), else at `offset` in `pack`.
+
+    One that is a row has a pack too once it was copied there for rebuilding an index.
+    """
+
+    digest: bytes  # BLAKE3 of the plain bytes: 32 bytes; where they are encrypted, a name only the key gives (I10)
+    size_bytes: int  # plain
+    stored_bytes: int
+    encoding: Encoding
+    pack: str = ""  # "" when it is in the index alone
+    offset: int = 0
+    data: bytes | None = None  # the stored bytes when inline
+    is_damaged: bool = False  # found so by verify: not to be reused; a new copy takes its place
+    base: bytes | None = None  # the chunk that a DELTA is a difference from, which must stay as long as this one
+
+
+@dataclass(frozen=True, slots=True)
+class NewCheckpoint:
+    """All one save writes to the index."""
+
+    id: CheckpointId
+    job: str
+    step: str
+    level: CheckpointLevel
+    created_us: int
+    size_bytes: int
+    stored_bytes: int
+    digest: bytes  # BLAKE3 of `manifest`
+    codec: str
+    schema_version: str
+    manifest: bytes
+    parent: CheckpointId | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    is_pinned: bool = False
+    metadata_json: str = "{}"
+    has_chunks: bool = False  # the manifest names chunks; gc reads only such manifests
+    new_chunks: Sequence[Chunk] = ()  # durable in their packs already, or inline
+    reused_chunks: Sequence[bytes] = ()  # digests that must still exist when this commits
+    lease_token: int | None = None
+    idempotency_key: str | None = None
+    request_digest: bytes = b""  # what an idempotency key must match
+    takes_key_from: CheckpointId | None = None  # a checkpoint deleted at the source, whose key this one has now
+    seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
+    status: CheckpointStatus = CheckpointStatus.CREATED
+    key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits
+
+
+@dataclass(frozen=True, slots=True)
+class NewEnvelope:
+    """The metadata of an encrypted row, sealed anew because tags it proves have changed (I10)."""
+
+    metadata_json: str
+    replacing: str  # the one that was looked at, which must still be there
+    key_id: str  # the data key it is sealed under, which must be the current one
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A checkpoint as a check has read it, with what it found wrong there: `Index.mark` compares both.
+
+    `chunks`: rows whose bytes do not verify or are gone. `missing`: names for which there was no row.
+    """
+
+    checkpoint: Checkpoint
+    chunks: Sequence[Chunk] = ()
+    missing: Sequence[bytes] = ()
+
+
+SavedRow = tuple[NewCheckpoint, bytes]  # a checkpoint as it would be saved again, under its number; digest of its row
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """What is in the index alone, oldest first, up to and including event `up_to`; see `Index.unrecorded`."""
+
+    rows: Sequence[SavedRow]
+    chunks: Sequence[Chunk]
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """The pack that tells of a checkpoint, as it was when its row had this digest."""
+
+    checkpoint_id: CheckpointId
+    digest: bytes
+    pack: str
+    stored_bytes: int
+
+
+KEYS = ""  # where a lease is for a job: the right to change the keys of the namespace. No job is called so
+
+ENVELOPE = 0xE1  # the first byte of whatever is sealed (I10): no manifest begins so
+UNREADABLE = b"\0"  # what `Index.manifests` gives for a manifest that does not decrypt (I10): no manifest begins so
+
+
+class ChunksGone(Exception):
+    """Raised by `Index.commit`: gc removed chunks the save wanted to reuse. The store writes them and commits again."""
+
+    def __init__(self, digests: Sequence[bytes]) -> None:
+        super().__init__(f"{len(digests)} chunks are gone")
+        self.digests = digests
+
+
+class KeysChanged(Exception):
+    """Raised by `Index.commit`: the namespace has a new data key. The store seals the save again and commits again."""
+
+
+class RowChanged(Exception):
+    """Raised by `Index.update` and `reseal`: the row has another envelope than the one that was looked at."""
+
+
+class IdTaken(Exception):
+    """Raised by `Index.commit`: the ID exists. The store draws another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackUse:
+    """How much of a pack the index still names."""
+
+    pack: str
+    live_chunks: int
+    live_bytes: int

@@ -1,0 +1,155 @@
+"""Saves that wrote to no pack get records there too, behind the backs of those who saved.
+
+A state of up to 64 KiB is one row of the index and one sync (I1). So that a lost index can be rebuilt whole, such rows,
+and chunks that are rows, are copied to packs in batches: after some saves, some time after the first, when the store is
+closed, and by gc. The index notes how far this has come, and what it lacks anybody who does it next copies: a killed
+process leaves nothing behind but work. Nothing here is on the path of a save, and nothing looks at what was copied
+before.
+
+Rows of one batch lie in one record (docs/format.md). The index names the pack for each, so that gc keeps it (I3).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kedge.blobs.direct import round_up
+from kedge.errors import CheckpointError
+from kedge.ports import Blobs, BlobWriter, Chunk, ChunksGone, Index, NewCheckpoint, RecordPlace, SavedRow
+
+if TYPE_CHECKING:
+    from kedge.crypto import DataKey
+
+Describe = Callable[[Sequence[NewCheckpoint], Sequence[Chunk], "DataKey | None"], bytes]
+
+AFTER_SAVES = 4096
+AFTER_S = 5.0
+_AT_ONCE = 512  # rows read at once: 32 MiB at most, if all are small
+_RECORD_BYTES = 4 << 20  # of manifests in one record
+_CLOSING_S = 2.0  # what a close may spend; gc does the rest
+
+
+class Backlog:
+    """What one process has to copy. Thread-safe; survives fork."""
+
+    def __init__(self, index: Index, blobs: Blobs, describe: Describe, key: Callable[[], DataKey | None]) -> None:
+        self._index = index
+        self._blobs = blobs
+        self._describe = describe
+        self._key = key
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a forked child: what the parent saved is the parent's to copy."""
+        self._lock = threading.Lock()
+        self._copying = threading.Lock()
+        self._saves = 0
+        self._timer: threading.Timer | None = None
+
+    def note(self, saves: int = 1) -> None:
+        """So many saves are in the index alone now."""
+        with self._lock:
+            is_first, self._saves = self._saves == 0, self._saves + saves
+            is_full = self._saves >= AFTER_SAVES
+            if is_full:
+                self._saves = 0
+            elif not is_first:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(0 if is_full else AFTER_S, self._copy_quietly)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self) -> None:
+        """Copy what this process has saved, if that is soon done: a failure costs nothing that was acknowledged."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            self._copy_quietly(_CLOSING_S)
+
+    def _copy_quietly(self, limit_s: float | None = None) -> None:
+        try:
+            self.copy(limit_s)
+        except CheckpointError:
+            return  # whoever comes next, or gc, copies it
+
+    def copy(self, limit_s: float | None = None) -> int:
+        """Copy all that is in the index alone, or as much as `limit_s` allows; answers how many saves that were."""
+        until = None if limit_s is None else time.monotonic() + limit_s
+        count = 0
+        with self._copying:
+            with self._lock:
+                self._saves = 0
+            while until is None or time.monotonic() < until:
+                saves = self._copy_batch()
+                if saves is None:
+                    break
+                count += saves
+        return count
+
+    def _copy_batch(self) -> int | None:
+        """Copy the next rows; None if there are none."""
+        batch = self._index.unrecorded(_AT_ONCE)
+        if not batch.rows and not batch.chunks:
+            if batch.up_to:
+                self._index.set_recorded((), (), up_to=batch.up_to)
+            return None
+        writer = self._blobs.writer(0)
+        try:
+            chunks = _append_chunks(writer, batch.chunks)
+            places = list(write_saves(writer, batch.rows, chunks, self._describe, self._key()))
+            writer.commit()
+            self._index.set_recorded(places, chunks, up_to=batch.up_to)
+        except ChunksGone:  # gc took the pack for abandoned: once more, into another one
+            writer.abort()
+            return 0
+        except BaseException:
+            writer.abort()
+            raise
+        writer.release()
+        return len(places)
+
+
+def write_saves(
+    writer: BlobWriter, rows: Iterable[SavedRow], chunks: Sequence[Chunk], describe: Describe, key: DataKey | None
+) -> Iterator[RecordPlace]:
+    """Append records of checkpoints as the index has them, and of chunks; where each lies."""
+    for some in _portions(rows):
+        data = describe([save for save, _ in some], chunks, key)
+        chunks = ()
+        pack, _ = writer.append(data)
+        for save, digest in some:
+            yield RecordPlace(save.id, digest, pack, round_up(len(data)) // len(some))
+    if chunks:
+        writer.append(describe((), chunks, key))
+
+
+def _portions(rows: Iterable[SavedRow]) -> Iterator[list[SavedRow]]:
+    some: list[SavedRow] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += len(row[0].manifest)
+        if size >= _RECORD_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _append_chunks(writer: BlobWriter, chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Chunks that are rows, one behind the other; where they lie now."""
+    if not chunks:
+        return []
+    pack, offset = writer.append(b"".join(chunk.data or b"" for chunk in chunks))
+    placed: list[Chunk] = []
+    for chunk in chunks:
+        placed.append(replace(chunk, pack=pack, offset=offset))
+        offset += chunk.stored_bytes
+    return placed

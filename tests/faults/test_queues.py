@@ -1,0 +1,166 @@
+"""Workers that are killed and frozen: each run is carried out, each step of it is durable once, no result is lost."""
+
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.pipeline.consumer import Worker
+from tests.unit.pipeline.test_queues import POSTGRES
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.faults
+
+PROGRAM = """
+    import os, time, kedge
+
+    def note(line):
+        with open("log", "a") as log:
+            log.write(line + "\\n")
+
+    @kedge.pipeline
+    def work(number):
+        run = kedge.current_run()
+        total = 0
+        for part in range(4):
+            total += run.step(f"part {part}", add, number, part)
+        return total
+
+    def add(number, part):
+        note(f"{number} {part}")
+        time.sleep(0.01)  # sleep: the work
+        return number * 10 + part
+
+    @kedge.pipeline
+    def freezes():
+        run = kedge.current_run()
+        run.step("wait", hold)
+        return run.step("charge", note, "charge") or "done"
+
+    def hold():
+        note(f"holds {os.getpid()}")
+        while not os.path.exists("go"):
+            time.sleep(0.02)  # sleep: between two looks
+"""
+
+
+@pytest.fixture(params=["directory", POSTGRES])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    return str(request.getfixturevalue("postgres").empty_database())
+
+
+class Workers:
+    """Worker processes of a program."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+        self.processes: list[subprocess.Popen[str]] = []
+        (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+
+    def start(self) -> subprocess.Popen[str]:
+        words = ["kedge", "worker", "program.py", "--queue", "q", "--concurrency", "2", "--lease", "1"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words, "--store", self.url], cwd=self.folder, stderr=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    def lines(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def submit(self, call: str) -> None:
+        code = f"import sys, kedge, program; queue = kedge.queue('q', store=sys.argv[1]); {call}"
+        subprocess.run([sys.executable, "-c", code, self.url], cwd=self.folder, check=True, timeout=120)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, url: str) -> Iterator[Workers]:
+    started = Workers(tmp_path, url)
+    yield started
+    started.end()
+
+
+def test_killed_at_any_moment(workers: Workers, url: str) -> None:
+    draw = random.Random(7)
+    workers.submit("[queue.submit(program.work, number, key=f'w{number}') for number in range(20)]")
+    process, kills = workers.start(), 0
+    workers.start()
+    with kedge.open(url) as store:
+        queue = kedge.queue("q", store=store)
+        while kills < 5:
+            lines = len(workers.lines()) + draw.randint(1, 12)
+            wait_for(lambda: len(workers.lines()) >= lines or len(queue) == 0, "nothing goes on")  # noqa: B023
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+            process = workers.start()
+        wait_for(lambda: len(queue) == 0, "not all runs end")
+        for number in range(20):
+            assert queue.handle(f"w{number}").result(0) == 40 * number + 6
+            steps = Counter(record.step for record in store.list(f"w{number}") if record.metadata["kind"] == "step")
+            assert steps == {f"part {part}": 1 for part in range(4)}
+
+
+def test_a_frozen_worker_that_wakes_up_is_refused(workers: Workers, url: str) -> None:
+    workers.submit("queue.submit(program.freezes)")
+    frozen = workers.start()
+    wait_for(lambda: len(workers.lines()) == 1, "the run does not begin")
+    frozen.send_signal(signal.SIGSTOP)
+    workers.start()
+    wait_for(lambda: len(workers.lines()) == 2, "nobody takes the run over")
+    (workers.folder / "go").touch()
+    with kedge.open(url) as store:
+        handle = kedge.queue("q", store=store).handle("freezes")
+        assert handle.result(60) == "done"
+        said: list[str] = []
+        reader = threading.Thread(target=lambda: said.extend(_lines(frozen)))
+        reader.start()
+        frozen.send_signal(signal.SIGCONT)
+        wait_for(lambda: any("was taken over" in line for line in said), "the worker that wakes up is not refused")
+        frozen.send_signal(signal.SIGTERM)
+        reader.join()
+        steps = [record.step for record in store.list("freezes") if record.metadata["kind"] == "step"]
+    assert steps == ["wait", "charge"]
+    assert workers.lines().count("charge") == 1
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stderr is not None
+    yield from process.stderr
+
+
+@pytest.mark.mutant
+def test_an_entry_that_is_deleted_too_early_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that gives the entry up before the end of the run is durable loses the run when it dies."""
+
+    @kedge.pipeline
+    def work() -> int:
+        return 1
+
+    def deletes_first(worker: Any, job: str, entry: Any, lease: Any) -> None:
+        store.delete(job, entry.id)
+        raise kedge.StorageError("killed here")
+
+    with kedge.open(tmp_path / "store") as store:
+        handle = kedge.queue("q", store=store).submit(work)
+        monkeypatch.setattr(Worker, "_carry_out", deletes_first)
+        Worker(store, ["q"], {"work": work}).serve(until_empty=True)
+        with pytest.raises(kedge.NotFound):
+            handle.result(0)

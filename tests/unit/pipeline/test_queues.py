@@ -1,0 +1,310 @@
+"""Queues and workers, the same on one machine and on PostgreSQL: each run is carried out once, whoever dies."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge import CheckpointManager, Conflict, Retry
+from kedge.model import Lease
+from kedge.pipeline.consumer import Worker
+from kedge.pipeline.history import find_run
+from kedge.pipeline.queues import DEAD, RUNNING
+from tests.waiting import wait_for
+
+POSTGRES = pytest.param("postgres", marks=[pytest.mark.requires("postgres"), pytest.mark.xdist_group("postgres")])
+
+
+@pytest.fixture(params=["directory", POSTGRES])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    return str(request.getfixturevalue("postgres").empty_database())
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[CheckpointManager]:
+    with kedge.open(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(store: CheckpointManager) -> kedge.Queue:
+    return kedge.queue("q", store=store)
+
+
+def serve(store: CheckpointManager, *pipelines: Any, **options: Any) -> list[str]:
+    """A worker until nothing is left; what it reports."""
+    said: list[str] = []
+    by_name = {pipeline.name: pipeline for pipeline in pipelines}
+    backoff = Retry(delay_s=0.01, jitter=0)
+    worker = Worker(
+        store, ["q"], by_name, backoff=backoff, report=lambda run, text: said.append(f"{run} {text}"), **options
+    )
+    worker.serve(until_empty=True)
+    return said
+
+
+def test_a_run_is_carried_out_once_and_its_result_is_there_for_all(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    calls: list[int] = []
+
+    @kedge.pipeline
+    def square(number: int) -> int:
+        calls.append(number)
+        return kedge.current_run().step("square", lambda: number**2)  # type: ignore[no-any-return]
+
+    handles = [queue.submit(square, number) for number in (2, 3, 2)]
+    assert [handle.status for handle in handles] == ["queued"] * 3
+    assert len(queue) == 2  # the same call is the same run
+    apart = queue.submit(square, 2, deduplicate=False)
+    serve(store, square, concurrency=2)
+    assert [handle.result(0) for handle in handles] == [4, 9, 4]
+    assert apart.result(0) == 4
+    assert queue.handle(handles[0].key).status == "completed"
+    assert sorted(calls) == [2, 2, 3]
+    assert len(queue) == 0
+
+    async def wait() -> Any:
+        return await handles[1]
+
+    assert asyncio.run(wait()) == 9
+
+
+def test_what_may_be_submitted(queue: kedge.Queue) -> None:
+    @kedge.pipeline
+    def work(value: object) -> object:
+        return value
+
+    queue.submit(work, 1, key="a")
+    with pytest.raises(Conflict, match="with other arguments"):
+        queue.submit(work, 2, key="a")
+    for nonsense in ({"priority": 10}, {"priority": True}, {"delay_s": -1}, {"retries": 1.5}):
+        with pytest.raises(kedge.Validation):
+            queue.submit(work, 3, **nonsense)
+    with pytest.raises(kedge.Validation, match="no pipeline"):
+        queue.submit(len, [])  # type: ignore[arg-type]
+    with pytest.raises(kedge.UnsupportedType):
+        queue.submit(work, object())
+    with pytest.raises(kedge.StepTimeout):
+        queue.handle("a").result(0)
+    with pytest.raises(kedge.NotFound):
+        queue.handle("unknown").result(0)
+    assert len(queue) == 1
+
+
+def test_priorities_and_delays(store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    @kedge.pipeline
+    def work(name: str) -> None:
+        done.append(name)
+
+    queue.submit(work, "later", delay_s=3600, priority=9)
+    for name, priority in (("low", 1), ("first", 5), ("second", 5), ("high", 9)):
+        queue.submit(work, name, priority=priority)
+    worker = Worker(store, ["q"], {"work": work})
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    wait_for(lambda: len(queue) == 1, "the others are not carried out")
+    worker.stop("enough")
+    thread.join()
+    assert done == ["high", "first", "second", "low"]
+    later = time.time() + 3601
+    monkeypatch.setattr("time.time", lambda: later)
+    serve(store, work)
+    assert done[4:] == ["later"]
+
+
+def test_a_failed_run_is_tried_again_and_then_given_up(store: CheckpointManager, queue: kedge.Queue) -> None:
+    calls: list[str] = []
+    works = False
+
+    @kedge.pipeline
+    def work() -> str:
+        run = kedge.current_run()
+        run.step("first", calls.append, "first")
+        calls.append("second")
+        if not works:
+            raise ConnectionError("no network")
+        return "done"
+
+    handle = queue.submit(work, retries=2)
+    said = serve(store, work)
+    assert calls == ["first", "second", "second", "second"]
+    assert said[-1] == "work is given up: ConnectionError: no network"
+    with pytest.raises(ConnectionError, match="no network"):
+        handle.result(0)
+    (dead,) = queue.entries(DEAD)
+    assert (dead.key, dead.attempts) == ("work", 2)
+    assert queue.submit(work).key == "work"  # nothing new: it waits for somebody to look
+    assert serve(store, work) == []
+    works = True
+    queue.retry("work")
+    serve(store, work)
+    assert handle.result(0) == "done"
+    assert calls.count("first") == 1
+    with pytest.raises(kedge.NotFound):
+        queue.retry("work")
+
+
+def test_a_worker_that_was_suspended_is_refused_and_another_one_ends_the_run(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    charged: list[int] = []
+
+    @kedge.pipeline
+    def work() -> int:
+        run = kedge.current_run()
+        if not charged:
+            charged.append(1)
+            lease = run.lease  # it sleeps for longer than its lease, and somebody else takes the run
+            store.break_lease(Lease(lease.job, lease.token, lease.holder, lease.ttl_s))
+            taken = store.take_lease("work", "another worker", 60)
+            store.break_lease(taken)
+        run.step("charge", charged.append, 2)
+        return 7
+
+    handle = queue.submit(work)
+    said = serve(store, work, lease_s=0.5)
+    assert said == ["work was taken over by another worker", "work is completed"]
+    assert handle.result(0) == 7
+    assert [record.step for record in store.list("work")].count("charge") == 1
+
+
+def test_a_worker_that_dies_behind_the_end_of_a_run_leaves_nothing_to_repeat(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    @kedge.pipeline
+    def work() -> int:
+        calls.append(1)
+        return 7
+
+    handle = queue.submit(work)
+
+    def die(*_: object) -> bool:
+        raise kedge.StorageError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "delete", die)
+        worker = Worker(store, ["q"], {"work": work})
+        thread = threading.Thread(target=worker.serve)
+        thread.start()
+        wait_for(lambda: handle.status == "completed", "it is not carried out")
+        worker.stop("enough")
+        thread.join()
+    assert [entry.state for entry in queue.entries()] == [RUNNING]
+    serve(store, work, lease_s=0.2)
+    assert (calls, len(queue), handle.result(0)) == ([1], 0, 7)
+
+
+def test_a_run_that_kills_its_workers_is_given_up(store: CheckpointManager, queue: kedge.Queue) -> None:
+    @kedge.pipeline
+    def work() -> None:
+        raise AssertionError("never called again")
+
+    handle = queue.submit(work)
+    (entry,) = queue.entries()
+    store.tag(entry.id, state=RUNNING, takeovers="2")
+    assert serve(store, work, max_takeovers=2) == ["work is given up: 3 workers died at it"]
+    with pytest.raises(Conflict, match="3 workers died at it"):
+        handle.result(0)
+
+
+def test_cancelled_before_it_began(store: CheckpointManager, queue: kedge.Queue) -> None:
+    @kedge.pipeline
+    def work() -> None:
+        raise AssertionError("never called")
+
+    handle = queue.submit(work)
+    handle.cancel()
+    assert serve(store, work) == ["work was cancelled"]
+    with pytest.raises(kedge.Cancelled):
+        handle.result(0)
+    assert len(queue) == 0
+
+
+def test_a_run_pauses_when_its_worker_is_told_to_stop(store: CheckpointManager, queue: kedge.Queue) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    @kedge.pipeline
+    async def work() -> str:
+        run = kedge.current_run()
+
+        async def first() -> str:
+            begun.set()
+            await asyncio.to_thread(go.wait)
+            return "a"
+
+        async def second() -> str:
+            return "b"
+
+        return str(await run.step("first", first) + await run.step("second", second))
+
+    handle = queue.submit(work)
+    worker = Worker(store, ["q"], {"work": work}, grace_s=0)
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    begun.wait()
+    worker.stop("SIGTERM")
+    wait_for(lambda: worker.is_stopping_runs, "the run is not told")
+    go.set()
+    thread.join()
+    assert handle.status == "paused"
+    serve(store, work)
+    assert handle.result(0) == "ab"
+
+
+PROGRAM = """
+    import os, kedge
+
+    @kedge.pipeline
+    def work(number):
+        run = kedge.current_run()
+        run.step("first", note, f"first {number}")
+        if not os.path.exists("go"):
+            note(f"hangs {number}")
+            import time
+            while not os.path.exists("go"):
+                time.sleep(0.02)  # sleep: until it is killed
+        return number
+
+    def note(line):
+        with open("log", "a") as log:
+            log.write(line + "\\n")
+"""
+
+
+def test_a_killed_worker_is_noticed_by_the_others(
+    store: CheckpointManager, queue: kedge.Queue, url: str, tmp_path: Path
+) -> None:
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(textwrap.dedent(PROGRAM))
+    submit = "import program, kedge, sys; q = kedge.queue('q', store=sys.argv[1]); "
+    submit += "[q.submit(program.work, n) for n in range(3)]"
+    subprocess.run([sys.executable, "-c", submit, url], cwd=tmp_path, check=True, timeout=60)
+    words = [sys.executable, "-m", "kedge", "worker", "program.py", "--queue", "q", "--concurrency", "3"]
+    first = subprocess.Popen([*words, "--store", url], cwd=tmp_path)
+    try:
+        wait_for(lambda: log.exists() and log.read_text().count("hangs") == 3, "the worker does not begin")
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    (tmp_path / "go").touch()
+    subprocess.run([*words, "--store", url, "--until-empty"], cwd=tmp_path, check=True, timeout=120)
+    keys = [job.name for job in store.jobs("work-")]
+    assert sorted(queue.handle(key).result(0) for key in keys if ":" not in key) == [0, 1, 2]
+    assert sorted(log.read_text().split("\n"))[1:4] == ["first 0", "first 1", "first 2"]
+    assert [find_run(store, key).sessions for key in keys if ":" not in key] == [2, 2, 2]
