@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kedge.chunks import ZERO, Entry, cut_by_content
-from kedge.errors import Conflict, Corrupted, StorageError, TooLarge, Validation
+from kedge.errors import Conflict, Corrupted, StorageError, TooLarge, UnsupportedFormat, Validation
 from kedge.model import Checkpoint, CheckpointId
 from kedge.ports import ChunksGone, IdTaken, KeysChanged, NewCheckpoint, digest_of
 
@@ -108,7 +108,7 @@ class Received:
                 self._take_root(root[1], spilled)
             parts = parts_of(packed)
             outline = self._take_manifest(spilled or packed) if parts is None else self._take_parts(parts)
-        except Corrupted as error:
+        except (Corrupted, UnsupportedFormat) as error:
             raise Validation(f"this is no manifest: {error.message}", hint="send what kedge.client sends") from None
         self._packed, self._size_bytes = packed, outline.size_bytes
         return outline
