@@ -75,7 +75,7 @@ def run_job(
         started, killed = _control(job, hosts, folder, kills, draw, time.monotonic() + seconds, app)
         lines = [line for log in folder.glob("pod-*.log") for line in log.read_text().splitlines()]
         begun = Counter(line.split()[2] for line in lines if line.endswith(" begun"))
-        with kedge.open(database, namespace="containers") as store:
+        with kedge.open(database) as store:
             kept = {found.name: found.checkpoints for found in store.jobs("item-")}
             if kept != {f"item-{n:06}": 1 for n in range(items)}:
                 raise Violation(f"not each item once: {kept}")

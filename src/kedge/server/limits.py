@@ -192,6 +192,7 @@ class Body:
         self._receive = receive
         self._service = service
         self._declared = declared
+        self._is_open = False
         self._most_bytes = 0
         self._until = 0.0
         self._seen = 0
@@ -200,7 +201,7 @@ class Body:
 
     def open(self, most_bytes: int, within_s: float) -> None:
         """Take so much, so long; TooLarge when more was announced."""
-        self._most_bytes, self._until = most_bytes, time.monotonic() + within_s
+        self._is_open, self._most_bytes, self._until = True, most_bytes, time.monotonic() + within_s
         if int(self._declared) > most_bytes:  # the edge has bounded its digits
             self._service.metrics.refused.labels("body").inc()
             raise _too_large(most_bytes)
@@ -208,6 +209,8 @@ class Body:
     async def __call__(self) -> Message:
         if self._is_whole:
             return await self._receive()  # waits for the end of the connection
+        if not self._is_open:
+            return await self._end()
         if self._service.is_draining and not self._is_hurried:
             self._is_hurried, self._until = True, min(self._until, time.monotonic() + _DRAIN_S)
         message = await self._next()
@@ -218,6 +221,12 @@ class Body:
             self._is_whole = not message.get("more_body", False)
             if self._seen > self._most_bytes:
                 raise _too_large(self._most_bytes)
+        return message
+
+    async def _end(self) -> Message:
+        """The end of the connection, for answers without a gate, such as files of the page. What is sent is dropped."""
+        while (message := await self._receive())["type"] == "http.request":
+            pass
         return message
 
     async def _next(self) -> Message:

@@ -103,7 +103,7 @@ class IndexState:
         except BaseException:
             self.leave()
             raise
-        if self.lacks_log():
+        if self.read().is_open and not self.has_log():
             self.leave()
             raise log_missing(self._index)
 
@@ -132,9 +132,8 @@ class IndexState:
         with _named(self.path):
             return _parsed(os.pread(self._fd, _SIZE, 0))
 
-    def lacks_log(self) -> bool:
-        """Whether it is not closed and its log is gone. Called `alone`."""
-        return self.read().is_open and not os.path.exists(self._index + "-wal")
+    def has_log(self) -> bool:
+        return os.path.exists(self._index + "-wal")
 
     def mark_open(self) -> None:
         """With the first commit, when the log is there. While we are here nobody says that it is closed."""
@@ -183,7 +182,7 @@ class IndexState:
 
 
 def lacks_log(index: str) -> bool:
-    """The same for who does not take part; without a lock, so not while somebody closes it."""
+    """Whether the index was not closed and its log is gone; without a lock, so not while somebody closes it."""
     try:
         with open(index + SUFFIX, "rb") as file:
             said = _parsed(file.read(_SIZE))

@@ -251,10 +251,10 @@ class SqliteFile:
             return
         closing = self._newest(said)
         self._connection.execute("PRAGMA busy_timeout=0")
-        if is_last and self._move_log_on():
+        if is_moved_on := is_last and self._move_log_on():
             state.close(closing)
         self._connection.close()
-        if state.lacks_log():
+        if not is_moved_on and not state.has_log():
             state.close(closing)
 
     def _newest(self, said: Closing) -> Closing:
