@@ -137,7 +137,7 @@ def restore(name: str, content: Any, more: Any, *, is_value: bool) -> object:
         except (MemoryError, RecursionError):
             raise
         except Exception:  # noqa: BLE001 - whatever does not fit: the class has changed, or the state is hostile
-            pass
+            pass  # nosec B110 # told below
     warnings.warn(_explain(name), stacklevel=2)
     return Unrestored(name, content, more, is_value)
 

@@ -8,6 +8,7 @@ a hook would let other threads run, and change the state, in the middle of that 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import ormsgpack
@@ -158,14 +159,22 @@ class Packer:
             raise
         return lowered
 
+    def _lower_unordered(self, items: Any, depth: int, container: object) -> list[Any]:
+        """In the order of their bytes, all of which are here: numbers of buffers would follow the order of the set."""
+        out_of_band_bytes, self.out_of_band_bytes = self.out_of_band_bytes, sys.maxsize
+        try:
+            return sorted(self._lower_items(items, depth, container), key=self._write)
+        finally:
+            self.out_of_band_bytes = out_of_band_bytes
+
     def _lower_structure(self, value: Any, structure: Any, depth: int) -> ormsgpack.Ext:
         if depth >= self._limit:
             raise TooDeep(UnsupportedType)
         head, children = structure.take(value)
-        if structure.shape is Shape.ITEMS:
+        if structure.is_unordered:
+            body = self._lower_unordered(children, depth, value)
+        elif structure.shape is Shape.ITEMS:
             body = self._lower_items(children, depth, value)
-            if structure.is_unordered:
-                body = sorted(body, key=self._write)
         else:
             body = self._lower_pairs(children, depth, value, is_attributes=structure.shape is Shape.FIELDS)
         if head:

@@ -144,7 +144,8 @@ class TestRoundTrip:
         assert second == [1]
 
     def test_equal_sets_encode_equally_in_every_process(self):
-        program = "from kedge import codec; print(codec.encode({'a', 'b', 'c', ('d', 1), None}).tree.hex())"
+        program = "from kedge import codec; s = {'a', 'b', ('d', 1), None, b'1' * 9, b'2' * 9, (b'3' * 9,), b'4' * 9}; "
+        program += "print(codec.encode(s, out_of_band_bytes=9).tree.hex())"
         outputs = {
             subprocess.run(
                 [sys.executable, "-c", program],
