@@ -171,6 +171,7 @@ class Packer:
         if depth >= self._limit:
             raise TooDeep(UnsupportedType)
         head, children = structure.take(value)
+        body: Any
         if structure.is_unordered:
             body = self._lower_unordered(children, depth, value)
         elif structure.shape is Shape.ITEMS:

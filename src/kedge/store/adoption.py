@@ -78,7 +78,7 @@ def _adopt_small(store: LocalStore, records: Sequence[NewCheckpoint], actor: str
         if len(records) == 1:
             return [taken(store, records[0])]
     else:
-        store.note(len(records))
+        store.note()
         return checkpoints
     return [checkpoint for record in records for checkpoint in _adopt_small(store, [record], actor)]
 

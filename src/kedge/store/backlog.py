@@ -1,10 +1,10 @@
 """Saves that wrote to no pack get records there too, behind the backs of those who saved.
 
 A state of up to 64 KiB is one row of the index and one sync (I1). So that a lost index can be rebuilt whole, such rows,
-and chunks that are rows, are copied to packs in batches: after some saves, some time after the first, when the store is
-closed, and by gc. The index notes how far this has come, and what it lacks anybody who does it next copies: a killed
-process leaves nothing behind but work. Nothing here is on the path of a save, and nothing looks at what was copied
-before.
+and chunks that are rows, are copied to packs in batches: from some time after the first on, at a pace that leaves the
+machine to those who save; when the store is closed; and by gc. The index notes how far this has come, and what it lacks
+anybody who does it next copies: a killed process leaves nothing behind but work. Nothing here is on the path of a save,
+and nothing looks at what was copied before.
 
 Rows of one batch lie in one record (docs/format.md). The index names the pack for each, so that gc keeps it (I3).
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 Describe = Callable[[Sequence[NewCheckpoint], Sequence[Chunk], "DataKey | None"], bytes]
 
-AFTER_SAVES = 4096
 AFTER_S = 5.0
+_PAUSES = 15  # for each second of copying behind the backs of savers: under load it may not keep up, and need not
 _AT_ONCE = 512  # rows read at once: 32 MiB at most, if all are small
 _RECORD_BYTES = 4 << 20  # of manifests in one record
 _CLOSING_S = 2.0  # what a close may spend; gc does the rest
@@ -47,51 +48,62 @@ class Backlog:
         """In a forked child: what the parent saved is the parent's to copy."""
         self._lock = threading.Lock()
         self._copying = threading.Lock()
-        self._saves = 0
-        self._timer: threading.Timer | None = None
+        self._closing = threading.Event()
+        self._is_noted = False  # something was saved since the last look
+        self._timer: threading.Timer | None = None  # and the copying that it begins
 
-    def note(self, saves: int = 1) -> None:
-        """So many saves are in the index alone now."""
-        with self._lock:
-            is_first, self._saves = self._saves == 0, self._saves + saves
-            is_full = self._saves >= AFTER_SAVES
-            if is_full:
-                self._saves = 0
-            elif not is_first:
-                return
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = threading.Timer(0 if is_full else AFTER_S, self._copy_quietly)
-            self._timer.daemon = True
-            self._timer.start()
+    def note(self) -> None:
+        """A save is in the index alone now."""
+        self._is_noted = True
+        if self._timer is None:
+            with self._lock:
+                if self._timer is None and not self._closing.is_set():
+                    self._timer = threading.Timer(AFTER_S, self._copy_slowly)
+                    self._timer.daemon = True
+                    self._timer.start()
 
     def close(self) -> None:
         """Copy what this process has saved, if that is soon done: a failure costs nothing that was acknowledged."""
+        self._closing.set()
         with self._lock:
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-            self._copy_quietly(_CLOSING_S)
-
-    def _copy_quietly(self, limit_s: float | None = None) -> None:
-        try:
-            self.copy(limit_s)
-        except CheckpointError:
-            return  # whoever comes next, or gc, copies it
+        if timer is not None or self._is_noted:
+            with suppress(CheckpointError):  # whoever comes next, or gc, copies it
+                self.copy(_CLOSING_S)
 
     def copy(self, limit_s: float | None = None) -> int:
         """Copy all that is in the index alone, or as much as `limit_s` allows; answers how many saves that were."""
         until = None if limit_s is None else time.monotonic() + limit_s
         count = 0
-        with self._copying:
-            with self._lock:
-                self._saves = 0
-            while until is None or time.monotonic() < until:
+        while until is None or time.monotonic() < until:
+            with self._copying:
                 saves = self._copy_batch()
-                if saves is None:
-                    break
-                count += saves
+            if saves is None:
+                break
+            count += saves
         return count
+
+    def _copy_slowly(self) -> None:
+        """The same, in a thread of its own."""
+        try:
+            while not self._closing.is_set():
+                self._is_noted = False
+                start = time.monotonic()
+                with self._copying:
+                    saves = self._copy_batch()
+                pause_s = _PAUSES * (time.monotonic() - start)
+                if saves is None:
+                    with self._lock:
+                        if not self._is_noted:
+                            self._timer = None
+                            return
+                    pause_s = AFTER_S
+                self._closing.wait(pause_s)
+        except CheckpointError:  # whoever comes next, or gc, copies it
+            with self._lock:
+                self._timer = None
 
     def _copy_batch(self) -> int | None:
         """Copy the next rows; None if there are none."""

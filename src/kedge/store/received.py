@@ -39,8 +39,14 @@ class SendAgain(Conflict):
 
     code = "send_again"
 
-    def __init__(self, digests: Sequence[bytes] = ()) -> None:
-        super().__init__("the store changed while the state was sent", hint="send it again")
+    def __init__(
+        self,
+        message: str = "the store changed while the state was sent",
+        *,
+        hint: str = "send it again",
+        digests: Sequence[bytes] = (),
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.digests = digests
 
 
@@ -178,7 +184,7 @@ class Received:
         places = self._store.reader.find(absent) if absent else {}
         gone = [digest for digest in absent if digest not in places or not self._writer.reuse(digest)]
         if gone:
-            raise SendAgain(gone)
+            raise SendAgain(digests=gone)
         self._relied.update(absent)
         return {digest: places[digest].size_bytes if size is None else size for digest, size in sizes.items()}
 
@@ -210,11 +216,11 @@ class Received:
             if not self._is_empty():
                 return self.commit_record(record, (), actor)
             (checkpoint,) = self._store.index.commit((record,), actor=actor)
-            self._store.note(1)
+            self._store.note()
             return checkpoint
         except ChunksGone as gone:
             names = set(gone.digests)
-            raise SendAgain([digest for digest in self._relied if self._writer.name(digest) in names]) from None
+            raise SendAgain(digests=[digest for digest in self._relied if self._writer.name(digest) in names]) from None
         except KeysChanged:
             self._store.refresh_keys()
             raise SendAgain from None
@@ -231,7 +237,7 @@ class Received:
             raise self._failure
         if self._is_spent:
             names = set(distrusted)
-            raise SendAgain([digest for digest in self._relied if self._writer.name(digest) in names])
+            raise SendAgain(digests=[digest for digest in self._relied if self._writer.name(digest) in names])
         self._is_spent = True
         try:
             with settled(self._writer):

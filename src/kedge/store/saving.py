@@ -87,10 +87,10 @@ class Saving(Loading):
         """Make the encoded state durable and acknowledge it by returning its checkpoint (I1)."""
         return self.turns.run(self._save, request, encoded, *self._identity(request), actor)
 
-    def note(self, saves: int = 1) -> None:
-        """So many saves are in the index alone."""
+    def note(self) -> None:
+        """A save is in the index alone."""
         if self.backlog is not None:
-            self.backlog.note(saves)
+            self.backlog.note()
 
     def _identity(self, request: Request) -> tuple[CheckpointId, int]:
         """The ID and the time of a new checkpoint: given ones where it is an old one."""
@@ -109,7 +109,7 @@ class Saving(Loading):
         shared = self.index.commit_each([(record, saves[n][2]) for n, record in records.items()])
         committed = dict(zip(records, shared, strict=True))
         if committed:
-            self.note(len(committed))
+            self.note()
         return [self._settle(save, records.get(n), committed.get(n)) for n, save in enumerate(saves)]
 
     def _settle(

@@ -348,6 +348,9 @@ def _is_allowed(model: Model, op: Operation) -> bool:
             if op.name in ("gc", "verify"):
                 earlier = [other for other in model.operations if other.name == op.name and other.began < op.ended]
                 return len(earlier) > 1  # itself, and one that may be going on
+            if op.name == "copy_job":  # of a job that has changed since it was copied before
+                copies = [o for o in model.operations if o.name == op.name and o.args["job"] == op.args["job"]]
+                return any(other is not op and other.began < op.ended for other in copies)
             return op.name == "delete" and model.may_be_pinned(op.args["id"])
         case "Validation":  # whoever has the store open under an older master key is told so
             return has_older_key
