@@ -337,8 +337,8 @@ class StoreMachine(RuleBasedStateMachine):
                     assert (c.seq, c.level, dict(c.tags), c.is_pinned, c.parent, dict(c.metadata)) == (
                         known.seq, known.level, known.tags, known.pinned, known.parent, known.metadata,
                     )  # fmt: skip
-            counted = {j.name: (j.checkpoints, j.last_seq) for j in store.jobs() if j.last_seq}
-            assert counted == {job: (len(self.of(job)), last) for job, last in self.last_seq.items()}
+            counted = {j.name: (j.checkpoints, j.last_seq) for j in store.jobs() if j.checkpoints}
+            assert counted == {job: (len(self.of(job)), last) for job, last in self.last_seq.items() if self.of(job)}
 
     @invariant()
     def events_only_grow(self) -> None:

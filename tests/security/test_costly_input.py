@@ -16,13 +16,15 @@ from uuid import UUID
 import ormsgpack
 import pytest
 from fastapi.testclient import TestClient
-from kedge.codec.wire import write_frame
 
 import kedge
 from kedge import codec
 from kedge.codec.json_view import from_json
 from kedge.codec.kinds import Tag
+from kedge.store.manifest import Manifest, pack_manifest
+from kedge.store.wire import SAVE_TYPE
 from tests.server.conftest import client_of
+from tests.server.test_transfer import body_of
 
 PRIME = (1 << 61) - 1  # Python's hash of a number is the number modulo this
 MANY = 50_000
@@ -85,10 +87,9 @@ def test_a_tree_that_takes_for_ever_is_refused(name: str) -> None:
 def test_an_upload_that_takes_for_ever_is_refused(tmp_path: Path, name: str) -> None:
     from kedge.server import create_app
 
-    frame = b"".join(write_frame(TREES[name](), {}, lambda number: []))
-    parts: Any = {"checkpoint": (None, '{"step": "s"}', "application/json"), "state": ("state", frame)}
     with client_of(create_app(tmp_path / "store")) as client:
-        answer = client.post("/api/v1/jobs/j/checkpoints", files=parts)
+        body = body_of([], pack_manifest(Manifest(TREES[name]())))
+        answer = client.post("/api/v1/jobs/j/checkpoints", content=body, headers={"content-type": SAVE_TYPE})
     assert answer.status_code == 422, answer.text
 
 

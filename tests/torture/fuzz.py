@@ -6,7 +6,6 @@ does; a finding is repeated by its target, seed and number.
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import random
@@ -22,7 +21,6 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import ormsgpack
-from kedge.codec.wire import read_frame, write_frame
 
 from kedge import codec
 from kedge.codec.json_view import from_json, to_json_view
@@ -59,16 +57,6 @@ def _read_tree(data: bytes) -> None:
     codec.decode(data, lambda number: memoryview(b""))
 
 
-def _read_frame(data: bytes) -> None:
-    source = io.BytesIO(data)
-
-    def fill(target: memoryview) -> None:
-        piece = source.read(len(target))
-        target[: len(piece)] = piece
-
-    read_frame(fill, most_bytes=1 << 20)
-
-
 def _read_message(data: bytes) -> None:
     for _, value in protobuf.fields(memoryview(data)):
         if isinstance(value, memoryview):
@@ -81,7 +69,6 @@ def _read_message(data: bytes) -> None:
 def targets() -> dict[str, Target]:
     trees = _states()
     table = ormsgpack.packb([trees[0], -1, b"", []])
-    frame = b"".join(write_frame(trees[0], {0: 4}, lambda _: [b"abcd"]))
     message = protobuf.encode([(1, 5), (2, b"abc"), (3, protobuf.encode([(1, 7), (2, "x")]))])
     texts = [b'{"a": [1, 2.5e3, "\\u00e4", null], "b": {"c": -0.1}}', b"[[1], {}, true]", b'"x"']
     calls = [b"--root\0/run\0create\0--bundle\0/b\0name", b"checkpoint\0--image-path\0/i\0name", b"delete\0--force\0n"]
@@ -89,7 +76,6 @@ def targets() -> dict[str, Target]:
         "codec": Target(trees, _read_tree),
         "json": Target(tuple(texts), from_json),
         "manifest": Target((b"\x01" + trees[0], b"\x03" + table), lambda data: parse_manifest(data, lambda *_: b"")),
-        "frame": Target((frame,), _read_frame),
         "files": Target(
             (ormsgpack.packb([1, [], []]), *trees),
             lambda data: parse_table(data, content_bytes=1 << 20, is_tree=True),

@@ -209,7 +209,7 @@ def error_of(problem: Any, status: int = 500) -> CheckpointError:
     """The error that a problem document stands for."""
     code, detail, hint = problem["code"], str(problem["detail"]), str(problem["hint"])
     if code == SendAgain.code:
-        return SendAgain([bytes.fromhex(digest) for digest in problem["digests"]])
+        return SendAgain(digests=[bytes.fromhex(digest) for digest in problem["digests"]])
     return _kind(code, status)(detail, hint=hint)
 
 

@@ -95,7 +95,7 @@ def memory_job(namespace: tuple[str, ...]) -> str:
 
 def memory_prefix(namespace: tuple[str, ...]) -> str:
     """What the job of every namespace that begins with this one begins with; those of others may, too."""
-    return memory_job(namespace).partition("++")[0]
+    return MEMORY + _kept("@".join(_escape(part) for part in namespace), _MOST - len(MEMORY))
 
 
 @lru_cache(maxsize=1024)
@@ -108,7 +108,12 @@ def _escape(text: str) -> str:
 
 
 def _shorten(encoded: str, most: int, text: str) -> str:
-    return encoded if len(encoded) <= most else encoded[: most - 26].rstrip("+") + "++" + _hash(text, 24)
+    return encoded if len(encoded) <= most else f"{_kept(encoded, most)}++{_hash(text, 24)}"
+
+
+def _kept(encoded: str, most: int) -> str:
+    """What is left of a name that is shortened."""
+    return encoded[: most - 26].rstrip("+")
 
 
 def _decode(encoded: str) -> str:

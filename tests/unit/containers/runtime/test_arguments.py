@@ -189,5 +189,5 @@ def test_importing_it_needs_nothing_but_the_interpreter() -> None:
     said = subprocess.run([sys.executable, "-ISc", program], capture_output=True, text=True, check=True, timeout=30)
     assert said.stdout.split() == [
         "__future__", "kedge", "kedge.containers", "kedge.containers.runtime",
-        "kedge.containers.runtime.arguments",
+        "kedge.containers.runtime.arguments", "kedge.version",
     ]  # fmt: skip
