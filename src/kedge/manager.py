@@ -538,6 +538,7 @@ class CheckpointManager(CaringManager):
                 self._session.closers.pop(0)()
         finally:
             self._session.turns.run(self._let_go)
+            self._session.turns.close()
 
     def _let_go(self) -> None:
         try:

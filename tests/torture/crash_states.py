@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import random
 import shutil
 import time
@@ -112,12 +114,21 @@ def explore(
     """
     trace = record(folder, STEPS[name], mutant=mutant)
     states = list(crash_states(trace, seed=seed, extra=extra))
-    found = len(states)
-    if limit is not None and found > limit:
-        states = random.Random(f"{name} {seed}").sample(states, limit)
-    for n, state in enumerate(sorted(states, key=lambda state: -state.moment)):
-        check_state(trace, state, folder / f"state-{n}")
-    return {"traces": 1, "changes": len(trace.ops), "syncs": len(trace.syncs), "disks": len(states)}
+    try:
+        if limit is not None and len(states) > limit:
+            states = random.Random(f"{name} {seed}").sample(states, limit)
+        for n, state in enumerate(sorted(states, key=lambda state: -state.moment)):
+            check_state(trace, state, folder / f"state-{n}")
+        return {"traces": 1, "changes": len(trace.ops), "syncs": len(trace.syncs), "disks": len(states)}
+    finally:
+        states.clear()
+        _give_memory_back()
+
+
+def _give_memory_back() -> None:
+    """Disks are large, and the allocator would keep their memory for the rest of the tests."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def torture(minutes: float, folder: Path) -> dict[str, float]:

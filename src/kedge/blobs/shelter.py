@@ -178,12 +178,18 @@ class Turns:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._serving = threading.Lock()
         self._has_begun = False
+        self._is_closed = False
 
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread. What is called now runs where it is called: it is told that all is closed."""
+        self._is_closed = True
         self._queue.put(None)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not is_exposed():
+        if self._is_closed or not is_exposed():
             return function(*args, **kwargs)
         call = _Call(functools.partial(function, *args, **kwargs))
 

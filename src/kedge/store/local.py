@@ -105,6 +105,7 @@ class LocalStore(Saving):
     def close(self) -> None:
         if self.backlog is not None:
             self.backlog.close()
+        self.turns.close()
         workers, self._workers = self._workers, _new_workers()
         workers.shutdown(wait=True)
         self.blobs.close()

@@ -312,10 +312,12 @@ class Saving(Loading):
                     raise _id_exists(record.id) from None
                 record = replace(record, id=self.new_id(record.step, record.created_us))
             except ChunksGone as gone:
-                raise NotFound(
-                    f"the checkpoint to copy to job {record.job} was deleted meanwhile",
-                    hint="choose another one",
-                ) from gone
+                if self.vault is None or not self.knows(source[0].id):
+                    raise NotFound(
+                        f"the checkpoint to copy to job {record.job} was deleted meanwhile",
+                        hint="choose another one",
+                    ) from gone
+                self.refresh_keys()  # they are being changed, and its chunks have other names now
             else:
                 self.note()
                 return checkpoint

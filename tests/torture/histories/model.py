@@ -340,8 +340,10 @@ def _is_allowed(model: Model, op: Operation) -> bool:
                 or op.name == "copy_job"
                 or not any(model.saved(i) < op.began for i in model.by_job[op.args.get("job", "")])
             )
-        case "LeaseHeld":
-            return op.name in ("take", "save", "branch") and op.args["job"].startswith("leased")
+        case "LeaseHeld":  # a copier that was killed had its target for itself
+            return op.name == "copy_job" or (
+                op.name in ("take", "save", "branch") and op.args["job"].startswith("leased")
+            )
         case "LeaseLost":
             return op.name in ("save", "renew", "release") and bool(op.args.get("token"))
         case "Conflict":  # a service does one task of a kind at a time
