@@ -69,7 +69,7 @@ def test_what_arrives_changed_is_asked_for_again() -> None:
     with opened(blobs := Elsewhere()) as manager:
         saved = manager.save("job", "step", state())
         small = manager.save("small", "step", {"one": np.random.default_rng(2).integers(0, 256, 300_000, dtype="u1")})
-        for flips in (1, 2, 3):
+        for flips in (1, 2):  # of three, all may meet the same chunk
             blobs.flips = flips
             assert is_same(manager.load(saved), state())
         blobs.flips = 1
