@@ -22,23 +22,26 @@ PROGRAM = """
         with open("log", "a") as log:
             log.write(word + "\\n")
 
-    @kedge.step(name="work {n}")
-    def work(n, seconds):
-        note(f"begin {n}")
-        time.sleep(seconds)  # sleep: the work
-        note(f"end {n}")
-        return n * n
-
-    @kedge.pipeline
-    def squares(count=5, seconds=0.15):
-        with kedge.current_run().stage("all"):
-            return sum(work(n, seconds) for n in range(count))
-
     def held(n):
         note(f"begin {n}")
         while not os.path.exists("go"):
             time.sleep(0.02)  # sleep: between two looks
         note(f"end {n}")
+        return n * n
+
+    def free(n):
+        note(f"begin {n}")
+        note(f"end {n}")
+        return n * n
+
+    @kedge.step(name="work {n}")
+    def work(n, hold):
+        return held(n) if n == hold else free(n)
+
+    @kedge.pipeline
+    def squares(count=5, hold=2):
+        with kedge.current_run().stage("all"):
+            return sum(work(n, hold) for n in range(count))
 
     @kedge.pipeline
     def mapped(executor):
@@ -57,12 +60,12 @@ PROGRAM = """
 
     @kedge.pipeline(store="own")
     def at_home():
-        return kedge.current_run().step("work", work.__wrapped__, 3, 0)
+        return kedge.current_run().step("work", free, 3)
 
     if __name__ == "__main__":
         with kedge.run("script", grace_s=float(sys.argv[1])) as run:
             for n in range(5):
-                run.step(f"work {n}", work.__wrapped__, n, float(sys.argv[2]))
+                run.step(f"work {n}", work.__wrapped__, n, int(sys.argv[2]))
         note("completed")
 """
 
@@ -93,6 +96,10 @@ class Program:
     def kedge(self, *words: str, code: int = 0) -> str:
         return self.run("-m", "kedge", *words, code=code)
 
+    def go(self) -> None:
+        """End the step that is held"""
+        (self.folder / "go").touch()
+
     def wait_for(self, line: str) -> None:
         wait_for(lambda: line in self.lines(), f"it does not say {line!r}")
 
@@ -109,14 +116,15 @@ def program(tmp_path: Path) -> Program:
 
 
 def test_killed_and_started_again_at_once(program: Program) -> None:
-    process = program.start("program.py", "5", "0.2")
+    process = program.start("program.py", "5", "2")
     program.wait_for("begin 2")
     process.kill()
     process.communicate()
     found = program.runs()["script"]
     assert found["status"] == "abandoned"
     assert found["is_abandoned"]
-    program.run("program.py", "5", "0.2")  # its lease still runs, but its owner is known to be gone
+    program.go()
+    program.run("program.py", "5", "2")  # its lease still runs, but its owner is known to be gone
     lines = program.lines()
     assert [lines.count(f"end {n}") for n in range(5)] == [1, 1, 1, 1, 1]
     assert lines.count("begin 2") == 2
@@ -124,9 +132,10 @@ def test_killed_and_started_again_at_once(program: Program) -> None:
 
 
 def test_sigterm_finishes_the_step_pauses_and_says_how_to_resume(program: Program) -> None:
-    process = program.start("program.py", "30", "0.2")
+    process = program.start("program.py", "60", "1")
     program.wait_for("begin 1")
     process.terminate()
+    program.go()
     _, err = process.communicate(timeout=30)
     assert process.returncode == 75
     assert f"kedge runs resume script --store {program.folder}/store" in err
@@ -147,7 +156,7 @@ def test_sigterm_finishes_the_items_under_way(program: Program, executor: str) -
     process.terminate()
     with pytest.raises(subprocess.TimeoutExpired):
         process.communicate(timeout=1)
-    (program.folder / "go").touch()
+    program.go()
     process.communicate(timeout=30)
     assert process.returncode == 75
     assert sorted(program.lines()) == ["begin 0", "begin 1", "end 0", "end 1"]
@@ -161,7 +170,7 @@ def threads_of(process: "subprocess.Popen[str]") -> int:
 
 @pytest.mark.parametrize("how", ["grace", "twice"])
 def test_a_step_that_takes_too_long_is_left_at_once(program: Program, how: str) -> None:
-    process = program.start("program.py", "0.2" if how == "grace" else "60", "60")
+    process = program.start("program.py", "0.2" if how == "grace" else "60", "0")
     program.wait_for("begin 0")
     before = threads_of(process)
     process.send_signal(signal.SIGINT)
@@ -176,10 +185,11 @@ def test_a_step_that_takes_too_long_is_left_at_once(program: Program, how: str) 
 
 
 def test_held_and_let_go_by_signals(program: Program) -> None:
-    process = program.start("program.py", "5", "0.3")
+    process = program.start("program.py", "60", "0")
     program.wait_for("begin 0")
     process.send_signal(signal.SIGUSR1)
     process.send_signal(signal.SIGHUP)
+    program.go()
     program.wait_for("end 0")
     wait_for(lambda: program.runs()["script"]["status"] == "paused", "it is not held")
     assert program.lines() == ["begin 0", "end 0"]
@@ -190,11 +200,13 @@ def test_held_and_let_go_by_signals(program: Program) -> None:
 
 
 def test_a_pipeline_of_a_file(program: Program) -> None:
-    words = ("run", "program.py:squares", "--id", "sq", "--arg", "seconds=0.2", "--json")
+    words = ("run", "program.py:squares", "--id", "sq", "--arg", "count=5", "--json")
     process = program.start("-m", "kedge", *words)
     program.wait_for("begin 2")
     process.send_signal(signal.SIGUSR1)  # hold on behind the step
     program.kedge(*words, code=5)  # another owner
+    program.go()
+    wait_for(lambda: program.runs()["sq"]["status"] == "paused", "it is not held")  # the step is kept by then
     process.kill()
     process.communicate()
     assert json.loads(program.kedge(*words)) == {"run": "sq", "status": "completed", "result": 30}
@@ -203,7 +215,7 @@ def test_a_pipeline_of_a_file(program: Program) -> None:
     assert [steps[f"all/work {n}"]["verdict"] for n in range(5)] == ["reused"] * 3 + ["ran"] * 2
     assert "all/work 4" in program.kedge("runs", "explain", "sq")
     assert "work 4" in program.kedge("runs", "show", "sq")
-    assert json.loads(program.kedge("run", "program.py:squares", "--id", "sq", "--arg", "seconds=0.2", "--json"))
+    assert json.loads(program.kedge("run", "program.py:squares", "--id", "sq", "--arg", "count=5", "--json"))
 
 
 def test_wrong_use_of_the_commands(program: Program) -> None:
