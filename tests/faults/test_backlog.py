@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,12 @@ import pytest
 import kedge
 from kedge.care.gc import JOIN_FROM
 from kedge.care.repair import repair
+from kedge.errors import Unavailable
+from kedge.ports import KeysChanged
+from kedge.store import backlog as backlogs
 from tests.fixtures.format_1 import save_in_parts
 from tests.parts import require
+from tests.waiting import wait_for
 
 PROCESSES, SAVES = 4, 50
 KEY = bytes(range(32)).hex()
@@ -150,3 +155,36 @@ def test_a_save_costs_nothing_that_was_copied_before(tmp_path: Path) -> None:
         assert backlog.copy() == 0
         store.save("job", "step", "one more")
         assert backlog.copy() == 1
+
+
+def is_all_copied(store: kedge.CheckpointManager) -> bool:
+    batch = store.store.index.unrecorded(1)
+    return not batch.rows and not batch.chunks
+
+
+def test_it_is_copied_while_the_store_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlogs, "AFTER_S", 0.01)
+    with kedge.open(tmp_path / "store") as store:
+        for n in range(3):
+            store.save("job", "step", n)
+            wait_for(lambda: is_all_copied(store), "nobody copies what was saved")
+
+
+@pytest.mark.parametrize("error", [Unavailable("the disk is away"), KeysChanged("changed")])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_copying_begins_again_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(backlogs, "AFTER_S", 0.01)
+    with kedge.open(tmp_path / "store") as store:
+        failed = threading.Event()
+
+        def fail(*_args: object, **_options: object) -> None:
+            failed.set()
+            raise error
+
+        with monkeypatch.context() as broken:
+            broken.setattr(store.store.index, "unrecorded", fail)
+            store.save("job", "step", 1)
+            assert failed.wait(60)
+        wait_for(lambda: not any(isinstance(t, threading.Timer) for t in threading.enumerate()), "it goes on")
+        store.save("job", "step", 2)
+        wait_for(lambda: is_all_copied(store), "nobody copies what was saved")

@@ -15,9 +15,9 @@ from unittest import mock
 import pytest
 
 import kedge
-from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost
+from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, NotFound
 from kedge.model import Lease
-from kedge.ports import KEYS
+from kedge.ports import KEYS, ChunksGone
 from tests.parts import require
 from tests.torture.mutants import applied
 from tests.torture.races import Background, Gate, gate_after, gate_before
@@ -299,6 +299,55 @@ def test_saves_and_copies_beside_a_rewrite(stores: Stores, point: str) -> None:
         stores.states[branch.id] = state
         gate.open()
         changing.result()
+    stores.assert_whole()
+
+
+@on(ALL)
+def test_a_branch_whose_source_is_sealed_anew_meanwhile(stores: Stores) -> None:
+    source = list(stores.states)[3]
+    with gate_before(stores.other.store.index, "commit") as gate:
+        branching = Background(stores.other.resume_from, source, "branch")
+        gate.wait_until_reached()
+        stores.user.rekey(rewrite=True)
+        stores.user.gc()
+        gate.open()
+        branch, state = branching.result()
+    assert state == stores.states[source]
+    stores.states[branch.id] = state
+    stores.assert_whole()
+
+
+@on(ALL)
+def test_a_branch_whose_new_chunks_are_gone_is_made_again(stores: Stores) -> None:
+    """As when gc condemned the pack that it had written chunks to, which it does while keys are being changed."""
+    source = list(stores.states)[3]
+    index = stores.other.store.index
+    real, refusals = index.commit, [ChunksGone([b"d" * 32])]
+
+    def commit(*args: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return real(*args, **options)
+
+    with mock.patch.object(index, "commit", commit):
+        branch, state = stores.other.resume_from(source, "branch")
+    assert (refusals, state) == ([], stores.states[source])
+    stores.states[branch.id] = state
+    stores.assert_whole()
+
+
+@on(ALL)
+def test_a_branch_whose_source_is_deleted_meanwhile(stores: Stores) -> None:
+    source = list(stores.states)[1]
+    with gate_before(stores.other.store.index, "commit") as gate:
+        branching = Background(stores.other.resume_from, source, "branch")
+        gate.wait_until_reached()
+        stores.user.delete("j", source)
+        del stores.states[source]
+        stores.user.gc()
+        gate.open()
+        with pytest.raises(NotFound, match=f"parent {source} not found"):
+            branching.result()
     stores.assert_whole()
 
 

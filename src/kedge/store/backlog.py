@@ -102,8 +102,11 @@ class Backlog:
                     pause_s = AFTER_S
                 self._closing.wait(pause_s)
         except CheckpointError:  # whoever comes next, or gc, copies it
+            pass
+        finally:
             with self._lock:
-                self._timer = None
+                if self._timer is threading.current_thread():  # not the one that a later save began
+                    self._timer = None
 
     def _copy_batch(self) -> int | None:
         """Copy the next rows; None if there are none."""
