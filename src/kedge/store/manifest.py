@@ -138,14 +138,14 @@ def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
 
     The declared size is checked first because the library's own `max_output_size` is ignored when one is present.
     """
+    declared = 0
     try:
         declared = zstandard.frame_content_size(data)
         if not 0 <= declared <= limit:
             raise Corrupted(f"compressed data claims {declared:,} bytes, at most {limit:,} fit", hint="run kedge check")
         plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
-        if "not enough memory" in str(error):  # which says nothing about the bytes
-            raise MemoryError(str(error)) from error
+        bytearray(2 * declared)  # MemoryError where the library had too little: that says nothing about the bytes
         raise Corrupted(f"compressed data is damaged: {error}", hint="run kedge check") from error
     if len(plain) != declared:
         raise Corrupted("compressed data is shorter than it claims", hint="run kedge check")

@@ -1,0 +1,274 @@
+"""The methods of a CheckpointManager that find and load checkpoints. Parses, then asks the store."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from kedge import codec
+from kedge.errors import Corrupted, NotFound, Validation
+from kedge.model import (
+    Checkpoint,
+    CheckpointLevel,
+    CheckpointStatus,
+    parse_choice,
+    parse_limit,
+    parse_name,
+    parse_tags,
+)
+from kedge.ports import Checkpoints, Jobs
+
+from . import Store, Stored
+from .reference import resolve
+from .streams import deleted_while_read
+
+_PAGE = 1000  # checkpoints read at once
+
+
+class ReadingManager:
+    """The half of `CheckpointManager` that changes nothing; never made by itself."""
+
+    store: Store
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Saves and loads of this object and its views, in numbers and bytes."""
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        """Conflict if this was closed."""
+        raise NotImplementedError
+
+    # Finding
+
+    def list(
+        self,
+        job_id: str,
+        *,
+        level: CheckpointLevel | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        limit: int | None = None,
+        before: str | int | None = None,
+        after: str | int | None = None,
+    ) -> Checkpoints:
+        """Checkpoints of a job, oldest first, without their states; [] for an unknown job.
+
+        `limit` keeps the newest ones; page backwards with `before=` the first of the last page (its ID or seq).
+        `metadata` filters by JSON paths, such as {"model.name": "small"}.
+        """
+        return self.store.list(
+            parse_name("job", job_id),
+            level=None if level is None else parse_choice(CheckpointLevel, level),
+            tags=parse_tags(tags) or None,
+            metadata=_parse_filter(metadata),
+            limit=parse_limit(limit),
+            before=self._seq_of(job_id, before),
+            after=self._seq_of(job_id, after),
+        )
+
+    def walk(
+        self,
+        job_id: str,
+        *,
+        level: CheckpointLevel | str | None = None,
+        tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        before: str | int | None = None,
+        after: str | int | None = None,
+    ) -> Iterator[Checkpoint]:
+        """`list` one by one, oldest first, in memory that does not grow with the history.
+
+        It is read in pages: what is saved meanwhile comes too, what is deleted before its page is read does not.
+        """
+        first, last = self._seq_of(job_id, after) or 0, self._seq_of(job_id, before)
+        wanted: dict[str, Any] = {"level": level, "tags": tags, "metadata": metadata, "before": last}
+        while page := self.list(job_id, **wanted, after=first, limit=_PAGE):
+            yield from page
+            first = page[-1].seq
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        """The checkpoint without its state; NotFound if there is none."""
+        return self.store.get(parse_name("checkpoint ID", checkpoint_id))
+
+    def find(self, reference: str) -> Checkpoint:
+        """The checkpoint a user means by an ID, JOB (its newest), JOB#7, or any of these with ~1 for the one before."""
+        return resolve(self.store, reference)
+
+    def exists(self, checkpoint_id: str) -> bool:
+        return self.store.knows(parse_name("checkpoint ID", checkpoint_id))
+
+    def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
+        """Jobs by name; page with `after=` the last name. A job whose checkpoints are all deleted is not listed."""
+        if not isinstance(prefix, str) or not isinstance(after, str | None):
+            raise Validation(f"prefix={prefix!r}, after={after!r}", hint="use the beginning of a job's name")
+        wanted, start, jobs = parse_limit(limit), after or "", []
+        while page := self.store.jobs(prefix, wanted, start):
+            jobs += [job for job in page if job.checkpoints or job.retention]
+            if wanted is None or len(page) < wanted or len(jobs) >= wanted:
+                break
+            start = page[-1].name
+        return jobs if wanted is None else jobs[:wanted]
+
+    # Loading
+
+    def load(
+        self,
+        checkpoint_id: str,
+        *,
+        only: str | Sequence[str] | None = None,
+        into: object = None,
+        mapped: bool = False,
+        device: object = None,
+    ) -> Any:
+        """The state of a checkpoint, verified (I2). Instead of its ID, anything that `find` understands, such as a job.
+
+        `only` is a glob or several over '/'-joined paths ("model/layer3/*"): the rest is neither read nor returned.
+        `into` is a state of the same shape whose arrays and tensors, on any device, are filled in place.
+        `mapped` gives read-only arrays over the store's files: no memory of their own where chunks are uncompressed.
+        Tensors, which torch cannot protect, are writable then; what is written stays in this process.
+        `device` is where tensors go ("cuda:1"), chunk by chunk, without a copy of the state in main memory.
+        """
+        stored = self._read(checkpoint_id)
+        return self.load_stored(stored, only=only, into=into, mapped=mapped, device=device)
+
+    def _read(self, reference: str) -> Stored:
+        if not isinstance(reference, str) or {"#", "~"}.isdisjoint(reference):
+            try:
+                return self.store.read(parse_name("checkpoint ID", reference))
+            except NotFound:
+                pass  # perhaps the name of a job
+        return self.store.read(self.find(reference).id)
+
+    def load_latest(
+        self, job_id: str, *, level: CheckpointLevel | str | None = None, into: object = None, device: object = None
+    ) -> tuple[Checkpoint, Any] | None:
+        """The newest checkpoint of a job and its state; None when there is none yet. `into`, `device`: as for `load`.
+
+        One that verify found damaged is passed over with a warning; when all are, that is Corrupted.
+        """
+        wanted = None if level is None else parse_choice(CheckpointLevel, level)
+        while True:
+            found = self.store.latest(parse_name("job", job_id), wanted)
+            if found is None:
+                # All of them in one read: what was saved since `latest` looked is not damaged, but found next time.
+                history = self.store.list(job_id, level=wanted)
+                if not history:
+                    return None
+                if all(checkpoint.status is CheckpointStatus.CORRUPTED for checkpoint in history):
+                    raise Corrupted(
+                        f"every checkpoint of job {job_id} is marked as damaged, such as {history[-1].id}",
+                        hint="run kedge check; put lost files back, or load one by its ID to see what is wrong",
+                    )
+                continue
+            self._warn_of_newer(found[0], wanted)
+            try:
+                return found[0], self.load_stored(found, into=into, device=device)
+            except NotFound:
+                if self.exists(found[0].id):
+                    raise
+                # deleted while it was loaded: another one is the newest now
+
+    def _warn_of_newer(self, found: Checkpoint, level: CheckpointLevel | None) -> None:
+        newer = self.store.list(found.job, level=level, limit=1, after=found.seq)
+        if newer and newer[0].status is CheckpointStatus.CORRUPTED:
+            text = f"checkpoint {newer[0].id}, newer than {found.id} of job {found.job}, is damaged and passed over"
+            warnings.warn(text, stacklevel=3)
+
+    def load_by_key(self, job_id: str, idempotency_key: str) -> tuple[Checkpoint, object] | None:
+        """The checkpoint saved under an idempotency key, and its state; None when there is none yet."""
+        found = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
+        return None if found is None else (found[0], self.load_stored(found))
+
+    def read_ahead(
+        self, job_id: str, after: int, limit: int = 64
+    ) -> dict[str, tuple[Checkpoint, Callable[[], object]]]:
+        """What was saved under idempotency keys next behind sequence number `after`; states are loaded when called."""
+        found = self.store.find_next(parse_name("job", job_id), after, limit)
+        return {key: (stored[0], partial(self.load_stored, stored)) for key, stored in found.items()}
+
+    def get_by_key(self, job_id: str, idempotency_key: str) -> Checkpoint | None:
+        """The checkpoint saved under an idempotency key, without its state; None when there is none."""
+        found = self.store.find(parse_name("job", job_id), (idempotency_key,)).get(idempotency_key)
+        return None if found is None else found[0]
+
+    def restore(self, job_id: str, checkpoint_id: str | None = None) -> Any:
+        """The state of a job's checkpoint, the newest by default; NotFound (a FileNotFoundError) when missing."""
+        if checkpoint_id is None:
+            found = self.load_latest(job_id)
+            if found is None:
+                raise NotFound(f"job {job_id} has no checkpoint", hint="kedge jobs shows which jobs exist")
+            return found[1]
+        self._in_job(job_id, checkpoint_id)
+        return self.load(checkpoint_id)
+
+    def outline(self, checkpoint_id: str) -> object:
+        """The state with arrays and buffers summarised, not read: for showing, comparing, browsing."""
+        stored = self.store.read(parse_name("checkpoint ID", checkpoint_id))
+        try:
+            return codec.outline(self.store.tree(stored))
+        except Corrupted:
+            self._check_exists(stored[0])
+            raise
+
+    def load_stored(
+        self,
+        stored: Stored,
+        *,
+        only: str | Sequence[str] | None = None,
+        into: object = None,
+        mapped: bool = False,
+        device: object = None,
+    ) -> object:
+        """`load` of what was read from the store before."""
+        self._check_open()
+        patterns = [only] if isinstance(only, str) else only
+        if patterns is not None and (not patterns or not _are_texts(patterns)):
+            raise Validation(f"only={only!r}", hint='use paths, with * where any name fits: "model/*"')
+        if into is not None and (patterns is not None or mapped or device is not None):
+            raise Validation("into= excludes only=, mapped= and device=", hint="give a smaller state to into= instead")
+        if mapped and device is not None:
+            raise Validation("mapped= excludes device=", hint="what is mapped stays in main memory")
+        place = None if device is None else codec.parse_device(device)
+        try:
+            state = self.store.load(stored, only=patterns, into=into, mapped=mapped, device=place)
+        except Corrupted:
+            self._check_exists(stored[0])
+            raise
+        self.counters["loads"] += 1
+        self.counters["loaded_bytes"] += stored[0].size_bytes
+        return state
+
+    def _check_exists(self, checkpoint: Checkpoint) -> None:
+        """Chunks that are gone are damage, unless their checkpoint was deleted meanwhile and gc has been there."""
+        if not self.exists(checkpoint.id):
+            raise deleted_while_read(checkpoint.id) from None
+
+    def _in_job(self, job_id: str, checkpoint_id: str) -> Checkpoint:
+        checkpoint = self.get(checkpoint_id)
+        if checkpoint.job != parse_name("job", job_id):
+            raise NotFound(
+                f"checkpoint {checkpoint_id} not found in job {job_id}",
+                hint=f"it belongs to job {checkpoint.job}",
+            )
+        return checkpoint
+
+    def _seq_of(self, job_id: str, where: str | int | None) -> int | None:
+        if isinstance(where, str):
+            return self._in_job(job_id, where).seq
+        if where is not None and type(where) is not int:
+            raise Validation(f"{where!r} is no place in a history", hint="use a checkpoint ID or a sequence number")
+        return where
+
+
+def _parse_filter(metadata: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    if metadata is not None and (not isinstance(metadata, Mapping) or not _are_texts(metadata)):
+        raise Validation(f"metadata={metadata!r}", hint='use paths and values: {"model.name": "small"}')
+    return metadata
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(value, str) for value in values)
