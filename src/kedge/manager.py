@@ -135,12 +135,6 @@ class CheckpointManager(ReadingManager, CaringManager):
         self._session.background.raise_unseen()
         return self.commit(request, codec.encode(state)).id
 
-    def save_encoded(self, job_id: str, step_name: str, encoded: codec.Encoded, **options: Any) -> Checkpoint:
-        """Like `save`, for a state that was encoded elsewhere; the caller has checked that it can be decoded."""
-        request = parse_request(job_id, step_name, **options)
-        self._session.background.drain()
-        return self.commit(request, encoded)
-
     def save_many(self, saves: Sequence[Save]) -> list[Checkpoint | BaseException]:
         """Several saves that came at the same time, each with its actor: for each its checkpoint, or what it raises.
 

@@ -115,10 +115,6 @@ class Store(Protocol):
         """The encoded tree of the state, without its buffers."""
         ...
 
-    def buffer_sizes(self, stored: Stored) -> Sequence[int | None]:
-        """How long each buffer of the state is; None for sources that stay in the store, such as files."""
-        ...
-
     def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> Mapping[int, Target | StoredStream]:
         """Buffers of the state by ordinal, all by default; large sources stay in the store until they are read."""
         ...

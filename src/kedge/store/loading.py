@@ -97,9 +97,6 @@ class Loading(Store, Protocol):
     def tree(self, stored: Stored) -> bytes:
         return self.tree_of(stored[0], self.open(*stored))
 
-    def buffer_sizes(self, stored: Stored) -> Sequence[int | None]:
-        return [None if span.is_lazy else span.size_bytes for span in self.open(*stored).buffers]
-
     def buffers(self, stored: Stored, ordinals: Sequence[int] | None = None) -> dict[int, Target | StoredStream]:
         manifest = self.open(*stored)
         return self.read_buffers(stored[0], manifest, range(len(manifest.buffers)) if ordinals is None else ordinals)
