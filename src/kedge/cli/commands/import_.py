@@ -49,7 +49,7 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
     "--allow",
     multiple=True,
     metavar="module.Class",
-    help="Import this class from pickles as a plain record; repeatable.",
+    help="Rebuild this class from LangGraph's values; for pickles, leave it out of the report. Repeatable.",
 )
 @click.option("--files", default=".", metavar="DIR", help="Where the files of a database's rows are.  [default: .]")
 @click.option("--watch", is_flag=True, help="Continue to import what is new, until Ctrl-C.")

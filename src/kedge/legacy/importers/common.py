@@ -123,10 +123,6 @@ class Unreadable(Exception):
         self.salvaged = salvaged or Fragment()
 
 
-class Refused(Unreadable):
-    """A pickle that names what is not harmless: whole, perhaps, but not to be trusted."""
-
-
 # Names
 
 

@@ -17,7 +17,6 @@ from .common import (
     Found,
     Fragment,
     Options,
-    Refused,
     Unreadable,
     Verdict,
     clean,
@@ -167,8 +166,6 @@ def _sort(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> F
             yield Finding(Verdict.CORRUPTED, entry.shown, "empty")
         else:
             yield Finding(Verdict.SKIPPED, entry.shown, "no checkpoint of a known format")
-    except Refused as problem:
-        yield Finding(Verdict.SKIPPED, entry.shown, problem.reason)
     except Unreadable as problem:
         yield Finding(Verdict.CORRUPTED, entry.shown, problem.reason)
 
@@ -181,11 +178,13 @@ def _is_pickle(entry: Entry, head: bytes) -> bool:
 def _sort_pickle(entry: Entry, folder: Sorted, options: Options, pickles: Pickles) -> Found:
     if options.form not in ("auto", geo_tiles.FORM):
         return
-    value = pickles.read(read_file(entry, MAX_PICKLE_BYTES))
-    if geo_tiles.kind_of(value) is None:
+    unpickled = pickles.read(read_file(entry, MAX_PICKLE_BYTES))
+    if geo_tiles.kind_of(unpickled.value) is None:
         yield Finding(Verdict.SKIPPED, entry.shown, "a pickle, but no checkpoint of tiles or chunks")
         return
-    folder.pickles.append((value, entry.name, entry.shown))
+    if (finding := unpickled.finding(entry.shown)) is not None:
+        yield finding
+    folder.pickles.append((unpickled.value, entry.name, entry.shown))
 
 
 def _sort_json(entry: Entry, data: bytes, folder: Sorted, options: Options) -> Found:

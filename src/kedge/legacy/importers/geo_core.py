@@ -168,7 +168,9 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
         yield Finding(
             Verdict.SKIPPED, shown, "its metadata does not list these files; an earlier save left them", unlisted
         )
-    state, checksum = _read_files(inside, listed, pickles, problems)
+    unknown: list[Finding] = []
+    state, checksum = _read_files(inside, listed, pickles, problems, unknown)
+    yield from unknown
     problems += [
         f"its {kind} does not fit its files"
         for kind in ("checksum", "validation_checksum")
@@ -188,8 +190,13 @@ def checkpoint(name: str, about: Document, inside: Listing, options: Options, pi
     yield draft
 
 
-def _read_files(inside: Listing, listed: set[str], pickles: Pickles, problems: list[str]) -> tuple[dict[str, Any], str]:
-    """The state in the listed files, and the checksum over all of them; `problems` gets what is wrong with any."""
+def _read_files(
+    inside: Listing, listed: set[str], pickles: Pickles, problems: list[str], unknown: list[Finding]
+) -> tuple[dict[str, Any], str]:
+    """The state in the listed files, and the checksum over all of them.
+
+    `problems` gets what is wrong with any, `unknown` a finding for each that holds objects of unknown classes.
+    """
     state: dict[str, Any] = {}
     checksum = hashlib.sha256()
     for entry in sorted(inside.files.values(), key=lambda e: e.path):
@@ -199,7 +206,10 @@ def _read_files(inside: Listing, listed: set[str], pickles: Pickles, problems: l
             data = read_file(entry, MAX_PICKLE_BYTES)
             checksum.update(os.fsencode(entry.name) + data)
             if is_pickle_name(entry.name) and (not listed or entry.name in listed):
-                state[_SUFFIX.sub("", entry.name)] = pickles.read(data)
+                unpickled = pickles.read(data)
+                state[_SUFFIX.sub("", entry.name)] = unpickled.value
+                if (finding := unpickled.finding(entry.shown)) is not None:
+                    unknown.append(finding)
         except Unreadable as problem:
             problems.append(f"{entry.name}: {problem.reason}")
     return state, checksum.hexdigest()

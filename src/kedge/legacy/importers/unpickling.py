@@ -1,8 +1,8 @@
 """Old pickles, read without trust: in a child (`unpickling_child`) that can neither run, reach nor write anything.
 
-Nothing a pickle names is imported. Names on a short list are builtin types, dates, collections and numpy arrays; the
-two classes the old tile processors pickled, and those given with --allow, become plain dictionaries that name
-their class.
+Nothing a pickle names is imported. Builtin types, dates, collections, paths, decimals, UUIDs and numpy arrays are
+rebuilt. Objects of any other class become dictionaries that name it, and are reported, unless the class is one that the
+old systems pickled or is given with --allow.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import subprocess
 import sys
 import time
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 import ormsgpack
 
 from kedge import codec
 from kedge.errors import CheckpointError, Unavailable, Validation
 
-from .common import Refused, Unreadable, clean
-from .unpickling_child import FAILED, HEAD, OK, REFUSED
+from .common import Finding, Unreadable, Verdict, clean
+from .unpickling_child import FAILED, HEAD, OK
 
 MAX_PICKLE_BYTES = 256 << 20
 MAX_ANSWER_BYTES = 1 << 30
@@ -30,7 +30,7 @@ WALL_S = 120.0
 
 
 def parse_allowed(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names as `--allow` takes them: module.Class. They are never imported, only no longer refused."""
+    """Names as `--allow` takes them: module.Class. Of a pickle they are never imported, only no longer reported."""
     for name in names:
         module, _, cls = name.rpartition(".")
         if not module or not cls.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
@@ -47,6 +47,22 @@ def _library_paths() -> list[str]:
     return [path for path in sys.path if os.path.isabs(path) and path != here]
 
 
+class Unpickled(NamedTuple):
+    """The value of a pickle, and the classes in it that nobody expected: their objects are dictionaries."""
+
+    value: Any
+    unknown: tuple[str, ...]
+
+    def finding(self, source: str) -> Finding | None:
+        """What the report says of it."""
+        if not self.unknown:
+            return None
+        names = ", ".join(self.unknown)
+        return Finding(
+            Verdict.LOSSY, source, f"objects of {names} are dictionaries now: their class is under the key $class"
+        )
+
+
 class Pickles:
     """The child, started when the first pickle comes, and again after one that was too much for it."""
 
@@ -55,7 +71,7 @@ class Pickles:
         self._wall_s = wall_s
         self._child: subprocess.Popen[bytes] | None = None
 
-    def read(self, data: bytes) -> Any:
+    def read(self, data: bytes) -> Unpickled:
         """The value of a pickle, gzipped or not; Unreadable says why there is none."""
         if not data:
             raise Unreadable("empty")
@@ -71,19 +87,14 @@ class Pickles:
                 if too_long
                 else "reading it took too much memory or time"
             ) from None
-        if status == REFUSED:
-            names = [clean(name, 200) for name in json.loads(answer)]
-            how = " ".join(f"--allow {name}" for name in names)
-            raise Refused(
-                f"it names {', '.join(names)}, which is not among the harmless types; if these are plain records: {how}"
-            )
         if status == FAILED:
             raise Unreadable(clean(answer.decode("utf-8", "replace")))
-        tree, buffers = ormsgpack.unpackb(answer)
+        tree, buffers, names = ormsgpack.unpackb(answer)
         try:
-            return codec.decode(tree, lambda number: memoryview(buffers[number]))
+            value = codec.decode(tree, lambda number: memoryview(buffers[number]))
         except CheckpointError as error:
             raise Unreadable(clean(error.message)) from error
+        return Unpickled(value, tuple(clean(name, 200) for name in names))
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:

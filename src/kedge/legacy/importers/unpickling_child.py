@@ -1,9 +1,11 @@
 """The process in which old pickles are read; `unpickling` starts it.
 
-Defences, each enough for most: the table of names below, in which nothing calls anything; arrays rebuilt from their
-description (`unpickling_numpy`); limits on memory, files and their sizes; no root; a network name space of its own
-where the machine allows one; and a filter that lets it read from its parent, answer, and ask for memory, no more. All
-that reading needs is imported before.
+Nothing that a pickle names is imported or called. A few names stand for values that are rebuilt here; any other one, of
+a class or a function, becomes a `Record`, which takes down what it was given and is kept as data.
+
+Defences, each enough for most: that; arrays rebuilt from their description (`unpickling_numpy`); limits on memory,
+files and their sizes; no root; a network name space of its own where the machine allows one; and a filter that lets it
+read from its parent, answer, and ask for memory, no more. All that reading needs is imported before.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ import platform
 import resource
 import struct
 import sys
+import uuid
 import zlib
+from collections.abc import Callable, Hashable
 from decimal import Decimal
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any, Self
 
 import ormsgpack
@@ -34,16 +39,19 @@ MEMORY_BYTES = 1536 << 20
 MAX_PLAIN_BYTES = 256 << 20  # of a pickle that was gzipped
 MAX_VALUES = 2_000_000
 MAX_DEPTH = 200
+MAX_DIGITS = 10_000  # of a Decimal
+MAX_NAMES = 50  # that are reported
 HEAD = struct.Struct("<BQ")
-OK, REFUSED, FAILED = 0, 1, 2
+OK, FAILED = 0, 1
 CLASS = "$class"  # the key under which a dictionary says which class it was
+NAME = "$name"  # and of which a dictionary stands for a class or a function itself
 
 KNOWN = (
     "src.base.tile_processor.ProcessingCheckpoint",
     "src.processors.data_preparation.analysis_checkpoint.AnalysisCheckpoint",
 )
 
-_PLAIN: dict[str, tuple[type, ...]] = {
+_PLAIN: dict[str, tuple[type[Any], ...]] = {
     "builtins": (
         bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple,
     ),
@@ -83,53 +91,102 @@ class Record:
     def append(self, item: object) -> None:
         self.__dict__.setdefault("items", []).append(item)
 
+    add = append
+
     def __setitem__(self, key: object, value: object) -> None:
         self.__dict__.setdefault("pairs", []).append((key, value))
 
 
-class Reader(pickle.Unpickler):
-    """Knows the names of the table. Any other becomes a Record too, so that all of them can be reported at once."""
+class Uuid:
+    """Stands for uuid.UUID."""
 
-    def __init__(self, file: io.BytesIO, allowed: frozenset[str]) -> None:
+    def __init__(self) -> None:
+        self._number: object = None
+
+    def __setstate__(self, state: object) -> None:
+        self._number = state.get("int") if isinstance(state, dict) else None
+
+    def real(self) -> uuid.UUID:
+        if not isinstance(self._number, int):
+            raise ValueError("a UUID without a number")
+        return uuid.UUID(int=self._number)
+
+
+def _decimal(text: object) -> Decimal:
+    if not isinstance(text, str) or len(text) > MAX_DIGITS:
+        raise ValueError(f"a Decimal that is no text of up to {MAX_DIGITS:,} characters")
+    return Decimal(text)
+
+
+def _path(kind: type[PurePath]) -> Callable[..., PurePath]:
+    def path(*parts: object) -> PurePath:
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) < len(parts):
+            raise ValueError("a path of something else than text")
+        return kind(*texts)
+
+    return path
+
+
+def _reconstruct(cls: Any, base: Any, state: Any) -> Any:
+    """Stands for copyreg._reconstructor, by which protocols 0 and 1 rebuild an object."""
+    if cls is Uuid:
+        return Uuid()
+    if not (isinstance(cls, type) and issubclass(cls, Record)):
+        raise pickle.UnpicklingError("it rebuilds an object of a builtin class")
+    return cls() if state is None else cls(state)  # of a subclass of a builtin, its value
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    """Stands for _codecs.encode, by which protocols 0 to 2 write bytes."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError("it calls a text encoder")
+    return text.encode("latin-1")
+
+
+# On Linux nobody can have a WindowsPath; of a path elsewhere only the words are of use.
+_PATHS: dict[str, type[PurePath]] = {
+    "Path": PosixPath, "PosixPath": PosixPath, "WindowsPath": PureWindowsPath,
+    "PurePath": PurePosixPath, "PurePosixPath": PurePosixPath, "PureWindowsPath": PureWindowsPath,
+}  # fmt: skip
+_REBUILT: dict[str, Callable[..., object]] = {
+    "builtins.object": Record,  # protocols 0 and 1 name it as the base of what they rebuild
+    "copyreg._reconstructor": _reconstruct,
+    "_codecs.encode": _encode,
+    "decimal.Decimal": _decimal,
+    "uuid.UUID": Uuid,
+    "numpy.ma.core._mareconstruct": unpickling_numpy.MaskedArray.reconstruct,
+    "numpy.ma.core.MaskedArray": unpickling_numpy.MaskedArray,
+    "numpy.ma.MaskedArray": unpickling_numpy.MaskedArray,
+    **{f"{module}.{name}": _path(kind) for name, kind in _PATHS.items() for module in ("pathlib", "pathlib._local")},
+    **{f"{module}.{name}": made for module in _NUMPY_MODULES for name, made in unpickling_numpy.NAMES.items()},
+    **{f"{module}.{plain.__name__}": plain for module, types in _PLAIN.items() for plain in types},
+}
+_NAMES = {id(made): name for name, made in _REBUILT.items()}
+
+
+class Reader(pickle.Unpickler):
+    """Rebuilds what the table above names; the rest becomes Records, and `unknown` lists it."""
+
+    def __init__(self, file: io.BytesIO, expected: frozenset[str]) -> None:
         super().__init__(file)
-        self._allowed = allowed
-        self.refused: dict[str, None] = {}
+        self._expected = expected
+        self.unknown: dict[str, None] = {}
         self._records: dict[str, type[Record]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         home = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
-        for plain in _PLAIN.get(home, ()):
-            if plain.__name__ == name:
-                return plain
-        if home in _NUMPY_MODULES and name in unpickling_numpy.NAMES:
-            return unpickling_numpy.NAMES[name]
-        if (home, name) == ("builtins", "object"):
-            return Record  # protocols 0 and 1 name it as the base of what they rebuild
-        if (home, name) == ("copyreg", "_reconstructor"):
-            return _reconstruct
-        if (home, name) == ("_codecs", "encode"):
-            return _encode
+        if (made := _REBUILT.get(f"{home}.{name}")) is not None:
+            return made
         full = f"{module}.{name}"
-        if full not in self._allowed:
-            self.refused[full] = None
+        if full not in self._expected:
+            self.unknown[full] = None
         if full not in self._records:
             self._records[full] = type("Record", (Record,), {"name": full})
         return self._records[full]
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside of it")
-
-
-def _reconstruct(cls: Any, base: Any, state: Any) -> Any:
-    if not (isinstance(cls, type) and issubclass(cls, Record)):
-        raise pickle.UnpicklingError("it rebuilds an object of a builtin class")
-    return cls()
-
-
-def _encode(text: Any, encoding: Any) -> bytes:
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError("it calls a text encoder")
-    return text.encode("latin-1")
 
 
 class Converter:
@@ -144,42 +201,58 @@ class Converter:
             raise ValueError(f"it holds more than {MAX_VALUES:,} values, or is nested more than {MAX_DEPTH} deep")
         if isinstance(value, Record):
             return self._record(value, depth)
+        if isinstance(value, unpickling_numpy.MaskedArray):
+            return {CLASS: "numpy.ma.MaskedArray", **self._fields(value.parts(), depth)}
+        if isinstance(value, type) and issubclass(value, Record) and value is not Record:
+            return {NAME: value.name}
+        if callable(value):
+            return {NAME: _NAMES.get(id(value), "a function")}
         if isinstance(value, dict):
-            pairs = {self.plain(k, depth + 1): self.plain(v, depth + 1) for k, v in value.items()}
-            if isinstance(value, collections.defaultdict):
-                return collections.defaultdict(value.default_factory, pairs)
-            return type(value)(pairs)
+            return self._dict(value, depth)
         if isinstance(value, collections.deque):
             return collections.deque([self.plain(item, depth + 1) for item in value], value.maxlen)
         if isinstance(value, list | tuple | set | frozenset):
-            return type(value)([self.plain(item, depth + 1) for item in value])
-        return unpickling_numpy.real(value)
+            items = [self.plain(item, depth + 1) for item in value]
+            if isinstance(value, set | frozenset) and not all(isinstance(item, Hashable) for item in items):
+                return {CLASS: f"builtins.{type(value).__name__}", "$items": items}
+            return type(value)(items)
+        if isinstance(value, unpickling_numpy.Array):
+            return value.real(lambda item: self.plain(item, depth + 1))
+        return value.real() if isinstance(value, Uuid | unpickling_numpy.Dtype) else value
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        pairs = [(self.plain(key, depth + 1), self.plain(item, depth + 1)) for key, item in value.items()]
+        if not all(isinstance(key, Hashable) for key, _ in pairs):
+            return {CLASS: f"builtins.{type(value).__name__}", "$pairs": pairs}
+        if isinstance(value, collections.defaultdict):
+            return collections.defaultdict(value.default_factory, pairs)
+        return type(value)(dict(pairs))
 
     def _record(self, record: Record, depth: int) -> dict[str, Any]:
         inside = record.__dict__
-        fields: dict[str, Any] = {CLASS: record.name}
-        for key, value in inside["fields"].items():
-            fields[key if isinstance(key, str) else repr(key)[:200]] = self.plain(value, depth + 1)
+        fields = {CLASS: record.name, **self._fields(inside["fields"], depth)}
         for part in ("args", "state", "items", "pairs"):
             if inside.get(part):
                 fields[f"${part}"] = self.plain(inside[part], depth + 1)
         return fields
 
+    def _fields(self, fields: dict[Any, Any], depth: int) -> dict[str, Any]:
+        return {
+            key if isinstance(key, str) else repr(key)[:200]: self.plain(value, depth + 1)
+            for key, value in fields.items()
+        }
 
-def read(data: bytes, allowed: frozenset[str]) -> tuple[int, bytes]:
+
+def read(data: bytes, expected: frozenset[str]) -> tuple[int, bytes]:
     try:
         if data[:2] == b"\x1f\x8b":
             data = _unzip(data)
             if len(data) > MAX_PLAIN_BYTES:
                 return FAILED, f"unpacked it takes more than {MAX_PLAIN_BYTES:,} bytes".encode()
-        reader = Reader(io.BytesIO(data), allowed)
-        try:
-            value = reader.load()
-        finally:
-            if reader.refused:
-                return REFUSED, json.dumps(list(reader.refused)[:50]).encode()  # noqa: B012 - what counts is the name
-        encoded = codec.encode(Converter().plain(value))
-        return OK, ormsgpack.packb([encoded.tree, [bytes(b) for b in encoded.buffers if isinstance(b, memoryview)]])
+        reader = Reader(io.BytesIO(data), expected)
+        encoded = codec.encode(Converter().plain(reader.load()))
+        buffers = [bytes(buffer) for buffer in encoded.buffers if isinstance(buffer, memoryview)]
+        return OK, ormsgpack.packb([encoded.tree, buffers, list(reader.unknown)[:MAX_NAMES]])
     except CheckpointError as error:
         return FAILED, f"it holds something that cannot be kept: {error.message}".encode("utf-8", "replace")
     except (EOFError, zlib.error) as error:
@@ -211,7 +284,8 @@ def prepare() -> None:
         import numpy as np
     except ModuleNotFoundError:
         return  # then no array of a pickle can be read
-    for array in (np.zeros(1), np.zeros(1, "i4,f8"), np.array(["a"]), np.array([None]), np.zeros(1, "M8[s]")):
+    plain = (np.zeros(1), np.zeros(1, "i4,f8"), np.array(["a"]), np.array([None]), np.zeros(1, "M8[s]"))
+    for array in (*plain, np.ma.MaskedArray([1.0], [False])):
         status, reason = read(pickle.dumps([array, array[0]]), frozenset())
         if status != OK:
             raise OSError(f"arrays cannot be read: {reason.decode()}")
@@ -286,7 +360,7 @@ def _filter_calls(libc: Any) -> None:
 
 def serve() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    allowed = frozenset((*KNOWN, *json.loads(_take(source))))
+    expected = frozenset((*KNOWN, *json.loads(_take(source))))
     try:
         prepare()
         confine()
@@ -295,7 +369,7 @@ def serve() -> None:
         return
     _give(sink, OK, b"")
     while data := _take(source):
-        _give(sink, *read(data, allowed))
+        _give(sink, *read(data, expected))
     os._exit(0)  # what an interpreter does at its end is not allowed
 
 

@@ -8,6 +8,7 @@ many as it takes, and numpy sees both after that.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from kedge.codec.summaries import shape_of
@@ -78,12 +79,14 @@ class Array:
         shape, dtype, is_fortran, data = state[-4:]
         self._parts = shape, dtype, bool(is_fortran), data
 
-    def real(self) -> Any:
+    def real(self, plain: Callable[[object], object]) -> Any:
+        """`plain` gives what stands for an item of an array of objects."""
         if self._parts is None:
             raise ValueError("an array without content")
         shape, dtype, is_fortran, data = self._parts
         lengths = shape_of(list(shape) if isinstance(shape, tuple) else shape)
-        return _filled(_dtype(dtype).real(), lengths, "F" if is_fortran else "C", data)
+        content = [plain(item) for item in data] if isinstance(data, list) else data
+        return _filled(_dtype(dtype).real(), lengths, "F" if is_fortran else "C", content)
 
     @staticmethod
     def reconstruct(kind: object, shape: object, code: object) -> Array:
@@ -100,6 +103,38 @@ class Array:
         return array
 
 
+class MaskedArray:
+    """Stands for numpy.ma.MaskedArray, which is kept as its parts."""
+
+    def __init__(self) -> None:
+        self._state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: object) -> None:
+        if not isinstance(state, tuple) or len(state) != 7:
+            raise ValueError("a masked array of an unknown form")
+        self._state = state
+
+    def parts(self) -> dict[str, Any]:
+        import numpy as np
+
+        if not self._state:
+            raise ValueError("a masked array without content")
+        _, shape, dtype, is_fortran, data, mask, fill_value = self._state
+        order = "F" if is_fortran else "C"
+        lengths, content = shape_of(list(shape)), _dtype(dtype).real()
+        of_mask = np.dtype(np.ma.make_mask_descr(content))
+        return {
+            "data": _filled(content, lengths, order, data),
+            "mask": _filled(of_mask, lengths, order, mask),
+            "fill_value": fill_value,
+        }
+
+    @staticmethod
+    def reconstruct(kind: object, base: object, shape: object, dtype: object) -> MaskedArray:
+        """Stands for numpy.ma.core._mareconstruct."""
+        return MaskedArray()
+
+
 def scalar(dtype: object, data: object = None) -> Any:
     """Stands for numpy.core.multiarray.scalar."""
     real = _dtype(dtype).real()
@@ -108,7 +143,7 @@ def scalar(dtype: object, data: object = None) -> Any:
     return _filled(real, (1,), "C", data if data is not None else bytes(real.itemsize))[0]
 
 
-NAMES = {
+NAMES: dict[str, Callable[..., object]] = {
     "_reconstruct": Array.reconstruct,
     "scalar": scalar,
     "_frombuffer": Array.from_buffer,
@@ -147,8 +182,3 @@ def _dtype(value: object) -> Dtype:
 def _field(name: object, field: Any) -> list[Any]:
     inner, offset, *title = field
     return [name, title[0] if title else None, offset, _dtype(inner).describe()]
-
-
-def real(value: object) -> Any:
-    """The array or dtype that a value stands for; others as they are."""
-    return value.real() if isinstance(value, Array | Dtype) else value
