@@ -162,20 +162,26 @@ class LocalCare:
     def delete_job(self, job: str, *, even_pinned: bool, actor: str) -> int:
         """Under a lease: nobody saves meanwhile. Nothing is deleted if a checkpoint is pinned."""
         with lease.hold(self._store, job, ttl_s=_JOB_LEASE_S):
-            history = self._store.list(job)
-            pinned = [checkpoint.id for checkpoint in history if checkpoint.is_pinned]
-            if pinned and not even_pinned:
+            if not even_pinned and (pinned := next((c.id for c in self._walk(job) if c.is_pinned), None)):
                 raise Conflict(
-                    f"checkpoint {pinned[0]} of job {job} is pinned",
-                    hint=f"unpin it (kedge pin {pinned[0]} --off), or delete pinned checkpoints too (even_pinned=True)",
+                    f"checkpoint {pinned} of job {job} is pinned",
+                    hint=f"unpin it (kedge pin {pinned} --off), or delete pinned checkpoints too (even_pinned=True)",
                 )
             deleted = 0
-            for start in range(0, len(history), _PAGE):
-                ids = [checkpoint.id for checkpoint in history[start : start + _PAGE]]
-                deleted += len(self._store.delete(ids, even_pinned=even_pinned, actor=actor))
+            while page := self._store.list(job, limit=_PAGE):  # the newest: children go before their parents
+                deleted += len(
+                    self._store.delete([checkpoint.id for checkpoint in page], even_pinned=even_pinned, actor=actor)
+                )
             if (remaining := self._store.job(job)) is not None and remaining.retention is not None:
                 self._store.set_retention(job, None, actor=actor)
             return deleted
+
+    def _walk(self, job: str) -> Iterator[Checkpoint]:
+        """The history of a job, oldest first, in bounded memory."""
+        last = 0
+        while page := self._store.list(job, after=last, limit=_PAGE):
+            yield from page
+            last = page[-1].seq
 
     def copy_to(
         self,
