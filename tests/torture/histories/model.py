@@ -327,7 +327,7 @@ def _is_allowed(model: Model, op: Operation) -> bool:
     has_older_key = any(o.args.get("new_key") and o.began < op.ended for o in model.operations)
     if op.error == "StorageError" and op.name == "verify" and has_older_key:
         return True  # it could not look, and says why
-    if op.error in ("StorageError", "Unavailable"):
+    if op.error in ("OutcomeUnknown", "StorageError", "Unavailable"):
         return model.is_outage(op)
     if op.error == "CheckpointError" and op.name in ("gc", "verify"):  # a task of a service that was ended
         return model.is_outage(op)
