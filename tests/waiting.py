@@ -17,6 +17,9 @@ _T = TypeVar("_T")
 
 _PAUSE_S = 0.005
 
+LIMITS_S = (0.5, 4, 32)
+"""Limits to try one after the other, until what is quick keeps to one: a busy machine may need the last."""
+
 
 def wait_for(probe: Callable[[], _T | None], why: str, timeout_s: float = 60) -> _T:
     """The first answer of `probe` that is neither None nor False; `why` says what is wrong when none comes.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from tests.waiting import wait_for
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
@@ -19,27 +17,18 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-backg
 @contextmanager
 def served(place: Path, *arguments: str) -> Iterator[str]:
     """`kedge serve` on a free port; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "kedge", "serve", "--store", str(place), "--port", str(port), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    try:
-
-        def is_up() -> bool:
-            assert process.poll() is None, "the service ended"
-            try:
-                urllib.request.urlopen(f"{address}/healthz", timeout=5).close()
-            except OSError:
-                return False
-            return True
-
-        wait_for(is_up, "the service does not answer")
-        yield address
-    finally:
-        process.terminate()
-        process.wait(30)
+    command = [sys.executable, "-m", "kedge", "serve", "--store", str(place), "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if "running on" in line), "")
+        assert said, "the service did not start"
+        drain = threading.Thread(target=process.stderr.read)
+        drain.start()
+        try:
+            yield next(word for word in json.loads(said)["message"].split() if word.startswith("http://"))
+        finally:
+            process.terminate()
+            drain.join()
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def killed_in_create(engine: Engine, workload: Workload, stages: tuple[str, ...]
         engine.die_at("", mutant)
         if stage in ("restored", "paused"):  # nobody was told of it, so nobody would stop it
             gone = lambda: None if engine.lab.runc("state", "one", check=False).returncode == 0 else True  # noqa: E731
-            wait_for(gone, f"{stage}: it runs, and nobody knows of it", 5)
+            wait_for(gone, f"{stage}: it runs, and nobody knows of it", 5 if mutant else 60)
         engine.call("delete", "--force", "one")
         engine.start("one")
         engine.lab.run("mountpoint", "--quiet", workload.bundle / "rootfs")

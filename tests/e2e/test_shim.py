@@ -118,9 +118,11 @@ def test_who_did_not_opt_in(engine: Containerd) -> None:
         with subprocess.Popen(engine.lab.enter(engine.command("events")), stdout=subprocess.PIPE) as events:
             wait_for(lambda: True if _listens(engine, events) else None, "no events")
             seen[name] = _life(engine, name, shim)
-            events.terminate()
             assert events.stdout is not None
-            told = [line.split()[5].decode() for line in events.stdout if b"/tasks/" in line]
+            told: list[str] = []
+            while "/tasks/delete" not in told:
+                told += [line.split()[5].decode() for line in [events.stdout.readline()] if b"/tasks/" in line]
+            events.terminate()
         assert told[0] == "/tasks/create"
         seen[name].append(told)
     assert seen["ours"] == seen["plain"]

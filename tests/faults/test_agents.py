@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_no_completed_node_runs_again() -> None:
     command = [sys.executable, "-m", "tests.torture.agents", "30", "1"]  # a process of its own: it forks
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
     kills, threads = (int(number) for number in re.findall(r"'(?:kills|threads)': (\d+)", done.stdout))
     assert kills >= 30

@@ -100,7 +100,7 @@ FORKING = """
 import os, sys, threading
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.testing.index_suite import record, references, save, with_chunks, chunk
-index = SqliteIndex(sys.argv[1], busy_timeout_s=20)
+index = SqliteIndex(sys.argv[1], busy_timeout_s=60)
 stop = threading.Event()
 failures = []
 def keep(work):

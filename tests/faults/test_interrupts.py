@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 import kedge
+from kedge.blobs import shelter
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.index.sqlite.writes import Writes
 from tests.torture import interrupts
 
 pytestmark = [
     pytest.mark.faults,
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore"),  # what raises inside the `__del__` of something is told so, and ignored
 ]
 
@@ -169,22 +169,32 @@ def test_an_interrupted_save_is_not_finished_behind_the_callers_back(tmp_path: P
     """Its state may be changing: once the caller has gone, nothing of it is committed."""
     store = kedge.open(tmp_path / "store")
     main = threading.get_ident()
-    left = threading.Event()
+    left, gone = threading.Event(), threading.Event()
     state = np.arange(4_000_000)
-    real = SqliteIndex.locate
+    real, real_leave = SqliteIndex.locate, shelter._Call._leave
 
     def locate(self: Any, digests: Any) -> Any:
         if not left.is_set():
             left.set()
             signal.pthread_kill(main, signal.SIGUSR1)
+            assert gone.wait(60), "the caller does not go"
         return real(self, digests)
+
+    def leave(call: Any, *arguments: Any) -> None:
+        call.is_abandoned = True
+        gone.set()
+        real_leave(call, *arguments)
 
     def handler(*_: object) -> None:
         raise Interrupted
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with mock.patch("kedge.index.sqlite.index.SqliteIndex.locate", locate), pytest.raises(Interrupted):
+        with (
+            mock.patch.object(SqliteIndex, "locate", locate),
+            mock.patch.object(shelter._Call, "_leave", leave),
+            pytest.raises(Interrupted),
+        ):
             store.save("job", "step", state)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -215,9 +225,9 @@ def test_locks_in_the_main_thread_would_be_noticed(tmp_path: Path) -> None:
     """The mutant: calls of the main thread run where they are."""
     program = """
 import faulthandler, pathlib, sys
-faulthandler.dump_traceback_later(8, exit=True)  # a hang
 from unittest import mock
 from tests.faults import test_interrupts as tests
+faulthandler.dump_traceback_later(2, exit=True)  # a hang
 with mock.patch("kedge.blobs.shelter.is_exposed", return_value=False):
     tests.test_a_handler_saves_anywhere(pathlib.Path(sys.argv[1]), "small save")
 """
@@ -226,7 +236,7 @@ with mock.patch("kedge.blobs.shelter.is_exposed", return_value=False):
 
 
 def test_signals_at_random_instants(tmp_path: Path) -> None:
-    done = interrupts.torture(0.3, tmp_path, count=900)
+    done = interrupts.torture(3, tmp_path, count=900)
     assert done["interrupts"] > 400
     assert done["interrupted"] > 50
     assert done["handlers that saved"] > 50

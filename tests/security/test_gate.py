@@ -124,7 +124,8 @@ def test_slow_strangers_take_no_place(place: Path, tokens: dict[str, str]) -> No
             slow = stack.enter_context(socket.create_connection(address, timeout=20))
             slow.sendall(f"POST {SAVE} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000\r\n\r\n{{".encode())
             assert slow.recv(12) == b"HTTP/1.1 401"
-        answer = httpx.get(f"{url}/api/v1/jobs", headers={"Authorization": f"Bearer {tokens['read']}"})
+        headers = {"Authorization": f"Bearer {tokens['read']}"}
+        answer = httpx.get(f"{url}/api/v1/jobs", headers=headers, timeout=60)
         assert answer.status_code == 200
         assert not app.state.service.slots
 

@@ -16,11 +16,13 @@ from fastapi.testclient import TestClient
 
 import kedge
 from kedge.server import create_app
+from kedge.server.batches import Batches
 from kedge.server.route import DirectRoute
 from kedge.server.routes import checkpoints, saves
 from kedge.server.tokens import ACCESS, Tokens
 from kedge.server.uploads import SMALL_BYTES
 from tests.server.conftest import client_of, listening
+from tests.waiting import wait_for
 
 V1 = "/api/v1"
 SAVE = f"{V1}/jobs/j/checkpoints"
@@ -172,18 +174,26 @@ def test_rules_hold(place: Path, make_token: Callable[..., str]) -> None:
 
 def test_many_savers_share_commits_and_not_their_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = kedge.CheckpointManager.save_many
+    asked: list[object] = []
+    real, ask = kedge.CheckpointManager.save_many, Batches.ask
 
     def save_many(self: Any, saves: Any) -> Any:
+        if not sizes:
+            wait_for(lambda: len(asked) >= 12, "not all of them ask at once")
         sizes.append(len(saves))
         return real(self, saves)
 
+    async def counted(self: Any, item: Any) -> Any:
+        asked.append(item)
+        return await ask(self, item)
+
+    monkeypatch.setattr(Batches, "ask", counted)
     monkeypatch.setattr(kedge.CheckpointManager, "save_many", save_many)
     with listening(create_app(tmp_path / "store")) as url, ThreadPoolExecutor(12) as threads:
-        httpx.get(f"{url}{V1}/jobs")
+        httpx.get(f"{url}{V1}/jobs", timeout=60)
 
         def work(n: int) -> list[int]:
-            with httpx.Client(base_url=url) as client:
+            with httpx.Client(base_url=url, timeout=60) as client:
                 bodies = [
                     {"step": "s", "state": [n, k], **({"parent": "no_1_0"} if k % 3 == 2 else {})} for k in range(9)
                 ]

@@ -23,6 +23,7 @@ from click.testing import CliRunner
 
 import kedge
 from kedge.cli.app import cli
+from tests.waiting import wait_for
 
 
 @contextmanager
@@ -101,19 +102,21 @@ def stop_under_load(place: Path, before: str = "pass") -> None:
 
 def test_two_workers_share_a_store(tmp_path: Path) -> None:
     with serving(tmp_path / "store", "--workers", "2") as (process, url):
-        for _ in range(200):  # uvicorn says that it runs before its workers do
+
+        def is_ready() -> bool:  # uvicorn says that it runs before its workers do
             try:
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    break
+                return httpx.get(f"{url}/readyz", timeout=60).status_code == 200
             except httpx.HTTPError:
-                threading.Event().wait(0.05)
+                return False
+
+        wait_for(is_ready, "it is not ready")
         saved = [
-            httpx.post(f"{url}/api/v1/jobs/j/checkpoints", json={"step": "s", "state": n}).json()["seq"]
+            httpx.post(f"{url}/api/v1/jobs/j/checkpoints", json={"step": "s", "state": n}, timeout=60).json()["seq"]
             for n in range(10)
         ]
         assert saved == list(range(1, 11))
-        task = httpx.post(f"{url}/api/v1/gc").json()
-        found = {httpx.get(f"{url}/api/v1/tasks/{task['id']}").status_code for _ in range(10)}
+        task = httpx.post(f"{url}/api/v1/gc", timeout=60).json()
+        found = {httpx.get(f"{url}/api/v1/tasks/{task['id']}", timeout=60).status_code for _ in range(10)}
         assert found == {200}  # whichever worker is asked
         process.send_signal(signal.SIGTERM)
         process.wait(40)
@@ -181,7 +184,6 @@ def test_slow_callers_do_not_hold_a_place(tmp_path: Path, monkeypatch: pytest.Mo
     from kedge.server.protocol import BoundedHttp
     from tests.server.conftest import listening
 
-    monkeypatch.setattr(BoundedHttp, "head_s", 0.3)
     app = create_app(tmp_path / "store", limits=Limits(receive_s=0.3))
     with listening(app, http=BoundedHttp) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
@@ -189,10 +191,11 @@ def test_slow_callers_do_not_hold_a_place(tmp_path: Path, monkeypatch: pytest.Mo
             head = "POST /api/v1/jobs/j/checkpoints HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             body.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
             assert body.recv(1000).startswith(b"HTTP/1.1 408")
-        with socket.create_connection(address, timeout=20) as head_only:
+        with monkeypatch.context() as patch, socket.create_connection(address, timeout=20) as head_only:
+            patch.setattr(BoundedHttp, "head_s", 0.3)
             head_only.sendall(b"GET /healthz HTTP/1.1\r\nHos")
             assert head_only.recv(1000) == b""  # closed
-        assert httpx.get(f"{url}/healthz").status_code == 200
+        assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
     assert os.environ.get("KEDGE_SERVE") is None
 
 
@@ -214,7 +217,7 @@ def test_no_more_streams_than_allowed_even_when_all_come_at_once(tmp_path: Path)
                 caller.close()
             assert told == [b"200"] * 2 + [b"503"] * 4
             while app.state.service.feeds.streams:
-                assert httpx.get(f"{url}/healthz").status_code == 200
+                assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
         app.state.service.is_draining = True
 
 

@@ -239,7 +239,7 @@ def _in_flight(url: str) -> int:
     """Requests at work, this one among them."""
     import httpx
 
-    lines = httpx.get(url).text.splitlines()
+    lines = httpx.get(url, timeout=60).text.splitlines()
     return int(float(next(line for line in lines if line.startswith("kedge_http_in_flight")).split()[-1]))
 
 

@@ -232,7 +232,7 @@ def _check(store: kedge.CheckpointManager, work: Work) -> None:
             assert numbers == sorted(numbers), f"{job.name}: an older save came behind a newer one"
     report = store.verify()
     assert report.is_ok, report.problems
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while True:  # a lease whose holder was interrupted ends after a third of its time
         try:
             with store.lease("leased", ttl_s=0.3):

@@ -34,6 +34,8 @@ def kill_loop(place: str, *, rounds: int, seconds: float = 1e9, seed: int = 1, t
         if draw.random() < 0.85:  # the others are killed while they open
             for child in everyone:
                 child.wait_for("ready")
+        if done == 1:
+            savers[0].wait_for("saved")  # there is something to lose
         children.pump(everyone, draw.random() ** 2 * 0.6)
         if draw.random() < 0.4:
             first = everyone.pop(draw.randrange(len(everyone)))

@@ -111,13 +111,24 @@ class Worker:
         while self._at_work and time.monotonic() < until:
             self._wake.wait(LOOK_EVERY_S)
             self._wake.clear()
-        for run in list(self._at_work.values()):
-            if run is not None:
-                try:
-                    run.stop(self._stopping or "the worker ends")
-                except CheckpointError:
-                    pass  # it has just ended
-        self.is_stopping_runs = True
+        with self._lock:
+            self.is_stopping_runs = True
+            for run in self._at_work.values():
+                if run is not None:
+                    self._stop(run)
+
+    def _begin(self, entry: Entry, run: Run) -> None:
+        with self._lock:
+            self._at_work[entry.id] = run
+            if self.is_stopping_runs:
+                self._stop(run)
+        run.begin()
+
+    def _stop(self, run: Run) -> None:
+        try:
+            run.stop(self._stopping or "the worker ends")
+        except CheckpointError:
+            pass  # it has just ended
 
     def _is_idle(self) -> bool:
         if self._at_work or any(self._delayed[job] for job in self._jobs):
@@ -253,14 +264,12 @@ class Worker:
             asyncio.run(self._call_async(pipeline, run, entry, call))
             return
         with run:
-            self._at_work[entry.id] = run
-            run.begin()
+            self._begin(entry, run)
             run.end(pipeline.function(*call["args"], **call["kwargs"]))
 
     async def _call_async(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
         async with run:
-            self._at_work[entry.id] = run
-            run.begin()
+            self._begin(entry, run)
             run.end(await pipeline.function(*call["args"], **call["kwargs"]))
 
     def _after_failure(self, job: str, entry: Entry, call: object, error: Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,10 +153,8 @@ def test_hostile_parts_are_corrupted(tree: bytes) -> None:
 def test_a_bomb_of_parts_costs_what_it_weighs() -> None:
     """Two links in each of many parts to the next one would be 2 ** 90 values."""
     bomb = tree_of(*(b"\x92" + link(n + 1) * 2 for n in range(90)), b"\xc0")
-    start = time.process_time()
-    with pytest.raises(Corrupted):
+    with pytest.raises(Corrupted):  # or it would never end
         codec.decode(bomb, no_fetch)
-    assert time.process_time() - start < 2
 
 
 # Views

@@ -83,7 +83,7 @@ def test_one_process_for_each_engine(tmp_path: Path) -> None:
         assert stoppers.for_(one) is stoppers.for_(same)
         assert stoppers.for_(other) is not stoppers.for_(one)
         for asked in (one, other):  # they have no mark any more
-            assert stoppers.for_(asked).stop(asked, 5) == ("ended", "it is not there any more")
+            assert stoppers.for_(asked).stop(asked, 60) == ("ended", "it is not there any more")
         own = Path(f"/proc/{stoppers.for_(one).process.pid}/autogroup")
         if own.exists() and os.geteuid() == 0:  # of kernels that weigh sessions
             assert own.read_text().endswith(f"nice {URGENT}\n")
@@ -95,10 +95,10 @@ def test_a_process_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
         stopper = stoppers.for_(one)
         stopper.process.kill()
         stopper.process.wait()
-        assert stopper.stop(one, 5) == ("unfinished", "the process that stops containers has ended: it was killed")
+        assert stopper.stop(one, 60) == ("unfinished", "the process that stops containers has ended: it was killed")
         while not stopper.is_gone:
             pass
-        assert stoppers.for_(one).stop(one, 5)[0] == "ended"  # the next one has another process
+        assert stoppers.for_(one).stop(one, 60)[0] == "ended"  # the next one has another process
 
 
 def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("KEDGE_RUNC", str(runc))
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "file"))
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
-    result, reason = Batch().stop("/nowhere", "one", 5)
+    result, reason = Batch().stop("/nowhere", "one", 60)
     assert result == "signalled"
     assert "is not a directory" in reason
     assert reason.endswith("no such thing")
@@ -119,7 +119,7 @@ def test_what_cannot_be_kept_gets_its_signal(tmp_path: Path, monkeypatch: pytest
     assert json.loads(Path(mark_path("/nowhere", "one")).read_text())["killed"] is True
     monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
     batch = Batch()
-    assert "runc state one: no such thing" in batch.stop("/nowhere", "one", 5)[1]
+    assert "runc state one: no such thing" in batch.stop("/nowhere", "one", 60)[1]
     batch.close()
 
 
@@ -136,7 +136,7 @@ def test_who_was_asked_to_stop_gets_its_signal_though_the_process_is_killed(
     write_mark(mark_path("/nowhere", "one"), json.dumps({"wish": {"key": "k"}, "restored": None}))
     one = candidate("one", KEDGE_RUNC=str(runc), KEDGE_STORE=str(tmp_path / "store"))
     monkeypatch.setattr(preemption, "candidates", lambda _: [one])
-    (outcome,) = preemption.preempt(20)
+    (outcome,) = preemption.preempt(60)
     assert (tmp_path / "killed").exists()
     assert outcome.result == "signalled"
     assert "has ended" not in outcome.reason
@@ -168,7 +168,7 @@ def test_what_another_call_has_kept_is_kept(tmp_path: Path, monkeypatch: pytest.
     for fact in ("ended", "ending"):
         write_mark(mark_path("/nowhere", fact), json.dumps({"wish": {"key": "k"}, fact: 1.0}))
         batch = Batch()
-        assert batch.stop("/nowhere", fact, 5) == ("kept", "")
+        assert batch.stop("/nowhere", fact, 60) == ("kept", "")
         batch.close()
 
 

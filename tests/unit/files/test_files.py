@@ -408,11 +408,15 @@ def test_what_did_not_change_is_not_read(cm: Manager, source: Path, tmp_path: Pa
     assert len(read_files) == 302
 
 
-def test_a_fresh_file_is_not_trusted(cm: Manager, source: Path, read_files: list[str]) -> None:
+def test_a_fresh_file_is_not_trusted(
+    cm: Manager, source: Path, read_files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Written in the same tick of the clock in which it was saved, it could have changed without a trace."""
     file = source / "file"
     file.write_text("one")
-    save(cm, kedge.Tree(source))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: file.stat().st_ctime_ns)
+        save(cm, kedge.Tree(source))
     read_files.clear()
     settle(source)
     save(cm, kedge.Tree(source))
@@ -855,15 +859,23 @@ def test_a_kill_leaves_no_half_file(source: Path, tmp_path: Path, exists: bool) 
     whole = snapshot(source)
     out = tmp_path / "out"
     script = """
-        import os, sys, kedge
+        import os, signal, sys, kedge
+        left = int(sys.argv[3])
+        def end(event, _):
+            global left
+            if event == "open":
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
         with kedge.open(sys.argv[1]) as cm:
             tree = cm.restore("job")
             os.write(1, b"go")
+            sys.addaudithook(end)
             tree.write_to(sys.argv[2], overwrite=True)
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "store"), str(out)]
     was_killed = 0
-    for _ in range(8):
+    for opens in (30, 300, 0, 0, 0, 0):  # killed at that one; or, without a number, at any moment
         if exists:
             for name in whole:
                 target = os.path.join(os.fsencode(out), name)
@@ -872,18 +884,19 @@ def test_a_kill_leaves_no_half_file(source: Path, tmp_path: Path, exists: bool) 
                     Path(os.fsdecode(target)).write_bytes(b"old")
         else:
             subprocess.run(["rm", "-rf", out], check=True)
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        with subprocess.Popen([*command, str(opens)], stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             assert child.stdout.read(2) == b"go"
-            time.sleep(draw.uniform(0, 0.3))  # sleep: to be killed at any moment
-            child.kill()
+            if not opens:
+                time.sleep(draw.uniform(0, 0.3))  # sleep: to be killed at any moment
+                child.kill()
             was_killed += child.wait() < 0
         if not exists and out.exists():
             assert snapshot(out).keys() == whole.keys()
         for name, seen in (snapshot(out) if out.exists() else {}).items():
             if name in whole and stat.S_ISREG(int(str(seen[0]))):
                 assert seen[4] in (whole[name][4], b"old")
-    assert was_killed
+    assert was_killed >= 2
     with kedge.open(tmp_path / "store") as cm:
         tree = cm.restore("job")
         assert isinstance(tree, kedge.Tree)
@@ -910,12 +923,14 @@ def test_differences_are_told_without_reading(cm: Manager, source: Path, monkeyp
     for name in ("large same", "large touched", "large changed"):
         (source / name).write_bytes(draw.randbytes(3 << 20))
     (source / "link").symlink_to("a")
+    for file in source.iterdir():
+        os.utime(file, (1_700_000_000, 1_700_000_000), follow_symlinks=False)  # so that what is changed has another
     old = save(cm, kedge.Tree(source))
     assert diff_trees(old, old) == []
     (source / "changed").write_bytes(draw.randbytes(1000))
-    with (source / "large changed").open("r+b") as file:
-        file.seek(2 << 20)
-        file.write(b"changed")
+    with (source / "large changed").open("r+b") as large:
+        large.seek(2 << 20)
+        large.write(b"changed")
     for name in ("touched", "large touched"):
         os.utime(source / name)
     (source / "mode").chmod(0o600)

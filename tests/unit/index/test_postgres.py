@@ -482,7 +482,7 @@ def test_commits_are_announced(url: str, index: PostgresIndex) -> None:
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("LISTEN kedge")
         save(index, record(), record())
-        (heard,) = db.notifies(timeout=10, stop_after=1)
+        (heard,) = db.notifies(timeout=60, stop_after=1)
     assert heard.payload == "default:2"
 
 

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def index(path: str) -> Iterator[SqliteIndex]:
-    index = SqliteIndex(path, busy_timeout_s=5)
+    index = SqliteIndex(path, busy_timeout_s=60)
     yield index
     index.close()
 
@@ -249,10 +249,10 @@ def test_an_interrupted_waiter_leaves_and_the_others_go_on(index: SqliteIndex, m
     with interrupted_when(lambda: is_queued(threading.main_thread())):
         save(index)
     gate.open()
-    leader.join(10)
+    leader.join(60)
     later = threading.Thread(target=save, args=(index,), daemon=True)
     later.start()
-    later.join(10)
+    later.join(60)
     assert not later.is_alive(), "the lead went to somebody who had left"
     assert len(index.list("job")) == 2  # what was interrupted before it ran was taken back
 
@@ -275,7 +275,7 @@ def test_an_interrupted_leader_keeps_the_interrupt_for_itself(
     with interrupted_when(lambda: is_queued(follower)):
         save(index)
     gate.open()
-    follower.join(10)
+    follower.join(60)
     assert errors == []  # it came too late for the interrupted batch, and led the next one
     assert [c.seq for c in index.list("job")] == [1]
 

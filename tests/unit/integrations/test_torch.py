@@ -120,9 +120,8 @@ def model(mesh):
     fully_shard(net, mesh=mesh)
     return net
 
-def work(rank, store, port, phase):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def work(rank, store, phase):
+    dist.init_process_group("gloo", init_method=f"file://{store}.meeting", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     net = model(mesh)
     whole = torch.arange(40.0).reshape(8, 5)
@@ -140,12 +139,9 @@ def work(rank, store, port, phase):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    import torch.multiprocessing as mp, socket
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    import torch.multiprocessing as mp
     torch.set_num_threads(1)
-    mp.start_processes(work, (sys.argv[1], port, "save"), nprocs=2, start_method="fork")
+    mp.start_processes(work, (sys.argv[1], "save"), nprocs=2, start_method="fork")
 """
 
 

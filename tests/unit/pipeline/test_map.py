@@ -20,6 +20,7 @@ from kedge.pipeline.digests import DigestSet
 from kedge.pipeline.history import command_of, explain, find_run
 from kedge.pipeline.items import maps_of
 from tests.pipeline_work import Noted, Unpicklable, die_at_7, double, fail_on_odd, fail_unpicklably, hang_at_3, text
+from tests.waiting import LIMITS_S, wait_for
 
 
 @pytest.fixture
@@ -123,10 +124,13 @@ def test_a_worker_that_dies_fails_only_its_item(store: CheckpointManager, tmp_pa
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_an_item_has_a_time_limit(store: CheckpointManager, executor: str) -> None:
-    with kedge.run("r", store=store) as run:
-        out = run.map(hang_at_3, range(6), executor=executor, timeout_s=1.0, on_error="collect", workers=2)
-    assert [o for o in out if not isinstance(o, kedge.ItemError)] == [0, 1, 2, 4, 5]
-    assert "StepTimeout" in out[3].error
+    for limit_s in LIMITS_S:
+        with kedge.run(f"r-{limit_s}", store=store) as run:
+            out = run.map(hang_at_3, range(6), executor=executor, timeout_s=limit_s, on_error="collect", workers=2)
+        assert "StepTimeout" in out[3].error
+        if (done := [o for o in out if not isinstance(o, kedge.ItemError)]) == [0, 1, 2, 4, 5]:
+            break
+    assert done == [0, 1, 2, 4, 5]
 
 
 def test_items_are_retried(store: CheckpointManager) -> None:
@@ -257,33 +261,34 @@ def durable_items(store: CheckpointManager) -> int:
     return sum(int(str(c.metadata["items"])) for c in store.list("r") if c.metadata.get("kind") == "items")
 
 
-def check_slow_item(store: CheckpointManager, patience_s: float) -> None:
+def check_slow_item(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
     """Items are handed out in chunks of about a tenth of a second; one of them may take an hour all the same."""
-    seen = []
+    monkeypatch.setattr("kedge.pipeline.worker.BATCH_S", 3600)  # results wait for the end of their chunk
+    slow: list[int] = []
 
     def work(number: int) -> int:
-        if number == 150:
-            until = time.monotonic() + patience_s
-            while durable_items(store) < 150 and time.monotonic() < until:
-                time.sleep(0.02)  # sleep: between two looks
-            seen.append(durable_items(store))
+        if not slow and durable_items(store) < number:  # what was done before it waits
+            slow.append(number)
+            wait_for(lambda: durable_items(store) == number, "results wait for a slow item", patience_s)
         return number
 
     with kedge.run("r", store=store) as run:
         assert run.map(work, range(300), workers=1) == list(range(300))
-    assert seen == [150]
+    assert slow
     assert durable_items(store) == 300
 
 
-def test_what_is_done_does_not_wait_for_a_slow_item_behind_it(store: CheckpointManager) -> None:
-    check_slow_item(store, patience_s=30)
+def test_what_is_done_does_not_wait_for_a_slow_item_behind_it(
+    store: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_slow_item(store, monkeypatch, patience_s=60)
 
 
 @pytest.mark.mutant
 def test_results_that_wait_are_noticed(store: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kedge.pipeline.worker.Batch.flush_behind", lambda batch: None)
-    with pytest.raises(AssertionError):
-        check_slow_item(store, patience_s=1)
+    with pytest.raises(AssertionError, match="results wait for a slow item"):
+        check_slow_item(store, monkeypatch, patience_s=1)
 
 
 def test_a_stale_owner_is_refused_in_the_middle_of_a_map(store: CheckpointManager) -> None:

@@ -267,6 +267,33 @@ def test_a_run_pauses_when_its_worker_is_told_to_stop(store: CheckpointManager, 
     assert handle.result(0) == "ab"
 
 
+def test_a_run_that_begins_when_its_worker_stops_pauses_too(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker has taken it, and has told all others to pause, before it is under way."""
+    calls: list[str] = []
+
+    @kedge.pipeline
+    def work() -> None:
+        kedge.current_run().step("first", calls.append, "first")
+
+    handle = queue.submit(work)
+    worker = Worker(store, ["q"], {"work": work}, grace_s=0)
+    load = store.load
+
+    def load_late(*arguments: Any) -> Any:
+        worker.stop("SIGTERM")
+        wait_for(lambda: worker.is_stopping_runs, "the worker does not stop")
+        return load(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "load", load_late)
+        worker.serve()
+    assert (handle.status, calls) == ("paused", [])
+    serve(store, work)
+    assert (handle.status, calls) == ("completed", ["first"])
+
+
 PROGRAM = """
     import os, kedge
 
