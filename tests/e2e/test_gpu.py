@@ -112,7 +112,7 @@ class Gpu:
                 except ProcessLookupError:
                     continue
         if self.process is not None:
-            self.process.wait(20)
+            self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_frozen_for_good_and_brought_back(gpu: Gpu) -> None:
     gpu.checkpoint(pid)
     assert gpu.states() == ["2", "2"]  # it ended as it was dumped
     assert gpu.process is not None
-    gpu.process.wait(20)
+    gpu.process.wait(60)
     before = gpu.steps()
     running = subprocess.Popen(
         gpu.lab.enter([*KEDGE, "process", "run", "--key", "job"]), env=gpu.environment,
@@ -266,7 +266,7 @@ def test_required_but_missing_or_too_old(gpu: Gpu, tmp_path: Path) -> None:
 def test_onto_another_gpu_of_the_kind(gpu: Gpu) -> None:
     gpu.checkpoint(gpu.start())
     assert gpu.process is not None
-    gpu.process.wait(20)
+    gpu.process.wait(60)
     (gpu.folder / "other").touch()
     running = subprocess.Popen(
         gpu.lab.enter([*KEDGE, "process", "run", "--key", "job"]), env=gpu.environment, stderr=subprocess.PIPE

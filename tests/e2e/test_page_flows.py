@@ -243,9 +243,9 @@ def test_steps_appear_as_a_run_goes_on(page: Page, known: dict[str, str]) -> Non
             kedge.run("goes-on", store=store, progress=False, signals=False) as run,
         ):
             run.step("first", lambda: 1)
-            go_on[0].wait(30)
+            go_on[0].wait(200)
             run.step("second", lambda: 2)
-            go_on[1].wait(30)
+            go_on[1].wait(200)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -313,7 +313,7 @@ def test_failures_stand_in_the_order_in_which_they_happened(page_of: PageOf) -> 
 
     def fail(n: int) -> None:
         if n == 0:
-            assert has_failed.wait(30)
+            assert has_failed.wait(60)
         has_failed.set()
         raise ValueError(f"item {n}")
 

@@ -183,6 +183,19 @@ def test_sigterm_finishes_the_items_under_way(program: Program, executor: str) -
     assert sorted(program.lines()) == sorted(f"{word} {n}" for word in ("begin", "end") for n in range(6))
 
 
+def test_the_processes_of_a_killed_run_end_with_it(program: Program) -> None:
+    process = program.start("-m", "kedge", "run", "program.py:mapped", "--id", "m", "--arg", "executor=process")
+    program.wait_for("begin 0")
+    program.wait_for("begin 1")
+    process.kill()
+    process.communicate(timeout=60)  # nobody has its streams any more
+    program.go()
+    program.kedge("runs", "resume", "m")
+    assert sorted(program.lines()) == sorted(
+        [f"{w} {n}" for w in ("begin", "end") for n in range(6)] + ["begin 0", "begin 1"]
+    )
+
+
 @pytest.mark.parametrize("how", ["grace", "twice"])
 def test_a_step_that_takes_too_long_is_left_at_once(program: Program, how: str) -> None:
     process = program.start("program.py", "0.2" if how == "grace" else "60", "0")

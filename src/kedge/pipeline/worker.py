@@ -6,7 +6,6 @@ about 50 ms of work are in it, so that tiny items share a commit and slow ones h
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -42,7 +42,6 @@ BATCH_BYTES = 256 * 1024
 WAIT_S = 0.5  # that results wait for a slow item behind them
 KEYS_IN_METADATA = 16  # items of a batch whose digests are listed with it, so that resuming need not read it
 
-_PR_SET_PDEATHSIG = 1
 _IMMUTABLE = (int, float, bool, type(None), complex)
 
 
@@ -93,10 +92,14 @@ def prepare(halt: Event) -> None:
     global _halt
     _halt = halt
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass  # not Linux: the worker ends when it next asks for work
+    threading.Thread(target=_end_with_owner, name="kedge-owner", daemon=True).start()
+
+
+def _end_with_owner() -> None:
+    """Whatever this process is at. For the kernel it is a child of the server that forks such processes."""
+    if (owner := parent_process()) is not None:
+        owner.join()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def work(spec: Spec, items: list[Item]) -> Outcome:
