@@ -253,6 +253,89 @@ def test_a_pod_is_kept_sleeps_and_wakes(engine: Containerd, cri: Cri) -> None:
     engine.wait_shimless()
 
 
+# --- volumes ---
+
+
+class Volumes:
+    """The emptyDir volumes of pods, where a kubelet has them; made and removed with their pods."""
+
+    def __init__(self, engine: Containerd) -> None:
+        self._engine = engine
+        self._home = engine.lab.root / "kubelet/pods"
+
+    def make(self, pod: str, name: str, medium: str) -> Path:
+        folder = self._home / f"uid-{pod}/volumes/kubernetes.io~empty-dir/{name}"
+        self._engine.lab.run("mkdir", "-p", folder)
+        if medium == "Memory":
+            self._engine.lab.run("mount", "-t", "tmpfs", "tmpfs", folder)
+        return folder
+
+    def remove(self, folder: Path) -> None:
+        self._engine.lab.run("sh", "-c", 'umount "$0"; rm -rf "$0"', folder)
+
+    def seen(self, folder: Path) -> Path:
+        """A folder as the engine sees it."""
+        return Path(f"/proc/{self._engine.daemon_pid}/root{folder}")
+
+
+def content(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """All files of a folder: mode, time and bytes."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mode, path.stat().st_mtime_ns, path.read_bytes())
+        for path in files
+    }
+
+
+@pytest.mark.parametrize("medium", ["", "Memory", "shm"])
+def test_volumes_that_go_with_a_pod_are_those_of_the_moment(engine: Containerd, cri: Cri, medium: str) -> None:
+    """An emptyDir on disk or in memory, or the pod's /dev/shm, in which the counter counts: it stops at once when its
+    files are not those of its memory. In the next pod, and again in the same one, after it went on and was killed."""
+    volumes = Volumes(engine)
+    program = [word.replace("/work", "/dev/shm") if medium == "shm" else word for word in COUNT]
+
+    def pod(name: str) -> tuple[str, Path, list[tuple[str, str, bool]]]:
+        identity = cri.run_pod(name)
+        if medium == "shm":
+            sandbox = engine.home / "state/io.containerd.grpc.v1.cri/sandboxes" / identity
+            work = sandbox / "shm"
+            (volumes.seen(sandbox) / "work").symlink_to("shm")
+            return identity, work, [("/usr", "/usr", True)]
+        work = volumes.make(name, "work", medium)
+        return identity, work, [("/usr", "/usr", True), (str(work), "/work", False)]
+
+    def beyond(number: int) -> int:
+        upper = volumes.seen(work).parent
+        return wait_for(lambda: n if (n := engine.count("", upper)) > number else None, "the counter stands still")
+
+    wishes = {**KEPT, "KEDGE_WORKLOAD": f"volume-{medium}", "KEDGE_POLICY": "fail"}
+    first, work, mounts = pod(f"volume-1{medium.lower()}")
+    counter = cri.start(first, "main", program, wishes, mounts=mounts)
+    beyond(50)
+    cri.stop(counter)
+    reached, frozen = engine.count("", volumes.seen(work).parent), content(volumes.seen(work))
+    cri.remove_pod(first)
+    if medium != "shm":
+        volumes.remove(work)
+    with kedge.open(engine.lab.store, namespace="containers") as store:
+        state = store.load(f"container:default+volume-{medium}")
+        tree = state["volumes"]["/dev/shm" if medium == "shm" else "/work"]
+        saved = {entry.path: (entry.mode, entry.mtime_ns, tree.read(entry.path)) for entry in tree.entries}
+    assert {name: (mode & 0o777, time, data) for name, (mode, time, data) in frozen.items()} == saved
+
+    second, work, mounts = pod(f"volume-2{medium.lower()}")
+    (volumes.seen(work) / "stranger").write_text("of an init container")
+    for attempt in range(2):
+        counter = cri.start(second, "main", program, wishes, mounts=mounts, attempt=attempt)
+        assert not (volumes.seen(work) / "stranger").exists()
+        reached = min(reached, beyond(reached + 20))
+        cri.stop(counter, grace_s=0)
+    cri.remove_pod(second)
+    if medium != "shm":
+        volumes.remove(work)
+    engine.wait_shimless()
+
+
 # --- other nodes ---
 
 

@@ -168,7 +168,7 @@ def _is_put_right(killed: Attempt) -> bool:
 
     What cannot be undone is noted and tried again next time: it must not stand in the way of others.
     """
-    from . import moved_files, network, rootfs
+    from . import moved_files, network, rootfs, volumes
 
     facts = killed.facts()
     files, net = facts.get("replaces"), facts.get("network")
@@ -179,6 +179,8 @@ def _is_put_right(killed: Attempt) -> bool:
             moved_files.put_back(moved, made, is_restored=is_restored)
         if isinstance(files, dict):
             rootfs.put_back(files, is_restored=_RESTORED in killed.log())
+        if isinstance(in_volumes := facts.get("volumes"), dict):
+            volumes.put_back(in_volumes, is_restored=_RESTORED in killed.log())
         if isinstance(net, dict):
             locked = network.Network(mode=str(net.get("mode")), path=str(net.get("path") or ""))
             with (

@@ -15,7 +15,7 @@ from typing import Any
 from kedge.errors import Conflict, NotFound, storage_error
 from kedge.model import parse_name
 
-from . import network
+from . import network, volumes
 from .attempts import Attempt
 from .checkpoint import Files, Source
 from .companions import Phases
@@ -26,7 +26,8 @@ from .network import Network
 from .programs import find_program
 from .restore import Target
 from .rootfs import Rootfs, copy_away, find_rootfs, replaced
-from .snapshot import Snapshot
+from .snapshot import Snapshot, files_tree
+from .volumes import Volume, volumes_of
 
 Run = Callable[[Sequence[str], Sequence[int]], int]  # a command, and the descriptors that it holds
 
@@ -50,8 +51,28 @@ class Bundle:
         """As it is mounted now."""
         return find_rootfs(self.path, str(self.spec.get("root", {}).get("path", "rootfs")))
 
-    def files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
-        """What puts the checkpoint's files into the root (see restore.Target)."""
+    @contextmanager
+    def files(self, taken: Snapshot, attempt: Attempt) -> Iterator[Callable[[], None]]:
+        """What puts the checkpoint's files into the root and the volumes (see restore.Target)."""
+        with self._root_files(taken, attempt) as put_root, self._volume_files(taken, attempt) as put_volumes:
+
+            def put_in_place() -> None:
+                put_root()
+                put_volumes()
+
+            yield put_in_place
+
+    def _volume_files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
+        here = {volume.destination: volume for volume in volumes_of(self.spec) if volume.is_saved}
+        if missing := sorted(taken.volumes.keys() - here.keys()):
+            raise Conflict(
+                f"the checkpoint has the files of an emptyDir volume at {missing[0]}, the container has none there",
+                hint="give the pod the same volumes",
+            )
+        trees = {here[destination]: tree for destination, tree in taken.volumes.items()}
+        return volumes.replaced(trees, attempt.files, lambda facts: attempt.describe(volumes=facts))
+
+    def _root_files(self, taken: Snapshot, attempt: Attempt) -> AbstractContextManager[Callable[[], None]]:
         rootfs = self.rootfs()
         if taken.rootfs is None:
             return nullcontext(lambda: None)
@@ -123,10 +144,14 @@ class ContainerSource(Source):
     container: runc.Container
     rootfs: Rootfs
     image_path: Path | None
+    volumes: Mapping[Volume, bool]  # those of its pod that are saved, and whether others write to them too
 
     @classmethod
-    def of(cls, container: runc.Container, image_path: Path | None = None) -> ContainerSource:
-        """Conflict if the container does not run."""
+    def of(
+        cls, container: runc.Container, image_path: Path | None = None, *, volumes_asked: str = ""
+    ) -> ContainerSource:
+        """Conflict if the container does not run, or a volume of its pod cannot be saved. `volumes_asked`: yes or no,
+        whether they are."""
         if container.status not in ("running", "paused"):
             raise Conflict(
                 f"container {container.id} is {container.status}", hint="only a running one can be checkpointed"
@@ -146,6 +171,10 @@ class ContainerSource(Source):
             container=container,
             rootfs=bundle.rootfs(),
             image_path=image_path,
+            volumes={
+                volume: volumes.is_shared(volume, container.pid)
+                for volume in volumes.saved_volumes(bundle.spec, volumes_asked)
+            },
         )
 
     def dump(self, attempt: Attempt, options: Sequence[str], *, leave_running: bool) -> Dump:
@@ -158,13 +187,21 @@ class ContainerSource(Source):
     def files(self, attempt: Attempt, phases: Phases, *, leave_running: bool) -> Files:
         if self.image_path is not None:
             give_images(attempt.images, self.image_path)
-        if self.rootfs.kind == "none":
-            return Files()
+        root = None if self.rootfs.kind == "none" else self.rootfs.changes
+        facts = volumes.facts_of(list(self.volumes), self.spec)
         if not leave_running:
-            return Files(self.rootfs.kind, self.rootfs.changes)
+            trees = {volume.destination: files_tree(volume.source, is_shared=is_shared)
+                     for volume, is_shared in self.volumes.items()}  # fmt: skip
+            return Files(self.rootfs.kind, root, volumes=trees, facts=facts)
+        trees = {}
         with phases.phase("files"):
-            copy_away(self.rootfs.changes, attempt.rootfs)
-        return Files(self.rootfs.kind, attempt.rootfs)
+            if root is not None:
+                copy_away(root, attempt.rootfs)
+            for number, volume in enumerate(self.volumes):
+                attempt.files.mkdir(mode=0o700, exist_ok=True)
+                copy_away(volume.source, attempt.files / str(number))
+                trees[volume.destination] = files_tree(attempt.files / str(number))
+        return Files(self.rootfs.kind, root and attempt.rootfs, volumes=trees, facts=facts)
 
 
 def give_images(images: Path, target: Path) -> None:

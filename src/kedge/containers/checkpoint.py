@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kedge.files import File
+from kedge.files import File, Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 
@@ -54,6 +54,8 @@ class Files:
     root_kind: str = "none"
     root: Path | None = None
     open_files: Mapping[str, File] = field(default_factory=dict)
+    volumes: Mapping[str, Tree] = field(default_factory=dict)  # of a pod, by where they are mounted
+    facts: Mapping[str, object] = field(default_factory=dict)  # what the checkpoint's metadata says of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,7 @@ class _Work:
         with self.phases.phase("store"):
             taken = self._snapshot(files)
             leaves_running = self.request.leave_running
-            skipped = [] if taken.rootfs is None else taken.rootfs.skipped
-            sockets = [path for path, what in skipped if what == "a socket"]
+            sockets = taken.sockets()
             metadata = {
                 "kind": taken.kind,
                 "id": taken.id,
@@ -180,6 +181,7 @@ class _Work:
                 "sockets": sockets,
                 "attempt": self.attempt.id,
                 **({"pod": pod} if (pod := pod_of(taken.spec)) else {}),
+                **files.facts,
                 **facts_of(self.companions),
                 **taken.totals(),
             }
@@ -205,6 +207,7 @@ class _Work:
             host=self.host,
             processes=snapshot.read_processes(images),
             rootfs_kind=files.root_kind,
-            rootfs=None if files.root is None else snapshot.rootfs_tree(files.root),
+            rootfs=None if files.root is None else snapshot.files_tree(files.root),
             files=files.open_files,
+            volumes=files.volumes,
         )

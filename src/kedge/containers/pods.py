@@ -88,6 +88,9 @@ class Workload:
         root = str(self.place.parent)
         return runc.look_up(self.container.id, engine_of(root), root, self.environment.get("KEDGE_RUNC"))
 
+    def source(self) -> ContainerSource:
+        return ContainerSource.of(self.find(), volumes_asked="" if self.mark is None else self.mark.wish.volumes)
+
 
 def workloads(address: str) -> list[Workload]:
     """The newest start of each container of each pod of this node."""
@@ -136,7 +139,7 @@ def checkpoint(workload: Workload, manager: CheckpointManager, companions: list[
     mark = _claimed(workload, manager)
     key, lease = (mark.key, mark.claim) if mark else (workload.key, None)
     request = Request(key, leave_running=True, options=TIES, lease=lease)
-    return make_checkpoint(manager, ContainerSource.of(workload.find()), request, companions=companions)
+    return make_checkpoint(manager, workload.source(), request, companions=companions)
 
 
 def hibernate(workload: Workload, manager: CheckpointManager, companions: list[Companion]) -> Checkpointed:
@@ -152,7 +155,7 @@ def hibernate(workload: Workload, manager: CheckpointManager, companions: list[C
     try:
         tags = {hibernation.ASLEEP: datetime.now(UTC).isoformat(timespec="seconds")}
         request = Request(mark.key, options=TIES, lease=mark.claim, tags=tags)
-        checkpointed = make_checkpoint(manager, ContainerSource.of(workload.find()), request, companions=companions)
+        checkpointed = make_checkpoint(manager, workload.source(), request, companions=companions)
     except BaseException:
         marks.write_mark(path, mark)
         raise

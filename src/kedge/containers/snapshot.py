@@ -18,6 +18,7 @@ it: list, show, diff, copy, retention, encryption. Its job is `container:<key>` 
     rootfs       an exact Tree, or None
     images       a Tree of CRIU's images, without logs
     files        {path: File}: of processes without a container, what they had open for writing
+    volumes      {path: Tree}: of a container of a pod, its emptyDir volumes by where they are mounted (see volumes)
     extra        {name: Tree}: what came with an imported archive, or others add to the moment
 
 The checkpoint's metadata repeats what lists show: kind, id, runtime, network, processes, memory_bytes, frozen_ms,
@@ -74,11 +75,18 @@ class Snapshot:
     rootfs: Tree | None = None
     files: Mapping[str, File] = field(default_factory=dict)
     extra: Mapping[str, Tree] = field(default_factory=dict)
+    volumes: Mapping[str, Tree] = field(default_factory=dict)
 
     def totals(self) -> dict[str, int]:
         """What lists show of its processes."""
         memory_bytes = sum(process["memory_bytes"] for process in self.processes.values())
         return {"processes": len(self.processes), "memory_bytes": memory_bytes}
+
+    def sockets(self) -> list[str]:
+        """The paths of sockets, which were not saved."""
+        trees = {"": self.rootfs, **self.volumes} if self.rootfs is not None else self.volumes
+        skipped = [(place, *entry) for place, tree in trees.items() if tree is not None for entry in tree.skipped]
+        return [f"{place}/{path}".lstrip("/") for place, path, what in skipped if what == "a socket"]
 
     def options(self) -> list[str]:
         """What CRIU was told and must be told again; Validation for anything else that a store may name."""
@@ -108,9 +116,12 @@ def images_tree(directory: Path, borders: Mapping[str, list[int]] | None = None)
     return Tree(directory, exclude=("*.log", "stats-*", "*.pid"), cuts=borders, allow_changing=False)
 
 
-def rootfs_tree(directory: Path) -> Tree:
-    """The files of a container, with everything that makes them what they are. Sockets are left out: see `skipped`."""
-    return Tree(directory, exact=True, without_attributes=LEFT_ATTRIBUTES)
+def files_tree(directory: Path, *, is_shared: bool = False) -> Tree:
+    """Files of a container, with everything that makes them what they are. Sockets are left out: see `skipped`.
+
+    `is_shared`: others go on writing them, and each is as it was when it was read.
+    """
+    return Tree(directory, exact=True, without_attributes=LEFT_ATTRIBUTES, allow_changing=is_shared)
 
 
 def read_descriptors(images: Path) -> tuple[str, ...]:

@@ -237,7 +237,7 @@ class _Walk:
                 else:
                     self._add_file(name, row, status, fd)
             elif stat.S_ISDIR(mode):
-                if _is_store(fd, name):
+                if not self._scan.options.exact and _is_store(fd, name):
                     self._skip(name, row, "a Kedge store")
                     continue
                 below.append(self._table.add(name, row, DIRECTORY))

@@ -77,8 +77,8 @@ class Tree(_Files):
 
     Kept: names, types, permission bits, modification times, numeric owners, symlinks (as they are), hard links within
     the tree, holes. `exclude` holds globs; one without "/" matches a name at any depth, one with "/" the path from
-    the root. Stores of Kedge inside the tree are left out; so are, with skip_special, fifos, sockets and devices,
-    which otherwise are refused: see `skipped`.
+    the root. Stores of Kedge inside the tree are left out, except by `exact`; so are, with skip_special, fifos, sockets
+    and devices, which otherwise are refused: see `skipped`.
 
     With `exact`, extended attributes (ACLs, capabilities, those of overlayfs), fifos and devices are kept too, and only
     sockets are left out; without_attributes names attributes to leave. `cuts` says where the chunks of a file end, for

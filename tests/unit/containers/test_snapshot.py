@@ -90,7 +90,7 @@ def test_an_exact_tree_keeps_everything(tmp_path: Path) -> None:
     os.chmod(upper / "holes", 0o6755)
     os.utime(upper / "fifo", ns=(1, 1_700_000_000_123_456_789))
     with kedge.open("memory:") as store:
-        saved = store.save("j", "s", {"rootfs": snapshot.rootfs_tree(upper)})
+        saved = store.save("j", "s", {"rootfs": snapshot.files_tree(upper)})
         loaded = store.load(saved)
         assert isinstance(loaded, dict)
         with pytest.raises(kedge.Validation, match="exact=True"):
@@ -112,12 +112,22 @@ def test_an_exact_tree_keeps_everything(tmp_path: Path) -> None:
     assert (back / "holes").stat().st_blocks < 100
 
 
+def test_a_store_in_a_container_is_one_of_its_files(tmp_path: Path) -> None:
+    """A program in a container that uses Kedge itself finds its checkpoints again."""
+    with kedge.open(tmp_path / "work/store") as inner:
+        inner.save("j", "s", {"n": 1})
+    with kedge.open("memory:") as store:
+        saved = store.save("j", "s", {"rootfs": snapshot.files_tree(tmp_path)})
+        names = {entry.path for entry in store.load(saved)["rootfs"].entries}
+    assert "work/store/kedge-store" in names
+
+
 def test_sockets_are_reported(tmp_path: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
-        assert snapshot.rootfs_tree(tmp_path).skipped == [("s", "a socket")]
+        assert snapshot.files_tree(tmp_path).skipped == [("s", "a socket")]
 
 
 def test_keys_and_generations(tmp_path: Path) -> None:

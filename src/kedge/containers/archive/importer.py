@@ -98,7 +98,7 @@ def import_images(
             criu={"version": "", "options": []},
             processes=snapshot.read_processes(home / "images"),
             rootfs_kind="none" if upper is None else "overlay",
-            rootfs=None if upper is None else snapshot.rootfs_tree(upper),
+            rootfs=None if upper is None else snapshot.files_tree(upper),
         )
         facts = {"kind": "container", "id": key, "runtime": "runc", "network": taken.network["mode"]}
         metadata = {**facts, "is_running": False, "imported": {"format": "images"}, **taken.totals()}
@@ -168,7 +168,7 @@ def _snapshot(archive: Archive, upper: Path | None) -> snapshot.Snapshot:
         criu={"version": "", "options": []},
         processes=snapshot.read_processes(archive.images),
         rootfs_kind="none" if upper is None else "overlay",
-        rootfs=None if upper is None else snapshot.rootfs_tree(upper),
+        rootfs=None if upper is None else snapshot.files_tree(upper),
         extra={ENGINE_FILES: Tree(archive.directory, exclude=_LEFT)},
     )
 

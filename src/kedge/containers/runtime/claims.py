@@ -209,7 +209,7 @@ def key_of(claim: Lease) -> str:
 def renew_here() -> list[tuple[str, str]]:
     """Renew the claims of all that live on this machine; (job, why not) of those where that failed."""
     stores: dict[tuple[tuple[str, str], ...], list[Lease]] = {}
-    for container, mark in _marked():
+    for container, mark in marked():
         if mark.claim is not None and _state(container):
             stores.setdefault(tuple(sorted(mark.environment.items())), []).append(mark.claim)
     failed = []
@@ -233,7 +233,7 @@ def _renew(manager: CheckpointManager, claim: Lease) -> str:
 def _alive_here(key: str, besides: Path) -> Iterator[tuple[str, bool]]:
     """What other living containers of this machine have claimed of `key`, also where that has run out, or "" for one
     that has claimed nothing yet; and whether they are on their way out."""
-    for container, mark in _marked():
+    for container, mark in marked():
         if mark.key.partition("@")[0] != key or container == besides:
             continue
         if state := _state(container):
@@ -253,7 +253,7 @@ def _has_lost_its_shim(container: Path, pid: object) -> bool:
     return _read(f"/proc/{parent}/comm") != "containerd-shim"
 
 
-def _marked() -> Iterator[tuple[Path, Mark]]:
+def marked() -> Iterator[tuple[Path, Mark]]:
     """Those of this machine, as `root/identity`, that are not known to have ended."""
     for container in marks.marks():
         mark = marks.find_mark(container)
@@ -279,6 +279,10 @@ def _is_gone(holder: str) -> bool:
         return bool(machine)  # this machine has been started again since
     is_being_created = str(started(int(pid))) == began
     return not is_being_created and not _state(Path(root, identity))
+
+
+def is_alive(container: Path) -> bool:
+    return bool(_state(container))
 
 
 def _state(container: Path) -> dict[str, Any]:

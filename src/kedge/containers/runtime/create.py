@@ -24,10 +24,11 @@ from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Lease
 
-from . import claims, marks
+from . import claims, marks, settings
 from .container import ORPHAN_S, CalledContainer
 from .marks import Mark
 from .opt_in import Wish, wish_of
+from .pod_volumes import with_pod_volumes
 from .start import start, watch
 
 if TYPE_CHECKING:
@@ -164,11 +165,12 @@ def _restore_first(
     bundle: Bundle,
 ) -> _Restored | None:
     """Restore the first of these that can be; None when it is to start anew."""
+    keeps_tcp = settings.chosen(wish.tcp, "KEDGE_TCP", ("close", "keep")) == "keep"
     for number, checkpoint in enumerate(checkpoints):
         for left in reversed(range(wish.tries)):
-            target = RuncTarget.of(container, bundle, keeps_tcp=wish.keeps_tcp)
+            target = RuncTarget.of(container, bundle, keeps_tcp=keeps_tcp)
             try:
-                _restore(manager, checkpoint.id, target)
+                _restore(manager, checkpoint.id, target, wish.namespace)
             except CheckpointError as error:
                 target.guard.drop()
                 container.other("delete", "--force")
@@ -185,9 +187,11 @@ def _restore_first(
     return None
 
 
-def _restore(manager: CheckpointManager, checkpoint_id: str, target: RuncTarget) -> None:
+def _restore(manager: CheckpointManager, checkpoint_id: str, target: RuncTarget, namespace: str) -> None:
     checkpoint, taken = snapshot.load(manager, checkpoint_id)
     refuse_mismatch(taken.network, target.bundle.network)
+    if taken.volumes:
+        taken = with_pod_volumes(manager, checkpoint, taken, target.bundle, namespace)
     companions = companions_for(target.bundle.spec)
     restore_checkpoint(checkpoint, taken, target, companions=companions, phases=Phases())
 

@@ -9,6 +9,9 @@
     KEDGE_TCP=close|keep       kedge.dev/tcp                 open connections in a restore; close, by default, as the
                                                                    next container mostly has another address
     KEDGE_WAIT=SECONDS         kedge.dev/wait                for a pod it may replace, before it begins anew beside it
+    KEDGE_VOLUMES=yes|no       kedge.dev/volumes             whether its emptyDir volumes are saved with it; yes
+
+KEDGE_TCP and KEDGE_VOLUMES mean the same in the machine's /etc/kedge/runc.env, for containers that do not say.
 
 ARCH_ENABLE=1, RESTORE_FROM and kybernate.io/restore-from, of older systems, mean the same. The place of the store is
 the machine's business and never the container's: whoever writes a pod must not choose files of the host.
@@ -28,12 +31,14 @@ if TYPE_CHECKING:
 
 POD = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name")
 SANDBOX = "io.kubernetes.cri.sandbox-id"
+UID = "io.kubernetes.cri.sandbox-uid"  # of the pod; containerd 1.6 does not tell it
 _TYPE = "io.kubernetes.cri.container-type"
 _MANAGER = "io.container.manager"
 # What CRI-O calls the same. It writes these after the annotations of the pod, whose author cannot forge them.
 _OF_CRIO = {
     "io.kubernetes.pod.namespace": POD[0],
     "io.kubernetes.pod.name": POD[1],
+    "io.kubernetes.pod.uid": UID,
     "io.kubernetes.container.name": POD[2],
     "io.kubernetes.cri-o.SandboxID": SANDBOX,
     "io.kubernetes.cri-o.ContainerType": _TYPE,
@@ -48,7 +53,7 @@ _KEY_CHARACTERS = 100  # leaves room for what jobs are called before and after i
 class Wish:
     """What a container asked for."""
 
-    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tcp", "tries", "wait_s")
+    __slots__ = ("keep", "key", "namespace", "policy", "restore", "tcp", "tries", "volumes", "wait_s")
 
     def __init__(
         self,
@@ -59,14 +64,16 @@ class Wish:
         namespace: str = "",
         keep: str = "always",
         wait_s: float | None = None,
-        tcp: str = "close",
+        tcp: str = "",
+        volumes: str = "",
     ) -> None:
         self.key = key
         self.restore = restore  # latest, no, the ID of a checkpoint, another key of its namespace, or a path (placed)
         self.policy = policy  # fresh: start anew when it cannot be restored; fail
         self.tries = tries
         self.keep = keep  # always, or until-success
-        self.tcp = tcp  # close or keep: what becomes of open connections
+        self.tcp = tcp  # close or keep: what becomes of open connections; "": as the machine says
+        self.volumes = volumes  # yes or no: whether they are saved; "": as the machine says
         self.wait_s = wait_s  # None: as the machine says
         self.namespace = namespace  # in a cluster: what no key, and nothing that it begins with, leads out of
 
@@ -76,20 +83,17 @@ class Wish:
         return cls(**{"restore": "latest", **facts})
 
     @property
-    def keeps_tcp(self) -> bool:
-        return self.tcp == "keep"
-
-    @property
     def is_until_success(self) -> bool:
         return self.keep == "until-success"
 
     def with_key(self, key: str) -> Wish:
-        return Wish(key, self.restore, self.policy, self.tries, self.namespace, self.keep, self.wait_s, self.tcp)
+        return Wish(**{name: getattr(self, name) for name in self.__slots__} | {"key": key})
 
     def facts(self) -> dict[str, str | int]:
         """As a mark has it."""
         facts: dict[str, str | int] = {name: getattr(self, name) for name in ("key", "restore", "policy", "tries")}
-        return facts if self.keep == "always" else {**facts, "keep": self.keep}
+        facts |= {} if self.keep == "always" else {"keep": self.keep}
+        return facts | ({"volumes": self.volumes} if self.volumes else {})
 
     def key_of(self, name: str) -> str:
         """The key that a workload of its namespace has by that name."""
@@ -117,21 +121,17 @@ def wish_of(spec: Mapping[str, Any], owner: Owner | None = None) -> Wish | None:
     policy, _, count = (asked("policy", "KEDGE_POLICY") or "fresh").partition(":")
     if policy not in ("fresh", "fail", "retry") or count not in ("", *"123456789"):
         raise _invalid(f"policy {policy}:{count}", hint="use fresh, fail or retry:N, N from 1 to 9")
-    tcp = asked("tcp", "KEDGE_TCP") or "close"
-    if tcp not in ("close", "keep"):
-        raise _invalid(f"tcp {tcp}", hint="use close or keep")
-    keep = asked("keep", "KEDGE_KEEP") or "always"
-    if keep not in ("always", "until-success"):
-        raise _invalid(f"keep {keep}", hint="use always or until-success")
+    keep = _choice("keep", asked("keep", "KEDGE_KEEP"), ("always", "until-success"))
     return Wish(
         key=key_of(notes, asked("key", "KEDGE_WORKLOAD"), owner),
         restore=restore if restore[:1] == "/" else _name("restore", restore or "latest"),
         policy="fail" if policy == "fail" else "fresh",
         tries=int(count or 3) if policy == "retry" else 1,
         namespace=notes.get(POD[0], ""),
-        keep=keep,
+        keep=keep or "always",
         wait_s=_wait_s(asked("wait", "KEDGE_WAIT")),
-        tcp=tcp,
+        tcp=_choice("tcp", asked("tcp", "KEDGE_TCP"), ("close", "keep")),
+        volumes=_choice("volumes", asked("volumes", "KEDGE_VOLUMES"), ("yes", "no")),
     )
 
 
@@ -154,6 +154,13 @@ def _refuse_strays(notes: Mapping[str, str]) -> None:
             "a container of Kubernetes asks for checkpoints, and its engine does not tell its namespace",
             hint="use containerd or CRI-O, which do",
         )
+
+
+def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
+    """One of these, or nothing."""
+    if text and text not in choices:
+        raise _invalid(f"{name} {text}", hint=f"use {' or '.join(choices)}")
+    return text
 
 
 def _wait_s(text: str) -> float | None:

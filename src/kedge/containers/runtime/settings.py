@@ -35,6 +35,14 @@ def read() -> dict[str, str]:
     return {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
 
 
+def chosen(asked: str, name: str, choices: tuple[str, ...]) -> str:
+    """What a container asked for, else what its machine says in that variable, else the first choice."""
+    choice = asked or os.environ.get(name) or choices[0]
+    if choice not in choices:
+        raise Validation(f"{name}={choice} means nothing", hint=f"use {' or '.join(choices)}")
+    return choice
+
+
 def adopt() -> dict[str, str]:
     """Read the file; what it says, and our own environment does not contradict, holds for this process from now on."""
     settings = read()

@@ -89,7 +89,7 @@ def _checkpoint(
             f"container {container.id}: its mark {container.mark_path} cannot be read",
             hint="without it nobody knows its workload: recreate the container",
         )
-    source = ContainerSource.of(container.look_up(), image_path)
+    source = ContainerSource.of(container.look_up(), image_path, volumes_asked=mark.wish.volumes)
     options = [option for option in OPTIONS if option in TIES or container.call.is_set(option[2:])]
     with container.store() as manager:
         mark = replace(_claimed(container, mark, manager), ending=None)  # of a call that was killed

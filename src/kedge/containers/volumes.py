@@ -1,0 +1,298 @@
+"""Volumes of a pod: which of them a checkpoint contains, and putting those into the volumes of the next pod.
+
+    saved      emptyDir, on disk or in memory, and the pod's /dev/shm: they are gone with the pod
+    not saved  whatever outlives the pod (claims, host paths) or is made anew for each (configMap, secret, projected)
+
+A volume that cannot be saved as a whole, because it is larger than KEDGE_VOLUME_BYTES, keeps its container from being
+checkpointed: processes would go on without files that they had. KEDGE_VOLUMES=no saves none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import Conflict, Validation, storage_error
+from kedge.files import Tree
+
+from .pids import pids_below
+from .rootfs import copy_away
+from .runtime.opt_in import SANDBOX, UID, notes_of
+from .runtime.settings import chosen
+
+LIMIT_BYTES = 2 << 30
+_EMPTY_DIR, _SHM, _HOST = "emptyDir", "shm", "hostPath"
+_OF_POD = re.compile(
+    r"(?P<pod>/.*/pods/(?P<uid>[^/]+))/"
+    r"(?:volumes/kubernetes\.io~(?P<kind>[^/]+)/(?P<name>[^/]+)(?:/.*)?|volume-subpaths/(?P<part_of>[^/]+)/[^/]+/[0-9]+)"
+)
+_KINDS = {"empty-dir": _EMPTY_DIR, "configmap": "configMap", "downward-api": "downwardAPI"}
+MADE_ANEW = ("configMap", "secret", "projected", "downwardAPI")  # the same for every pod
+# Files of the pod itself, which its kubelet or engine makes.
+_HOUSEKEEPING = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/dev/termination-log")  # nosec B108
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A directory of the machine that a container of a pod has mounted."""
+
+    destination: str
+    source: Path
+    kind: str  # emptyDir, shm, configMap, secret, projected, hostPath, … as Kubernetes calls it
+    name: str  # in its pod; of a subPath, with the place of that
+    pod: Path | None = None  # the pod's directory
+    is_read_only: bool = False
+
+    @property
+    def is_saved(self) -> bool:
+        """A volume that a container only reads is filled by another one."""
+        return self.kind in (_EMPTY_DIR, _SHM) and not self.is_read_only
+
+    @property
+    def reason(self) -> str:
+        """Why it is not saved; "" if it is."""
+        if self.is_saved:
+            return ""
+        if self.kind == _EMPTY_DIR:
+            return "read-only in this container: another one fills it"
+        if self.kind in MADE_ANEW:
+            return "made anew for each pod"
+        return "on this machine only" if self.kind == _HOST else "outlives the pod"
+
+    def size_bytes(self) -> int:
+        """What its files take."""
+        total = 0
+        for folder, _, names in os.walk(self.source):
+            for name in names:
+                with suppress(OSError):  # gone meanwhile
+                    total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+        return total
+
+    def to_json(self) -> dict[str, object]:
+        return {"path": self.destination, "kind": self.kind, "is_saved": self.is_saved, "reason": self.reason}
+
+
+def volumes_of(spec: Mapping[str, Any]) -> list[Volume]:
+    """The volumes of a container of a pod; none of any other container."""
+    notes = notes_of(spec)
+    if not notes.get(SANDBOX):
+        return []
+    mounts = [
+        mount
+        for mount in spec.get("mounts") or ()
+        if mount.get("type") == "bind" or {"bind", "rbind"} & set(mount.get("options") or ())
+    ]
+    return [volume for mount in mounts if (volume := _volume(mount, notes)) is not None]
+
+
+def _volume(mount: Mapping[str, Any], notes: Mapping[str, str]) -> Volume | None:
+    destination, source = str(mount.get("destination")), Path(str(mount.get("source")))
+    is_read_only = "ro" in (mount.get("options") or ())
+    if destination == "/dev/shm" and source.name == "shm" and notes[SANDBOX] in source.parts:  # nosec B108
+        return Volume(destination, source, _SHM, _SHM, is_read_only=is_read_only)
+    found = _OF_POD.fullmatch(str(source))
+    # The path of another pod's volume is one of the host: its author, not its kubelet, has written it.
+    if found is None or notes.get(UID, found["uid"]) != found["uid"]:
+        return None if destination in _HOUSEKEEPING else Volume(destination, source, _HOST, str(source))
+    pod = Path(found["pod"])
+    if found["name"]:
+        kind, name = found["kind"], found["name"]
+    else:  # a subPath: what it is part of lies beside it
+        whole = next(pod.glob(f"volumes/kubernetes.io~*/{found['part_of']}"), None)
+        kind = "unknown" if whole is None else whole.parent.name.partition("~")[2]
+        name = f"{found['part_of']}{destination}"
+    return Volume(destination, source, _KINDS.get(kind, kind), name, pod, is_read_only)
+
+
+def saved_volumes(spec: Mapping[str, Any], asked: str = "") -> list[Volume]:
+    """The volumes that go into a checkpoint. Conflict when one cannot be saved as a whole."""
+    if chosen(asked, "KEDGE_VOLUMES", ("yes", "no")) == "no":
+        return []
+    volumes = [volume for volume in volumes_of(spec) if volume.is_saved]
+    for volume in volumes:
+        if problem := problem_of(volume, volumes):
+            raise Conflict(
+                f"volume {volume.destination}: {problem}",
+                hint="KEDGE_VOLUMES=no saves the container without its volumes, which it must be able to do without",
+            )
+    return volumes
+
+
+def problem_of(volume: Volume, volumes: Sequence[Volume]) -> str:
+    """Why a volume cannot be saved as a whole; "" when it can."""
+    part_of = volume.name.partition("/")[0]
+    if part_of != volume.name and any(other.name == part_of for other in volumes):
+        return "it is mounted as a whole, and in part by subPath"
+    size, limit = volume.size_bytes(), limit_bytes()
+    return f"it has {size:,} bytes, more than KEDGE_VOLUME_BYTES={limit}" if size > limit else ""
+
+
+def limit_bytes() -> int:
+    text = os.environ.get("KEDGE_VOLUME_BYTES") or str(LIMIT_BYTES)
+    if not text.isdecimal():
+        raise Validation(f"KEDGE_VOLUME_BYTES={text} is no number", hint=f"use whole bytes, such as {LIMIT_BYTES}")
+    return int(text)
+
+
+def is_shared(volume: Volume, pid: int) -> bool:
+    """Whether processes outside of the container of process `pid` have the volume mounted too: they go on writing."""
+    own, ours = set(pids_below(pid)), os.stat(volume.source)
+    device = f"{os.major(ours.st_dev)}:{os.minor(ours.st_dev)}"
+    seen = {os.readlink(f"/proc/{pid}/ns/mnt")}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            namespace = os.readlink(entry / "ns/mnt")
+            if namespace in seen or int(entry.name) in own:
+                continue
+            seen.add(namespace)
+            for line in (entry / "mountinfo").read_text().splitlines():
+                _id, _parent, mounted, _root, point, *_ = line.split(" ")
+                if mounted == device and point != str(volume.source):
+                    there = os.stat(f"{entry}/root{point}")
+                    if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+                        return True
+    return False
+
+
+def facts_of(volumes: Sequence[Volume], spec: Mapping[str, Any]) -> dict[str, object]:
+    """What the metadata of a checkpoint made now says of the volumes in it: which they are, of which pod, and when."""
+    if not volumes:
+        return {}
+    names = {volume.destination: volume.name for volume in volumes}
+    moment_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return {"volumes": {"sandbox": notes_of(spec)[SANDBOX], "moment_s": moment_s, "names": names}}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the files of one volume wait: `new` before they are put in place, `old` the ones from before.
+
+    On the volume's own file system files are moved, else copied: a volume in memory has no room for both.
+    """
+
+    volume: Path
+    folder: Path
+
+    @property
+    def _moves(self) -> bool:
+        return self.folder.stat().st_dev == self.volume.stat().st_dev
+
+    def put_in_place(self) -> None:
+        """`old` has its name as soon as it is complete."""
+        part = self.folder / "part"
+        if self._moves:
+            empty = self.folder / "empty"
+            empty.mkdir()
+            _take_attributes(empty, self.volume)
+            empty.rename(part)
+            _move(self.volume, part)
+        else:
+            copy_away(self.volume, part)
+        part.rename(self.folder / "old")
+        _clear(self.volume)
+        self._fill(self.folder / "new")
+
+    def put_back(self) -> None:
+        """The files from before `put_in_place`, however far that, or an earlier call of this, has come."""
+        if not self.folder.is_dir() or not self.volume.is_dir():
+            return  # the kubelet has removed all of it
+        old, part = self.folder / "old", self.folder / "part"
+        if old.is_dir():
+            _clear(self.volume)
+            if self._moves:
+                old.rename(part)  # what is in the volume from now on is old
+            else:
+                self._fill(old)
+                old.rename(self.folder / "done")  # half of it removed must not be taken for all of it
+        if part.is_dir() and self._moves:
+            self._fill(part)
+        self.remove()
+
+    def _fill(self, source: Path) -> None:
+        if self._moves:
+            _move(source, self.volume)
+            _take_attributes(self.volume, source)
+        else:
+            copy_away(source, self.volume)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def replaced(
+    trees: Mapping[Volume, Tree], work: Path, note: Callable[[dict[str, str]], None]
+) -> Iterator[Callable[[], None]]:
+    """Gives what makes the files of these volumes those of the trees; if anything fails within, they are what they
+    were. `work` is where files can wait; `note` is given, first, what `put_back` needs should this program be killed.
+
+    The directories themselves stay, because other containers of the pod may have them mounted.
+    """
+    stages = {volume: _stage_for(volume, work) for volume in trees}
+    note({str(stage.volume): str(stage.folder) for stage in stages.values()})
+    try:
+        for volume, tree in trees.items():
+            stages[volume].folder.mkdir(mode=0o700, parents=True)
+            tree.write_to(stages[volume].folder / "new", exact=True, durable=False)
+
+        def put_in_place() -> None:
+            for stage in stages.values():
+                with _naming(stage.volume):
+                    stage.put_in_place()
+
+        yield put_in_place
+    except BaseException:
+        put_back({str(stage.volume): str(stage.folder) for stage in stages.values()}, is_restored=False)
+        raise
+    for stage in stages.values():
+        stage.remove()
+
+
+def put_back(noted: Mapping[str, object], *, is_restored: bool) -> None:
+    """After a restore that failed or was killed: the files from before it, unless it had been done."""
+    for volume, folder in noted.items():
+        stage = Stage(Path(volume), Path(str(folder)))
+        with _naming(stage.volume):
+            stage.remove() if is_restored else stage.put_back()
+
+
+def _stage_for(volume: Volume, work: Path) -> Stage:
+    """Not within the volume, where processes would see it."""
+    name = f".kedge-{os.urandom(6).hex()}"
+    is_beside = volume.pod is not None and volume.pod.stat().st_dev == volume.source.stat().st_dev
+    return Stage(volume.source, (volume.pod if is_beside and volume.pod is not None else work) / name)
+
+
+@contextmanager
+def _naming(volume: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error("replace", str(volume), error) from error
+
+
+def _move(source: Path, target: Path) -> None:
+    for name in os.listdir(source):
+        os.rename(source / name, target / name)
+
+
+def _clear(folder: Path) -> None:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def _take_attributes(target: Path, source: Path) -> None:
+    """Those of a directory: owner, mode, extended attributes, times."""
+    status = os.stat(source)
+    os.chown(target, status.st_uid, status.st_gid)
+    shutil.copystat(source, target)
