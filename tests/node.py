@@ -111,7 +111,7 @@ class Node(Containerd):
     def files(self) -> dict[str, tuple[int, int, bytes | str]]:
         """All that could be installed on it: mode, owner, and what is in it."""
         found = {}
-        for folder in ("/etc", "/opt"):
+        for folder in ("/etc", "/opt", "/usr/local/sbin"):
             for path in self.below(folder).rglob("*"):
                 stat, is_link = path.lstat(), path.is_symlink()
                 content = os.readlink(path) if is_link else path.read_bytes() if path.is_file() else b""

@@ -50,6 +50,7 @@ def installer(home: Path, containerd: str, **more: str) -> Installer:
     places = {
         "HOST": "", "PAYLOAD": payload, "PREFIX": home / "opt/kedge", "CONFIG": home / "config.toml",
         "ENVIRONMENT": home / "etc/runc.env", "STATE": home / "state", "CONTAINERD": containerd, "RESTART": "",
+        "CRIU": home / "sbin/criu",
     }  # fmt: skip
     environment = {**os.environ, **{name: str(place) for name, place in places.items()}, **more}
 
@@ -334,7 +335,10 @@ def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: st
     changed = {path for path, one in before.items() if installed[path] != one}
     added = {"/".join(path.split("/")[:3]) for path in installed.keys() - before.keys()}
     drop_ins = {"/etc/containerd"} if made.version == "2" else set()
-    assert added == {"/etc/kedge", "/opt/kedge"} | drop_ins
+    links = set() if shutil.which("criu", path=PLAIN_PATH["PATH"]) else {"/usr/local"}
+    assert added == {"/etc/kedge", "/opt/kedge"} | drop_ins | links
+    doctor = json.loads(made.lab.run("/opt/kedge/bin/kedge", "container", "doctor", "--json", env=PLAIN_PATH).stdout)
+    assert any("containerd" in one["what"] and "finds /" in one["what"] for one in doctor["findings"]), doctor
     assert changed == (set() if drop_ins else {"config"})
     assert installed["config"][:2] == before["config"][:2]
     assert made.restarts() == 1

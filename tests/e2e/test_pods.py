@@ -336,6 +336,76 @@ def test_volumes_that_go_with_a_pod_are_those_of_the_moment(engine: Containerd, 
     engine.wait_shimless()
 
 
+def test_a_volume_that_two_containers_share(engine: Containerd, cri: Cri) -> None:
+    """Each is checkpointed by itself, one after the other. In the next pod the volume is as the last of them left it,
+    and as the first of them to be there again goes on with it. What is not saved is said."""
+    volumes = Volumes(engine)
+    program = (PYTHON, "-c", SHARING)
+    mounts = [("/usr", "/usr", True), (str(engine.lab.root / "host"), "/host", False)]
+    (engine.lab.root / "host").mkdir()
+
+    def start(pod: str, folder: Path, name: str) -> str:
+        wishes = {**KEPT, "KEDGE_POLICY": "fail", "NAME": name}
+        return cri.start(pod, name, program, wishes, mounts=[*mounts, (str(folder), "/shared", False)])
+
+    def lines(folder: Path, name: str) -> int:
+        log = volumes.seen(folder) / name
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def wait_beyond(folder: Path, name: str, number: int) -> None:
+        wait_for(lambda: lines(folder, name) > number, f"{name} stands still")
+
+    pod, folder = cri.run_pod("sharing-0"), volumes.make("sharing-0", "shared", "")
+    containers = {name: start(pod, folder, name) for name in ("a", "b")}
+    for name in containers:
+        wait_beyond(folder, name, 5)
+    told = engine.lab.answer("pod", "list", "default", "--address", engine.home / "socket", env=engine.environment)
+    volumes_of = {one["container"]: one["volumes"] for one in told["containers"] if one["pod"] == "sharing-0"}
+    assert {(one["path"], one["kind"], one["is_saved"]) for one in volumes_of["a"]} == {
+        ("/shared", "emptyDir", True), ("/dev/shm", "shm", True),
+        ("/usr", "hostPath", False), ("/host", "hostPath", False),
+    }  # fmt: skip
+    checked = engine.lab.kedge("container", "preflight", containers["a"], "--json", env=engine.environment)
+    findings = {one["subject"]: one["what"] for one in json.loads(checked.stdout)["findings"]}
+    assert findings["volume /shared"].startswith("emptyDir: saved")
+    assert findings["volume /host"] == "hostPath: not saved, on this machine only"
+
+    cri.stop(containers["a"])
+    wait_beyond(folder, "b", 20 + lines(folder, "b"))
+    cri.stop(containers["b"])
+    reached = {name: lines(folder, name) for name in containers}
+    cri.remove_pod(pod)
+    volumes.remove(folder)
+
+    pod, folder = cri.run_pod("sharing-0"), volumes.make("sharing-0", "shared", "")
+    start(pod, folder, "a")
+    assert lines(folder, "b") == reached["b"]
+    wait_beyond(folder, "a", 20 + reached["a"])
+    start(pod, folder, "b")
+    wait_beyond(folder, "b", reached["b"])
+    wait_beyond(folder, "a", 5 + lines(folder, "a"))
+    assert not (volumes.seen(folder) / "broken").exists()
+    cri.remove_pod(pod)
+    volumes.remove(folder)
+    engine.wait_shimless()
+
+
+SHARING = """
+import os, time
+log = f"/shared/{os.environ['NAME']}"
+n = 0
+while True:
+    there = open(log).read().split() if n else []
+    if there != [str(k) for k in range(n)]:
+        open("/shared/broken", "w").write(f"{log}: {n} {there}")
+        break
+    with open(log, "a") as file:
+        file.write(f"{n}\\n")
+    n += 1
+    time.sleep(0.01)  # sleep: the pace of the program
+"""
+
+
 # --- other nodes ---
 
 

@@ -74,22 +74,33 @@ def test_stopped_in_one_container_and_going_on_in_another(engine: Engine) -> Non
 
 
 @criu
-@pytest.mark.parametrize("tcp", ["close", "keep"])
-def test_locks_are_kept_and_connections_closed_or_kept(engine: Engine, tcp: str) -> None:
+@pytest.mark.parametrize(
+    ("node", "container", "is_open"), [("", "close", False), ("", "keep", True), ("keep", "", True), ("", "", False)]
+)
+def test_locks_are_kept_and_connections_closed_or_kept(
+    engine: Engine, node: str, container: str, is_open: bool
+) -> None:
+    """As the container says, else as its node does."""
+    engine.environment["KEDGE_TCP"] = node
     program = (PYTHON, "-c", TIED)
     first = engine.bundle("one", *KEPT, program=program)
     engine.start("one")
     wait_for((first / "upper/work/log").exists, "it does not begin")
+    place = ("--root", engine.lab.runtime_root, "--json")
+    checked = engine.lab.kedge("container", "preflight", "one", *place, env=engine.environment)
+    said = [(one["status"], one["what"]) for one in json.loads(checked.stdout)["findings"]]
+    assert ("ok", "2 open TCP connections: saved") in said
+    assert ("ok", "1 file lock: saved") in said
     engine.call("kill", "one", "15")
     engine.call("delete", "one")
-    settings = (*KEPT, "KEDGE_POLICY=fail", f"KEDGE_TCP={tcp}")
+    settings = (*KEPT, "KEDGE_POLICY=fail", f"KEDGE_TCP={container}")
     second = engine.bundle("two", *settings, lower=first / "lower", program=program)
     engine.start("two")
     log = second / "upper/work/log"
     lines = len(log.read_text().splitlines())
     wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "it does not go on")
-    said = log.read_text().splitlines()[lines + 2 :]  # the first may have been decided before
-    assert set(said) == {"locked, closed" if tcp == "close" else "locked, open"}
+    steps = log.read_text().splitlines()[lines + 2 :]  # the first may have been decided before
+    assert set(steps) == {"locked, open" if is_open else "locked, closed"}
 
 
 TIED = """
@@ -114,6 +125,60 @@ while True:
     with open("/work/log", "a") as log:
         log.write(f"{said}, {'open' if is_open else 'closed'}\\n")
     time.sleep(0.01)  # sleep: the pace of the program
+"""
+
+
+@criu
+def test_watches_on_an_overlay_go_on(engine: Engine) -> None:
+    """By inotify, on directories of the image and on new ones; one that has lost its name is refused before anything is
+    paused, and preflight says so."""
+    program = (PYTHON, "-c", WATCHER)
+    first = engine.bundle("one", *KEPT, program=program)
+    engine.start("one")
+    wait_for((first / "upper/work/log").exists, "it does not begin")
+
+    def watches(name: str) -> list[tuple[str, str]]:
+        place = ("--root", engine.lab.runtime_root, "--json")
+        checked = engine.lab.kedge("container", "preflight", name, *place, check=False, env=engine.environment)
+        findings = json.loads(checked.stdout)["findings"]
+        return [(one["status"], one["what"]) for one in findings if one["subject"] == "inotify"]
+
+    assert watches("one") == [("ok", "watches /etc, /work/watched: saved")]
+    engine.call("kill", "one", "15")
+    engine.call("delete", "one")
+    second = engine.bundle("two", *KEPT, "KEDGE_POLICY=fail", lower=first / "lower", program=program)
+    engine.start("two")
+    log = second / "upper/work/log"
+    lines = len(log.read_text().splitlines())
+    wait_for(lambda: len(log.read_text().splitlines()) > lines + 5, "it does not go on")
+    assert set(log.read_text().splitlines()) == {"seen"}
+
+    engine.lab.run("touch", second / "rootfs/work/unlink")
+    wait_for((second / "upper/work/unlinked").exists, "it does not take the name away")
+    assert watches("two")[-1][0] == "bad"
+    engine.call("kill", "two", "15")
+    assert "a file that has no name any more" in engine.logged()
+    assert engine.status("two") == "running"  # as the first process of a container it does not heed the signal
+
+
+WATCHER = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+os.mkdir("/work/watched")
+held = os.open("/work/watched", os.O_RDONLY)
+watch = libc.inotify_init1(0o4000)
+for name in (b"/work/watched", b"/etc"):
+    assert libc.inotify_add_watch(watch, name, 0x100) > 0
+while not os.path.exists("/work/unlink"):
+    open("/work/watched/file", "w").close()
+    os.unlink("/work/watched/file")
+    os.read(watch, 4096)
+    with open("/work/log", "a") as log:
+        log.write("seen\\n")
+    time.sleep(0.01)  # sleep: the pace of the program
+os.rmdir("/work/watched")
+open("/work/unlinked", "w").close()
+time.sleep(1000)  # sleep: until it is killed
 """
 
 

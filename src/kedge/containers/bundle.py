@@ -20,9 +20,11 @@ from .attempts import Attempt
 from .checkpoint import Files, Source
 from .companions import Phases
 from .credentials import confinement, refuse_more
-from .criu.command import Dump, failure
+from .criu.command import Dump, failure, with_config
+from .criu.watches import config_for
 from .engine import runc
 from .network import Network
+from .pids import pids_below
 from .programs import find_program
 from .restore import Target
 from .rootfs import Rootfs, copy_away, find_rootfs, replaced
@@ -97,8 +99,8 @@ class Bundle:
         attempt.describe(network=self.network)
         command = [command[0], f"--log={attempt.path / 'runtime.log'}", *command[1:]]
         if closes_tcp:
-            (attempt.path / "criu.conf").write_text("tcp-close\n")
-            command = [find_program("env"), f"CRIU_CONFIG_FILE={attempt.path / 'criu.conf'}", *command]
+            settings = with_config(attempt, ["tcp-close"])
+            command = [find_program("env"), *(f"{name}={value}" for name, value in settings.items()), *command]
         with network.namespace_of(None, self.network) as namespace, self._with_loopback():
             if run(command, attempt.held):
                 network.remove_lock(namespace)
@@ -182,7 +184,8 @@ class ContainerSource(Source):
             "checkpoint", "--image-path", str(attempt.images), "--work-path", str(attempt.path), *options,
             "--leave-running", self.id,
         )  # fmt: skip
-        return Dump(command, () if leave_running else self.container.command("delete", "--force", self.id))
+        forget = () if leave_running else self.container.command("delete", "--force", self.id)
+        return Dump(command, forget, config_for(pids_below(self.pid)))
 
     def files(self, attempt: Attempt, phases: Phases, *, leave_running: bool) -> Files:
         if self.image_path is not None:

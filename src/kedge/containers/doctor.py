@@ -13,7 +13,7 @@ from . import hosts
 from .attempts import state_directory
 from .criu.command import criu_version
 from .criu.log import explain
-from .programs import which
+from .programs import USUAL_PATH, which
 
 _CAPABILITIES = {  # number → what goes wrong without it
     21: ("CAP_SYS_ADMIN", "nothing can be dumped", "bad"),
@@ -37,6 +37,7 @@ class Finding:
 def findings() -> Iterator[Finding]:
     yield _root()
     yield from _criu()
+    yield from _criu_of_engines()
     yield from _programs()
     yield from _kernel()
     yield from _capabilities()
@@ -83,6 +84,25 @@ def _criu() -> Iterator[Finding]:
         yield Finding("criu check", "bad", "; ".join(said[-3:]), what)
 
 
+def _criu_of_engines() -> Iterator[Finding]:
+    """Whether engines that run here find it: a kubelet's checkpoint of a pod that did not opt in is all their own."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (process / "comm").read_text().strip()
+            if name not in ("containerd", "crio"):
+                continue
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        path = next((os.fsdecode(entry[5:]) for entry in environment if entry.startswith(b"PATH=")), USUAL_PATH)
+        found = next(filter(lambda place: os.access(place, os.X_OK), (f"{one}/criu" for one in path.split(":"))), None)
+        if found is None:
+            what = f"{name} (process {process.name}) finds none: a kubelet's own /checkpoint fails"
+            yield Finding("criu", "warn", what, "link it to a directory of its PATH, such as /usr/local/sbin")
+        else:
+            yield Finding("criu", "ok", f"{name} (process {process.name}) finds {found}")
+
+
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)[:2]]
 
@@ -113,6 +133,10 @@ def _kernel() -> Iterator[Finding]:
     facts = hosts.facts()
     yield Finding("kernel", "ok", f"{facts['kernel']} on {facts['arch']}, cgroup {facts['cgroup']}")
     overlay = "overlay" in Path("/proc/filesystems").read_text()
+    root = next(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if line.split(" ")[4] == "/")
+    if " shared:" not in root:
+        what = "/ is private: a mount namespace that is made now keeps what is unmounted here later"
+        yield Finding("mounts", "note", what, "if restores fail with umount or mount: mount --make-rshared /")
     yield Finding(
         "overlay", "ok" if overlay else "note", "known" if overlay else "not loaded: all files of a root are saved",
         "" if overlay else "modprobe overlay",

@@ -26,7 +26,9 @@ from .engine.owners import owner_of
 from .runtime import claims, marks, opt_in
 from .runtime.container import engine_of
 from .runtime.marks import Mark
+from .runtime.settings import chosen
 from .snapshot import TIES
+from .volumes import Volume, volumes_of
 
 # Opens the store that an engine with this environment uses.
 OpenStore = Callable[[Mapping[str, str]], CheckpointManager]
@@ -87,6 +89,12 @@ class Workload:
             return runc.find_container(self.container.id)
         root = str(self.place.parent)
         return runc.look_up(self.container.id, engine_of(root), root, self.environment.get("KEDGE_RUNC"))
+
+    def volumes(self, container: runc.Container) -> list[Volume]:
+        """Those that it has mounted; as not saved where it, or this node, says so."""
+        asked = "" if self.mark is None else self.mark.wish.volumes
+        are_saved = chosen(asked, "KEDGE_VOLUMES", ("yes", "no")) == "yes"
+        return [replace(volume, is_wanted=are_saved) for volume in volumes_of(container.spec)]
 
     def source(self) -> ContainerSource:
         return ContainerSource.of(self.find(), volumes_asked="" if self.mark is None else self.mark.wish.volumes)

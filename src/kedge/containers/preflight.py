@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from . import network
+from .criu.watches import find_watched
 from .doctor import Finding
 from .engine.runc import Container
 from .gpu.cuda import uses_cuda
 from .gpu.findings import findings as gpu_findings
 from .pids import pids_below
 from .rootfs import find_rootfs
+from .runtime.settings import chosen
+from .volumes import Volume, problem_of, volumes_of
 
 _KNOWN_DEVICES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx"}
 _TCP_ESTABLISHED = "01"
@@ -33,6 +36,7 @@ def check_container(container: Container, options: Sequence[str] = ()) -> Iterat
     yield from _stdio(container.pid, "--shell-job" in options)
     for pid in pids:
         yield from _process(pid, container.pid, options)
+    yield from _watches(pids)
     yield from gpu_findings(pids)
     yield from _files(container)
     net = network.network_of(container.spec)
@@ -70,18 +74,37 @@ def _process(pid: int, root: int, options: Sequence[str]) -> Iterator[Finding]:
             yield from _device(who, pid, number, target)
         elif target.startswith(("anon_inode:[io_uring]", "anon_inode:bpf", "anon_inode:[perf_event]", "/dev/nvidia")):
             yield Finding(who, "bad", f"descriptor {number} is {target}", "CRIU cannot dump it: close it before")
-    if sockets and "--tcp-established" not in options:
-        for kind in ("tcp", "tcp6"):
-            lines = _read(f"/proc/{pid}/net/{kind}").splitlines()[1:]
-            count = sum(_is_established(line, sockets) for line in lines)
-            if count:
-                what = f"{count} open TCP connection{'s' if count > 1 else ''}"
-                yield Finding(who, "bad", what, "give --tcp-established, or close them")
+    yield from _ties(who, pid, sockets, options)
     for name in ("net", "pid", "mnt"):
         own, first = _link(f"/proc/{pid}/ns/{name}"), _link(f"/proc/{root}/ns/{name}")
         if own and first and own != first:
             what = f"in a {name} namespace of its own inside the container"
             yield Finding(who, "warn", what, "nested namespaces are dumped only in part")
+
+
+def _ties(who: str, pid: int, sockets: Mapping[str, str], options: Sequence[str]) -> Iterator[Finding]:
+    """Connections and file locks, which a dump must be told to include."""
+    tables = [_read(f"/proc/{pid}/net/{kind}").splitlines()[1:] for kind in ("tcp", "tcp6")] if sockets else []
+    connections = sum(_is_established(line, sockets) for lines in tables for line in lines)
+    descriptors = _names(f"/proc/{pid}/fdinfo")
+    locks = sum(_read(f"/proc/{pid}/fdinfo/{name}").count("\nlock:") for name in descriptors)
+    for count, what, option in (
+        (connections, "open TCP connection", "--tcp-established"),
+        (locks, "file lock", "--file-locks"),
+    ):
+        if count and option in options:
+            yield Finding(who, "ok", f"{count} {what}{'s' if count > 1 else ''}: saved")
+        elif count:
+            yield Finding(who, "bad", f"{count} {what}{'s' if count > 1 else ''}", f"give {option}, or close them")
+
+
+def _watches(pids: Sequence[int]) -> Iterator[Finding]:
+    paths, missing = find_watched(pids)
+    if paths:
+        yield Finding("inotify", "ok", f"watches {', '.join(paths[:5])}: saved")
+    if missing:
+        what = f"watches {missing} file{'s' if missing > 1 else ''} of an overlay without a name"
+        yield Finding("inotify", "bad", what, "CRIU cannot dump that: end the watch before")
 
 
 def _is_established(line: str, sockets: Mapping[str, str]) -> bool:
@@ -107,13 +130,30 @@ def _files(container: Container) -> Iterator[Finding]:
         "none": "read-only: nothing of it is saved",
     }[rootfs.kind]
     yield Finding("root", "ok" if rootfs.kind != "directory" else "note", what)
+    volumes = {volume.destination: volume for volume in volumes_of(container.spec)}
+    for volume in volumes.values():
+        yield _volume(volume, list(volumes.values()))
     for mount in container.spec.get("mounts", ()):
         source = str(mount.get("source", ""))
-        if mount.get("type") == "bind" or "bind" in mount.get("options", ()):
+        is_bound = mount.get("type") == "bind" or "bind" in mount.get("options", ())
+        if is_bound and mount.get("destination") not in volumes:
             yield Finding(
                 "mount", "note", f"{mount.get('destination')} is {source} of the host: not saved",
                 "a restore elsewhere needs the same there",
             )  # fmt: skip
+
+
+def _volume(volume: Volume, volumes: Sequence[Volume]) -> Finding:
+    who = f"volume {volume.destination}"
+    if not volume.is_saved:
+        return Finding(who, "note", f"{volume.kind}: not saved, {volume.reason}", "the next pod needs the same")
+    if chosen("", "KEDGE_VOLUMES", ("yes", "no")) == "no":
+        return Finding(
+            who, "warn", f"{volume.kind}: not saved, as KEDGE_VOLUMES says", "the next pod begins without it"
+        )
+    if problem := problem_of(volume, [other for other in volumes if other.is_saved]):
+        return Finding(who, "bad", problem, "raise KEDGE_VOLUME_BYTES, or save it without volumes: KEDGE_VOLUMES=no")
+    return Finding(who, "ok", f"{volume.kind}: saved, {volume.size_bytes():,} bytes")
 
 
 def check_target(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[Finding]:

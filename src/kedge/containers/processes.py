@@ -26,6 +26,7 @@ from .checkpoint import Files, Source
 from .companions import Phases
 from .criu import images
 from .criu.command import Dump, failure
+from .criu.watches import config_for
 from .moved_files import replaced
 from .network import Network
 from .pids import is_alive, pids_below
@@ -67,7 +68,7 @@ class ProcessSource(Source):
             str(attempt.path), "--log-file", "dump.log", "-v4", "--action-script", str(attempt.bin / "post-dump"),
             *_ALWAYS, *options, *(["--leave-running"] if leave_running else []),
         ]  # fmt: skip
-        return Dump(command)
+        return Dump(command, config=config_for(pids_below(self.pid)))
 
     def files(self, attempt: Attempt, phases: Phases, *, leave_running: bool) -> Files:
         paths = written_files(attempt.images)

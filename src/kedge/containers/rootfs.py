@@ -190,7 +190,8 @@ def _mount_tool(*command: str) -> None:
     if done.returncode:
         raise Conflict(
             f"{command[0]} of {command[-1]} failed: {done.stderr.strip()[-300:]}",
-            hint="nothing else may use the container's files while it is restored",
+            hint="nothing else may use the container's files while it is restored. Where / is private (findmnt -o "
+            "PROPAGATION /), other mount namespaces keep what is unmounted: mount --make-rshared /, restart the engine",
         )
 
 

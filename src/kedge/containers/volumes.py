@@ -34,7 +34,7 @@ _OF_POD = re.compile(
     r"(?:volumes/kubernetes\.io~(?P<kind>[^/]+)/(?P<name>[^/]+)(?:/.*)?|volume-subpaths/(?P<part_of>[^/]+)/[^/]+/[0-9]+)"
 )
 _KINDS = {"empty-dir": _EMPTY_DIR, "configmap": "configMap", "downward-api": "downwardAPI"}
-MADE_ANEW = ("configMap", "secret", "projected", "downwardAPI")  # the same for every pod
+_MADE_ANEW = ("configMap", "secret", "projected", "downwardAPI")
 # Files of the pod itself, which its kubelet or engine makes.
 _HOUSEKEEPING = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/dev/termination-log")  # nosec B108
 
@@ -49,20 +49,26 @@ class Volume:
     name: str  # in its pod; of a subPath, with the place of that
     pod: Path | None = None  # the pod's directory
     is_read_only: bool = False
+    is_wanted: bool = True
 
     @property
     def is_saved(self) -> bool:
         """A volume that a container only reads is filled by another one."""
-        return self.kind in (_EMPTY_DIR, _SHM) and not self.is_read_only
+        return self.kind in (_EMPTY_DIR, _SHM) and not self.is_read_only and self.is_wanted
+
+    @property
+    def is_made_anew(self) -> bool:
+        """By the kubelet, the same for every pod."""
+        return self.kind in _MADE_ANEW
 
     @property
     def reason(self) -> str:
         """Why it is not saved; "" if it is."""
         if self.is_saved:
             return ""
-        if self.kind == _EMPTY_DIR:
-            return "read-only in this container: another one fills it"
-        if self.kind in MADE_ANEW:
+        if self.kind in (_EMPTY_DIR, _SHM):
+            return "read-only in this container: another one fills it" if self.is_read_only else "KEDGE_VOLUMES=no"
+        if self.is_made_anew:
             return "made anew for each pod"
         return "on this machine only" if self.kind == _HOST else "outlives the pod"
 

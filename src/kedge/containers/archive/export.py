@@ -60,8 +60,6 @@ def export(
     def fill(out: BinaryIO) -> None:
         if format == "oci":
             _write_image(out, checkpoint, taken, target.parent)
-        elif format == "containerd-index":
-            _write_index(out, checkpoint, taken, target.parent)
         else:
             _write_archive(out, checkpoint, taken, format, target.parent)
 
@@ -146,21 +144,6 @@ def _write_image(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, work: P
         }
         architecture = facts["host.arch"]
         oci.write(out, layer, facts, created_at=go_time(checkpoint.created_at), architecture=architecture)
-
-
-def _write_index(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, work: Path) -> None:
-    """Parts of their own for containerd: CRIU's images, the changed files, the configuration."""
-    config, spec = _documents(checkpoint, taken, "containerd")
-    with tempfile.TemporaryFile(dir=work) as criu, tempfile.TemporaryFile(dir=work) as layer:
-        tar = TarWriter(criu)
-        _add_tree(tar, taken.images, "")
-        tar.close()
-        if taken.rootfs is not None:
-            _spool_layer(taken, taken.rootfs, "containerd", layer)
-        parsed = Config.of(config)
-        oci.write_index(
-            out, criu, layer if taken.rootfs is not None else None, spec, image=parsed.image_name, name=parsed.name
-        )
 
 
 def _write_archive(out: BinaryIO, checkpoint: Checkpoint, taken: Snapshot, format: str, work: Path) -> None:

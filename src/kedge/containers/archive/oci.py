@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kedge.containers.protobuf import Message, encode
+from kedge.containers.protobuf import Message
 from kedge.errors import Corrupted, NotFound, Validation, storage_error
 
 from .tar import DIRECTORY, Limits, Member
@@ -36,9 +36,7 @@ _MANIFEST_TYPES = (MANIFEST_TYPE, "application/vnd.docker.distribution.manifest.
 
 _REFERENCE = "org.opencontainers.image.ref.name"
 _CONTAINERD_NAME, _CONTAINERD_IMAGE = "io.containerd.image.name", "image.name"
-_SPEC_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 CONTAINERD_RUNTIME = "io.containerd.checkpoint.runtime"
-CONTAINERD_SNAPSHOTTER = "io.containerd.checkpoint.snapshotter"
 
 CRIO_NAME = "io.kubernetes.cri-o.annotations.checkpoint.name"
 PODMAN_PREFIX = "io.podman.annotations.checkpoint."
@@ -204,21 +202,6 @@ def write(out: BinaryIO, layer: BinaryIO, facts: Mapping[str, str], *, created_a
         },
     )
     blobs.write(out, manifest, facts.get("container.name") or "checkpoint")
-
-
-def write_index(
-    out: BinaryIO, criu: BinaryIO, layer: BinaryIO | None, spec: Mapping[str, Any], *, image: str, name: str
-) -> None:
-    """A tar with the index that containerd makes: the tar of images, the gzipped layer, the configuration."""
-    blobs = _Blobs()
-    parts = [blobs.file(CRIU_TYPE, criu)]
-    value = encode([(1, _SPEC_TYPE), (2, json.dumps(spec).encode())])
-    parts.append(blobs.file(CONTAINERD_CONFIG_TYPE, io.BytesIO(value)))
-    if layer is not None:
-        parts.append(blobs.file(f"{LAYER_TYPE}+gzip", layer))
-    annotations = {_REFERENCE: image, CONTAINERD_RUNTIME: "io.containerd.runc.v2", CONTAINERD_SNAPSHOTTER: "overlayfs"}
-    document = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": parts, "annotations": annotations}
-    blobs.write(out, blobs.document(INDEX_TYPE, document), name)
 
 
 class _Blobs:

@@ -117,10 +117,12 @@ class Dump:
 
     A runtime must be told to leave the container running, also when it is to end: `forget` is then the command that
     removes it. It ends because the seam asks CRIU for that. So a runtime that calls another CRIU ends nothing.
+    `config`: lines for CRIU's configuration, where the program has no option for them.
     """
 
     command: Sequence[str]
     forget: Sequence[str] = ()
+    config: Sequence[str] = ()
 
 
 def dump(how: Dump, *, attempt: Attempt, at_pause: Callable[[], AtPause], deadline: float | None = None) -> AtPause:
@@ -149,6 +151,8 @@ def _dump(
     with seam(attempt) as waiting:
         _write_fronts(attempt, timeout_s, ends=bool(how.forget))
         inherited = {**os.environ, "PATH": f"{attempt.bin}:{os.environ.get('PATH', '')}:{USUAL_PATH}"}
+        if how.config:
+            inherited |= with_config(attempt, how.config)
         command = how.command
         if how.forget:
             script = _ENDING.format(
@@ -178,6 +182,13 @@ def _dump(
             attempt=attempt.id,
         )
     return results[0]
+
+
+def with_config(attempt: Attempt, lines: Sequence[str]) -> dict[str, str]:
+    """The environment in which CRIU, whoever starts it, reads these lines of configuration."""
+    path = attempt.path / "criu.conf"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return {"CRIU_CONFIG_FILE": str(path)}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 from kedge.cli.command import Session, store_command
 from kedge.terminal.text import safe, size
 
-_FORMATS = ("podman", "cri", "containerd", "oci", "containerd-index")
+_FORMATS = ("podman", "cri", "containerd", "oci")
 
 
 @store_command("export", json_keys='{"id": …, "path": …, "format": …, "size_bytes": …}')

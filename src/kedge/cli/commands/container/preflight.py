@@ -25,8 +25,13 @@ def preflight_command(
     """Check whether CONTAINER can be checkpointed, and restored on another machine, without touching it."""
     from kedge.containers import hosts, preflight
     from kedge.containers.engine.runc import find_container
+    from kedge.containers.runtime.marks import find_mark
+    from kedge.containers.snapshot import TIES
 
-    findings = list(preflight.check_container(find_container(container, runtime, root), chosen_options(options)))
+    running = find_container(container, runtime, root)
+    is_opted_in = find_mark(Path(running.root, running.id)) is not None
+    given = [*chosen_options(options), *(TIES if is_opted_in else ())]
+    findings = list(preflight.check_container(running, given))
     if target is not None:
         try:
             findings += preflight.check_target(hosts.facts(), json.loads(Path(target).read_text())["host"])

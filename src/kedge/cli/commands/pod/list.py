@@ -16,6 +16,7 @@ from kedge.terminal.text import age, size
 
 if TYPE_CHECKING:
     from kedge.containers.pods import Workload
+    from kedge.containers.volumes import Volume
     from kedge.model import Checkpoint
 
 
@@ -26,6 +27,7 @@ class Running:
     workload: Workload
     memory_bytes: int
     checkpoints: Sequence[Checkpoint]
+    volumes: Sequence[Volume]
 
     def to_json(self) -> dict[str, object]:
         container = self.workload.container
@@ -40,6 +42,7 @@ class Running:
             "memory_bytes": self.memory_bytes,
             "generations": len(self.checkpoints),
             "last": self.checkpoints[-1].to_json() if self.checkpoints else None,
+            "volumes": [volume.to_json() for volume in self.volumes],
         }
 
     def row(self) -> Row:
@@ -51,7 +54,12 @@ class Running:
             size(self.memory_bytes),
             str(len(self.checkpoints)),
             age(self.checkpoints[-1].created_at) if self.checkpoints else "-",
+            ", ".join(self.left_volumes()) or "-",
         )
+
+    def left_volumes(self) -> list[str]:
+        """Where volumes are mounted that the next pod has only if somebody sees to it."""
+        return [volume.destination for volume in self.volumes if not volume.is_saved and not volume.is_made_anew]
 
 
 class Row(NamedTuple):
@@ -63,6 +71,7 @@ class Row(NamedTuple):
     memory: str
     checkpoints: str
     last: str
+    not_saved: str = ""
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
@@ -72,13 +81,14 @@ _COLUMNS: tuple[Column[Row], ...] = (
     Column("MEMORY", lambda row: row.memory, ">", drop=2, is_whole=True),
     Column("CHECKPOINTS", lambda row: row.checkpoints, ">", drop=4),
     Column("LAST", lambda row: row.last, ">", drop=1, is_whole=True),
+    Column("VOLUMES NOT SAVED", lambda row: row.not_saved, drop=5),
 )
 
 
 @store_command(
     "list",
     json_keys='{"containers": [{namespace, pod, container, id, state, key, is_opted_in, memory_bytes, generations, '
-    '"last": {…}|null}], "asleep": [{checkpoint…}]}',
+    '"last": {…}|null, "volumes": [{path, kind, is_saved, reason}]}], "asleep": [{checkpoint…}]}',
 )
 @click.argument("namespace_of_pods", metavar="[NAMESPACE]", default="")
 @address_option
@@ -112,10 +122,10 @@ def _described(workload: Workload, stores: Stores) -> Running:
 
     checkpoints = generations(stores.of(workload.environment), "container", workload.key)
     try:
-        memory = memory_bytes(workload.find().pid)
+        container = workload.find()
     except CheckpointError:  # it ended meanwhile
-        memory = 0
-    return Running(workload, memory, checkpoints)
+        return Running(workload, 0, checkpoints, [])
+    return Running(workload, memory_bytes(container.pid), checkpoints, workload.volumes(container))
 
 
 def _sleeping_row(checkpoint: Checkpoint) -> Row:
