@@ -31,6 +31,7 @@ NAMES = (
     "histories",
     "containers",
     "shim",
+    "pods",
     "node",
     "s3_faults",
     "database_crashes",

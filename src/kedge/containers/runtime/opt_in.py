@@ -142,7 +142,7 @@ def notes_of(spec: Mapping[str, Any]) -> dict[str, str]:
     if notes.get(_MANAGER) != "cri-o":
         return notes
     if any(name.startswith("io.kubernetes.cri.") for name in notes):  # of one of the two, somebody lies
-        return {name: value for name, value in notes.items() if name not in POD}
+        return {name: value for name, value in notes.items() if name not in (*POD, SANDBOX, UID)}
     return notes | {theirs: notes[name] for name, theirs in _OF_CRIO.items() if name in notes}
 
 

@@ -37,3 +37,6 @@ def export_command(
         {"id": source.id, "path": os.path.abspath(path), "format": format_, "size_bytes": written},
         f"wrote {safe(path)}: {size(written)}, {format_}, from {source.id}",
     )
+    if content.volumes:
+        left = safe(", ".join(sorted(content.volumes)))
+        click.echo(f"left out, because no such format has volumes: {left}", err=True)
