@@ -308,18 +308,24 @@ def test_a_configuration_that_would_mean_something_else_is_put_back(tmp_path: Pa
 @pytest.mark.requires("criu", "containerd", "cc", "cni")
 def test_a_node(tmp_path: Path) -> None:
     """The DaemonSets run as pods of a node of its own, with a payload of this checkout: see `lived`."""
-    payload = tmp_path / "payload/bin"
-    payload.mkdir(parents=True)
-    shutil.copy(Path(calls.__file__).with_name("kedge-runc"), payload)
-    programs = {"python3": sys.executable, "kedge": f"{sys.executable} -m kedge", "criu": shutil.which("criu")}
-    for name, program in programs.items():
-        (payload / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
-        (payload / name).chmod(0o755)
+    payload = make_payload(tmp_path)
     with node(tmp_path, DEPLOY.parents[1], Path(sys.base_prefix)) as made:
         shutil.copy(INSTALLER, made.below("/usr/local/sbin"))
         programs_of_it = ("/usr", "/etc/alternatives")  # of the image, if it were one
         mounts = [(path, path, True) for path in programs_of_it]
-        lived(made, mounts=[*mounts, (str(payload.parent), "/opt/kedge", True)])
+        lived(made, mounts=[*mounts, (str(payload), "/opt/kedge", True)])
+
+
+def make_payload(folder: Path) -> Path:
+    """What the installer copies, made of this checkout."""
+    programs = folder / "payload/bin"
+    programs.mkdir(parents=True)
+    shutil.copy(Path(calls.__file__).with_name("kedge-runc"), programs)
+    fronts = {"python3": sys.executable, "kedge": f"{sys.executable} -m kedge", "criu": shutil.which("criu")}
+    for name, program in fronts.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+        (programs / name).chmod(0o755)
+    return programs.parent
 
 
 def lived(made: Node, *, mounts: Sequence[tuple[str, str, bool]] = (), image: str = "") -> None:

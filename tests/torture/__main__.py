@@ -32,6 +32,7 @@ NAMES = (
     "containers",
     "shim",
     "pods",
+    "kubernetes",
     "node",
     "s3_faults",
     "database_crashes",
@@ -58,12 +59,15 @@ def main() -> int:
         "--kind", help="of histories: dir, files, memory, postgres, postgres+s3, http; dir+key: encrypted"
     )
     parser.add_argument("--without", default="", help="of histories: operations to leave out: copy_to,rewrite")
+    parser.add_argument(
+        "--binaries", type=Path, help="of kubernetes: the directory of kubelet, kube-apiserver and others"
+    )
     parser.add_argument("--count", type=int, default=100_000, help="of interrupts (default: 100,000)")
     parser.add_argument("--keep", action="store_true", help="keep the stores of what failed")
     chosen = parser.parse_args()
     rows: list[tuple[str, float, str]] = []
     failed = False
-    for name in chosen.names or NAMES:
+    for name in chosen.names or [name for name in NAMES if name != "kubernetes" or chosen.binaries]:
         print(f"{name} …", flush=True)
         start = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix=f"kedge-{name}-"))
@@ -95,6 +99,8 @@ def _run(name: str, chosen: argparse.Namespace, folder: Path) -> dict[str, float
     if name == "histories":
         without = frozenset(filter(None, chosen.without.split(",")))
         options = {"seed": chosen.seed, "seeds": chosen.seeds, "kind": chosen.kind, "without": without}
+    if name == "kubernetes":
+        options = {"binaries": chosen.binaries}
     module = importlib.import_module(f"tests.torture.{name}")
     numbers: dict[str, float] = module.torture(chosen.minutes, folder, **options)
     return numbers

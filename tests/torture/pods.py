@@ -6,6 +6,7 @@ it runs on, or goes on from its last checkpoint: never before it, never with a f
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -105,7 +106,7 @@ class _Pods:
         name = f"torture-{self.rounds:.0f}"
         self._pod = self._cri.run_pod(name)
         self._volume = self._volumes.make(name, "volume", self._draw.choice(["", "Memory"]))
-        attempts = iter(range(_TRIES))
+        attempts = itertools.count()
 
         def start() -> None:
             mounts = [("/usr", "/usr", True), (str(self._volume), "/volume", False)]
@@ -113,8 +114,14 @@ class _Pods:
             program = (PYTHON, "-c", COUNTER)
             self._container = self._cri.start(self._pod, "main", program, wishes, mounts=mounts, attempt=next(attempts))
 
+        def start_anew() -> None:
+            """In a new sandbox of the pod, which may have ended with its shim: its volume stays."""
+            self._cri.remove_pod(self._pod)
+            self._pod = self._cri.run_pod(name)
+            start()
+
         if not self._while_killing(victim, start):
-            self._answered(start)
+            self._answered(start_anew)
         self._wait_beyond(self._saved)
 
     def _count(self) -> int:
