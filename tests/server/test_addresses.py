@@ -124,16 +124,6 @@ def test_ready_means_that_saves_work(
     assert isinstance(service, Service)
 
 
-def test_counts_of_workers_are_told_apart(client: TestClient) -> None:
-    plain = client.get("/metrics").text
-    assert "worker=" not in plain
-    client.app.state.service.metrics.worker = "7"  # type: ignore[attr-defined]
-    lines = [line for line in client.get("/metrics").text.splitlines() if line and not line.startswith("#")]
-    assert lines
-    for line in lines:
-        assert ('worker="7"' in line) != line.startswith(("kedge_store_", "kedge_llm_")), line
-
-
 def test_the_document_is_of_the_version_it_says(client: TestClient) -> None:
     document = client.get("/openapi.json")
     assert document.json()["openapi"].startswith("3.1")

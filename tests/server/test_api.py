@@ -227,7 +227,7 @@ def test_verify_and_gc_in_the_background(client: TestClient, store: kedge.Checkp
         assert task["status"] == "completed", task
     assert task["result"]["bytes_freed"] > 300_000
     assert [t["kind"] for t in client.get(f"{V1}/tasks").json()["tasks"]] == ["gc", "verify"]
-    assert client.get(f"{V1}/stats").json()["packs"] == 0
+    assert client.get(f"{V1}/stats").json()["packs"] <= 1  # with the record of the gc itself
     assert store.jobs() == []  # tasks are kept elsewhere, and j has nothing left
 
 

@@ -118,6 +118,12 @@ def test_two_workers_share_a_store(tmp_path: Path) -> None:
         task = httpx.post(f"{url}/api/v1/gc", timeout=60).json()
         found = {httpx.get(f"{url}/api/v1/tasks/{task['id']}", timeout=60).status_code for _ in range(10)}
         assert found == {200}  # whichever worker is asked
+
+        def saves() -> list[str]:
+            return [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("kedge_saves_t")]
+
+        for _ in range(10):  # each on a connection of its own, which one worker takes
+            wait_for(lambda: saves() == ['kedge_saves_total{namespace="default"} 10.0'], "the workers are not summed")
         process.send_signal(signal.SIGTERM)
         process.wait(40)
 

@@ -10,6 +10,7 @@ import functools
 import mmap
 import os
 
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _CACHESTAT = 451  # the number of that system call on all architectures that have it under one
 
 
@@ -51,6 +52,15 @@ def sync_file_system(fd: int) -> None:
         os.sync()
     else:
         _checked(library().syncfs(fd))
+
+
+def return_memory_from(size_bytes: int) -> None:
+    """Let memory of this size and more go back to the system as soon as it is freed.
+
+    By itself glibc stops doing so after the first large piece, and keeps the gaps between the next ones: by thread.
+    """
+    if hasattr(library(), "mallopt"):  # others than glibc do it, or have no such call
+        library().mallopt(_MMAP_THRESHOLD, size_bytes)
 
 
 def file_system_of(fd: int) -> int:

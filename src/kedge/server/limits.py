@@ -81,8 +81,6 @@ class Edge:
         self.direct = direct
         self.service = service
         self.hosts = frozenset(host.lower() for host in hosts)
-        self.in_flight = 0
-        service.metrics.in_flight.set_function(lambda: self.in_flight)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,7 +94,7 @@ class Edge:
             scope, send = {**scope, "method": "GET"}, _HeadersOnly(send)
         answer = _Answer(send, request_id.get())
         started = time.perf_counter()
-        self.in_flight += 1
+        self.service.metrics.in_flight.inc()
         body = Body(receive, self.service, headers.get(b"content-length", b"0"))
         try:
             refusal = self._refuse(scope, headers)
@@ -106,7 +104,7 @@ class Edge:
                 scope[_BODY] = body
                 await self._run(scope, body, answer)
         finally:
-            self.in_flight -= 1
+            self.service.metrics.in_flight.dec()
             self.service.slots.discard(body)
             self.service.sign_ins.discard(body)
             self._note(asked, scope, answer, time.perf_counter() - started)
@@ -155,6 +153,8 @@ class Edge:
         route = getattr(scope.get("route"), "path_format", None) or getattr(scope.get("route"), "path", None) or "none"
         metrics, method = self.service.metrics, asked if asked in _METHODS else "other"
         metrics.note(method, route, answer.status, seconds)
+        if metrics.is_shared:
+            metrics.count_work(self.service.managers())
         if _log.isEnabledFor(logging.INFO):
             client = scope.get("client")
             facts = {

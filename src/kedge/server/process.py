@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -19,10 +20,11 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
+from kedge.blobs.libc import return_memory_from
 from kedge.errors import StorageError, Validation
 from kedge.manager import CheckpointManager
 
-from . import logs
+from . import logs, metrics
 from .app import create_app
 from .auth import is_loopback
 from .limits import LOOPBACK_NAMES
@@ -30,6 +32,7 @@ from .protocol import BoundedHttp
 from .service import Service
 from .tokens import ACCESS, Tokens
 
+_LARGE_BYTES = 256 << 10  # chunks of states, of which many come and go at once
 _SETTINGS = "KEDGE_SERVE"  # how a worker process learns what to serve
 
 
@@ -81,7 +84,9 @@ def serve(settings: Settings) -> None:
     listening = config.bind_socket()
     listening.listen(config.backlog)  # who comes before the first worker waits for it
     logs.announce(_address(config, listening))
-    Multiprocess(config, sockets=[listening]).run()
+    with tempfile.TemporaryDirectory(prefix="kedge-metrics-") as shared:
+        os.environ[metrics.SHARED] = shared
+        Multiprocess(config, sockets=[listening]).run()
 
 
 class _Server(uvicorn.Server):
@@ -108,14 +113,13 @@ def notify_ready() -> None:
 
 def make_app() -> FastAPI:
     """The application of a worker process."""
+    return_memory_from(_LARGE_BYTES)
     told = Settings(**json.loads(os.environ[_SETTINGS]))
     logs.configure(told.log_level)
     hosts = {*LOOPBACK_NAMES, *told.allow_hosts, *([told.host] if is_loopback(told.host) else [])}
     if not is_loopback(told.host) and not told.allow_hosts:
         hosts = set()  # whoever has a token may call it as they can reach it
     app = create_app(told.store, namespace=told.namespace, allow_hosts=hosts, root_path=told.root_path)
-    if told.workers > 1:
-        app.state.service.metrics.worker = str(os.getpid())
     inner = app.router.lifespan_context
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +27,7 @@ Report = Callable[[int, int], None]
 Work = Callable[[CheckpointManager, Report], dict[str, Any]]
 
 _PREFIX = "task."
+_KINDS = ("gc", "verify")
 _LISTED = 100
 _SAVE_EVERY_S = 1.0
 _LEASE_S = 30.0
@@ -74,6 +76,23 @@ class Tasks:
         thread.start()
         return task
 
+    def collect_garbage(self, store: CheckpointManager, report: Report, *, dry_run: bool = False) -> dict[str, Any]:
+        """The work of a gc: of a namespace, and of what the service keeps of its own."""
+        freed = store.gc(dry_run=dry_run, progress=report)
+        if not dry_run:
+            self._metrics.gc_freed.inc(freed.bytes_freed)
+            self._forget_oldest(store.namespace)
+            self._records().gc()
+        return asdict(freed)
+
+    def _forget_oldest(self, namespace: str) -> None:
+        records = self._records()
+        for kind in _KINDS:
+            prefix = _job(namespace, f"{kind}-")
+            newest = records.jobs(prefix, _LISTED)
+            for job in records.jobs(prefix, after=newest[-1].name) if len(newest) == _LISTED else ():
+                records.delete_job(job.name)
+
     def get(self, task_id: str, namespace: str) -> dict[str, Any]:
         found = self._records().list(_job(namespace, task_id), limit=1)
         if not found:
@@ -83,7 +102,7 @@ class Tasks:
     def all(self, namespace: str) -> list[dict[str, Any]]:
         records = self._records()
         found = []
-        for kind in ("gc", "verify"):
+        for kind in _KINDS:
             jobs = records.jobs(_job(namespace, f"{kind}-"), _LISTED)
             found += [self._told(newest) for job in jobs for newest in records.list(job.name, limit=1)]
         return sorted(found, key=lambda task: str(task["started_at"]), reverse=True)[:_LISTED]
@@ -131,11 +150,11 @@ class Tasks:
         finally:
             task["ended_at"] = _now()
             self._metrics.tasks.labels(task["kind"], task["status"]).inc()
+            holding.__exit__(None, None, None)  # first: who reads that it has ended may start the next one
             try:
                 self._save(task)
             except CheckpointError as error:
                 _log.error("the end of task %s cannot be recorded: %s", task["id"], error)
-            holding.__exit__(None, None, None)
             self._threads.discard(threading.current_thread())
 
 

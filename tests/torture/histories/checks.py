@@ -163,7 +163,7 @@ class Examiner:
             store.gc()
             store.gc()
             numbers = store.stats()
-        # A service has its last packs open, for the next saves.
+        # A service keeps records of its tasks, in a namespace of its own.
         wanted = ["checkpoints", "chunks"] + (["packs"] if self._place.kind in ("dir", "files") else [])
         if any(numbers[name] for name in wanted):
             self._fail([f"after everything was deleted: {dict(numbers)}"])

@@ -133,9 +133,10 @@ async def background(request: Request, access: Reader) -> Response:
 @router.post("/storage/{kind}")
 async def care(request: Request, access: Administrator, kind: Literal["verify", "gc"]) -> Response:
     def work(store: CheckpointManager, report: Report) -> dict[str, Any]:
-        return asdict(store.gc(progress=report) if kind == "gc" else store.verify(progress=report))
+        return tasks.collect_garbage(store, report) if kind == "gc" else asdict(store.verify(progress=report))
 
-    await access.ask(lambda store: access.service.tasks.start(kind, store, work))
+    tasks = access.service.tasks
+    await access.ask(lambda store: tasks.start(kind, store, work))
     return see(request, "/storage", f"{kind} is at work.")
 
 

@@ -48,10 +48,7 @@ async def gc(
     """Give back the space of deleted checkpoints, in the background."""
 
     def work(store: CheckpointManager, report: Report) -> dict[str, Any]:
-        found = store.gc(dry_run=dry_run, progress=report)
-        if not dry_run:
-            access.service.metrics.gc_freed.inc(found.bytes_freed)
-        return asdict(found)
+        return access.service.tasks.collect_garbage(store, report, dry_run=dry_run)
 
     return JsonAnswer(await access.ask(lambda store: access.service.tasks.start("gc", store, work)), 202)
 

@@ -1,0 +1,46 @@
+"""What the service keeps of its own work: it goes with gc, as everything that nobody needs any more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+import kedge
+from kedge.server import tasks
+from kedge.server.tokens import ACCESS
+from tests.waiting import wait_for
+
+V1 = "/api/v1"
+
+
+def collect_garbage(client: TestClient) -> str:
+    """One gc to its end; its ID."""
+    task = client.post(f"{V1}/gc").json()
+    wait_for(lambda: client.get(f"{V1}/tasks/{task['id']}").json()["status"] == "completed", "gc does not end")
+    return str(task["id"])
+
+
+def test_gc_keeps_the_newest_tasks_alone(
+    client: TestClient, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "_LISTED", 3)
+    done = [collect_garbage(client) for _ in range(6)]
+    assert [task["id"] for task in client.get(f"{V1}/tasks").json()["tasks"]] == done[:-4:-1]
+    with kedge.open(store.url, namespace=ACCESS) as own:
+        assert len(own.jobs("task.")) <= 4  # its own, which had not ended when it looked
+
+
+def test_gc_gives_back_what_its_own_records_took(client: TestClient, store: kedge.CheckpointManager) -> None:
+    """Records of tasks are copied to packs like everything else; only the gc of their namespace removes those."""
+    packs = Path(store.url) / "packs"
+    with kedge.open(store.url, namespace=ACCESS) as own:
+        for n in range(5):
+            own.save("task.old", "running", {"n": n, "log": os.urandom(100_000)})
+        own.delete_job("task.old")
+    before = sum(file.stat().st_size for file in packs.glob("*.pack"))
+    assert before > 400_000
+    collect_garbage(client)
+    wait_for(lambda: sum(f.stat().st_size for f in packs.glob("*.pack")) < before / 4, "the packs of tasks stay")
