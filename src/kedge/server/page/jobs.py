@@ -15,11 +15,11 @@ from kedge.care.policies import policy_in_words
 from kedge.care.retention import RetentionPolicy
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, parse_name
-from kedge.pipeline.owner import newest_status, status_of
 from kedge.terminal.text import size
 
 from .charts import sparkline, timeline
 from .graph import MAX_LANES, Row, lanes_of, lay_out
+from .kinds import About, about
 from .templates import PageRoute, Reader, Writer, answer, find_job, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -35,7 +35,7 @@ Seq = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 @dataclass(frozen=True, slots=True)
 class JobRow:
     job: Job
-    status: str
+    about: About
     note: str
     spark: Markup
 
@@ -66,15 +66,9 @@ async def jobs(
 
 def _job_row(store: CheckpointManager, job: Job) -> JobRow:
     recent = store.list(job.name, limit=_SPARK)
-    status = recent[-1].metadata if recent else {}
-    kind = status.get("kind")
-    if kind == "execution":
-        text = str(status.get("state", ""))
-    else:
-        run = newest_status(store, job.name) if kind is not None else None
-        text = str(status_of(run)) if run is not None else ""
     label = f"size of the last {len(recent)} checkpoints, the newest {size(recent[-1].size_bytes)}" if recent else ""
-    return JobRow(job, text, _OWN.get(job.name, ""), sparkline([c.size_bytes for c in recent], label))
+    spark = sparkline([c.size_bytes for c in recent], label)
+    return JobRow(job, about(store, job.name), _OWN.get(job.name, ""), spark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +106,6 @@ async def job(
         shown, older = _read(store, job, before, down_to)
         history = _part(base, shown, older, before, lanes, down_to or found.last_seq + 1)
         marks = [(c.created_at, f"#{c.seq} {c.step[:80]}", c.is_pinned or bool(c.tags)) for c in reversed(shown)]
-        run = newest_status(store, job)
         return {
             "job": found,
             "history": history,
@@ -120,7 +113,7 @@ async def job(
             "is_first": before is None,
             "timeline": timeline(marks[-_ROWS:]),
             "policy": policy_in_words(found.retention),
-            "run": str(status_of(run)) if run is not None else None,
+            "about": about(store, job),
         }
 
     if part == "rows" and down_to is not None and await access.ask(lambda store: _is_long(store, job, before, down_to)):
@@ -172,9 +165,9 @@ async def plan_cleanup(
     request: Request, access: Reader, job: str, keep_last: Annotated[int, Query(ge=1, le=100)]
 ) -> Response:
     def facts(store: CheckpointManager) -> dict[str, Any]:
-        return {"plan": store.apply(RetentionPolicy(keep_last=keep_last), job=job)}
+        return {"plan": store.apply(RetentionPolicy(keep_last=keep_last), job=job), "job": job, "keep_last": keep_last}
 
-    return await answer(request, access, "plan.html", facts)
+    return await answer(request, access, "cleanup.html", facts)
 
 
 @router.post("/jobs/{job}/cleanup")

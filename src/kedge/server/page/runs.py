@@ -15,7 +15,7 @@ from kedge.errors import Conflict, Corrupted, NotFound
 from kedge.llm.bills import Bill, totals
 from kedge.llm.pricing import dollars
 from kedge.manager import CheckpointManager
-from kedge.model import RunStatus
+from kedge.model import INBOX_SUFFIX, RunStatus
 from kedge.pipeline.approval import decide
 from kedge.pipeline.history import (
     Explanation,
@@ -30,11 +30,13 @@ from kedge.pipeline.history import (
     logs_of,
     steps_of,
 )
+from kedge.pipeline.inbox import CANCEL
 from kedge.pipeline.items import FailedItem, MapItems, failures_in, maps_of
 from kedge.pipeline.keys import show
 from kedge.pipeline.progress import duration
 from kedge.process.workflow import Workflows
 from kedge.server.runner import resume
+from kedge.server.tokens import Scope
 
 from .approvals import MOST_JOBS, as_json, asked, decided
 from .charts import span_bar
@@ -102,10 +104,14 @@ async def run(request: Request, access: Reader, key: str) -> Response:
         steps = explain(store, key, records)
         maps = maps_of(store, key)
         failed = sum(len(each.failed) for each in maps)
-        at_work = found.status is RunStatus.RUNNING and not found.is_abandoned
+        at_work = found.status is RunStatus.RUNNING
+        is_cancelling = at_work and bool(store.list(key + INBOX_SUFFIX, metadata={"kind": CANCEL}, limit=1))
+        has_ended = found.status in (RunStatus.COMPLETED, RunStatus.CANCELLED)
         return {
             "run": found,
             "at_work": at_work,
+            "is_cancelling": is_cancelling,
+            "can_cancel": access.caller.scope.includes(Scope.WRITE) and not has_ended and not is_cancelling,
             "steps": step_rows(store, steps[-_STEPS:], records, maps, found),
             "steps_left_out": max(0, len(steps) - _STEPS),
             "grids": [_grid(each) for each in maps],
@@ -153,7 +159,7 @@ async def resume_run(request: Request, access: Writer, key: str) -> Response:
 
     def state_of(store: CheckpointManager) -> object:
         found = find_run(store, key)
-        if found.status is RunStatus.RUNNING and not found.is_abandoned:
+        if found.status is RunStatus.RUNNING:
             raise Conflict(f"run {key} is at work", hint="it can be resumed when it has stopped")
         check_resumable(store, found)
         newest = store.load_latest(key)

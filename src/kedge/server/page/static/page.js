@@ -90,8 +90,10 @@
   function tell(text) { problem.textContent = text; problem.hidden = !text; }
   document.addEventListener("htmx:error", (event) => {
     tell("The service does not answer. What is shown may be old.");
-    const place = event.target.querySelector && event.target.querySelector(":scope > .tree, :scope > div");
-    if (event.target.matches("details") && place) place.textContent = "It could not be loaded. Reload the page to try again.";
+    const element = event.target;
+    const target = element.getAttribute && element.getAttribute("data-hx-target");
+    const place = target ? document.querySelector(target) : element.querySelector && element.querySelector(":scope > .tree, :scope > div");
+    if (place && (element.matches("details") || element.matches("input[type=range], form"))) place.textContent = "It could not be loaded. Reload the page to try again.";
   });
   document.addEventListener("htmx:response:error", () => tell("The service refused to refresh this page. Reload it to see why."));
   document.addEventListener("htmx:after:swap", () => { tell(""); tellChosen(); });

@@ -1,0 +1,88 @@
+"""Runs and executions of workflows are shown as what they are, by the same word wherever they are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kedge
+from kedge.pipeline.approval import decide_once, pending_approvals
+from kedge.pipeline.history import cancel
+from kedge.process.workflow import Workflows
+from tests.e2e.seeing import counts, shows
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
+
+
+def waiting_run(store: kedge.CheckpointManager, key: str) -> None:
+    with pytest.raises(kedge.CheckpointError), kedge.run(key, store=store, progress=False) as run:
+        run.approval("go", wait_s=0)
+
+
+def test_a_cancelled_run_is_cancelled_everywhere(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        waiting_run(store, "stopped-early")
+        assert cancel(store, "stopped-early")
+    for address in (
+        "/?prefix=stopped-early",
+        "/runs?prefix=stopped-early",
+        "/runs/stopped-early",
+        "/jobs/stopped-early",
+    ):
+        page.goto(address)
+        shows(page, ".chip[class*=status-]", "cancelled")
+        assert set(page.locator(".chip[class*=status-]").all_inner_texts()) == {"cancelled"}, address
+    page.goto("/runs/stopped-early")
+    counts(page, "main button:has-text('Cancel')", 0)
+    counts(page, ".resume, .ask", 0)  # nothing waits, nothing goes on
+
+
+def test_a_run_that_was_told_to_stop_says_so(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store, kedge.run("stops-soon", store=store, progress=False, signals=False):
+        page.goto("/runs/stops-soon")
+        page.click("text=Cancel the run…")
+        page.click("#cancel button.danger")
+        shows(page, ".notice", "stops before its next step")
+        page.goto("/runs/stops-soon")
+        shows(page, "h1", "running")
+        shows(page, "#run .notice", "It was told to stop")
+        counts(page, "main button:has-text('Cancel')", 0)
+
+
+def test_an_execution_is_one_wherever_it_is_shown(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        workflows = Workflows(store)
+        execution = workflows.start_workflow_execution("order-78", "refund-78")
+        workflows.create_checkpoint(execution, "pay out", "billing", approval_required=True)
+        (asked,) = pending_approvals(store, execution)
+        decide_once(store, asked, True, "ada", "")  # and nobody has followed the decision yet
+    page.goto(f"/?prefix={execution}")
+    shows(page, ".chip[class*=status-]", "running")
+    page.goto(f"/executions/{execution}")
+    shows(page, "h1 .chip", "running")
+    page.goto(f"/jobs/{execution}")
+    page.click("text=Workflow")
+    shows(page, "h1", "refund-78", "running")
+
+
+def test_without_an_answer_a_dialog_offers_no_action(browser: Browser, address: str, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        for n in range(12):
+            store.save("not-counted", f"step {n}", {"n": n})
+    context = browser.new_context(base_url=address)
+    page = context.new_page()
+    page.route("**/jobs/not-counted/cleanup**", lambda route: route.abort())
+    page.goto("/jobs/not-counted")
+    page.click("button:text-is('Clean up…')")
+    shows(page, "#cleanup-plan", "could not be loaded")
+    counts(page, "#cleanup button.danger", 0)
+    page.unroute("**/jobs/not-counted/cleanup**")
+    page.locator("#keep").fill("3")
+    shows(page, "#cleanup-plan", "9 checkpoints go")
+    page.click("#cleanup button.danger")
+    shows(page, ".notice", "9 checkpoints deleted")
+    context.close()
