@@ -33,7 +33,7 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 
 
 class Metrics:
-    """What happens in this service. Labels never hold names that callers choose, but for the namespaces open to them."""
+    """What happens in this service. Labels hold no names that callers choose but those of namespaces."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)

@@ -77,21 +77,21 @@ class Tasks:
         return task
 
     def collect_garbage(self, store: CheckpointManager, report: Report, *, dry_run: bool = False) -> dict[str, Any]:
-        """The work of a gc: of a namespace, and of what the service keeps of its own."""
+        """The work of a gc."""
         freed = store.gc(dry_run=dry_run, progress=report)
         if not dry_run:
             self._metrics.gc_freed.inc(freed.bytes_freed)
-            self._forget_oldest(store.namespace)
-            self._records().gc()
         return asdict(freed)
 
-    def _forget_oldest(self, namespace: str) -> None:
+    def _tidy(self, namespace: str) -> None:
+        """Give back what the service's own records took: nobody else collects their namespace."""
         records = self._records()
         for kind in _KINDS:
             prefix = _job(namespace, f"{kind}-")
             newest = records.jobs(prefix, _LISTED)
             for job in records.jobs(prefix, after=newest[-1].name) if len(newest) == _LISTED else ():
                 records.delete_job(job.name)
+        records.gc()
 
     def get(self, task_id: str, namespace: str) -> dict[str, Any]:
         found = self._records().list(_job(namespace, task_id), limit=1)
@@ -153,6 +153,8 @@ class Tasks:
             holding.__exit__(None, None, None)  # first: who reads that it has ended may start the next one
             try:
                 self._save(task)
+                if task["kind"] == "gc":
+                    self._tidy(task["namespace"])  # last: what it copies to packs is not deleted right behind it
             except CheckpointError as error:
                 _log.error("the end of task %s cannot be recorded: %s", task["id"], error)
             self._threads.discard(threading.current_thread())
