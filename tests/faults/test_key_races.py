@@ -418,6 +418,7 @@ READS: dict[str, tuple[str, Callable[[Manager, str], object]]] = {
     "get": ("get", lambda store, i: store.get(i).metadata),
     "latest": ("latest", lambda store, i: (store.load_latest("j") or ("", None))[1]),
     "list": ("list", lambda store, i: [c.id for c in store.list("j")]),
+    "list_stored": ("list_stored", lambda store, i: [store.load_stored(c) for c in store.store.list_stored("j")]),
     "find": ("find", lambda store, i: (store.load_by_key("k", "key") or ("", None))[1]),
     "find_next": ("find_next", lambda store, i: [load() for _, load in store.read_ahead("k", 0).values()]),
     "update": ("update", lambda store, i: store.pin(i).is_pinned),

@@ -125,6 +125,8 @@ def test_tags_by_which_another_checkpoint_is_found(victim: Victim) -> None:
     victim.attack(*swap_tables("tag", row_1, row_2))
     with pytest.raises(kedge.Corrupted, match="tags of another checkpoint"):
         victim.store.list("job", tags={"env": "prod"})
+    with pytest.raises(kedge.Corrupted, match="tags of another checkpoint"):
+        victim.store.store.list_stored("job", tags={"env": ["prod", "other"]})
     assert victim.first in " ".join(victim.problems())
     assert victim.store.load(victim.first) == 1
 

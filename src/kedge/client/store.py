@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from urllib.parse import quote
 
 from kedge.chunks import INLINE_BYTES, RecallingSource
@@ -218,6 +219,23 @@ class HttpStore(Loading):
         if is_oldest_first:
             return found if before is None else [c for c in found if c.seq < before]
         return found[::-1]
+
+    def list_stored(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Sequence[Stored]:
+        """One request for each value of a tag; the state is asked for when it is loaded."""
+        page = partial(self.list, job, level=level, limit=limit, before=before, after=after)
+        names, values = list(tags or {}), (tags or {}).values()
+        rows = {row.seq: row for some in product(*values) for row in page(tags=dict(zip(names, some, strict=True)))}
+        newest_last = [(rows[seq], b"") for seq in sorted(rows)]
+        return newest_last[:limit] if after is not None or limit is None else newest_last[-limit:]
 
     def job(self, name: str) -> Job | None:
         try:

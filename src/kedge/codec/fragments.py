@@ -1,4 +1,5 @@
-"""Trees put together from values that were encoded before, so that what is unchanged need not be encoded again.
+"""Trees put together from values that were encoded before, so that what is unchanged need not be encoded again, and
+taken apart into them, so that what is known need not be decoded again.
 
 What that relies on, of the format (`kedge.codec`):
 
@@ -20,6 +21,24 @@ _LEVELS = 3  # how deep a fragment may stand in its tree
 _ONE_ITEM = b"\x91"
 _DICT_HEADS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 _LONG_HEAD = struct.Struct(">BI")
+# By the first byte of a value. Of a fixed length: that, and for a short list or dictionary what it holds.
+_FIXED = (
+    dict.fromkeys((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3), (1, 0))
+    | {0xA0 + n: (1 + n, 0) for n in range(32)}
+    | {0xCC + n: (1 + (1 << n), 0) for n in range(4)}
+    | {0xD0 + n: (1 + (1 << n), 0) for n in range(4)}
+    | {0xD4 + n: (2 + (1 << n), 0) for n in range(5)}
+    | {0xCA: (5, 0), 0xCB: (9, 0)}
+    | {0x90 + n: (1, n) for n in range(16)}
+    | {0x80 + n: (1, 2 * n) for n in range(16)}
+)
+# Of the others: bytes of the count, how much longer the content is, and values for each that it counts.
+_COUNTED = {
+    0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0), 0xD9: (1, 0, 0), 0xDA: (2, 0, 0), 0xDB: (4, 0, 0),
+    0xC7: (1, 1, 0), 0xC8: (2, 1, 0), 0xC9: (4, 1, 0), 0xDC: (2, 0, 1), 0xDD: (4, 0, 1),
+    0xDE: (2, 0, 2), 0xDF: (4, 0, 2),
+}  # fmt: skip
+_LISTS = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 
 class NotAFragment(Exception):
@@ -62,3 +81,43 @@ def is_plain_dict(fragment: bytes) -> bool:
 def text_bytes(text: str | bytes) -> bytes:
     """How a text or a byte string stands in a fragment."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+def items_of(fragment: bytes) -> list[bytes] | None:
+    """The fragments a list consists of; None for any other value."""
+    return _inside(fragment) if fragment[0] in _LISTS else None
+
+
+def fields_of(fragment: bytes) -> list[tuple[bytes, bytes]]:
+    """The fragments a dictionary with text for keys consists of, name and value; NotAFragment for any other value."""
+    if not is_plain_dict(fragment):
+        raise NotAFragment
+    inside = _inside(fragment)
+    return list(zip(inside[::2], inside[1::2], strict=True))
+
+
+def _inside(fragment: bytes) -> list[bytes]:
+    at, count = _head(fragment, 0)
+    parts: list[bytes] = []
+    for _ in range(count):
+        start, left = at, 1
+        while left:
+            at, more = _head(fragment, at)
+            left += more - 1
+        parts.append(fragment[start:at])
+    if at != len(fragment):
+        raise NotAFragment
+    return parts
+
+
+def _head(data: bytes, at: int) -> tuple[int, int]:
+    """Of the value at `at`: where what it holds begins, or where it ends if it holds nothing; and how much it holds."""
+    first = data[at] if at < len(data) else -1
+    if (fixed := _FIXED.get(first)) is not None:
+        return at + fixed[0], fixed[1]
+    if (counted := _COUNTED.get(first)) is None:
+        raise NotAFragment
+    width, more, values = counted
+    at += 1 + width
+    count = int.from_bytes(data[at - width : at], "big")
+    return (at, values * count) if values else (at + more + count, 0)

@@ -108,9 +108,6 @@ class EncryptedIndex(SealedRows):
         look = partial(self.inner.get, found.id)
         return self._confirmed(look, lambda row: self._prove_keyed(new.idempotency_key, row, new.request_digest), found)
 
-    def _shown(self, found: Checkpoint) -> Checkpoint:
-        return self._confirmed(partial(self.inner.get, found.id), self._open, found)
-
     def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
         outcomes: Outcomes = []
         sealed: list[tuple[NewCheckpoint, str]] = []
@@ -188,8 +185,13 @@ class EncryptedIndex(SealedRows):
         before: int | None = None,
         after: int | None = None,
     ) -> Checkpoints:
-        tokens = self._seal_tags(tags) if tags else None
-        page = partial(self._page, partial(self.inner.list, self._hide("job", job), level=level, tags=tokens), tags)
+        tokens, wanted = self._seal_tags(tags or {}), {name: (value,) for name, value in (tags or {}).items()}
+        read = partial(self.inner.list, self._hide("job", job), level=level, tags=tokens)
+
+        def page(**place: int | None) -> Checkpoints:
+            look = partial(read, **place)
+            return self._confirmed(look, lambda rows: [self._tagged(wanted, self._open(row)) for row in rows])
+
         if not metadata:
             return page(limit=limit, before=before, after=after)
         list(parse_filter(metadata))  # refuses what nobody can ask
@@ -208,16 +210,19 @@ class EncryptedIndex(SealedRows):
         found = found[:limit]
         return found if is_forward else found[::-1]
 
-    def _page(
+    def list_stored(
         self,
-        read: Callable[..., Checkpoints],
-        tags: Mapping[str, str] | None,
-        limit: int | None,
-        before: int | None,
-        after: int | None,
-    ) -> Checkpoints:
-        look = partial(read, limit=limit, before=before, after=after)
-        return self._confirmed(look, lambda rows: [self._tagged(tags, self._open(row)) for row in rows])
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Sequence[_Row]:
+        page = partial(self.inner.list_stored, self._hide("job", job), limit=limit, before=before, after=after)
+        look = partial(page, level=level, tags=self._seal_wanted(tags) if tags else None)
+        return self._confirmed(look, lambda rows: [self._shown_row(tags or {}, row) for row in rows])
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:
         return self.inner.delete(checkpoint_ids, even_pinned=even_pinned, actor=self._hide("actor", actor))
@@ -243,7 +248,8 @@ class EncryptedIndex(SealedRows):
         )
         while True:
             try:
-                return self._shown(change(envelope=self._with_tags(checkpoint_id, tags) if tags else None))
+                changed = change(envelope=self._with_tags(checkpoint_id, tags) if tags else None)
+                return self._confirmed(partial(self.inner.get, checkpoint_id), self._open, changed)
             except RowChanged:
                 continue  # somebody else changed its tags, or its keys, since we looked
             except KeysChanged:

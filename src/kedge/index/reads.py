@@ -161,6 +161,35 @@ class SqlReads:
         before: int | None = None,
         after: int | None = None,
     ) -> Checkpoints:
+        single = {name: (value,) for name, value in (tags or {}).items()}
+        rows = self._rows(CHECKPOINT, job, level, single, metadata, limit, before, after)
+        return [checkpoint_of(job, row) for row in rows]
+
+    def list_stored(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Sequence[tuple[Checkpoint, bytes]]:
+        rows = self._rows(f"{CHECKPOINT}, manifest", job, level, tags or {}, None, limit, before, after)
+        return [(checkpoint_of(job, columns), manifest) for *columns, manifest in rows]
+
+    def _rows(
+        self,
+        columns: str,
+        job: str,
+        level: CheckpointLevel | None,
+        tags: Mapping[str, Sequence[str]],
+        metadata: Mapping[str, object] | None,
+        limit: int | None,
+        before: int | None,
+        after: int | None,
+    ) -> Sequence[Row]:
+        """The rows that `list` asks for, oldest first. `tags`: for each name, one of these values."""
         conditions, parameters = self._metadata_filter(metadata or {})
         order = "ASC" if after is not None or limit is None else "DESC"
         with self._reading() as db:
@@ -173,21 +202,22 @@ class SqlReads:
                 conditions.append("level = ?")
                 parameters.append(str(level))
             # A page of one tag costs what is on the page, however many rows have the tag (I6).
-            is_only_condition = len(tags or {}) == 1 and not conditions
+            is_only_condition = not conditions and [len(values) for values in tags.values()] == [1]
             page = f'ORDER BY "row" {order} LIMIT ?' if is_only_condition and limit is not None else ""
-            for name, value in (tags or {}).items():
+            for name, values in tags.items():
+                is_wanted, some = ("value = ?", values) if len(values) == 1 else self._among("value", values)
                 conditions.append(
-                    '"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND value = ? '
+                    f'"row" IN (SELECT "row" FROM main.tag WHERE job_no = ? AND name = ? AND {is_wanted} '
                     f'AND "row" BETWEEN ? AND ? {page})'
                 )
-                parameters += [span[0] >> SEQ_BITS, name, value, first, last, *([limit] if page else [])]
+                parameters += [span[0] >> SEQ_BITS, name, *some, first, last, *([limit] if page else [])]
             where = " AND ".join(['"row" BETWEEN ? AND ?', *conditions])
             rows = self._fetch(
                 db,
-                f'SELECT {CHECKPOINT} FROM main.checkpoint c WHERE {where} ORDER BY "row" {order} LIMIT ?',
+                f'SELECT {columns} FROM main.checkpoint c WHERE {where} ORDER BY "row" {order} LIMIT ?',
                 first, last, *parameters, NO_LIMIT if limit is None else limit,
             )  # fmt: skip
-        return [checkpoint_of(job, row) for row in (rows if order == "ASC" else reversed(rows))]
+        return rows if order == "ASC" else rows[::-1]
 
     def manifests(self, after: int = 0, *, with_chunks: bool = True) -> Iterator[tuple[int, Checkpoint, bytes]]:
         return self._walk(self._all, after, with_chunks)

@@ -78,6 +78,7 @@ def late_manifests() -> str:
 _decode = json.JSONDecoder().decode
 _LEVELS = {str(level): level for level in CheckpointLevel}  # asking the classes takes twenty times as long
 _STATUSES = {str(status): status for status in CheckpointStatus}
+_ENCODINGS = [Encoding(number) for number in range(READABLE + 1)]
 
 
 def checkpoint_of(job: str, columns: Iterable[Any]) -> Checkpoint:
@@ -157,7 +158,7 @@ def chunk_of(row: Row, written_by: str) -> Chunk:
     digest, size, stored, encoding, pack, offset, data, is_damaged, base = row
     if encoding & ~READABLE:
         raise unsupported(f"chunk {digest.hex()[:16]}… (encoding {encoding:#x})", written_by)
-    return Chunk(digest, size, stored, Encoding(encoding), pack or "", offset, data, bool(is_damaged), base)
+    return Chunk(digest, size, stored, _ENCODINGS[encoding], pack or "", offset, data, bool(is_damaged), base)
 
 
 def find_chunks(db: sqlite3.Connection, ns_no: int, columns: str, digests: Sequence[bytes]) -> Iterable[Row]:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from operator import attrgetter
@@ -17,7 +17,7 @@ import ormsgpack
 from kedge.crypto import DataKey, Vault
 from kedge.errors import CheckpointError, Corrupted, LeaseHeld
 from kedge.model import Checkpoint, CheckpointStatus, Event, Job, to_us
-from kedge.ports import KeysChanged, NewCheckpoint, digest_of
+from kedge.ports import UNREADABLE, KeysChanged, NewCheckpoint, digest_of
 
 TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
 _HIDDEN_STEP = "~"
@@ -139,16 +139,32 @@ class SealedRows:
                 raise
             return replace(found, job=TOKEN.sub(self._reveal, found.job), tags={}, metadata={})
 
-    def _tagged(self, tags: Mapping[str, str] | None, found: Checkpoint) -> Checkpoint:
-        """One that was found by its tags; Corrupted if it does not have them."""
+    def _tagged(self, tags: Mapping[str, Sequence[str]], found: Checkpoint) -> Checkpoint:
+        """One that was found by its tags, each with one of these values; Corrupted if it does not have them."""
         is_shown = found.status is CheckpointStatus.CORRUPTED  # without its tags
-        if tags and not is_shown and any(found.tags.get(name) != value for name, value in tags.items()):
+        if not is_shown and any(found.tags.get(name) not in values for name, values in tags.items()):
             raise _damaged(found.id, "it is found by tags of another checkpoint")
         return found
+
+    def _shown_row(
+        self, tags: Mapping[str, Sequence[str]], found: tuple[Checkpoint, bytes]
+    ) -> tuple[Checkpoint, bytes]:
+        """A row that was found by its tags; of one that is marked as damaged, perhaps without its manifest."""
+        row = self._tagged(tags, self._open(found[0]))
+        try:
+            return row, self.open_manifest(row.id, found[1])
+        except Corrupted:
+            if row.status is not CheckpointStatus.CORRUPTED:
+                raise
+            return row, UNREADABLE
 
     def _seal_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
         names = self.vault.names
         return {names.token("tag", name): names.token(f"tag {name}", value) for name, value in tags.items()}
+
+    def _seal_wanted(self, tags: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        names = self.vault.names
+        return {names.token("tag", name): [names.token(f"tag {name}", v) for v in tags[name]] for name in tags}
 
     def _hide(self, kind: str, name: str) -> str:
         return self.vault.names.token(kind, name) if self.vault.hides_names else name

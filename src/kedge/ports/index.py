@@ -100,6 +100,19 @@ class Index(Protocol):
         """
         ...
 
+    def list_stored(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Sequence[tuple[Checkpoint, bytes]]:
+        """As `list`, with manifests. `tags`: for each name the values that are wanted, at most 500."""
+        ...
+
     def job(self, name: str) -> Job | None: ...
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:

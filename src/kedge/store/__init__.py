@@ -91,6 +91,19 @@ class Store(Protocol):
         """Checkpoints of a job, oldest first; the newest `limit` below `before`, or the oldest above `after`."""
         ...
 
+    def list_stored(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Sequence[Stored]:
+        """As `list`, each with the way to its state. `tags`: for each name the values that are wanted, at most 500."""
+        ...
+
     def job(self, name: str) -> Job | None: ...
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str = "") -> Jobs:

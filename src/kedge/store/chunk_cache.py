@@ -1,6 +1,6 @@
-"""What this process knows of chunks that are stored already, so that a save need not ask for them again.
+"""What this process knows of chunks: those that are stored already, and the bytes of small ones it has read.
 
-All of it is a guess that saves a question: that the chunks exist is checked by the index when it commits (I3).
+The first is a guess that saves a question: that the chunks exist is checked by the index when it commits (I3).
 """
 
 from __future__ import annotations
@@ -8,14 +8,41 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kedge.errors import Corrupted, NotFound
 from kedge.ports import Blobs, Chunk, ChunksGone, Index
 
 _MOST_CHUNKS = 65536
 _MOST_PACKS = 4096
+_MOST_RECENT_BYTES = 16 << 20
+_SMALL_BYTES = 32 << 10
+_ENTRY_BYTES = 128  # what an entry takes besides its bytes
 _TRUSTED_S = 60.0  # a pack that is not a file here, once it was seen whole: looking costs a round trip each time
+
+
+class RecentChunks:
+    """Small chunks that were read and verified (I2): neighbours in a history share most of them.
+
+    A digest stands for the same bytes for ever. No lock: a signal handler may come anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: dict[bytes, bytes] = {}
+        self._size_bytes = 0
+
+    def among(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Those of these that are known."""
+        known = self._chunks
+        return {digest: data for digest in digests if (data := known.get(digest)) is not None}
+
+    def add(self, chunks: Mapping[bytes, bytes]) -> None:
+        small = {digest: data for digest, data in chunks.items() if len(data) <= _SMALL_BYTES}
+        self._size_bytes += sum([_ENTRY_BYTES + len(data) for data in small.values()])
+        if self._size_bytes > _MOST_RECENT_BYTES:
+            self._chunks, self._size_bytes = {}, 0
+        else:
+            self._chunks.update(small)
 
 
 class KnownChunks:

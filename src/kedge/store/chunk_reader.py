@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from kedge.blobs.shelter import give_up_if_abandoned, sheltered
@@ -15,6 +16,7 @@ from kedge.chunks import WORKERS, Entry, Staged
 from kedge.errors import Corrupted, NotFound
 from kedge.ports import Blobs, Buffer, Chunk, Encoding, digest_of
 
+from .chunk_cache import RecentChunks
 from .manifest import decompress
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class ChunkReader:
         self._locate = locate
         self._pool = pool
         self._vault = vault
+        self._recent = RecentChunks()
 
     @sheltered
     def find(self, digests: Iterable[bytes]) -> dict[bytes, Chunk]:
@@ -161,9 +164,17 @@ class ChunkReader:
             if not isinstance(target, memoryview):
                 target.take(memory)
 
-    @sheltered
     def read_named(self, digests: Sequence[bytes], *, of: str) -> dict[bytes, bytes]:
-        """The bytes of chunks that are known by their digests alone, verified by them (I2)."""
+        """The bytes of chunks that are known by their digests alone, verified by them when they were read (I2)."""
+        chunks = self._recent.among(digests)
+        if missing := [digest for digest in digests if digest not in chunks]:
+            read = self._read_all_named(missing, of)
+            self._recent.add(read)
+            chunks |= read
+        return chunks
+
+    @sheltered
+    def _read_all_named(self, digests: Sequence[bytes], of: str) -> dict[bytes, bytes]:
         places = self.find(digests)
         found: dict[bytes, bytes] = {}
         for run in neighbours([d for d in places if self._is_elsewhere(places[d])], places.__getitem__):
@@ -173,12 +184,15 @@ class ChunkReader:
                     found[digest] = bytes(unpack(places[digest], data, self._vault))
             except (NotFound, Corrupted):
                 continue  # read by themselves below
-        return {
-            digest: plain
-            if (plain := found.get(digest)) is not None and digest_of(plain) == digest
-            else self._read_named(digest, places.get(digest), of)
-            for digest in digests
-        }
+        for digest in digests:
+            place, plain = places.get(digest), found.get(digest)
+            if plain is None and place is not None and place.data is not None:
+                with suppress(Corrupted):
+                    plain = bytes(unpack(place, place.data, self._vault))
+            if plain is None or digest_of(plain) != digest:
+                plain = self._read_named(digest, place, of)
+            found[digest] = plain
+        return found
 
     def _read_named(self, digest: bytes, place: Chunk | None, of: str) -> bytes:
         entry = Entry(place.size_bytes if place else 0, digest)
@@ -186,7 +200,10 @@ class ChunkReader:
         def read(place: Chunk | None) -> bytes:
             if place is None:
                 raise NotFound("it is not in the index")
-            plain = bytes(unpack(place, read_stored(self._blobs, place), self._vault))
+            try:
+                plain = bytes(unpack(place, read_stored(self._blobs, place), self._vault))
+            except Corrupted as error:
+                raise _damaged(entry, of, error.message) from error
             if digest_of(plain) != digest:
                 raise _damaged(entry, of, "its bytes do not match its digest")
             return plain

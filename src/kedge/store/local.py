@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kedge.blobs.shelter import Turns, sheltered
+from kedge.blobs.shelter import Turns
 from kedge.blobs.sheltered import guarded
 from kedge.blobs.workers import Workers
 from kedge.chunks import (
@@ -50,8 +50,6 @@ from .saving import Saving
 if TYPE_CHECKING:
     from kedge.crypto import Vault
 
-_RECENT_DIGESTS = 65536
-
 
 class LocalStore(Saving):
     """An index, blobs, and the order in which they are written. Thread-safe; survives fork.
@@ -78,7 +76,6 @@ class LocalStore(Saving):
         self.inline_bytes = inline_bytes
         self._recent = OrderedDict()
         self._known = KnownChunks(index, blobs)
-        self._groups: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self.turns = Turns()
         self._workers = _new_workers()
@@ -144,6 +141,18 @@ class LocalStore(Saving):
         after: int | None = None,
     ) -> Checkpoints:
         return self.index.list(job, level=level, tags=tags, metadata=metadata, limit=limit, before=before, after=after)
+
+    def list_stored(
+        self,
+        job: str,
+        *,
+        level: CheckpointLevel | None = None,
+        tags: Mapping[str, Sequence[str]] | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Sequence[Stored]:
+        return self.index.list_stored(job, level=level, tags=tags, limit=limit, before=before, after=after)
 
     def job(self, name: str) -> Job | None:
         return self.index.job(name)
@@ -219,18 +228,6 @@ class LocalStore(Saving):
 
     def adopt(self, exported: Sequence[Exported], read: ReadChunks, *, actor: str, moved: Moved) -> Checkpoints:
         return adopt(self, exported, read, actor=actor, moved=moved)
-
-    @sheltered
-    def read_nodes(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Chunks of digests, remembered: neighbours in a history share most of them."""
-        missing = [digest for digest in digests if digest not in self._groups]
-        found = self.reader.read_named(missing, of="a checkpoint") if missing else {}
-        found.update((digest, self._groups[digest]) for digest in digests if digest not in found)
-        with self._lock:
-            if len(self._groups) + len(missing) > _RECENT_DIGESTS:
-                self._groups = {}
-            self._groups.update((digest, found[digest]) for digest in missing)
-        return found
 
     def references(self, packed: bytes) -> Iterable[bytes]:
         """Every chunk a manifest names, as the index calls it, those of a spilled manifest included (for gc).

@@ -13,6 +13,7 @@ The first byte says the form:
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,6 +134,16 @@ def parse_small(data: bytes) -> Manifest:
     return Manifest(tree)
 
 
+class _Local(threading.local):
+    """Making a decompressor takes longer than decompressing a short text; one may serve one thread."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_local = _Local()
+
+
 def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
     """zstd-decompress `data`, which must declare its size and keep to `limit`; otherwise Corrupted.
 
@@ -143,7 +154,7 @@ def decompress(data: bytes | bytearray | memoryview, limit: int) -> bytes:
         declared = zstandard.frame_content_size(data)
         if not 0 <= declared <= limit:
             raise Corrupted(f"compressed data claims {declared:,} bytes, at most {limit:,} fit", hint="run kedge check")
-        plain = zstandard.ZstdDecompressor().decompress(data)
+        plain = _local.decompressor.decompress(data)
     except zstandard.ZstdError as error:
         bytearray(2 * declared)  # MemoryError where the library had too little: that says nothing about the bytes
         raise Corrupted(f"compressed data is damaged: {error}", hint="run kedge check") from error

@@ -206,20 +206,20 @@ def parts_of(packed: bytes) -> list[bytes | tuple[int, bytes]] | None:
 
 
 def read_parts(parts: Sequence[bytes | tuple[int, bytes]], read: Read) -> bytes:
-    """The tree, each level of each run read at once."""
-    found: list[bytes] = []
-    for part in parts:
-        if isinstance(part, bytes):
-            found.append(part)
-            continue
-        height, digest = part
-        level = [digest]
-        for _ in range(height):
-            nodes = read(list(dict.fromkeys(level)))
-            level = [below for digest in level for below in digests_of(nodes[digest])]
-        pieces = read(list(dict.fromkeys(level)))
-        found += [pieces[digest] for digest in level]
-    return b"".join(found)
+    """The tree; the chunks of one height, of all runs, are read at once."""
+    for height in range(max((part[0] for part in parts if isinstance(part, tuple)), default=-1), -1, -1):
+        level = dict.fromkeys(part[1] for part in parts if isinstance(part, tuple) and part[0] == height)
+        chunks = read(list(level)) if level else {}
+        below: list[bytes | tuple[int, bytes]] = []
+        for part in parts:
+            if isinstance(part, bytes) or part[0] != height:
+                below.append(part)
+            elif height:
+                below += [(height - 1, digest) for digest in digests_of(chunks[part[1]])]
+            else:
+                below.append(chunks[part[1]])
+        parts = below
+    return b"".join([part for part in parts if isinstance(part, bytes)])
 
 
 def references(parts: Iterable[bytes | tuple[int, bytes]], read: Read) -> Iterator[bytes]:

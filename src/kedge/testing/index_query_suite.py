@@ -95,6 +95,26 @@ class IndexQuerySuite(IndexFixtures):
         assert numbers(tags={"k": "a"}, level=CheckpointLevel.STEP) == [1]
         assert numbers(tags={"k' OR 1=1 --": "a"}) == []
 
+    def test_list_stored_is_list_with_manifests_and_any_of_several_tags(self, index: Index, tenant: Index) -> None:
+        assert index.list_stored("job") == []
+        saved = save(index, *(record(tags={"of": "abc"[n % 3]} if n < 8 else {}) for n in range(10)))
+        save(index, record("another", tags={"of": "a"}))
+        save(tenant, record(tags={"of": "a"}))
+        assert index.list_stored("job") == [index.read(checkpoint.id) for checkpoint in saved]
+
+        def numbers(**window: Any) -> list[int]:
+            return [checkpoint.seq for checkpoint, _ in index.list_stored("job", **window)]
+
+        assert numbers(limit=3, before=8) == [5, 6, 7]
+        assert numbers(limit=3, after=3) == [4, 5, 6]
+        assert numbers(level=CheckpointLevel.STAGE) == []
+        assert numbers(tags={"of": ["a", "c", "unknown"]}) == [1, 3, 4, 6, 7]
+        assert numbers(tags={"of": ["b"]}, limit=1) == [8]
+        assert numbers(tags={"of": ["b", "c"]}, limit=2, before=8) == [5, 6]
+        assert numbers(tags={"of": []}) == []
+        index.update(saved[0].id, actor="t", status=CheckpointStatus.CORRUPTED)
+        assert numbers(limit=2, after=0) == [1, 2]
+
     def test_list_filters_by_metadata_with_types(self, index: Index) -> None:
         texts = ['{"v":1}', '{"v":true}', '{"v":"1"}', '{"v":null}', "{}", '{"m":{"é b":"x"}}', '{"v":2.5}']
         save(index, *(record(metadata_json=text) for text in texts))

@@ -16,7 +16,9 @@ from kedge.codec.fragments import (
     decode_fragment,
     dict_head,
     encode_fragment,
+    fields_of,
     is_plain_dict,
+    items_of,
     list_head,
     text_bytes,
 )
@@ -76,3 +78,34 @@ def test_a_dictionary_is_known_by_its_head(length: int) -> None:
     assert not is_plain_dict(encode_fragment({n: n for n in range(length)})) or not length
     assert not is_plain_dict(encode_fragment([0] * length))
     assert not is_plain_dict(encode_fragment({"\ud800": 1}))
+
+
+@given(st.lists(VALUES, max_size=40), st.dictionaries(st.text(), VALUES, max_size=40))
+def test_what_was_put_together_is_taken_apart(items: list[Any], fields: dict[str, Any]) -> None:
+    assert items_of(encode_fragment(items)) == [encode_fragment(item) for item in items]
+    expected = [(encode_fragment(name), encode_fragment(value)) for name, value in fields.items()]
+    assert fields_of(encode_fragment(fields)) == expected
+
+
+@given(VALUES)
+def test_only_lists_have_items_and_only_plain_dictionaries_fields(value: Any) -> None:
+    fragment = encode_fragment(value)
+    assert (items_of(fragment) is not None) == (type(value) is list)
+    if not (type(value) is dict and all(type(key) is str for key in value)):
+        with pytest.raises(NotAFragment):
+            fields_of(fragment)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=20), st.data())
+def test_what_is_cut_off_or_too_long_is_no_fragment(items: list[Any], data: st.DataObject) -> None:
+    fragment = encode_fragment(items)
+    for wrong in (fragment[: data.draw(st.integers(1, len(fragment) - 1))], fragment + b"\xc0", b"\x91\xc1"):
+        with pytest.raises(NotAFragment):
+            items_of(wrong)
+
+
+@pytest.mark.parametrize("size", [0, 31, 32, 255, 256, 65535, 65536])
+def test_values_of_every_length_are_found(size: int) -> None:
+    values = ["x" * size, b"x" * size, list(range(min(size, 70000))), {str(n): n for n in range(min(size, 300))}]
+    values += [-1, -200, 1 << 20, 1 << 40, -(1 << 40), 1 << 63, 1.5, None, True, 1 << 70, (1, 2)]
+    assert items_of(encode_fragment(values)) == [encode_fragment(value) for value in values]

@@ -1,6 +1,7 @@
 """Trees in parts: exact, shared, collected, verified."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import kedge
 from kedge.codec import encode
 from kedge.ports import digest_of
 from kedge.store.request import Request
-from kedge.store.rope import PartedTree, Piece, Pieces, parts_of
+from kedge.store.rope import PartedTree, Piece, Pieces, parts_of, read_parts
 
 
 def tree_of(texts: list[str]) -> PartedTree:
@@ -123,3 +124,19 @@ def test_a_run_made_from_an_earlier_one_is_the_same_run(data: st.DataObject) -> 
             data_of = run.data_of(digest, height)
             assert data_of == whole.data_of(digest, height)
             waiting += [(height - 1, data_of[n : n + 32]) for n in range(0, len(data_of), 32)] if height else []
+
+
+def test_each_height_is_read_at_once(store: kedge.CheckpointManager) -> None:
+    items = texts(300)
+    checkpoint, packed = store.store.read(save(store, items).id)
+    parts = parts_of(packed)
+    assert parts is not None
+    heights = [part[0] for part in parts if isinstance(part, tuple)]
+    asked: list[int] = []
+
+    def read(digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        asked.append(len(digests))
+        return store.store.reader.read_named(digests, of=checkpoint.id)
+
+    assert read_parts(parts, read) == store.store.tree((checkpoint, packed))
+    assert len(asked) == max(heights) + 1 < len(heights)

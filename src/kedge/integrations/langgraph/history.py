@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -38,21 +38,36 @@ def read(manager: CheckpointManager, job: str, checkpoint_id: str | None) -> tup
     else:
         stored = _read(manager, names.id_of(job, checkpoint_id))
         seq = newest(manager, job)
-    return None if stored is None else _with_writes(manager, stored), seq
+    return (None if stored is None else _with_writes(manager, job, [stored])[0]), seq
 
 
 def read_pages(
-    manager: CheckpointManager, checkpoints: Iterator[Checkpoint], most: int | None
+    manager: CheckpointManager,
+    job: str,
+    checkpoint_id: str | None,
+    filter: Mapping[str, object],
+    before: RunnableConfig | None,
+    most: int | None,
 ) -> Iterator[list[Reading]]:
-    """The same for several, in pages of at most `most`."""
-    while page := [*islice(checkpoints, min(most or _PAGE, _PAGE))]:
-        read = [_read(manager, checkpoint.id) for checkpoint in page]
-        yield [_with_writes(manager, stored) for stored in read if stored is not None]
+    """The checkpoints that `walk` finds with these arguments, in pages of at most `most`."""
+    size = min(most or _PAGE, _PAGE)
+    if checkpoint_id is None and before is None and not filterable(filter):
+        below: int | None = None
+        while page := manager.store.list_stored(job, level=CheckpointLevel.STEP, limit=size, before=below):
+            yield _with_writes(manager, job, page[::-1])
+            below = page[0][0].seq
+        return
+    checkpoints = walk(manager, job, checkpoint_id, filter, before, most)
+    while rows := [*islice(checkpoints, size)]:
+        read = [_read(manager, checkpoint.id) for checkpoint in rows]
+        yield _with_writes(manager, job, [stored for stored in read if stored is not None])
 
 
-def _with_writes(manager: CheckpointManager, stored: Stored) -> Reading:
-    writes = [_read(manager, saved.id) for saved in writes_of(manager, stored[0])]
-    return Reading(stored, [write for write in writes if write is not None])
+def _with_writes(manager: CheckpointManager, job: str, page: Sequence[Stored]) -> list[Reading]:
+    writes: dict[str, list[Stored]] = {names.plain_id(stored[0].id): [] for stored in page}
+    for stored in manager.store.list_stored(job, tags={"of": [*writes]}) if writes else ():
+        writes[stored[0].tags["of"]].append(stored)
+    return [Reading(stored, writes[names.plain_id(stored[0].id)]) for stored in page]
 
 
 def _read(manager: CheckpointManager, checkpoint_id: CheckpointId) -> Stored | None:

@@ -18,7 +18,17 @@ from itertools import zip_longest
 from typing import Any
 
 from kedge.codec import Encoded
-from kedge.codec.fragments import decode_fragment, dict_head, encode_fragment, is_plain_dict, list_head, text_bytes
+from kedge.codec.fragments import (
+    NotAFragment,
+    decode_fragment,
+    dict_head,
+    encode_fragment,
+    fields_of,
+    is_plain_dict,
+    items_of,
+    list_head,
+    text_bytes,
+)
 from kedge.store.rope import PartedTree, Piece, Pieces
 
 from . import types
@@ -35,6 +45,8 @@ _ENDS = 0x07  # one item in eight says so
 Segment = bytes | Piece  # of an encoded value: joined, the segments are its bytes
 Parts = tuple[bytes, Pieces | None, bytes]  # of a value: bytes, a run where it is long enough for one, and bytes again
 _NOT_YET = object()
+_ONCE = object()  # not yet, though it was handed out
+_NEVER = object()  # a value that is neither compared nor copied, but decoded each time
 
 
 class Block:
@@ -57,34 +69,39 @@ class Block:
 class Item:
     """One item of a list: encoded, and a copy to compare with and to hand out copies of."""
 
-    __slots__ = ("_copy", "_is_copyable", "_laid", "_piece_bytes", "block", "data", "place")
+    __slots__ = ("_copy", "_laid", "_piece_bytes", "block", "data", "place")
 
-    def __init__(self, value: object, data: bytes, piece_bytes: int) -> None:
-        """`data`: the value, encoded."""
+    def __init__(self, data: bytes, piece_bytes: int, value: object = _NOT_YET) -> None:
+        """`data`: the value, encoded. `value`, where it is at hand and cannot change."""
         self.data = data
         self.block: Block | None = None
         self.place = 0  # in the block
         self._piece_bytes = piece_bytes
-        self._is_copyable = is_copyable(value)
-        self._copy = value if type(value) in ATOMS else _NOT_YET
+        self._copy = value
         self._laid: tuple[bytes, list[Piece], bytes] | None = None
 
     @property
     def _own(self) -> Any:
         """The value, as nobody else has it."""
-        if not self._is_copyable:
-            return decode_fragment(self.data)
-        if self._copy is _NOT_YET:
-            self._copy = decode_fragment(self.data)
-        return self._copy
+        if self._copy is _NOT_YET or self._copy is _ONCE:
+            value = decode_fragment(self.data)
+            self._copy = value if is_copyable(value) else _NEVER
+        return decode_fragment(self.data) if self._copy is _NEVER else self._copy
 
     def is_of(self, value: object) -> bool:
         """Whether `value` would be encoded as this item was."""
-        return self._copy is value or (self._is_copyable and is_same(self._own, value))
+        if self._copy is value:
+            return True
+        own = self._own
+        return self._copy is not _NEVER and is_same(own, value)
 
     def value(self) -> object:
-        """The value, shared with nobody."""
-        return copied(self._own) if self._is_copyable else self._own
+        """The value, shared with nobody. Of the first one no copy is made: most are asked for once."""
+        if self._copy is _NOT_YET:
+            self._copy = _ONCE
+            return decode_fragment(self.data)
+        own = self._own
+        return own if self._copy is _NEVER else copied(own)
 
     def laid_after(self, left: bytes) -> tuple[Sequence[Piece], bytes]:
         """Its pieces, where `left` is left over from the items before it, and what is left over after it."""
@@ -96,8 +113,9 @@ class Item:
 class ValueChannel:
     """A value by its bytes."""
 
-    def __init__(self, data: bytes, segments: Sequence[Segment] = ()) -> None:
+    def __init__(self, data: bytes, piece_bytes: int, segments: Sequence[Segment] | None = None) -> None:
         self._data = data
+        self._piece_bytes = piece_bytes
         self._segments = segments
 
     @property
@@ -113,7 +131,8 @@ class ValueChannel:
 
     @cached_property
     def parts(self) -> Parts:
-        return _parts(b"", *join(self._segments))
+        segments = cut(self._data, self.value(), self._piece_bytes) if self._segments is None else self._segments
+        return _parts(b"", *join(segments))
 
 
 class ListChannel:
@@ -177,8 +196,8 @@ def lay_channel(value: Any, piece_bytes: int, earlier: Channel | None = None, *,
         return lay_list(value, piece_bytes, earlier if isinstance(earlier, ListChannel) else None, joins=joins)
     data = encode_fragment(value)
     if joins and earlier is None and len(data) >= MANY_BYTES and type(value) is dict and is_plain_dict(data):
-        return ValueChannel(data, _cut_fields(value, piece_bytes))
-    return ValueChannel(data, cut(data, value, piece_bytes))
+        return ValueChannel(data, piece_bytes, _cut_fields(value, piece_bytes))
+    return ValueChannel(data, piece_bytes, cut(data, value, piece_bytes))
 
 
 def lay_list(
@@ -196,7 +215,7 @@ def lay_list(
             data = encode_fragment(value)
             item = moved.get(data)
             if item is None:
-                items.append(Item(value, data, piece_bytes))
+                items.append(Item(data, piece_bytes, value if type(value) in ATOMS else _NOT_YET))
                 new[-1].append(items[-1])
                 continue
         items.append(item)
@@ -247,7 +266,39 @@ def lay_tree(
     return PartedTree([*parts, plain] if plain else parts)
 
 
+def take_apart(
+    tree: bytes, names: tuple[str, str], piece_bytes: int, like: Mapping[str, Channel]
+) -> tuple[bytes, dict[str, Channel]]:
+    """What `lay_tree` was given; NotAFragment for a tree of another form. What is in channels like these is shared."""
+    (first, head), (second, values) = _two(fields_of(tree))
+    if (first, second) != (_name(names[0]), _name(names[1])):
+        raise NotAFragment
+    channels: dict[str, Channel] = {}
+    for key, data in fields_of(values):
+        name, items = _name_of(key), items_of(data)
+        if items is None:
+            channels[name] = ValueChannel(data, piece_bytes)
+        else:
+            earlier = like.get(name)
+            channels[name] = _known_list(items, piece_bytes, earlier if isinstance(earlier, ListChannel) else None)
+    return head, channels
+
+
+def _two(fields: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    if len(fields) != 2:
+        raise NotAFragment
+    return fields
+
+
+def _known_list(items: Sequence[bytes], piece_bytes: int, like: ListChannel | None) -> ListChannel:
+    known = () if like is None else like.items
+    same = [old if old.data == data else None for old, data in zip(known, items, strict=False)]
+    moved = {old.data: old for old, unmoved in zip_longest(known, same) if unmoved is None}
+    return ListChannel([old or moved.get(data) or Item(data, piece_bytes) for data, old in zip_longest(items, same)])
+
+
 _name = lru_cache(maxsize=1024)(encode_fragment)  # of a channel: the same few each time
+_name_of = lru_cache(maxsize=1024)(lambda fragment: str(decode_fragment(fragment)))
 
 
 def cut(data: bytes, value: object, piece_bytes: int) -> list[Segment]:

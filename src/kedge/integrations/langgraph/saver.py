@@ -28,7 +28,7 @@ from kedge import codec
 from kedge.blobs import shelter
 from kedge.codec import by_name
 from kedge.codec.fragments import NotAFragment, decode_fragment, encode_fragment
-from kedge.errors import Conflict, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
+from kedge.errors import Conflict, Corrupted, IdempotencyConflict, LeaseHeld, NotFound, UnsupportedType, Validation
 from kedge.integrations.opened import Opened, Writing, finished, in_thread
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, CheckpointLevel, Lease
@@ -36,7 +36,7 @@ from kedge.store import lease
 from kedge.store.request import Request, parse_request
 
 from . import history, names
-from .layout import WHOLE_BYTES, Channel, lay_channel, lay_tree
+from .layout import WHOLE_BYTES, Channel, lay_channel, lay_tree, take_apart
 from .memory import Laid, Memory
 from .names import Address
 from .record import PendingWrites, address_of, describe, tuple_of
@@ -218,7 +218,9 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             if address.checkpoint_id is None:
                 self._memory.saw((job, None), newest)
             return None
-        result = self._tuple(reading, address)
+        result, laid = self._tuple(reading, address)
+        if laid is not None:
+            self._memory.keep((job, result.checkpoint["id"]), laid)
         self._memory.saw((job, result.checkpoint["id"]), newest)
         return result
 
@@ -246,11 +248,11 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
     ) -> Iterator[CheckpointTuple]:
         chosen = None if config is None else Address.of(config).checkpoint_id
         for job in self._jobs(config):
-            walk = history.walk(self.manager, job, chosen, filter, before, most)
-            pages = history.read_pages(self.manager, walk, most)
+            pages = history.read_pages(self.manager, job, chosen, filter, before, most)
+            laid: Laid | None = None  # of the checkpoint before
             while (page := shelter.run(next, pages, None)) is not None:
                 for reading in page:
-                    result = self._tuple(reading, address_of(reading.stored[0]))
+                    result, laid = self._tuple(reading, address_of(reading.stored[0]), laid)
                     if _matches(result.metadata, filter):
                         yield result
 
@@ -267,16 +269,31 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
                     matching.append(checkpoint)
         return matching
 
-    def _tuple(self, reading: history.Reading, address: Address) -> CheckpointTuple:
+    def _tuple(
+        self, reading: history.Reading, address: Address, like: Laid | None = None
+    ) -> tuple[CheckpointTuple, Laid | None]:
+        """What a checkpoint holds, and how it is laid out; it shares what it has in common with one like it."""
         checkpoint = reading.stored[0]
-        known = self._memory.laid((checkpoint.job, names.plain_id(checkpoint.id)))
         state: Any
+        try:
+            laid = self._laid(reading.stored, like)
+            values = {name: channel.value() for name, channel in laid.channels.items()}
+            state = {_TREE[0]: decode_fragment(laid.head), _TREE[1]: values}
+        except (NotAFragment, Corrupted):
+            # It has buffers, or is deep; what is really damaged, or deleted meanwhile, is named by this.
+            laid, state = None, self.manager.load_stored(reading.stored)
+        pending = self._pending(reading.writes)
+        return tuple_of(checkpoint, address, state[_TREE[0]], state[_TREE[1]], pending), laid
+
+    def _laid(self, stored: history.Stored, like: Laid | None) -> Laid:
+        checkpoint = stored[0]
+        known = self._memory.laid((checkpoint.job, names.plain_id(checkpoint.id)))
         if known is not None and known.digest == checkpoint.digest:
-            values = {name: channel.value() for name, channel in known.channels.items()}
-            state = {_TREE[0]: decode_fragment(known.head), _TREE[1]: values}
-        else:
-            state = self.manager.load_stored(reading.stored)
-        return tuple_of(checkpoint, address, state[_TREE[0]], state[_TREE[1]], self._pending(reading.writes))
+            return known
+        tree = self.manager.store.tree(stored)
+        head, channels = take_apart(tree, _TREE, self._piece_bytes, {} if like is None else like.channels)
+        versions: Any = decode_fragment(head)
+        return Laid(checkpoint.digest, head, channels, versions.get("channel_versions", {}))
 
     def _pending(self, writes: Sequence[history.Stored]) -> PendingWrites:
         """Writes for a checkpoint, by task and index, the order LangGraph replays them in.
@@ -344,7 +361,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         if reading is None:
             return set()
         newest = reading.stored[0]
-        current = self._tuple(reading, address_of(newest))
+        current, _ = self._tuple(reading, address_of(newest))
         needed = {names.plain_id(newest.id)}
         counters: Mapping[str, object] = current.metadata.get("counters_since_delta_snapshot") or {}
         missing = set(counters) - current.checkpoint["channel_values"].keys()

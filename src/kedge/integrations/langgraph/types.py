@@ -78,9 +78,11 @@ def _enter(
 
 def _by_difference(cls: type[BaseMessage]) -> tuple[Callable[[Any], object], Callable[[Any], object]]:
     fields = cls.model_fields
-    required = [name for name, field in fields.items() if field.is_required()]
+    required = {name for name, field in fields.items() if field.is_required()}
     names = ["content", *(name for name in fields if name != "content")]
     defaults = {name: fields[name].get_default(call_default_factory=True) for name in names if name not in required}
+    template = {name: defaults.get(name) for name in names}
+    mutable = [name for name, default in defaults.items() if isinstance(default, dict | list)]
 
     def take(message: BaseMessage) -> object:
         if message.__pydantic_private__ is not None or message.__dict__.keys() != fields.keys():
@@ -92,9 +94,12 @@ def _by_difference(cls: type[BaseMessage]) -> tuple[Callable[[Any], object], Cal
 
     def make(saved: Any) -> object:
         saved_fields, was_set, extra = saved
-        if not saved_fields.keys() <= fields.keys() or not saved_fields.keys() >= set(required):
+        if not saved_fields.keys() <= fields.keys() or not saved_fields.keys() >= required:
             raise ValueError("its fields are not those of the class")
-        values = {name: saved_fields[name] if name in saved_fields else _fresh(defaults[name]) for name in names}
+        values = {**template, **saved_fields}
+        for name in mutable:
+            if name not in saved_fields:
+                values[name] = defaults[name].copy()
         is_open = cls.model_config.get("extra") == "allow"
         return new_message(
             cls, values, set(saved_fields if was_set is None else was_set), extra or ({} if is_open else None)
@@ -112,10 +117,6 @@ def new_message(cls: Any, values: dict[str, Any], was_set: set[str], extra: dict
     put(message, "__pydantic_extra__", extra)
     put(message, "__pydantic_private__", None)
     return message
-
-
-def _fresh(default: Any) -> Any:
-    return default.copy() if isinstance(default, dict | list) else default
 
 
 def _equal(value: object, default: object) -> bool:

@@ -1,0 +1,129 @@
+"""What KedgeSaver reads: few statements, nothing decoded twice, nothing shared between those it is given to."""
+
+import random
+import sqlite3
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parts import require
+
+require("module:langgraph")
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
+
+import kedge
+from kedge.index.sqlite.index import SqliteIndex
+from kedge.integrations.langgraph import KedgeSaver
+
+CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+TURNS = 12
+
+
+def text(seed: int) -> str:
+    return "".join(random.Random(seed).choices(string.ascii_letters, k=900))
+
+
+def put(saver: KedgeSaver, config: Any, values: dict[str, Any], number: int) -> Any:
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"] = values
+    checkpoint["channel_versions"] = dict.fromkeys(values, number)
+    return saver.put(config, checkpoint, {"source": "loop", "step": number}, dict(checkpoint["channel_versions"]))
+
+
+@pytest.fixture
+def thread(tmp_path: Path) -> tuple[Path, list[Any]]:
+    """A store with a thread of growing states, and what was put, newest first."""
+    states: list[Any] = []
+    with KedgeSaver(tmp_path / "store") as saver:
+        config = CONFIG
+        messages: list[Any] = []
+        for n in range(TURNS):
+            messages += [HumanMessage(text(2 * n), id=f"h{n}"), AIMessage(text(2 * n + 1), id=f"a{n}")]
+            values = {"messages": [*messages], "notes": {"turn": n, "seen": [1, {"deep": [n]}]}}
+            config = put(saver, config, values, n + 1)
+            saver.put_writes(config, [("messages", [HumanMessage(text(n))]), ("other", n)], f"task {n}")
+            states.insert(0, values)
+    return tmp_path / "store", states
+
+
+def values_of(results: list[Any]) -> list[Any]:
+    return [result.checkpoint["channel_values"] for result in results]
+
+
+def test_whoever_opens_the_store_gets_what_was_put(thread: tuple[Path, list[Any]]) -> None:
+    path, states = thread
+    with KedgeSaver(path) as saver:
+        assert values_of([*saver.list(CONFIG)]) == states
+        newest = saver.get_tuple(CONFIG)
+        assert newest is not None
+        assert values_of([newest]) == states[:1]
+        assert newest.pending_writes == [
+            (f"task {TURNS - 1}", "messages", [HumanMessage(text(TURNS - 1))]),
+            (f"task {TURNS - 1}", "other", TURNS - 1),
+        ]
+        assert values_of([*saver.list(CONFIG)]) == states
+
+
+def test_what_a_caller_changes_is_its_own(thread: tuple[Path, list[Any]]) -> None:
+    path, states = thread
+    with KedgeSaver(path) as saver:
+        for _ in range(3):
+            for result in [saver.get_tuple(CONFIG), *saver.list(CONFIG)]:
+                assert result is not None
+                values = result.checkpoint["channel_values"]
+                values["messages"][0].content = "changed"
+                values["messages"][-1].additional_kwargs["changed"] = True
+                values["notes"]["seen"].append("changed")
+                values.clear()
+        assert values_of([*saver.list(CONFIG)]) == states
+
+
+def test_a_thread_goes_on_in_another_process(thread: tuple[Path, list[Any]]) -> None:
+    path, states = thread
+    with KedgeSaver(path) as saver:
+        newest = saver.get_tuple(CONFIG)
+        assert newest is not None
+        before = saver.manager.stats()["stored_bytes"]
+        grown = {**newest.checkpoint["channel_values"]}
+        grown["messages"] = [*grown["messages"], HumanMessage("one more", id="x")]
+        put(saver, newest.config, grown, TURNS + 1)
+        assert saver.manager.stats()["stored_bytes"] - before < 3000
+    with KedgeSaver(path) as saver:
+        assert values_of([*saver.list(CONFIG)]) == [grown, *states]
+
+
+def test_reading_takes_few_statements(thread: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = thread
+    statements: list[str] = []
+    fetch = SqliteIndex._fetch
+
+    def counted(self: Any, db: Any, sql: str, *parameters: object) -> Any:
+        statements.append(sql)
+        return fetch(self, db, sql, *parameters)
+
+    with KedgeSaver(path) as saver:
+        saver.get_tuple(CONFIG)
+        monkeypatch.setattr(SqliteIndex, "_fetch", counted)
+        saver.get_tuple(CONFIG)
+        assert len(statements) == 2  # the checkpoint, and its writes
+        statements.clear()
+        assert len([*saver.list(CONFIG, limit=10)]) == 10
+        assert len([sql for sql in statements if "main.checkpoint" in sql]) == 2
+        in_pieces = [sql for sql in statements if "main.chunk" in sql]
+        assert len(in_pieces) < 30  # most chunks of a state are those of the one before
+        statements.clear()
+        assert len([*saver.list(CONFIG, limit=10)]) == 10
+        assert len(statements) == 2
+
+
+def test_damage_is_named_by_whoever_reads_it(thread: tuple[Path, list[Any]]) -> None:
+    path, _ = thread
+    with sqlite3.connect(path / "index.sqlite") as db:
+        db.execute("UPDATE chunk SET data = zeroblob(length(data)), pack_no = NULL WHERE length(data) > 500")
+    db.close()
+    with KedgeSaver(path) as saver, pytest.raises(kedge.Corrupted, match="chunk"):
+        saver.get_tuple(CONFIG)
