@@ -372,7 +372,7 @@ class CheckpointManager(ReadingManager, CaringManager):
 
 
 def without_secrets(url: str) -> str:
-    return re.sub(r"//[^@/]*@", "//", url)
+    return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1…", re.sub(r"//[^@/]*@", "//", url))
 
 
 def default_url() -> str:

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from .chunks import INLINE_BYTES
 from .errors import Conflict, NotAStore, NotFound, Validation, install_hint
@@ -297,7 +297,8 @@ def take_over(url: str) -> None:
 
 def blobs_of(url: str) -> str | None:
     """Where the bytes of a store in PostgreSQL are, if not there too."""
-    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)).get("blobs")
+    written = dict(_split_options(url)[1]).get("blobs")
+    return None if written is None else unquote(written.partition("=")[2])
 
 
 def blobs_directory(where: str) -> Path:
@@ -331,17 +332,26 @@ def is_postgresql(url: str) -> bool:
 
 def open_server(url: str) -> Server:
     """The database of a store; nothing is asked of it yet."""
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    options.pop("blobs", None)
+    place, options = _split_options(url)
+    options = [(name, text) for name, text in options if name != "blobs"]
     from difflib import get_close_matches  # not for every start
 
-    for name in options:
+    for name, _ in options:
         if get_close_matches(name.lower(), ["blobs"], cutoff=0.75):
             raise Validation(f"unknown option {name!r} in the store URL", hint="did you mean blobs=?")
     with needing("psycopg", extra="postgres"):
         from .index.postgres.server import Server
-    return Server(urlunsplit(parts._replace(query=urlencode(options))))
+    return Server("?".join([place, "&".join(text for _, text in options)]) if options else place)
+
+
+def _split_options(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """What stands before the options of a URL, and each option: its name, and how it is written.
+
+    What is libpq's stays as it is written: `urllib` would lose the slashes of a URL without a host, and writes spaces
+    as +, which means + to libpq.
+    """
+    place, _, query = url.partition("?")
+    return place, [(unquote(text.partition("=")[0]), text) for text in query.split("&") if text]
 
 
 def _open_blobs(server: Server, url: str | None) -> Blobs:

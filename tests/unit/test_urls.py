@@ -7,6 +7,8 @@ import sys
 import pytest
 
 import kedge
+from kedge import urls
+from kedge.manager import without_secrets
 from tests.parts import require
 
 
@@ -16,6 +18,42 @@ def test_a_misspelt_option_is_named(option: str) -> None:
     with pytest.raises(kedge.Validation, match="did you mean blobs=") as caught:
         kedge.open(f"postgresql://localhost:1/none?{option}=s3://bucket/prefix")
     assert option in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "blobs"),
+    [
+        ("postgresql:///db?host=/run/a+b", "postgresql:///db?host=/run/a+b", None),
+        ("postgresql://?service=kedge", "postgresql://?service=kedge", None),
+        ("postgresql://u@/db?host=/run&blobs=file:/a+b", "postgresql://u@/db?host=/run", "file:/a+b"),
+        ("postgresql:///db?blobs=s3://b/p", "postgresql:///db", "s3://b/p"),
+        ("postgresql:///db?blobs=file:%2Fa%20b", "postgresql:///db", "file:/a b"),
+        ("postgres://h:1,i:2/db?options=-c%20a%3Db&x=", "postgres://h:1,i:2/db?options=-c%20a%3Db&x=", None),
+    ],
+)
+def test_libpq_gets_its_part_of_a_url_as_it_was_written(
+    url: str, place: str, blobs: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("module:psycopg")
+    import psycopg
+
+    asked: list[str] = []
+
+    def connect(conninfo: str, **_: object) -> None:
+        asked.append(conninfo)
+        raise psycopg.errors.InvalidCatalogName("not here")
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    with pytest.raises(kedge.CheckpointError):
+        urls.open_server(url).migrate(create=False)
+    assert asked == [place]
+    assert urls.blobs_of(url) == blobs
+
+
+def test_no_password_is_shown() -> None:
+    for url in ("postgresql://u:geheim@h/db", "postgresql:///db?user=u&password=geheim&host=h", "http://u:geheim@h"):
+        assert "geheim" not in without_secrets(url)
+    assert without_secrets("postgresql:///db?host=/run") == "postgresql:///db?host=/run"
 
 
 def test_an_unknown_scheme_is_named() -> None:
