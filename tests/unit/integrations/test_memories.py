@@ -23,6 +23,7 @@ from langgraph.store.base import GetOp, InvalidNamespaceError, PutOp
 from langgraph.store.memory import InMemoryStore
 
 from kedge.integrations.langgraph import KedgeStore
+from kedge.integrations.langgraph.recall import Entry
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_newest_first_in_pages(store: KedgeStore) -> None:
 def test_stopped_between_saving_and_deleting_the_new_value_counts(store: KedgeStore) -> None:
     store.put(("a",), "k", {"n": 1})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.manager, "delete", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(store.manager.store, "delete", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             store.put(("a",), "k", {"n": 2})
     assert store.get(("a",), "k").value == {"n": 2}  # type: ignore[union-attr]
@@ -167,10 +168,8 @@ def test_a_filter_is_decided_by_the_rows(store: KedgeStore, monkeypatch: pytest.
     for n in range(30):
         store.put(("a",), f"k{n}", {"n": n, "even": n % 2 == 0, "deep": {"n": n}, "long": "x" * 500})
     loaded: list[str] = []
-    load = store.manager.load
-    monkeypatch.setattr(
-        store.manager, "load", lambda checkpoint_id: loaded.append(checkpoint_id) or load(checkpoint_id)
-    )
+    load = Entry.state
+    monkeypatch.setattr(Entry, "state", lambda entry, manager: loaded.append(entry.item) or load(entry, manager))
     assert [item.value["n"] for item in store.search(("a",), filter={"n": {"$lt": 3}})] == [2, 1, 0]
     assert len(loaded) == 3
     assert len(store.search(("a",), filter={"even": True}, limit=4)) == 4

@@ -12,6 +12,8 @@ from typing import Any
 from kedge.errors import Validation
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {"$eq": eq, "$ne": ne, "$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
+_ATOMS = frozenset({type(None), bool, int, float, str})
+_NOTHING: Mapping[str, Any] = {}
 _MOST_FIELDS = 32
 _MOST_CHARACTERS = 128
 
@@ -38,17 +40,31 @@ def _is_plain(key: object, item: object) -> bool:
     )
 
 
-def verdict(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool | None:
-    """Whether the item of a row fits; None when only its value can tell."""
-    fields, is_whole = metadata.get("fields", {}), metadata.get("is_whole", False)
-    unknown = {key for key in filter if key not in fields and not is_whole}
-    if not fits(fields, {key: expected for key, expected in filter.items() if key not in unknown}):
-        return False
-    return None if unknown else True
+class Filter:
+    """What a search asks for."""
+
+    def __init__(self, wanted: Mapping[str, Any]) -> None:
+        self._wanted = wanted
+
+    def fits(self, value: Any) -> bool:
+        return fits(value, self._wanted)
+
+    def by_row(self, metadata: Mapping[str, Any]) -> bool | None:
+        """Whether the item of a row fits; None when only its value can tell."""
+        fields, is_whole = metadata.get("fields", _NOTHING), metadata.get("is_whole", False)
+        is_known = True
+        for name, expected in self._wanted.items():
+            if name not in fields and not is_whole:
+                is_known = False
+            elif not fits(fields.get(name), expected):
+                return False
+        return True if is_known else None
 
 
 def fits(value: Any, filter: Any) -> bool:
     """Whether a value has what a filter asks for: equality by key, and comparisons such as {"age": {"$gte": 18}}."""
+    if type(filter) in _ATOMS:
+        return bool(value == filter)
     if isinstance(filter, list | tuple):
         return isinstance(value, list | tuple) and len(value) == len(filter) and all(map(fits, value, filter))
     if not isinstance(filter, Mapping):

@@ -35,16 +35,17 @@ from kedge.blobs import shelter
 from kedge.errors import Conflict, NotFound, Validation
 from kedge.integrations.opened import Opened, in_thread
 from kedge.manager import CheckpointManager
-from kedge.model import Checkpoint, is_utf8
+from kedge.model import Checkpoint, Job, is_utf8
 
 from . import history, names
-from .filters import fits, told_of, verdict
+from .filters import Filter, told_of
+from .recall import EXPIRES, ITEM, Entry, Recall
 from .vectors import Meaning, closeness
 
 Namespace = tuple[str, ...]
 
-_ITEM = "item"  # the tag by which an item is found
-_EXPIRES = "expires"  # the tag that says when it is gone, in seconds since 1970
+_JOBS_AT_ONCE = 1000
+_MOST_NAMESPACES = 100_000  # whose names are remembered
 _PAGE = 64
 
 
@@ -68,6 +69,8 @@ class KedgeStore(Opened, BaseStore):
         super().__init__(store)
         self.ttl_config = ttl
         self._meaning = None if index is None else Meaning(index)
+        self._recall = Recall(self.manager)
+        self._namespaces: dict[str, Namespace] = {}  # of jobs
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """One after the other: what is put is durable, and seen by those behind it."""
@@ -90,21 +93,19 @@ class KedgeStore(Opened, BaseStore):
     abatch = in_thread(batch)
 
     def _get(self, op: GetOp) -> Item | None:
-        job, tag = names.memory_job(op.namespace), _tag(op.key)
-        while newest := self.manager.list(job, tags=tag, limit=1):
-            if _is_expired(newest[0]):
-                return None
+        job, item = names.memory_job(op.namespace), _item_of(op.key)
+        while (entry := shelter.run(self._recall.find, job, item)) is not None and not entry.is_expired:
             try:
-                item = Item(**self._fields(newest[0], self.manager.load(newest[0].id)))
+                fields = self._fields(entry.row, entry.state(self.manager))
             except NotFound:
                 continue  # replaced while it was read
             if op.refresh_ttl:
-                self._refresh(newest[0])
-            return item
+                self._refresh(entry.row)
+            return Item(**fields)
         return None
 
     def _put(self, op: PutOp) -> None:
-        job, tag = names.memory_job(op.namespace), _tag(op.key)
+        job, tag = names.memory_job(op.namespace), {ITEM: _item_of(op.key)}
         older = self.manager.list(job, tags=tag)
         if op.value is None:
             if pinned := [checkpoint.id for checkpoint in older if checkpoint.is_pinned]:
@@ -113,7 +114,7 @@ class KedgeStore(Opened, BaseStore):
             if not isinstance(op.value, Mapping):
                 raise Validation(f"the value of {op.key!r} is a {type(op.value).__name__}", hint="use a dictionary")
             metadata = {"namespace": list(op.namespace), "key": op.key, **told_of(op.value)}
-            if older and not _is_expired(older[-1]):
+            if older and not Entry((older[-1], b"")).is_expired:
                 metadata["created_at"] = _created(older[0]).isoformat()
             if op.ttl is not None:
                 metadata["ttl_minutes"] = float(op.ttl)
@@ -122,63 +123,53 @@ class KedgeStore(Opened, BaseStore):
             if self._meaning is not None and op.index is not False:
                 state["vectors"] = self._meaning.vectors(op.value, op.index)
             self.manager.save(job, "item", state, tags=tag, metadata=metadata)
-        for checkpoint in older:  # the oldest first: until the last is gone, it is the newest that counts
-            if not checkpoint.is_pinned:
-                self.manager.delete(job, checkpoint.id)
+        if gone := [checkpoint.id for checkpoint in older if not checkpoint.is_pinned]:
+            self.manager.store.delete(gone, actor=self.manager.actor)
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
-        filter = op.filter or {}
-        jobs = [self._rows(job) for job, _ in self._jobs(op.namespace_prefix)]
-        newest_first = merge(*jobs, key=lambda row: row.created_at, reverse=True)
-        rows = (row for row in newest_first if verdict(row.metadata, filter) is not False)
-        fitting = self._fitting(rows, filter, op.offset + op.limit)
+        wanted, last = Filter(op.filter or {}), op.offset + op.limit
+        jobs = [job for job, _ in self._jobs(op.namespace_prefix)]
+        fitting = self._fitting(merge(*(self._may_fit(job, wanted) for job in jobs), key=_age), wanted, last)
         if op.query and self._meaning is not None:
             items = [*fitting]
             scores = closeness(self._meaning.query(op.query), [state.get("vectors") or {} for _, state in items])
             by_score = sorted(zip(items, scores, strict=True), key=lambda pair: (pair[1] is None, -(pair[1] or 0.0)))
         else:
-            by_score = [(item, None) for item in islice(fitting, op.offset + op.limit)]
+            by_score = [(item, None) for item in islice(fitting, last)]
         results = []
-        for (row, state), score in by_score[op.offset : op.offset + op.limit]:
+        for (row, state), score in by_score[op.offset : last]:
             if op.refresh_ttl:
                 self._refresh(row)
             results.append(SearchItem(**self._fields(row, state), score=score))
         return results
 
+    def _may_fit(self, job: Job, wanted: Filter) -> Iterator[Entry]:
+        return (entry for entry in self._recall.items(job) if wanted.by_row(entry.row.metadata) is not False)
+
     def _fitting(
-        self, rows: Iterator[Checkpoint], filter: Mapping[str, Any], most: int
+        self, entries: Iterator[Entry], wanted: Filter, most: int
     ) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
         """Rows whose items fit, with their states, read as far as the caller goes."""
         size = min(max(most, 1), _PAGE)
-        while page := shelter.run(self._load, rows, size):
+        while page := shelter.run(self._load, entries, size):
             for row, state in page:
-                if fits(state["value"], filter):
+                if wanted.fits(state["value"]):
                     yield row, state
 
-    def _load(self, rows: Iterator[Checkpoint], size: int) -> list[tuple[Checkpoint, dict[str, Any]]]:
+    def _load(self, entries: Iterator[Entry], size: int) -> list[tuple[Checkpoint, dict[str, Any]]]:
         """The next rows with their states; nothing when there are no more."""
         loaded: list[tuple[Checkpoint, dict[str, Any]]] = []
-        for row in rows:
-            current: Checkpoint | None = row
+        for entry in entries:
+            current: Entry | None = entry
             while current is not None:
                 try:
-                    loaded.append((current, self.manager.load(current.id)))
+                    loaded.append((current.row, current.state(self.manager)))
                     break
                 except NotFound:  # replaced, or deleted, since the page was read
-                    newest = self.manager.list(row.job, tags={_ITEM: row.tags.get(_ITEM, "")}, limit=1)
-                    current = newest[0] if newest else None
+                    current = self._recall.find(entry.row.job, entry.item)
             if len(loaded) == size:
                 break
         return loaded
-
-    def _rows(self, job: str) -> Iterator[Checkpoint]:
-        """The newest row of each item that has not expired, newest first."""
-        seen: set[str] = set()
-        for checkpoint in history.newest_first(self.manager, job):
-            if (item := checkpoint.tags.get(_ITEM, "")) not in seen:
-                seen.add(item)
-                if not _is_expired(checkpoint):
-                    yield checkpoint
 
     def _refresh(self, row: Checkpoint) -> None:
         """An item that was read lives as long again."""
@@ -194,7 +185,7 @@ class KedgeStore(Opened, BaseStore):
         swept = 0
         for job in [*history.jobs(self.manager, names.MEMORY)]:
             for row in [*history.newest_first(self.manager, job)]:
-                if _is_expired(row) and not row.is_pinned and self.manager.delete(job, row.id):
+                if Entry((row, b"")).is_expired and not row.is_pinned and self.manager.delete(job, row.id):
                     swept += 1
         return swept
 
@@ -206,13 +197,26 @@ class KedgeStore(Opened, BaseStore):
         cut = sorted({namespace[: op.max_depth] for namespace in matching})
         return cut[op.offset : op.offset + op.limit]
 
-    def _jobs(self, prefix: Namespace) -> Iterator[tuple[str, Namespace]]:
-        """The namespaces with this prefix that hold an item."""
-        for job in history.jobs(self.manager, names.memory_prefix(prefix)):
-            newest = self.manager.list(job, limit=1)
-            namespace = newest[0].metadata.get("namespace") if newest else None
-            if isinstance(namespace, list) and tuple(namespace[: len(prefix)]) == prefix:
-                yield job, tuple(namespace)
+    def _jobs(self, prefix: Namespace) -> Iterator[tuple[Job, Namespace]]:
+        """The jobs, and the namespaces with this prefix, that hold an item."""
+        after: str | None = None
+        while page := self.manager.jobs(names.memory_prefix(prefix), limit=_JOBS_AT_ONCE, after=after):
+            for job in page:
+                namespace = self._namespaces.get(job.name) or self._look_up(job)
+                if job.checkpoints and namespace and namespace[: len(prefix)] == prefix:
+                    yield job, namespace
+            after = page[-1].name
+
+    def _look_up(self, job: Job) -> Namespace | None:
+        """The namespace a job stands for, which its name may tell only in part; None for jobs of others."""
+        newest = self.manager.list(job.name, limit=1)
+        namespace = newest[0].metadata.get("namespace") if newest else None
+        if not isinstance(namespace, list):
+            return None
+        if len(self._namespaces) >= _MOST_NAMESPACES:
+            self._namespaces = {}
+        self._namespaces[job.name] = tuple(namespace)
+        return tuple(namespace)
 
     def _fields(self, row: Checkpoint, state: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -224,10 +228,15 @@ class KedgeStore(Opened, BaseStore):
         }
 
 
-def _tag(key: str) -> dict[str, str]:
+def _item_of(key: str) -> str:
+    """The value of the tag of an item."""
     if not isinstance(key, str) or not key or not is_utf8(key):
         raise Validation(f"key={key!r}", hint="use text")
-    return {_ITEM: hashlib.sha256(key.encode()).hexdigest()[:40]}
+    return hashlib.sha256(key.encode()).hexdigest()[:40]
+
+
+def _age(entry: Entry) -> float:
+    return -entry.row.created_at.timestamp()
 
 
 def _created(checkpoint: Checkpoint) -> datetime:
@@ -244,9 +253,4 @@ def _matches(namespace: Namespace, condition: MatchCondition) -> bool:
 
 
 def _expiry(minutes: float) -> dict[str, str]:
-    return {_EXPIRES: f"{time.time() + minutes * 60:.3f}"}
-
-
-def _is_expired(row: Checkpoint) -> bool:
-    expires = row.tags.get(_EXPIRES)
-    return expires is not None and float(expires) <= time.time()
+    return {EXPIRES: f"{time.time() + minutes * 60:.3f}"}

@@ -1,0 +1,145 @@
+"""The items of memories as this process has read them last, so that a search reads only what has changed since.
+
+A job counts its checkpoints and their numbers. While both are the same, so are its items; what is new lies behind the
+last number. Something was deleted, too, where what is known then does not add up to the count: all is read again. The
+count is asked for first, so that what changes meanwhile shows the next time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kedge.codec.fragments import NotAFragment
+from kedge.errors import Corrupted
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint, Job
+from kedge.store import Stored
+
+from .layout import Item
+
+ITEM = "item"  # the tag by which an item is found
+EXPIRES = "expires"  # the tag that says when it is gone, in seconds since 1970
+_PAGE = 500
+_MOST_JOB_BYTES = 4 << 20  # of states; a larger job is read in pages each time
+_MOST_BYTES = 32 << 20
+
+
+@dataclass(slots=True)
+class Entry:
+    """The newest version of an item."""
+
+    stored: Stored
+    _tree: Item | None = None
+
+    @property
+    def row(self) -> Checkpoint:
+        return self.stored[0]
+
+    @property
+    def item(self) -> str:
+        return self.row.tags.get(ITEM, "")
+
+    @property
+    def is_expired(self) -> bool:
+        expires = self.row.tags.get(EXPIRES)
+        return expires is not None and float(expires) <= time.time()
+
+    def state(self, manager: CheckpointManager) -> Any:
+        """What was saved, shared with nobody; NotFound when it was deleted meanwhile."""
+        try:
+            if self._tree is None:
+                self._tree = Item(manager.store.tree(self.stored), 0)
+            return self._tree.value()
+        except (NotAFragment, Corrupted):  # it has buffers; or this tells what is the matter with it
+            return manager.load_stored(self.stored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A job as it was counted, and its items as they were read after that, oldest first."""
+
+    last_seq: int = 0
+    checkpoints: int = 0
+    entries: dict[str, Entry] = field(default_factory=dict)
+    newest: int = 0  # number that was read
+
+
+class Recall:
+    """Bounded; thread-safe, because what is known of a job is replaced and never changed."""
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        self._manager = manager
+        self._known: dict[str, _Known] = {}
+        self._size_bytes = 0
+
+    def items(self, job: Job) -> Iterator[Entry]:
+        """The items of a job that have not expired, newest first. `job`: as it is counted now."""
+        if job.size_bytes > _MOST_JOB_BYTES:
+            return self._read_backwards(job.name)
+        known = self._known.get(job.name)
+        if known is None or (known.last_seq, known.checkpoints) != (job.last_seq, job.checkpoints):
+            known = self._catch_up(job, known)
+            self._keep(job, known)
+        if any(entry.is_expired for entry in known.entries.values()):
+            known = self._look_again(job, known)
+        return (entry for entry in reversed(known.entries.values()) if not entry.is_expired)
+
+    def find(self, job: str, item: str) -> Entry | None:
+        """The newest version of one item, expired or not, as the store has it."""
+        newest = self._manager.store.list_stored(job, tags={ITEM: [item]}, limit=1)
+        return Entry(newest[0]) if newest else None
+
+    def _keep(self, job: Job, known: _Known) -> None:
+        self._size_bytes += job.size_bytes
+        if self._size_bytes > _MOST_BYTES:
+            self._known, self._size_bytes = {}, job.size_bytes
+        self._known[job.name] = known
+
+    def _catch_up(self, job: Job, known: _Known | None) -> _Known:
+        if known is not None:
+            grown = self._read_behind(job, known)
+            replaced = [item for item, entry in known.entries.items() if grown.entries[item] is not entry]
+            rows = len(grown.entries) - len(replaced)
+            for start in range(0, len(replaced), _PAGE):
+                tags = {ITEM: replaced[start : start + _PAGE]}
+                rows += len(self._manager.store.list_stored(job.name, tags=tags))
+            if rows == job.checkpoints:
+                return grown
+        return self._read_behind(job, _Known())
+
+    def _read_behind(self, job: Job, known: _Known) -> _Known:
+        entries, newest = dict(known.entries), known.newest
+        while page := self._manager.store.list_stored(job.name, after=newest, limit=_PAGE):
+            for stored in page:
+                entry = Entry(stored)
+                entries.pop(entry.item, None)
+                entries[entry.item] = entry
+            newest = page[-1][0].seq
+        return _Known(job.last_seq, job.checkpoints, entries, newest)
+
+    def _look_again(self, job: Job, known: _Known) -> _Known:
+        """Another process may have read what has expired here, and so have prolonged it."""
+        expired = [item for item, entry in known.entries.items() if entry.is_expired]
+        entries = dict(known.entries)
+        for start in range(0, len(expired), _PAGE):
+            for stored in self._manager.store.list_stored(job.name, tags={ITEM: expired[start : start + _PAGE]}):
+                entry = Entry(stored)
+                entries[entry.item] = entry
+        looked = _Known(known.last_seq, known.checkpoints, entries, known.newest)
+        self._known[job.name] = looked
+        return looked
+
+    def _read_backwards(self, job: str) -> Iterator[Entry]:
+        seen: set[str] = set()
+        before: int | None = None
+        while page := self._manager.store.list_stored(job, limit=_PAGE, before=before):
+            for stored in reversed(page):
+                entry = Entry(stored)
+                if entry.item not in seen:
+                    seen.add(entry.item)
+                    if not entry.is_expired:
+                        yield entry
+            before = page[0][0].seq
