@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .care.retention import RetentionPolicy
     from .codec import register
     from .errors import (
+        BudgetExceeded,
         Cancelled,
         CheckpointError,
         Conflict,
@@ -104,6 +105,7 @@ def open(
 
 __all__ = [
     "Approval",
+    "BudgetExceeded",
     "Cancelled",
     "Checkpoint",
     "CheckpointError",
@@ -167,10 +169,10 @@ __all__ = [
 _HOMES = {
     "codec": ("register",),
     "errors": (
-        "Cancelled", "CheckpointError", "Conflict", "Corrupted", "Denied", "IdempotencyConflict", "InvalidName",
-        "LeaseHeld", "LeaseLost", "NoSpace", "NotAStore", "NotAllowed", "NotFound", "OutcomeUnknown", "ReadOnly",
-        "ReplayMiss", "StepTimeout", "StorageError", "TooLarge", "Unauthorized", "Unavailable", "UnsupportedFormat",
-        "UnsupportedType", "Validation", "WorkerDied",
+        "BudgetExceeded", "Cancelled", "CheckpointError", "Conflict", "Corrupted", "Denied", "IdempotencyConflict",
+        "InvalidName", "LeaseHeld", "LeaseLost", "NoSpace", "NotAStore", "NotAllowed", "NotFound", "OutcomeUnknown",
+        "ReadOnly", "ReplayMiss", "StepTimeout", "StorageError", "TooLarge", "Unauthorized", "Unavailable",
+        "UnsupportedFormat", "UnsupportedType", "Validation", "WorkerDied",
     ),
     "files": ("File", "Tree"),
     "integrations.dask": ("dask",),

@@ -14,6 +14,7 @@
     │   ├── Cancelled      somebody ended the run           cancelled        409     5
     │   └── Denied         an approval was refused          denied           409     5
     ├── NotAllowed     (PermissionError)                    not_allowed      403    10
+    │   ├── BudgetExceeded  an LLM call would cost too much budget_exceeded  402    10
     │   └── Unauthorized   a valid token is missing         unauthorized     401    10
     ├── StepTimeout    (TimeoutError)                       timeout          504     9
     ├── WorkerDied     the process at work was killed       worker_died      500     1
@@ -158,6 +159,13 @@ class NotAllowed(CheckpointError, PermissionError):
     code = "not_allowed"
     http_status = 403
     exit_code = 10
+
+
+class BudgetExceeded(NotAllowed):
+    """An LLM call was not made, as it could cost more than its budget has left."""
+
+    code = "budget_exceeded"
+    http_status = 402
 
 
 class Unauthorized(NotAllowed):

@@ -207,11 +207,17 @@ class MortalIndex:
         return getattr(self._index, name)
 
     def commit(self, records: Any, *, actor: str) -> Any:
+        return self._write(records, lambda: self._index.commit(records, actor=actor))
+
+    def commit_each(self, records: Any) -> Any:
+        return self._write([record for record, _ in records], lambda: self._index.commit_each(records))
+
+    def _write(self, records: Any, write: Callable[[], Any]) -> Any:
         with self._world.lock:
             is_last = self._count()
             if is_last and self._dies_before:
                 self._die()
-            saved = self._index.commit(records, actor=actor)
+            saved = write()
             for record in records:
                 self._world.complete(json.loads(record.metadata_json))
             if is_last:

@@ -11,8 +11,9 @@ bill      what calls cost, spent and saved apart; `llm:calls` has a record of ev
 from __future__ import annotations
 
 from .bills import Bill, totals
+from .budget import Budget
 from .cache import Cache
 from .keys import sample
 from .transport import async_http_client, http_client
 
-__all__ = ["Bill", "Cache", "async_http_client", "http_client", "sample", "totals"]
+__all__ = ["Bill", "Budget", "Cache", "async_http_client", "http_client", "sample", "totals"]

@@ -11,24 +11,26 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from kedge import codec
 from kedge.ending import save_at_end
 from kedge.errors import CheckpointError
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel
 from kedge.pipeline.history import CALLS
 from kedge.pipeline.place import here, payer
+from kedge.store import Save
+from kedge.store.request import parse_request
 
 from .pricing import Tokens, dollars
 
 WRITE_EVERY_S = 5.0
-_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class Bill:
         return cls(
             paid=_whole(given.get("paid")),
             found=_whole(given.get("found")),
-            spent=_amount(given.get("spent")),
-            saved=_amount(given.get("saved")),
+            spent=amount_of(given.get("spent")),
+            saved=amount_of(given.get("saved")),
             paid_unpriced=_whole(given.get("paid_unpriced")),
             found_unpriced=_whole(given.get("found_unpriced")),
             tokens_paid=Tokens.from_json(given.get("tokens_paid")),
@@ -130,6 +132,11 @@ class Meter:
 
     bill: Bill = field(default_factory=Bill)
     model: str = ""  # of the last call
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, charge: Charge) -> None:
+        with self._lock:  # the items of a map inside are worked on by several threads
+            self.bill, self.model = self.bill.add(charge), charge.model
 
 
 _meter: ContextVar[Meter | None] = ContextVar("kedge_llm_meter", default=None)
@@ -155,18 +162,14 @@ class Books:
         self._due = time.monotonic() + WRITE_EVERY_S
         _open_books.add(self)
 
-    def charge(self, charge: Charge) -> None:
-        """Write down a call; one that was paid is durable when this returns."""
-        place = here()
-        run, step = (place.run.key, "/".join(place.path)) if place is not None else payer.get()
-        charge = Charge(charge.model, charge.tokens, charge.cost, charge.is_saved, run, step)
-        if (meter := _meter.get()) is not None:
-            meter.bill, meter.model = meter.bill.add(charge), charge.model
-        if place is not None:
-            place.run.charge(place.path, charge)
-        if not charge.is_saved:
-            self._save((run, step, charge.model), Bill().add(charge))
-            return
+    def pay(self, charge: Charge) -> Save:
+        """Count a call that was paid; answers its record, which is to be saved before anybody gets the answer."""
+        charge = _counted(charge)
+        return self._record((charge.run, charge.step, charge.model), Bill().add(charge))
+
+    def found(self, charge: Charge) -> None:
+        """Count a call that was answered from the cache."""
+        charge = _counted(charge)
         with self._lock:
             self._found.append(charge)
         if time.monotonic() >= self._due:
@@ -185,19 +188,37 @@ class Books:
         for charge in charges:
             key = (charge.run, charge.step, charge.model)
             bills[key] = bills.get(key, Bill()).add(charge)
-        for key, bill in bills.items():
-            self._save(key, bill)
+        if bills:
+            save_all(self._store, [self._record(key, bill) for key, bill in bills.items()])
 
-    def _save(self, key: tuple[str, str, str], bill: Bill) -> None:
+    def _record(self, key: tuple[str, str, str], bill: Bill) -> Save:
         run, step, model = key
-        self._store.save(
+        request = parse_request(
             CALLS,
             model[:200] or "unknown",
-            {},
             level=CheckpointLevel.SUBSTEP,
             tags={"run": run} if run else None,
             metadata={"model": model, "run": run, "step": step, **bill.to_json()},
         )
+        return request, codec.encode({}), self._store.actor
+
+
+def _counted(charge: Charge) -> Charge:
+    """The charge with who pays, counted for the step and the meter around it."""
+    run, step = payer()
+    charge = replace(charge, run=run, step=step)
+    if (meter := _meter.get()) is not None:
+        meter.add(charge)
+    if (place := here()) is not None:
+        place.run.charge(place.path, charge)
+    return charge
+
+
+def save_all(store: CheckpointManager, saves: Sequence[Save]) -> None:
+    """Save them in one commit where they are small; raises what one of them raised."""
+    for outcome in store.save_many(saves):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 _open_books: weakref.WeakSet[Books] = weakref.WeakSet()
@@ -223,16 +244,19 @@ def write_all() -> None:
 
 
 def totals(
-    store: CheckpointManager, *, run: str | None = None, by: tuple[str, ...] = ()
+    store: CheckpointManager | str | os.PathLike[str] | None = None,
+    *,
+    run: str | None = None,
+    by: tuple[str, ...] = (),
 ) -> dict[tuple[str, ...], Bill]:
-    """Bills by the fields asked for ("model", "run", "step"), of one run or of all."""
+    """Bills by the fields asked for ("model", "run", "step"), of one run or of all; `store` may be a path or a URL."""
+    if not isinstance(store, CheckpointManager):
+        with CheckpointManager(store, create=False) as opened:
+            return totals(opened, run=run, by=by)
     bills: dict[tuple[str, ...], Bill] = {}
-    after = 0
-    while page := store.list(CALLS, tags={"run": run} if run else None, after=after, limit=_PAGE):
-        after = page[-1].seq
-        for record in page:
-            key = tuple(str(record.metadata.get(name, "")) for name in by)
-            bills[key] = bills.get(key, Bill()) + Bill.from_json(record.metadata)
+    for record in store.walk(CALLS, tags={"run": run} if run else None):
+        key = tuple(str(record.metadata.get(name, "")) for name in by)
+        bills[key] = bills.get(key, Bill()) + Bill.from_json(record.metadata)
     return bills
 
 
@@ -240,7 +264,8 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _amount(value: object) -> Decimal:
+def amount_of(value: object) -> Decimal:
+    """A sum of dollars as records hold it, as text; 0 for anything else."""
     try:
         amount = Decimal(value) if isinstance(value, str) else Decimal(0)
     except InvalidOperation:

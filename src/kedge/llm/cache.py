@@ -2,9 +2,6 @@
 
 A request's key is the idempotency key of its answer, so finding one is a look-up, and keeping one twice is impossible.
 Whatever the store does with checkpoints it does with answers: verify, retain, collect, list, show, encrypt.
-
-Of several that ask the same at the same time one makes the call and the others wait for its answer: threads and tasks
-by a table of this process, processes by a checkpoint of the job `llm:flights` that says who is at it, then is deleted.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections import Counter
@@ -22,18 +18,19 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from kedge.errors import Conflict, Corrupted, NotFound, Validation
+from kedge import codec
+from kedge.errors import Corrupted, IdempotencyConflict, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, is_utf8
-from kedge.pipeline.owner import is_gone, this_process
+from kedge.store import Save
+from kedge.store.request import parse_request
 
-from .bills import Books, Charge
+from .bills import Books, Charge, save_all
+from .flights import Flights
 from .keys import Request
 from .pricing import Tokens
 
 JOB = "llm:cache"
-FLIGHTS = "llm:flights"
-WAIT_S = 600.0  # after so long a call that another process makes is not waited for any more
 _PAGE = 500
 
 
@@ -57,8 +54,8 @@ class Cache:
         self.store = store
         self.books = Books(store)
         self.counters: Counter[str] = Counter()  # hits, misses, waits
+        self.flights = Flights(store, self.counters)
         self._damaged: set[str] = set()
-        self._forgotten: list[str] = []  # flights whose end nobody waited for
         store.on_close(self.close)  # which also makes this live as long as its store
 
     @classmethod
@@ -85,11 +82,33 @@ class Cache:
             return None
         answer = _answer_of(entry, state)
         self.counters["hits"] += 1
-        self.books.charge(answer.charge(is_saved=True))
+        self.books.found(answer.charge(is_saved=True))
         return answer
 
-    def keep(self, request: Request, answer: Answer, *, replace: bool = False) -> None:
-        """Make an answer durable. The first one stays, unless it is to be replaced."""
+    def pay(self, answer: Answer) -> None:
+        """Write down that an answer was paid for, which is not kept."""
+        self.counters["misses"] += 1
+        save_all(self.store, [self.books.pay(answer.charge(is_saved=False))])
+
+    def keep(self, request: Request, answer: Answer, *, is_paid: bool = False, replace: bool = False) -> None:
+        """Make an answer durable, and that it was paid for, in one commit: the books never show less than was paid.
+
+        The first answer stays, unless it is to be replaced.
+        """
+        if replace or request.key in self._damaged:
+            if (old := self.store.get_by_key(JOB, request.key)) is not None:
+                self.store.delete(JOB, old.id)
+            self._damaged.discard(request.key)
+        saves = [self._entry(request, answer)]
+        if is_paid:
+            self.counters["misses"] += 1
+            saves.insert(0, self.books.pay(answer.charge(is_saved=False)))
+        try:
+            save_all(self.store, saves)
+        except IdempotencyConflict:
+            pass  # somebody was faster with another answer; one is as good as the other
+
+    def _entry(self, request: Request, answer: Answer) -> Save:
         metadata: dict[str, object] = {
             "kind": "llm",
             "model": answer.model,
@@ -103,79 +122,19 @@ class Cache:
         asked = json.dumps(request.document(), ensure_ascii=False)
         if not is_utf8(asked):
             asked = json.dumps(request.document())
-        state = {"request": asked, "answer": answer.content}
-        if replace or request.key in self._damaged:
-            if (old := self.store.get_by_key(JOB, request.key)) is not None:
-                self.store.delete(JOB, old.id)
-            self._damaged.discard(request.key)
-        try:
-            self.store.save(JOB, answer.model[:200], state, metadata=metadata, idempotency_key=request.key)
-        except Conflict:
-            pass  # somebody was faster with another answer; one is as good as the other
+        about = parse_request(JOB, answer.model[:200], metadata=metadata, idempotency_key=request.key)
+        return about, codec.encode({"request": asked, "answer": answer.content}), self.store.actor
 
-    def pay(self, answer: Answer) -> None:
-        """Write down that an answer was paid for, before it is kept: the books never show less than was paid."""
-        self.counters["misses"] += 1
-        self.books.charge(answer.charge(is_saved=False))
-
-    # Calls under way
-
-    def begin(self, request: Request, who: object) -> Flight | None:
-        """The right to make a call; None while somebody else makes it. `who` never waits for itself."""
-        place = (
-            self.store.url,
-            self.store.namespace,
-            id(self.store) if self.store.url.startswith("memory:") else 0,
-            request.key,
-        )
-        with _lock:
-            other = _flights.get(place)
-            if other is not None:
-                return Flight(self, (), who) if other.who == who else None
-            flight = _flights[place] = Flight(self, place, who)
-        try:
-            self._end_forgotten()
-            if not self.store.url.startswith("memory:") and not self._claim(request, flight):
-                flight.end()
-                return None
-        except BaseException:
-            flight.end()
-            raise
-        return flight
-
-    def _claim(self, request: Request, flight: Flight) -> bool:
-        """Tell other processes. One that died at its call is passed over, and so is one that takes too long."""
-        try:
-            flight.claim = self.store.save(FLIGHTS, request.model[:200], _this_process(), idempotency_key=request.key)
-        except Conflict:
-            if (other := self._load_flight(request.key)) is not None:
-                record, process = other
-                claim, since = _waiting.get(request.key, ("", 0.0))
-                if record.id != claim:
-                    since = time.monotonic()
-                    _waiting[request.key] = record.id, since
-                if not is_gone(process) and time.monotonic() - since < WAIT_S:
-                    self.counters["waits"] += 1
-                    return False
-                self.store.delete(FLIGHTS, record.id)
-            return self._claim(request, flight)
-        _waiting.pop(request.key, None)
-        return True
-
-    def _load_flight(self, key: str) -> tuple[Checkpoint, object] | None:
-        try:
-            return self.store.load_by_key(FLIGHTS, key)
-        except NotFound:
-            return None  # ended meanwhile
-
-    def _end_forgotten(self) -> None:
-        while self._forgotten:
-            self.store.delete(FLIGHTS, self._forgotten.pop())
+    def settle(self) -> None:
+        """Make durable what is only added up so far, and end the flights that are over."""
+        self.flights.settle()
+        self.books.write()
 
     def close(self) -> None:
-        """Write down what is only added up so far."""
-        self._end_forgotten()
-        self.books.write()
+        try:
+            self.books.write()
+        finally:
+            self.flights.close()
 
     # Looking after it
 
@@ -208,52 +167,13 @@ class Cache:
         return len(doomed) if dry_run else sum(self.store.delete(JOB, entry) for entry in doomed)
 
 
-class Flight:
-    """A call under way."""
-
-    def __init__(self, cache: Cache, place: tuple[Any, ...], who: object) -> None:
-        self._cache = cache
-        self._place = place
-        self.who = who
-        self.claim: str | None = None
-
-    def end(self) -> None:
-        """Let others go on."""
-        claim, self.claim = self.claim, None
-        try:
-            if claim is not None:
-                self._cache.store.delete(FLIGHTS, claim)
-        finally:
-            self.forget()
-
-    def forget(self) -> None:
-        """The same without touching the store: for finalizers, which run anywhere."""
-        if self.claim is not None:
-            self._cache._forgotten.append(self.claim)
-            self.claim = None
-        if _flights.get(self._place) is self:
-            del _flights[self._place]
-
-
 _lock = threading.Lock()
 _caches: weakref.WeakValueDictionary[int, Cache] = weakref.WeakValueDictionary()  # by the identity of their store
-_flights: dict[tuple[Any, ...], Flight] = {}
-_waiting: dict[str, tuple[str, float]] = {}  # for which flight of another process, and since when
-_me: tuple[int, dict[str, object]] | None = None
-
-
-def _this_process() -> dict[str, object]:
-    global _me
-    if _me is None or _me[0] != os.getpid():
-        _me = (os.getpid(), this_process())
-    return _me[1]
 
 
 def _after_fork() -> None:
-    """The calls of the parent go on there."""
     global _lock
     _lock = threading.Lock()
-    _flights.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -6,26 +6,31 @@ import inspect
 import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from kedge import codec
 from kedge.errors import UnsupportedType, Validation
 from kedge.manager import CheckpointManager
+from kedge.pipeline.place import sample as sample_here
 
 from .bills import Meter, metered
-from .cache import Answer, Cache, Flight
+from .cache import Answer, Cache
 from .exchange import Policy, Send, Step, Store, once
+from .flights import Flight
 from .keys import Request, canonical, parse_sample
-from .pricing import prepare, price, tokens_of
+from .pricing import cost_of, prepare, tokens_of
 from .redaction import redact
 
 
-def call_request(call: Callable[..., Any], body: Mapping[str, Any], sample: int, version: str) -> Request:
-    """The request of `run.llm`: model, parameters, messages and tools, and the function that makes the call of them."""
+def call_request(call: Callable[..., Any], body: Mapping[str, Any], sample: int | None, version: str) -> Request:
+    """The request of `run.llm`: model, parameters, messages and tools, and the function that makes the call of them.
+
+    Without a sample it is that of `kedge.llm.sample`.
+    """
     name = getattr(call, "__qualname__", type(call).__qualname__)
     shown, hidden = redact(json.loads(canonical(_plain(body))))
-    return Request("CALL", f"{name} {version}".strip(), shown, parse_sample(sample), hidden)
+    number = sample_here.get() if sample is None else parse_sample(sample)
+    return Request("CALL", f"{name} {version}".strip(), shown, number, hidden)
 
 
 def imported_request(run: str, stage: str, prompt: str) -> Request:
@@ -42,7 +47,8 @@ def single_prompt(body: Mapping[str, Any]) -> str | None:
 
 def step_request(name: str, version: str, inputs: Mapping[str, bytes]) -> Request:
     """The request of a step that is cached over runs: its name, version and inputs, without its path."""
-    return Request("STEP", f"{name} {version}".strip(), {arg: digest.hex() for arg, digest in inputs.items()})
+    known = {arg: digest.hex() for arg, digest in inputs.items()}
+    return Request("STEP", f"{name} {version}".strip(), known, sample_here.get())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +74,20 @@ class Shared:
 
 def _saved(cache: Cache, request: Request, policy: Policy, result: Any, meter: Meter) -> Answer:
     """What was paid is written down, unless the client that made the call did so; then the answer is made durable."""
-    if bill := meter.bill:
+    bill = meter.bill
+    if bill:
         cost = None if bill.paid_unpriced or bill.found_unpriced else bill.spent + bill.saved
         answer = Answer({"result": result}, meter.model, bill.tokens_paid + bill.tokens_found, cost)
     else:
         answer = _priced(request, result)
-        cache.pay(answer)
-    is_replacing = policy.mode == "refresh" or policy.ttl_s is not None
-    cache.keep(request, answer, replace=is_replacing)
+    cache.keep(request, answer, is_paid=not bill, replace=policy.is_replacing)
     return answer
 
 
 def _priced(request: Request, result: Any) -> Answer:
     model = _model(request, result)
-    tokens = tokens_of(result.get("usage")) if isinstance(result, Mapping) else None
-    cost: Decimal | None = price(model, tokens)
-    return Answer({"result": result}, model, tokens, cost)
+    document = result if isinstance(result, Mapping) else {}
+    return Answer({"result": result}, model, tokens_of(document), cost_of(document, model))
 
 
 def _model(request: Request, result: Any) -> str:

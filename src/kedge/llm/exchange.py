@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 from kedge.errors import ReplayMiss, Validation
 
-from .cache import Answer, Cache, Flight
+from .budget import Budget
+from .cache import Answer, Cache
+from .flights import Flight
 from .keys import Request, http_request
 from .nearest import describe_nearest
-from .pricing import prepare, price, tokens_of
+from .pricing import cost_of, prepare, tokens_of
 
 T = TypeVar("T")
 
@@ -26,6 +28,7 @@ SAVED_HEADERS = ("content-type", "request-id", "x-request-id")
 HIT = "x-kedge-cache"
 _LAST_LINES = (b"data: [DONE]", b"data:[DONE]")
 _LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete")
+_OF_ANSWERS = ("model", "modelVersion", "usageMetadata", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Policy:
 
     mode: str = "record"
     ttl_s: float | None = None
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -41,6 +45,13 @@ class Policy:
         number = self.ttl_s
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | float) or not number > 0):
             raise Validation(f"ttl_s must be seconds above 0 (got {number!r})", hint="use None for no end")
+        if self.budget is not None and not isinstance(self.budget, Budget):
+            raise Validation(f"budget={self.budget!r}", hint="use kedge.llm.Budget(run=1, day=10)")
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether a new answer takes the place of an older one."""
+        return self.mode == "refresh" or self.ttl_s is not None
 
 
 # What an exchange asks for
@@ -190,7 +201,7 @@ def once(
         return answer  # type: ignore[no-any-return]
     if policy.mode == "replay":
         raise (yield Store(lambda: describe_nearest(cache, request)))
-    flight = yield from turn(cache, request)
+    flight = yield from turn(cache, policy, request)
     try:
         answer = yield Store(look)  # that of somebody who was at it while we waited
         result = answer if answer is not None else (yield from call(flight))
@@ -198,7 +209,7 @@ def once(
         flight.end()
         raise
     if not isinstance(result, Streamed):
-        yield Store(flight.end)
+        flight.end()
     return result
 
 
@@ -215,10 +226,10 @@ def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Gen
     return Plain()
 
 
-def turn(cache: Cache, request: Request) -> Generator[Step, Any, Flight]:
+def turn(cache: Cache, policy: Policy, request: Request) -> Generator[Step, Any, Flight]:
     """Wait until nobody else makes the same call."""
     who, wait_s = who_asks(), 0.002
-    while (flight := (yield Store(lambda: cache.begin(request, who)))) is None:
+    while (flight := (yield Store(lambda: cache.flights.begin(request, who, policy.budget)))) is None:
         yield Pause(wait_s)
         wait_s = min(0.1, wait_s * 1.5)
     return flight  # type: ignore[no-any-return]
@@ -235,7 +246,7 @@ class Recorder:
         self._cache = cache
         self._policy = policy
         self._request = request
-        self._flight: Flight | None = flight
+        self._flight = flight
 
     def record(self, headers: Mapping[str, str], content: bytes) -> None:
         document = _document(content)
@@ -254,40 +265,29 @@ class Recorder:
             else:
                 self._pay(merged)
         finally:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Let others make the call."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.end()
+            self._flight.end()
 
     def forget(self) -> None:
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.forget()
+        """Let others make the call; for finalizers, which run anywhere."""
+        self._flight.forget()
 
-    def _pay(self, document: Mapping[str, Any]) -> Answer:
-        model = document.get("model")
-        tokens = tokens_of(document.get("usage"))
-        name = model if isinstance(model, str) and model else self._request.model
-        cost = price(name, tokens, self._request.where)
-        if cost is None and name != self._request.model:
-            cost = price(self._request.model, tokens, self._request.where)
-        answer = Answer(None, self._request.model, tokens, cost)
-        self._cache.pay(answer)
-        return answer
+    def _answer(self, content: Any, document: Mapping[str, Any]) -> Answer:
+        request = self._request
+        cost = cost_of(document, request.model, request.where)
+        return Answer(content, request.model, tokens_of(document), cost)
+
+    def _pay(self, document: Mapping[str, Any]) -> None:
+        self._cache.pay(self._answer(None, document))
 
     def _keep(self, headers: Mapping[str, str], content: bytes, document: Mapping[str, Any]) -> None:
-        paid = self._pay(document)
         try:
             body = content.decode()
         except UnicodeDecodeError:
-            return  # no vendor's answer
+            self._pay(document)  # no vendor's answer
+            return
         saved = {name: headers[name] for name in SAVED_HEADERS if name in headers}
-        answer = Answer({"headers": saved, "body": body}, paid.model, paid.tokens, paid.cost)
-        is_replacing = self._policy.mode == "refresh" or self._policy.ttl_s is not None
-        self._cache.keep(self._request, answer, replace=is_replacing)
+        answer = self._answer({"headers": saved, "body": body}, document)
+        self._cache.keep(self._request, answer, is_paid=True, replace=self._policy.is_replacing)
 
 
 def _document(content: bytes) -> dict[str, Any] | None:
@@ -317,20 +317,25 @@ def _events(content: bytes) -> list[dict[str, Any]]:
 
 def _is_over(content: bytes, events: list[dict[str, Any]]) -> bool:
     """Whether the vendor said that nothing more comes. What a model says stands inside JSON, never as such a line."""
-    return any(event.get("type") in _LAST_EVENTS for event in events) or any(
+    return any(event.get("type") in _LAST_EVENTS or _is_finished(event) for event in events) or any(
         line.rstrip() in _LAST_LINES for line in content.splitlines()
     )
 
 
+def _is_finished(event: Mapping[str, Any]) -> bool:
+    """Whether this is the last event of Gemini, which has no line of its own for the end."""
+    candidates = event.get("candidates")
+    return isinstance(candidates, list) and any(isinstance(c, dict) and c.get("finishReason") for c in candidates)
+
+
 def _merged(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Model and usage, which the vendors' events name at different places, some of them piece by piece."""
+    """What the vendors' events say of model, usage and searches, at different places, some of it piece by piece."""
     merged: dict[str, Any] = {}
     usage: dict[str, Any] = {}
     for event in events:
         for inner in (event, event.get("message"), event.get("response")):
             if isinstance(inner, dict):
-                if isinstance(inner.get("model"), str):
-                    merged["model"] = inner["model"]
+                merged.update({name: inner[name] for name in _OF_ANSWERS if inner.get(name)})
                 if isinstance(inner.get("usage"), dict):
                     usage.update({name: value for name, value in inner["usage"].items() if value is not None})
     if usage:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from kedge.errors import Validation
 from kedge.model import is_utf8
+from kedge.pipeline.place import sample as sample_here
 
 from .redaction import public_url, redact, slow_hash
 
@@ -26,21 +27,21 @@ MAX_BODY_BYTES = 64 << 20
 
 # Calls that only compute an answer. Others with a body (files, batches, threads) change something at the vendor's.
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings")
-_sample: ContextVar[int] = ContextVar("kedge_llm_sample", default=0)
+_CALLS_OF_DEFAULT_MODELS = ("/moderations", "/images/generations")
+_GEMINI = re.compile(r".*/models/([^/:]+):(?:generateContent|streamGenerateContent|embedContent|batchEmbedContents)")
 
 
 @contextmanager
 def sample(number: int) -> Iterator[None]:
-    """Calls inside are kept apart from the same calls elsewhere: for several answers to one prompt."""
-    token = _sample.set(parse_sample(number))
+    """Calls inside are kept apart from the same calls elsewhere: for several answers to one prompt.
+
+    That goes for the items of a `map` inside too, whether threads, processes or other machines work on them.
+    """
+    token = sample_here.set(parse_sample(number))
     try:
         yield
     finally:
-        _sample.reset(token)
-
-
-def current_sample() -> int:
-    return _sample.get()
+        sample_here.reset(token)
 
 
 def parse_sample(number: int) -> int:
@@ -69,6 +70,8 @@ class Request:
     @property
     def model(self) -> str:
         model = self.body.get("model") if isinstance(self.body, dict) else None
+        if model is None and (named := _GEMINI.fullmatch(urlsplit(self.where).path)):
+            model = named[1]
         return model[:200] if isinstance(model, str) and model and is_utf8(model) else "unknown"
 
     def document(self) -> dict[str, Any]:
@@ -78,7 +81,13 @@ class Request:
 
 def is_call(method: str, path: str) -> bool:
     """Whether this may be a call that is kept; its body tells."""
-    return method == "POST" and path.endswith(_CALLS)
+    return method == "POST" and (path.endswith(_CALLS) or _names_itself(path))
+
+
+def _names_itself(path: str) -> bool:
+    """Whether the path alone says what kind of call it is. Others are told by their model: some vendors' routes for
+    stored conversations end in the same words."""
+    return path.endswith(_CALLS_OF_DEFAULT_MODELS) or _GEMINI.fullmatch(path) is not None
 
 
 def http_request(method: str, url: str, body: bytes) -> Request | None:
@@ -88,10 +97,10 @@ def http_request(method: str, url: str, body: bytes) -> Request | None:
         return None
     try:
         fields = json.loads(body)
-        if not isinstance(fields, dict) or "model" not in fields:
+        if not isinstance(fields, dict) or not ("model" in fields or _names_itself(parts.path)):
             return None
         shown, hidden = redact(fields)
-        request = Request("POST", public_url(parts), shown, current_sample(), hidden)
+        request = Request("POST", public_url(parts), shown, sample_here.get(), hidden)
         return request if request.key else None  # which refuses what is no JSON, such as NaN
     except (ValueError, RecursionError):
         return None

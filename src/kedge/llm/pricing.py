@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from genai_prices import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,14 @@ class Tokens:
         return cls(*(_count(given, name) for name in ("input", "output", "cache_read", "cache_write")))
 
 
-def tokens_of(usage: object) -> Tokens | None:
-    """The tokens that a vendor's `usage` names, in OpenAI's older and newer form and in Anthropic's."""
+def tokens_of(document: Mapping[str, Any]) -> Tokens | None:
+    """The tokens that an answer names, in the forms of OpenAI (two), Anthropic and Gemini; None where it names none."""
+    usage = document.get("usage")
+    if isinstance(document.get("usageMetadata"), Mapping):  # Gemini
+        usage = document["usageMetadata"]
+        output = _count(usage, "candidatesTokenCount") + _count(usage, "thoughtsTokenCount")
+        prompt = _count(usage, "promptTokenCount") + _count(usage, "toolUsePromptTokenCount")
+        return Tokens(prompt, output, _count(usage, "cachedContentTokenCount"))
     if not isinstance(usage, Mapping):
         return None
     if "prompt_tokens" in usage:  # chat completions, embeddings
@@ -48,19 +56,30 @@ def tokens_of(usage: object) -> Tokens | None:
     if "input_tokens" not in usage:
         return None
     output = _count(usage, "output_tokens")
-    if "input_tokens_details" in usage:  # responses
+    if "input_tokens_details" in usage:  # responses, images
         details = usage["input_tokens_details"]
         return Tokens(_count(usage, "input_tokens"), output, _count(details, "cached_tokens"))
     read, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
     return Tokens(_count(usage, "input_tokens") + read + written, output, read, written)
 
 
-def price(model: str, tokens: Tokens | None, url: str = "", at: datetime | None = None) -> Decimal | None:
-    """Dollars for a call; None when nobody knows."""
-    if tokens is None:
+def cost_of(document: Mapping[str, Any], model: str, url: str = "") -> Decimal | None:
+    """Dollars for an answer: for its tokens, by kind and by how long they are cached, and for its searches.
+
+    The model is the one that the answer names; where nobody knows its price, the one that was asked.
+    """
+    usage = _usage_of(document)
+    if usage is None:
         return None
+    answering = document.get("model", document.get("modelVersion"))
+    names = dict.fromkeys(name for name in (answering, model) if isinstance(name, str) and name)
+    return next((cost for name in names if (cost := _calculated(name, usage, url)) is not None), None)
+
+
+def price(model: str, tokens: Tokens, url: str = "") -> Decimal | None:
+    """Dollars for so many tokens; None when nobody knows."""
     try:
-        from genai_prices import Usage, calc_price
+        from genai_prices import Usage
     except ModuleNotFoundError:
         return None
     usage = Usage(
@@ -69,13 +88,58 @@ def price(model: str, tokens: Tokens | None, url: str = "", at: datetime | None 
         cache_read_tokens=tokens.cache_read or None,
         cache_write_tokens=tokens.cache_write or None,
     )
-    when = at or datetime.now(UTC)
+    return _calculated(model, usage, url)
+
+
+def _usage_of(document: Mapping[str, Any]) -> Usage | None:
+    """What is charged for, as genai-prices reads it from the answers of each vendor."""
+    if tokens_of(document) is None:
+        return None
+    try:
+        from genai_prices import extract_usage
+    except ModuleNotFoundError:
+        return None
+    vendor, flavor = _form_of(document)
+    counted = {name: document[name] for name in ("usage", "usageMetadata") if name in document}
+    try:
+        usage = extract_usage(counted, provider_id=vendor, api_flavor=flavor).usage
+    except (LookupError, ValueError):
+        return None  # not as the vendor writes it
+    output = document.get("output")
+    searches = [item for item in output if _is_search(item)] if isinstance(output, list) else []
+    if searches:  # OpenAI names them in the answer only
+        usage.web_searches = len(searches)
+    return usage
+
+
+def _form_of(document: Mapping[str, Any]) -> tuple[str, str]:
+    """The vendor in whose form an answer is written, whoever gave it, and which of its forms."""
+    usage = document.get("usage")
+    if not isinstance(usage, Mapping):
+        return "google", "default"
+    if "prompt_tokens" in usage:
+        return "openai", "chat" if "completion_tokens" in usage else "embeddings"
+    details = usage.get("input_tokens_details")
+    if details is None:
+        return "anthropic", "default"
+    return "openai", "images" if isinstance(details, Mapping) and "image_tokens" in details else "responses"
+
+
+def _is_search(item: object) -> bool:
+    if not isinstance(item, Mapping) or item.get("type") != "web_search_call":
+        return False
+    action = item.get("action")  # pages that are opened or looked through cost nothing of their own
+    return not isinstance(action, Mapping) or action.get("type", "search") == "search"
+
+
+def _calculated(model: str, usage: Usage, url: str) -> Decimal | None:
+    from genai_prices import calc_price
+
     for place in (url, None) if url else (None,):  # a gateway of one's own is known by its models alone
         try:
-            calculated = calc_price(usage, model, provider_api_url=place, genai_request_timestamp=when)
+            return Decimal(calc_price(usage, model, provider_api_url=place).total_price)
         except (LookupError, ValueError):
             continue
-        return Decimal(calculated.total_price)
     return None
 
 

@@ -15,14 +15,16 @@ from os import PathLike
 from types import ModuleType
 from typing import Any
 
-from kedge.errors import Validation
+from kedge.errors import CheckpointError, Validation
 from kedge.manager import CheckpointManager
 
+from .budget import Budget
 from .cache import Cache
 from .exchange import Hit, Policy, Recorder, Streamed, drive, drive_async, exchange
 from .keys import is_call
 
 LIBRARIES = ("httpx2", "httpx")
+SDK_HEADER = "x-stainless-lang"  # of the vendors' SDKs, OpenAI's and Anthropic's among them
 TIMEOUT_S, CONNECT_S = 600.0, 5.0  # what the vendors' own clients take
 
 StoreLike = CheckpointManager | str | PathLike[str] | None
@@ -33,6 +35,7 @@ def http_client(
     *,
     store: StoreLike = None,
     ttl_s: float | None = None,
+    budget: Budget | None = None,
     library: str | None = None,
     timeout: Any = None,
     **options: Any,
@@ -44,10 +47,11 @@ def http_client(
     refresh   make the call in any case and keep its answer in place of the older one
     off       as without Kedge
 
-    Answers older than `ttl_s` are asked for again. `library` is "httpx2" or "httpx"; without it, the first that is
+    Answers older than `ttl_s` are asked for again. A call that could cost more than is left of `budget` is not made:
+    BudgetExceeded. `library` is "httpx2" or "httpx"; without it, the first that is
     installed. Other options are those of the library's client (proxy, verify, limits, …).
     """
-    return _client("Client", mode, store, ttl_s, library, timeout, options)
+    return _client("Client", Policy(mode, ttl_s, budget), store, library, timeout, options)
 
 
 def async_http_client(
@@ -55,27 +59,26 @@ def async_http_client(
     *,
     store: StoreLike = None,
     ttl_s: float | None = None,
+    budget: Budget | None = None,
     library: str | None = None,
     timeout: Any = None,
     **options: Any,
 ) -> Any:
     """The same for asyncio: an httpx2.AsyncClient or httpx.AsyncClient. The event loop never waits for the store."""
-    return _client("AsyncClient", mode, store, ttl_s, library, timeout, options)
+    return _client("AsyncClient", Policy(mode, ttl_s, budget), store, library, timeout, options)
 
 
 def _client(
     kind: str,
-    mode: str,
+    policy: Policy,
     store: StoreLike,
-    ttl_s: float | None,
     library: str | None,
     timeout: Any,
     options: dict[str, Any],
 ) -> Any:
-    policy = Policy(mode, ttl_s)
     module = _library(library)
     limit = module.Timeout(TIMEOUT_S, connect=CONNECT_S) if timeout is None else timeout
-    if mode == "off":
+    if policy.mode == "off":
         return getattr(module, kind)(timeout=limit, follow_redirects=True, **options)
     parts = _parts(module)
     with ExitStack() as owned:
@@ -128,9 +131,18 @@ class _Common:
             response.stream = self._parts[kind](self._library, response, result.recorder)
         return response
 
+    def _refusal(self, request: Any, error: CheckpointError) -> Any:
+        """Raise it to the user. The vendors' SDKs turn whatever a client raises into a lost connection, and repeat
+        the call: they get a response that raises it when they look whether it is a good one."""
+        if SDK_HEADER not in request.headers:
+            raise error
+        response = self._parts["refusal"](503)
+        response.error = error
+        return response
+
     def _close(self) -> None:
         with self._owned:
-            self._cache.close()
+            self._cache.settle()
 
 
 class _Transport(_Common):
@@ -149,7 +161,10 @@ class _Transport(_Common):
             response = _unread(self._library, response)
             return content
 
-        result = drive(self._exchange(request, body), send, read)
+        try:
+            result = drive(self._exchange(request, body), send, read)
+        except CheckpointError as error:
+            return self._refusal(request, error)
         return self._answer(result, response, "stream")
 
     def close(self) -> None:
@@ -173,7 +188,10 @@ class _AsyncTransport(_Common):
             response = _unread(self._library, response)
             return content
 
-        result = await drive_async(self._exchange(request, body), send, read)
+        try:
+            result = await drive_async(self._exchange(request, body), send, read)
+        except CheckpointError as error:
+            return self._refusal(request, error)
         return self._answer(result, response, "async stream")
 
     async def aclose(self) -> None:
@@ -238,6 +256,17 @@ class _AsyncStream(_Recording):
                 await run_sync(self._record)
 
 
+class _Refusal:
+    error: CheckpointError
+
+    @property
+    def is_success(self) -> bool:
+        raise self.error
+
+    def raise_for_status(self) -> Any:
+        raise self.error
+
+
 @once
 def _parts(library: ModuleType) -> dict[str, type[Any]]:
     """Our classes as the library wants them: derived from its own."""
@@ -246,6 +275,7 @@ def _parts(library: ModuleType) -> dict[str, type[Any]]:
         "AsyncClient": (_AsyncTransport, library.AsyncBaseTransport),
         "stream": (_Stream, library.SyncByteStream),
         "async stream": (_AsyncStream, library.AsyncByteStream),
+        "refusal": (_Refusal, library.Response),
     }
     return {name: type(name, bases, {}) for name, bases in kinds.items()}  # type: ignore[arg-type]
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.errors import StepTimeout, Validation, WorkerDied
 
+from .place import Carried
+
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
@@ -128,9 +130,9 @@ class Isolation:
         kwargs: Any,
         timeout_s: float,
         what: str,
-        payer: tuple[str, str] = ("", ""),
+        carried: Carried = Carried(),  # noqa: B008 - it is frozen
     ) -> Any:
-        """The result of a function in a process of its own; `payer` is the run and step that pay for models."""
+        """The result of a function in a process of its own; `carried` says for whom it works."""
         from concurrent.futures.process import BrokenProcessPool
 
         from pebble import ProcessExpired
@@ -138,7 +140,7 @@ class Isolation:
         check_picklable((function, args, kwargs), what, "a step with timeout_s runs in a process of its own")
         from .worker import call_for
 
-        future = self.pool(1).schedule(call_for, args=(payer, function, args, kwargs), timeout=timeout_s)
+        future = self.pool(1).schedule(call_for, args=(carried, function, args, kwargs), timeout=timeout_s)
         try:
             result, failure = future.result()
         except TimeoutError as error:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from kedge.errors import CheckpointError, Validation, WorkerDied
@@ -47,6 +49,8 @@ class Workers:
         self._executor = executor
 
     def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
+        if isinstance(self._executor, ThreadPoolExecutor):
+            return self._executor.submit(copy_context().run, work, spec, items)
         return self._executor.submit(work, spec, items)
 
     def outcome(self, future: Future[Outcome], items: list[Item]) -> Outcome:
@@ -87,10 +91,13 @@ class Remote(Workers):
 
 
 class Threads(Workers):
-    """Threads that do not keep the process from exiting, as those of ThreadPoolExecutor would."""
+    """Threads that do not keep the process from exiting, as those of ThreadPoolExecutor would.
+
+    Each works in a copy of the caller's context, so that context variables have the same values as around `map`.
+    """
 
     def __init__(self, count: int) -> None:
-        self._tasks: queue.SimpleQueue[tuple[Future[Outcome], Spec, list[Item]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Future[Outcome], Callable[[], Outcome]] | None] = queue.SimpleQueue()
         self._is_stopped = False
         self._threads = [threading.Thread(target=self._serve, name=f"kedge-map-{n}", daemon=True) for n in range(count)]
         for thread in self._threads:
@@ -98,16 +105,16 @@ class Threads(Workers):
 
     def submit(self, spec: Spec, items: list[Item], after: int) -> Future[Outcome]:
         future: Future[Outcome] = Future()
-        self._tasks.put((future, spec, items))
+        self._tasks.put((future, partial(copy_context().run, work, spec, items)))
         return future
 
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None and not self._is_stopped:
-            future, spec, items = task
+            future, call = task
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(work(spec, items))
+                future.set_result(call())
             except BaseException as error:  # noqa: BLE001 - raised where the outcome is asked for
                 future.set_exception(error)
 

@@ -29,7 +29,7 @@ from .digests import DIGEST_BYTES, DigestSet, split
 from .executors import RemoteExecutor, WorkerLost, Workers, workers_for
 from .failure import ItemError
 from .keys import digest_of, map_key, show
-from .place import Place
+from .place import Place, carry
 from .progress import Tally
 from .retry import Retry, parse_retries, parse_timeout
 from .session import Session
@@ -156,6 +156,7 @@ class Map:
             path=place.path,
             tag=map_key(place.path, version),
             session=session.number,
+            carried=carry(session.lease.job, show(place.path)),
             function=function,
             retry=options.retry,
             timeout_s=None if is_process else options.timeout_s,

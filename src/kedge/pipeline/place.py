@@ -40,8 +40,40 @@ class Place:
 
 _here: ContextVar[Place | None] = ContextVar("kedge_place", default=None)
 
-# (run, step) for which code works that is in another process than the run
-payer: ContextVar[tuple[str, str]] = ContextVar("kedge_payer", default=("", ""))
+sample: ContextVar[int] = ContextVar("kedge_llm_sample", default=0)  # which of several answers to one prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What code in another process, or in a thread of another's pool, knows of the run that it works for."""
+
+    run: str = ""
+    step: str = ""
+    sample: int = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        tokens = _carried.set(self), sample.set(self.sample)
+        try:
+            yield
+        finally:
+            _carried.reset(tokens[0])
+            sample.reset(tokens[1])
+
+
+_carried: ContextVar[Carried] = ContextVar("kedge_carried", default=Carried())  # noqa: B039 - it is frozen
+
+
+def carry(run: str, step: str) -> Carried:
+    """What goes along from here with work for a step."""
+    return Carried(run, step, sample.get())
+
+
+def payer() -> tuple[str, str]:
+    """The run and the step that pay for LLM calls made here; "" for none."""
+    if (place := _here.get()) is not None:
+        return place.run.key, "/".join(place.path)
+    return _carried.get().run, _carried.get().step
 
 
 def here() -> Place | None:

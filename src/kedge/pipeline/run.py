@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from kedge.llm.bills import Charge
+    from kedge.llm.budget import Budget
 
     from .aio import AsyncRun
 
@@ -212,7 +213,8 @@ class Run:
         messages: Iterable[Any],
         mode: str = "record",
         ttl_s: float | None = None,
-        sample: int = 0,
+        sample: int | None = None,
+        budget: Budget | None = None,
         retries: int | Retry = 0,
         timeout_s: float | None = None,
         timeout_in: str = "thread",
@@ -221,9 +223,9 @@ class Run:
     ) -> Any:
         """The answer of `call(model=…, messages=…, **parameters)`, a step that is paid once in all runs of the store.
 
-        Other runs that ask the same of the same function get the same answer, `sample` apart; `mode` and `ttl_s` are
-        those of `kedge.llm.http_client`. Tokens and money are counted. An object of a vendor's SDK comes back as
-        plain data, text and data as they are.
+        Other runs that ask the same of the same function get the same answer, `sample` apart (that of
+        `kedge.llm.sample` by default); `mode`, `ttl_s` and `budget` are those of `kedge.llm.http_client`. Tokens and
+        money are counted. An object of a vendor's SDK comes back as plain data, text and data as they are.
         """
         from kedge.llm.calls import Shared, call_request, imported_request, single_prompt
         from kedge.llm.exchange import Policy
@@ -237,13 +239,13 @@ class Run:
         request = call_request(
             call, {"model": model, "messages": list(messages), **parameters}, sample, options.version
         )
-        is_old = self._at_work().is_imported and not (sample or self.version or options.version)
+        is_old = self._at_work().is_imported and not (request.sample or self.version or options.version)
         prompt = single_prompt(request.body) if is_old else None
         stage = (*place_in(self).path, name)[0]
         older = None if prompt is None else imported_request(self.key, stage, prompt)
-        shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s), older)
-        if sample:
-            options = replace(options, version=f"{options.version} sample {sample}")
+        shared = None if mode == "off" else Shared(request, Policy(mode, ttl_s, budget), older)
+        if request.sample:
+            options = replace(options, version=f"{options.version} sample {request.sample}")
         share = None if shared is None else lambda _: shared
         return self.call(name, Call(call, (), request.body, options, share=share))
 

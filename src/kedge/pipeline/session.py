@@ -277,7 +277,7 @@ class Session:
             return
         from kedge.llm.cache import Cache  # only where calls were made
 
-        Cache.of(self.store).close()
+        Cache.of(self.store).settle()
         self.watcher.money(self.account.money())
 
 

@@ -20,7 +20,7 @@ from .attempt import TIMEOUT_IN, await_within, call_in_thread
 from .failure import Failure, one_line
 from .kept import FINAL
 from .keys import Path, arguments, digest_of, imported_tag, show, step_key
-from .place import Place
+from .place import Place, carry
 from .retry import Retry, parse_retries, parse_timeout
 from .session import Session
 
@@ -267,8 +267,8 @@ class Steps:
             return call.function(*call.args, **call.kwargs)
         if call.options.timeout_in == "thread":
             return call_in_thread(call.function, call.args, call.kwargs, timeout_s, step.title)
-        payer = (self._session.key, show(step.path))
-        return self._session.isolation.call(call.function, call.args, call.kwargs, timeout_s, step.title, payer)
+        carried = carry(self._session.key, show(step.path))
+        return self._session.isolation.call(call.function, call.args, call.kwargs, timeout_s, step.title, carried)
 
     # What is saved of it
 

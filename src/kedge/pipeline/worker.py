@@ -27,7 +27,7 @@ from .attempt import call_in_thread
 from .digests import split
 from .failure import Failure, ItemError
 from .keys import Path, show
-from .place import payer as payer_here
+from .place import Carried
 from .retry import Retry
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Spec:
     path: Path
     tag: str
     session: int
+    carried: Carried
     function: Callable[[Any], Any]
     retry: Retry
     timeout_s: float | None  # enforced here; None where the pool does it
@@ -111,8 +112,7 @@ def work(spec: Spec, items: list[Item]) -> Outcome:
     store = run.store if run is not None else _open(spec)
     outcome = Outcome()
     batch = Batch(store, spec, outcome)
-    payer = nullcontext() if run is not None else _on_account(spec.lease.job, show(spec.path))
-    with payer, _flusher_here().watching(batch):
+    with _working_for(spec.carried, is_elsewhere=run is None), _flusher_here().watching(batch):
         for item in items:
             failure = _work_on(spec, item, run, batch)
             if failure is not None:
@@ -160,11 +160,9 @@ def load_batch(store: CheckpointManager, spec: Spec, record: Checkpoint) -> Any:
         ) from error
 
 
-def call_for(
-    account: tuple[str, str], function: Callable[..., Any], args: Any, kwargs: Any
-) -> tuple[Any, Failure | None]:
+def call_for(carried: Carried, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Failure | None]:
     """A function in a process of its own, on the account of a step: its result, or the failure as data."""
-    with _on_account(*account):
+    with _working_for(carried, is_elsewhere=True):
         try:
             return function(*args, **kwargs), None
         except Exception as error:  # noqa: BLE001 - raised where the result is asked for
@@ -172,15 +170,13 @@ def call_for(
 
 
 @contextmanager
-def _on_account(run: str, step: str) -> Iterator[None]:
-    """LLM calls inside are paid by a run that is not in this process; written down at the end, as the process
-    may be killed between two pieces of work."""
-    token = payer_here.set((run, step))
+def _working_for(carried: Carried, *, is_elsewhere: bool) -> Iterator[None]:
+    """LLM calls of another process are written down at the end: it may be killed between two pieces of work."""
     try:
-        yield
+        with carried.entered():
+            yield
     finally:
-        payer_here.reset(token)
-        if (bills := sys.modules.get("kedge.llm.bills")) is not None:
+        if is_elsewhere and (bills := sys.modules.get("kedge.llm.bills")) is not None:
             bills.write_all()
 
 

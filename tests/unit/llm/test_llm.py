@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 
 import kedge
 from kedge.llm.bills import Bill, Charge
-from kedge.llm.cache import FLIGHTS, JOB, Answer, Cache
+from kedge.llm.cache import JOB, Answer, Cache
+from kedge.llm.flights import JOB as FLIGHTS
 from kedge.llm.keys import Request, canonical, http_request
-from kedge.llm.pricing import Tokens, dollars, price, tokens_of
+from kedge.llm.pricing import Tokens, cost_of, dollars, price, tokens_of
 from tests.servers.models import ModelServer
 
 SECRET = "sk-very-secret-4711"
@@ -71,8 +72,14 @@ def ask(client: openai.OpenAI, text: str, **options: Any) -> str:
 
 
 def bill(store: kedge.CheckpointManager) -> Bill:
-    Cache.of(store).close()
+    Cache.of(store).settle()
     return sum(kedge.llm.totals(store).values(), Bill())
+
+
+def flights(store: kedge.CheckpointManager) -> list[Any]:
+    """The calls under way, once what is over is deleted."""
+    Cache.of(store).settle()
+    return store.list(FLIGHTS)
 
 
 # Keys
@@ -187,18 +194,38 @@ def test_nan_is_refused() -> None:
 
 def test_tokens_of_all_vendors() -> None:
     chat = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
-    assert tokens_of(chat) == Tokens(10, 2, 4)
+    assert tokens_of({"usage": chat}) == Tokens(10, 2, 4)
     responses = {"input_tokens": 10, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}
-    assert tokens_of(responses) == Tokens(10, 2, 4)
+    assert tokens_of({"usage": responses}) == Tokens(10, 2, 4)
     vendor = {"input_tokens": 10, "output_tokens": 2, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 7}
-    assert tokens_of(vendor) == Tokens(117, 2, 100, 7)
-    assert tokens_of(None) is None
-    assert tokens_of({"prompt_tokens": "many"}) == Tokens()
+    assert tokens_of({"usage": vendor}) == Tokens(117, 2, 100, 7)
+    gemini = {"promptTokenCount": 10, "candidatesTokenCount": 2, "thoughtsTokenCount": 3, "cachedContentTokenCount": 4}
+    assert tokens_of({"usageMetadata": gemini}) == Tokens(10, 5, 4)
+    assert tokens_of({}) is None
+    assert tokens_of({"usage": {"prompt_tokens": "many"}}) == Tokens()
+
+
+def test_costs_are_those_of_the_vendors_price_lists() -> None:
+    """Tokens written to a cache for an hour, and searches, have prices of their own."""
+    usage = {"input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens": 1_000_000}
+    for kept_for, dollars_each in (("5m", Decimal("1.25")), ("1h", Decimal(2))):
+        written = {**usage, "cache_creation": {f"ephemeral_{kept_for}_input_tokens": 1_000_000}}
+        assert cost_of({"usage": written}, "claude-haiku-4-5") == dollars_each
+    searched = {"input_tokens": 0, "output_tokens": 0, "server_tool_use": {"web_search_requests": 100}}
+    assert cost_of({"usage": searched}, "claude-haiku-4-5") == 1
+    used = {"input_tokens": 0, "output_tokens": 0, "input_tokens_details": {"cached_tokens": 0}}
+    output = [
+        {"type": "web_search_call", "action": {"type": "search"}},
+        {"type": "web_search_call", "action": {"type": "open_page"}},
+        {"type": "message"},
+    ]
+    assert cost_of({"usage": used, "output": output}, "gpt-5-mini") == Decimal("0.01")
+    assert cost_of({"usage": {"prompt_tokens": "many"}}, MODEL) is None
+    assert cost_of({"usage": used, "model": "nobody-knows-this"}, MODEL) == 0
 
 
 def test_an_unknown_model_is_unpriced_not_free() -> None:
     assert price("nobody-knows-this", Tokens(1000, 10)) is None
-    assert price(MODEL, None) is None
     known = price(MODEL, Tokens(1_000_000, 0), "http://127.0.0.1:1/v1")
     assert known is not None
     assert known > 0
@@ -236,7 +263,7 @@ def test_openai(server: ModelServer, store: kedge.CheckpointManager, client: Any
     assert len(server.calls) == 5
     assert (bill(store).paid, bill(store).found) == (5, 5)
     assert store.verify().is_ok
-    assert store.list(FLIGHTS) == []
+    assert flights(store) == []
 
 
 def test_anthropic(server: ModelServer, store: kedge.CheckpointManager) -> None:
@@ -287,7 +314,7 @@ def test_asyncio_cancellation_lets_others_go_on(server: ModelServer, store: kedg
 
     asyncio.run(main())
     assert server.calls == {"slow": 2}
-    assert store.list(FLIGHTS) == []
+    assert flights(store) == []
 
 
 def test_threads_that_ask_the_same_pay_once(server: ModelServer, client: Any) -> None:
@@ -335,7 +362,7 @@ def test_processes_that_ask_the_same_pay_once(server: ModelServer, store: kedge.
     outputs = {each.communicate(timeout=60)[0].removesuffix("waiting\n") for each in (first, second)}  # for a lock
     assert outputs == {"2 words, such as: from processes\n"}
     assert server.calls == {"from processes": 1}
-    assert store.list(FLIGHTS) == []
+    assert flights(store) == []
 
 
 def test_a_process_that_died_at_its_call_is_not_waited_for(server: ModelServer, store: kedge.CheckpointManager) -> None:
@@ -350,7 +377,7 @@ def test_a_process_that_died_at_its_call_is_not_waited_for(server: ModelServer, 
     with kedge.llm.http_client(store=store) as http_client:
         assert http_client.post(f"{server.url}/v1/chat/completions", json=asked).status_code == 200
     assert server.calls == {"from processes": 2}
-    assert store.list(FLIGHTS) == []
+    assert flights(store) == []
 
 
 def test_an_abandoned_stream_is_not_kept_and_keeps_nobody_waiting(
@@ -432,7 +459,7 @@ def test_failures_are_not_kept(server: ModelServer, store: kedge.CheckpointManag
 def test_a_server_that_is_not_there(store: kedge.CheckpointManager) -> None:
     with kedge.llm.http_client(store=store, library="httpx") as http_client, pytest.raises(httpx.ConnectError):
         http_client.post("http://127.0.0.1:9/v1/chat/completions", json={"model": "m"})
-    assert store.list(FLIGHTS) == []
+    assert flights(store) == []
 
 
 def test_modes(server: ModelServer, store: kedge.CheckpointManager, client: Any) -> None:
@@ -467,6 +494,29 @@ def test_a_replay_miss_shows_what_differs(server: ModelServer, client: Any) -> N
     with pytest.raises(kedge.ReplayMiss, match="nothing is sent when replaying"):
         client("replay").models.list()
     assert server.calls == calls
+
+
+def test_the_vendors_sdks_pass_a_replay_miss_on(store: kedge.CheckpointManager) -> None:
+    """They take what a client raises for a lost connection, and would try it again."""
+    question: Any = messages("never recorded")
+    with kedge.llm.http_client("replay", store=store) as http_client:
+        sdk, other = (make(api_key="k", http_client=http_client) for make in (openai.OpenAI, anthropic.Anthropic))
+        with pytest.raises(kedge.ReplayMiss):
+            sdk.chat.completions.create(model=MODEL, messages=question, stream=True)
+        with pytest.raises(kedge.ReplayMiss):
+            other.messages.create(model="m", max_tokens=9, messages=question)
+        with pytest.raises(kedge.ReplayMiss), other.messages.stream(model="m", max_tokens=9, messages=question):
+            pass
+
+    async def main() -> None:
+        async with kedge.llm.async_http_client("replay", store=store) as http_client:
+            for make in (openai.AsyncOpenAI, anthropic.AsyncAnthropic):
+                sdk: Any = make(api_key="k", http_client=http_client)
+                ask = sdk.chat.completions.create if make is openai.AsyncOpenAI else sdk.messages.create
+                with pytest.raises(kedge.ReplayMiss):
+                    await ask(model="m", max_tokens=9, messages=question)
+
+    asyncio.run(main())
 
 
 def test_an_answer_grows_old(server: ModelServer, store: kedge.CheckpointManager, client: Any) -> None:
@@ -550,16 +600,17 @@ def test_who_keeps_an_answer_first_is_followed(store: kedge.CheckpointManager) -
 
 def test_flights_of_one_process(store: kedge.CheckpointManager) -> None:
     cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
-    flight = cache.begin(request, "me")
+    flight = cache.flights.begin(request, "me")
     assert flight is not None
-    assert cache.begin(request, "another") is None
-    assert cache.begin(request, "me") is not None  # nobody waits for itself
+    assert cache.flights.begin(request, "another") is None
+    assert cache.flights.begin(request, "me") is not None  # nobody waits for itself
     flight.forget()  # as when a stream is dropped without being closed
     assert len(store.list(FLIGHTS)) == 1
-    second = cache.begin(request, "another")
+    second = cache.flights.begin(request, "another")
     assert second is not None
+    assert len(flights(store)) == 1, "that of the first is gone, not that of the second"
     second.end()
-    assert store.list(FLIGHTS) == []
+    assert flights(store) == []
 
 
 def test_a_store_of_ones_own_is_closed_with_the_client(server: ModelServer, tmp_path: Path) -> None:
@@ -571,6 +622,13 @@ def test_a_store_of_ones_own_is_closed_with_the_client(server: ModelServer, tmp_
     assert threading.active_count() < before + 10
     with kedge.open(tmp_path / "own") as store:
         assert (bill(store).paid, bill(store).found) == (1, 1)
+
+
+def test_totals_of_a_path(server: ModelServer, store: kedge.CheckpointManager, client: Any, tmp_path: Path) -> None:
+    ask(client(), "once")
+    assert kedge.llm.totals(tmp_path / "store") == kedge.llm.totals(store.url) == kedge.llm.totals(store)
+    with pytest.raises(kedge.NotFound):
+        kedge.llm.totals(tmp_path / "nowhere")
 
 
 def test_a_cache_lives_as_long_as_its_store(server: ModelServer, tmp_path: Path) -> None:
@@ -626,10 +684,10 @@ def test_uploads_are_not_read(store: kedge.CheckpointManager) -> None:
 
 def test_a_fork_does_not_write_the_books_of_its_parent(store: kedge.CheckpointManager) -> None:
     cache = Cache.of(store)
-    cache.books.charge(Charge("m", None, None, is_saved=True))
+    cache.books.found(Charge("m", None, None, is_saved=True))
     child = os.fork()
     if child == 0:
-        cache.close()
+        cache.settle()
         os._exit(0)
     os.waitpid(child, 0)
     assert bill(store).found == 1

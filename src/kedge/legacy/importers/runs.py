@@ -170,4 +170,4 @@ def _tokens(entry: Document) -> Tokens | None:
     """What an entry says of its tokens: in a vendor's form, or as the cost files of artemis have it."""
     if isinstance(entry.get("tokens_input"), int):
         return Tokens(number(entry["tokens_input"]), number(entry.get("tokens_output")))
-    return tokens_of(entry.get("usage") or entry.get("tokens"))
+    return tokens_of({"usage": entry.get("usage") or entry.get("tokens")})

@@ -1,0 +1,165 @@
+"""Budgets: the most that LLM calls may cost. A call that could cost more than is left is not made.
+
+What a call can cost is reckoned before it: its prompt at four characters a token, and all the output tokens that it
+allows. What calls cost is in the books (`bills`), of this process and of others; what those under way can cost is in
+the records of their flights. Of two that are checked at the same moment each counts the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from kedge.errors import BudgetExceeded, Validation
+from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint
+from kedge.pipeline.history import CALLS
+
+from .bills import amount_of
+from .keys import Request
+from .pricing import Tokens, dollars, price
+
+ASSUMED_OUTPUT = 4096  # tokens, of a call that sets no limit
+_CHARACTERS_PER_TOKEN = 4
+_TOKENS_OF_A_FILE = 2000  # an image or a document inside a request, whose size says nothing
+_LEAST_FILE = 4096  # characters
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
+_PAGE = 500
+
+Amounts = defaultdict[str, Decimal]  # by what a limit is for
+TODAY = "today"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Dollars: for each run, for all calls of a day (UTC), and for models by name on a day. None is no limit."""
+
+    run: Decimal | float | None = None
+    day: Decimal | float | None = None
+    models: Mapping[str, Decimal | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what, amount in [("run", self.run), ("day", self.day), *self.models.items()]:
+            if amount is not None and not _is_amount(amount):
+                raise Validation(f"budget {what}={amount!r}", hint="use dollars from 0 on, such as 2.50")
+
+    def limits(self, run: str, model: str) -> Iterable[tuple[str, Decimal]]:
+        """The limits a call is under, each with the name of what it is for."""
+        if run and self.run is not None:
+            yield _of_run(run), Decimal(str(self.run))
+        if self.day is not None:
+            yield TODAY, Decimal(str(self.day))
+        if model in self.models:
+            yield f"model {model} today", Decimal(str(self.models[model]))
+
+
+def estimate(request: Request) -> Decimal:
+    """What a call may cost; Validation where nobody knows the price."""
+    body = request.body if isinstance(request.body, Mapping) else {}
+    output = _output_tokens(body) * max(_number(body.get("n")), 1)
+    cost = price(request.model, Tokens(_characters(body) // _CHARACTERS_PER_TOKEN + 1, output), request.where)
+    if cost is None:
+        raise Validation(
+            f"model {request.model} has no known price, so no budget can hold it",
+            hint="pip install '.[llm]' for prices, or call it by a client without a budget",
+        )
+    return cost
+
+
+class Spending:
+    """What the books of a store show for today and for runs, read on as they grow."""
+
+    def __init__(self, store: CheckpointManager) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._day = date.min
+        self._read_to = 0
+        self._today: Amounts = defaultdict(Decimal)
+        self._runs: dict[str, Decimal] = {}
+
+    def check(self, budget: Budget, run: str, model: str, cost: Decimal, flights: Iterable[Checkpoint]) -> None:
+        """BudgetExceeded if a call of this cost does not fit beside what was spent and what is under way."""
+        reserved: Amounts = defaultdict(Decimal)
+        for flight in flights:
+            for scope in _scopes(flight):
+                reserved[scope] += amount_of(flight.metadata.get("estimate"))
+        with self._lock:
+            spent = self._read(run)
+        for scope, limit in budget.limits(run, model):
+            if cost > limit - spent[scope] - reserved[scope]:
+                raise BudgetExceeded(
+                    f"{scope}: a call of {model} may cost {dollars(cost)}; of the budget of {dollars(limit)}, "
+                    f"{dollars(spent[scope])} is spent and {dollars(reserved[scope])} reserved for calls under way",
+                    hint="nothing was sent; raise the budget, or lower max_tokens",
+                )
+
+    def _read(self, run: str) -> Amounts:
+        """What is spent by scope, up to the newest record."""
+        today = datetime.now(UTC).date()
+        if self._day != today:
+            self._day, self._read_to = today, self._last_before(today)
+            self._today.clear()
+            self._runs.clear()
+        for record in self._store.walk(CALLS, after=self._read_to):
+            self._read_to = record.seq
+            spent, payer = amount_of(record.metadata.get("spent")), str(record.metadata.get("run"))
+            for scope in (TODAY, _of_model(record)):
+                self._today[scope] += spent
+            if payer in self._runs:
+                self._runs[payer] += spent
+        if run and run not in self._runs:
+            records = self._store.walk(CALLS, tags={"run": run}, before=self._read_to + 1)
+            self._runs[run] = sum((amount_of(record.metadata.get("spent")) for record in records), Decimal(0))
+        return defaultdict(Decimal, {**self._today, _of_run(run): self._runs.get(run, Decimal(0))})
+
+    def _last_before(self, day: date) -> int:
+        """The number of the newest record that is older than a day; 0 for none."""
+        before: int | None = None
+        while page := self._store.list(CALLS, before=before, limit=_PAGE):
+            for record in reversed(page):
+                if record.created_at.date() < day:
+                    return record.seq
+            before = page[0].seq
+        return 0
+
+
+def _of_run(run: str) -> str:
+    return f"run {run}"
+
+
+def _of_model(record: Checkpoint) -> str:
+    return f"model {record.metadata.get('model')} today"
+
+
+def _scopes(flight: Checkpoint) -> tuple[str, str, str]:
+    return TODAY, _of_model(flight), _of_run(str(flight.metadata.get("run")))
+
+
+def _output_tokens(body: Mapping[str, Any]) -> int:
+    settings = body.get("generationConfig")
+    places = (body, settings) if isinstance(settings, Mapping) else (body,)
+    return max((_number(place.get(name)) for place in places for name in _LIMITS), default=0) or ASSUMED_OUTPUT
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        is_file = len(value) >= _LEAST_FILE and " " not in value
+        return _TOKENS_OF_A_FILE * _CHARACTERS_PER_TOKEN if is_file else len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _characters(inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return 1
+
+
+def _number(value: object) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and 0 <= value < float("inf")
