@@ -1,12 +1,10 @@
 """Workers that are killed and frozen: each run is carried out, each step of it is durable once, no result is lost."""
 
-import random
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,8 @@ import pytest
 
 import kedge
 from kedge.pipeline.consumer import Worker
+from tests.servers.postgres import postgres_cluster
+from tests.torture.queues import storm
 from tests.unit.pipeline.test_queues import POSTGRES
 from tests.waiting import wait_for
 
@@ -26,19 +26,6 @@ PROGRAM = """
     def note(line):
         with open("log", "a") as log:
             log.write(line + "\\n")
-
-    @kedge.pipeline
-    def work(number):
-        run = kedge.current_run()
-        total = 0
-        for part in range(4):
-            total += run.step(f"part {part}", add, number, part)
-        return total
-
-    def add(number, part):
-        note(f"{number} {part}")
-        time.sleep(0.01)  # sleep: the work
-        return number * 10 + part
 
     @kedge.pipeline
     def freezes():
@@ -98,24 +85,19 @@ def workers(tmp_path: Path, url: str) -> Iterator[Workers]:
     started.end()
 
 
-def test_killed_at_any_moment(workers: Workers, url: str) -> None:
-    draw = random.Random(7)
-    workers.submit("[queue.submit(program.work, number, key=f'w{number}') for number in range(20)]")
-    process, kills = workers.start(), 0
-    workers.start()
-    with kedge.open(url) as store:
-        queue = kedge.queue("q", store=store)
-        while kills < 5:
-            lines = len(workers.lines()) + draw.randint(1, 12)
-            wait_for(lambda: len(workers.lines()) >= lines or len(queue) == 0, "nothing goes on")  # noqa: B023
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-            process = workers.start()
-        wait_for(lambda: len(queue) == 0, "not all runs end")
-        for number in range(20):
-            assert queue.handle(f"w{number}").result(0) == 40 * number + 6
-            steps = Counter(record.step for record in store.list(f"w{number}") if record.metadata["kind"] == "step")
-            assert steps == {f"part {part}": 1 for part in range(4)}
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_frozen_and_stopped_at_any_moment(tmp_path: Path, seed: int) -> None:
+    """The short form of `./dev torture queues`."""
+    numbers = storm(tmp_path, str(tmp_path / "store"), runs=60, blows=4, seed=seed)
+    assert numbers["runs"] == 60
+
+
+@pytest.mark.requires("postgres")
+@pytest.mark.xdist_group("postgres")
+def test_killed_frozen_and_stopped_while_the_database_restarts(tmp_path: Path) -> None:
+    with postgres_cluster() as cluster:
+        numbers = storm(tmp_path, cluster.empty_database(), runs=60, blows=5, seed=3, cluster=cluster)
+    assert numbers["runs"] == 60
 
 
 def test_a_frozen_worker_that_wakes_up_is_refused(workers: Workers, url: str) -> None:

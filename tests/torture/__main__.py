@@ -24,6 +24,7 @@ NAMES = (
     "disk_full",
     "many_processes",
     "pipelines",
+    "queues",
     "agents",
     "training",
     "copies",

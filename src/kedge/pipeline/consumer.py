@@ -9,24 +9,47 @@ take over   an entry that is marked running, and whose run has no lease: its wor
 
 from __future__ import annotations
 
-import heapq
 import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from random import shuffle
 from typing import Any
 
-from kedge.errors import Cancelled, CheckpointError, Denied, LeaseHeld, LeaseLost, NotFound
+from kedge.errors import (
+    Cancelled,
+    CheckpointError,
+    Denied,
+    LeaseHeld,
+    LeaseLost,
+    NoSpace,
+    NotFound,
+    StorageError,
+    Unavailable,
+)
 from kedge.manager import CheckpointManager
 from kedge.model import Lease, RunStatus
 
 from .declaration import Pipeline
+from .delayed import Delayed
 from .failure import one_line
 from .history import run_of
 from .owner import take_lease
-from .queues import DEAD, DELAYED, PRIORITIES, RUNNING, Entry, after_key, queue_job, ready, save_entry, schedule_job
+from .queues import (
+    DEAD,
+    PRIORITIES,
+    RUNNING,
+    Entry,
+    after_key,
+    drop_entry,
+    entries_of,
+    queue_job,
+    ready,
+    save_entry,
+    schedule_job,
+)
 from .retry import Retry
 from .run import Run
 from .schedules import fire
@@ -36,7 +59,6 @@ LOOK_EVERY_S = 0.2
 IDLE_S = 1.0
 LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
 MAX_TAKEOVERS = 5
-_PAGE = 500
 
 Report = Callable[[str, str], None]  # (run, what became of it)
 
@@ -69,11 +91,9 @@ class Worker:
         self._report = report
         self._lock = threading.Lock()
         self._at_work: dict[str, Run | None] = {}  # by ID of the entry
-        self._delayed: dict[str, list[tuple[float, int, Entry]]] = {  # heaps
-            job: [] for job in [*self._jobs, *self._schedules]
-        }
-        self._delayed_to: dict[str, int] = {}  # how far delayed entries were read
+        self._delayed = {job: Delayed(store, job) for job in (*self._schedules, *self._jobs)}
         self._recover_at = 0.0
+        self._recovered_to: dict[str, int] = {}  # where the search for dead workers was broken off
         self._collided = False
         self._wake = threading.Event()
         self._stopping = ""
@@ -90,20 +110,25 @@ class Worker:
             try:
                 while not self._stopping:
                     self._wake.clear()
-                    seen = self._store.events(limit=1, newest=True)
-                    if not self._take(threads) and not self._at_work:
-                        if until_empty and self._is_idle():
+                    try:
+                        seen = self._store.events(limit=1, newest=True)
+                        self._recover(threads)
+                        if self._take(threads) or self._at_work:
+                            self._wake.wait(LOOK_EVERY_S)
+                        elif until_empty and self._is_idle():
                             return
-                        self._wait_for_news(seen[-1].id if seen else 0)
-                    else:
-                        self._wake.wait(LOOK_EVERY_S)
+                        else:
+                            self._wait_for_news(seen[-1].id if seen else 0)
+                    except (Unavailable, NoSpace) as error:  # it comes back; somebody makes room
+                        self._report("the store", f"cannot be used now: {error}")
+                        self._wake.wait(IDLE_S)
             finally:
                 self._let_end()
 
     def _wait_for_news(self, seen: int) -> None:
         """Until something changes in the store, or is due. So an idle worker asks once a second."""
-        due = min((heap[0][0] for heap in self._delayed.values() if heap), default=float("inf"))
-        wait_s = min(IDLE_S, self._lease_s / 2, max(0.01, due - time.time()))
+        due_at = min(delayed.next_at for delayed in self._delayed.values())
+        wait_s = min(IDLE_S, self._lease_s / 2, max(0.01, due_at - time.time()))
         self._store.events(seen, limit=1, wait_s=wait_s)
 
     def _let_end(self) -> None:
@@ -137,70 +162,92 @@ class Worker:
 
     # Finding
 
+    def _recover(self, threads: ThreadPoolExecutor) -> None:
+        """Take over what dead workers were at. Runs at work elsewhere cost a look each, and no thread."""
+        if time.monotonic() < self._recover_at or self._is_full():
+            return
+        for job in self._jobs:
+            for entry in entries_of(self._store.walk(job, tags={"state": RUNNING}, after=self._recovered_to.get(job))):
+                if self._is_full():
+                    return  # goes on here as soon as a thread is free
+                self._recovered_to[job] = entry.seq
+                with self._lock:
+                    if entry.id in self._at_work or entry.pipeline not in self._pipelines:
+                        continue
+                with ExitStack() as stack:
+                    try:
+                        lease = stack.enter_context(take_lease(self._store, entry.key, self._lease_s))
+                    except LeaseHeld:
+                        continue
+                    self._begin(threads, job, entry, lease, stack.pop_all())
+            self._recovered_to.pop(job, None)
+        self._recover_at = time.monotonic() + self._lease_s / 2
+
     def _take(self, threads: ThreadPoolExecutor) -> int:
         """Begin as much as there are free threads for; answers how much."""
         count = 0
         for job, entry in self._candidates():
+            if self._is_full():
+                break
             with self._lock:
-                if len(self._at_work) >= self._concurrency:
-                    break
-                is_known = entry.pipeline in self._pipelines or job in self._schedules
-                if entry.id in self._at_work or not is_known:
-                    continue
-                self._at_work[entry.id] = None
-            threads.submit(self._work, job, entry)
-            count += 1
+                is_at_work = entry.id in self._at_work
+            if not is_at_work and (entry.pipeline in self._pipelines or job in self._schedules):
+                self._begin(threads, job, entry)
+                count += 1
+            self._delayed[job].take(entry)
         return count
 
     def _candidates(self) -> Iterator[tuple[str, Entry]]:
-        """Entries that may be taken: of dead workers, then those that are due, then by priority."""
-        if len(self._at_work) >= self._concurrency:
+        """Entries that may be taken: those that are due, then by priority."""
+        if self._is_full():
             return
-        if time.monotonic() >= self._recover_at:
-            self._recover_at = time.monotonic() + self._lease_s / 2
-            for job in self._jobs:
-                for record in self._store.list(job, tags={"state": RUNNING}, after=0, limit=_PAGE):
-                    yield job, Entry.of(record)
-        for job in (*self._schedules, *self._jobs):
-            self._read_delayed(job)
-            heap = self._delayed[job]
-            while heap and heap[0][0] <= time.time():
-                yield job, heapq.heappop(heap)[2]
+        for job, delayed in self._delayed.items():
+            for entry in delayed.due():
+                yield job, entry
         for priority in reversed(PRIORITIES):
             for job in self._jobs:
                 window = 2 * self._concurrency + 8
                 page = self._store.list(job, tags={"state": ready(priority)}, after=0, limit=window)
                 if self._collided:
                     shuffle(page)  # several workers want the same ones
-                for record in page:
-                    yield job, Entry.of(record)
+                for entry in entries_of(page):
+                    yield job, entry
         self._collided = False
 
-    def _read_delayed(self, job: str) -> None:
-        """Those that were submitted since the last look; each worker knows when all of them are due."""
-        while page := self._store.list(job, tags={"state": DELAYED}, after=self._delayed_to.get(job, 0), limit=_PAGE):
-            self._delayed_to[job] = page[-1].seq
-            for record in page:
-                entry = Entry.of(record)
-                heapq.heappush(self._delayed[job], (entry.due_at, entry.seq, entry))
+    def _is_full(self) -> bool:
+        with self._lock:
+            return len(self._at_work) >= self._concurrency
 
     # Carrying out
 
-    def _work(self, job: str, entry: Entry) -> None:
+    def _begin(
+        self,
+        threads: ThreadPoolExecutor,
+        job: str,
+        entry: Entry,
+        lease: Lease | None = None,
+        held: ExitStack | None = None,
+    ) -> None:
+        """In a thread; `held` gives the lease back, if the caller has taken it."""
+        with self._lock:
+            self._at_work[entry.id] = None
+        threads.submit(self._work, job, entry, lease, held or ExitStack())
+
+    def _work(self, job: str, entry: Entry, lease: Lease | None, held: ExitStack) -> None:
         try:
-            with take_lease(self._store, entry.key, self._lease_s) as lease:
+            with held:
+                lease = lease or held.enter_context(take_lease(self._store, entry.key, self._lease_s))
                 if job in self._schedules:
                     self._fire(entry)
                 elif (current := self._look_again(entry)) is not None:
                     self._carry_out(job, current, lease)
         except LeaseHeld:
             self._collided = True
-            if entry.state == DELAYED:  # somebody has its run; if that ends badly, the entry is still due
-                with self._lock:
-                    heapq.heappush(self._delayed[job], (time.time() + self._lease_s, entry.seq, entry))
+            self._delayed[job].put_back(entry, self._lease_s)  # if that ends badly, it is still due
         except LeaseLost:
             self._report(entry.key, "was taken over by another worker")
         except CheckpointError as error:
+            self._delayed[job].put_back(entry, IDLE_S)
             self._report(entry.key, f"cannot be carried out now: {error}")
         finally:
             with self._lock:
@@ -221,12 +268,12 @@ class Worker:
             current = Entry.of(self._store.get(entry.id))
         except NotFound:
             return None
-        return None if current.state == DEAD else current
+        return None if current is None or current.state == DEAD else current
 
     def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:
         summary = run_of(self._store, entry.key)
         if summary is not None and summary.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
-            self._store.delete(job, entry.id)
+            drop_entry(self._store, entry.id)
             return
         takeovers = entry.takeovers + (entry.state == RUNNING)
         if takeovers > self._max_takeovers:
@@ -246,15 +293,15 @@ class Worker:
             else:
                 self._again(job, entry, call, LOOK_AGAIN_S, entry.attempts)
             self._report(entry.key, f"is paused ({paused})")
-        except LeaseLost:
-            raise
+        except (LeaseLost, StorageError):
+            raise  # nothing is wrong with the run: it is taken over, by this worker or another one
         except Cancelled:
-            self._store.delete(job, entry.id)
+            drop_entry(self._store, entry.id)
             self._report(entry.key, "was cancelled")
-        except Exception as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
+        except BaseException as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
             self._after_failure(job, entry, call, error)
         else:
-            self._store.delete(job, entry.id)
+            drop_entry(self._store, entry.id)
             self._report(entry.key, "is completed")
 
     def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
@@ -272,7 +319,7 @@ class Worker:
             self._begin(entry, run)
             run.end(await pipeline.function(*call["args"], **call["kwargs"]))
 
-    def _after_failure(self, job: str, entry: Entry, call: object, error: Exception) -> None:
+    def _after_failure(self, job: str, entry: Entry, call: object, error: BaseException) -> None:
         attempts = entry.attempts + 1
         if attempts > entry.retries or isinstance(error, Denied):
             self._give_up(entry, one_line(error))
@@ -286,7 +333,7 @@ class Worker:
         new: dict[str, Any] = {**old.metadata, "due_at": time.time() + wait_s, "attempts": attempts}
         if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
             save_entry(self._store, job, new, call, after=entry.id)
-        self._store.delete(job, entry.id)
+        drop_entry(self._store, entry.id)
 
     def _give_up(self, entry: Entry, why: str) -> None:
         self._store.tag(entry.id, state=DEAD, note=why[:200])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
@@ -37,6 +37,7 @@ DELAYED, RUNNING, DEAD = "delayed", "running", "dead"
 PRIORITIES = range(10)
 LOOK_EVERY_S = 0.1
 _SCHEDULES = ":schedules"
+_FIELDS = {"run": str, "pipeline": str, "priority": int, "due_at": float, "attempts": int, "retries": int}
 
 
 def ready(priority: int) -> str:
@@ -71,25 +72,30 @@ class Entry:
     note: str  # why it is dead
 
     @classmethod
-    def of(cls, record: Checkpoint) -> Entry:
+    def of(cls, record: Checkpoint) -> Entry | None:
+        """None for a record that is no entry: anybody who may save can write one, and it disturbs nobody."""
         about: Any = record.metadata
         tags = record.tags
+        takeovers = tags.get("takeovers", "0")
+        if about.get("kind") != "entry" or not takeovers.isdecimal():
+            return None
+        values = [about.get(name) for name in ("run", "pipeline", "priority", "due_at", "attempts", "retries")]
+        if not all(
+            isinstance(value, kind) for value, kind in zip(values, (str, str, int, float, int, int), strict=True)
+        ):
+            return None
+        key, pipeline, priority, due_at, attempts, retries = values
         return cls(
-            record.id,
-            record.seq,
-            about["run"],
-            about["pipeline"],
-            tags.get("state", ""),
-            about["priority"],
-            about["due_at"],
-            about["attempts"],
-            about["retries"],
-            int(tags.get("takeovers", "0")),
-            tags.get("note", ""),
-        )
+            record.id, record.seq, key, pipeline, tags.get("state", ""), priority, due_at, attempts, retries,
+            int(takeovers), tags.get("note", ""),
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def entries_of(records: Iterable[Checkpoint]) -> Iterator[Entry]:
+    return (entry for record in records if (entry := Entry.of(record)) is not None)
 
 
 class Queue:
@@ -150,8 +156,7 @@ class Queue:
 
     def entries(self, state: str | None = None) -> Iterator[Entry]:
         """What has not ended, in the order of submission; only what is dead with state="dead"."""
-        for record in self.store.walk(self._job, tags=None if state is None else {"state": state}):
-            yield Entry.of(record)
+        return entries_of(self.store.walk(self._job, tags=None if state is None else {"state": state}))
 
     def __len__(self) -> int:
         """How much has not ended."""
@@ -199,6 +204,11 @@ def save_entry(
         metadata={**entry, "kind": "entry"},
         idempotency_key=after_key(after) if after else None,
     )
+
+
+def drop_entry(store: CheckpointManager, entry_id: str) -> None:
+    """Delete an entry; nothing happens if somebody did before."""
+    store.store.delete([entry_id], actor=store.actor)
 
 
 def after_key(entry_id: str) -> str:
@@ -251,7 +261,7 @@ class Handle:
 
     def _outcome(self) -> tuple[Any] | None:
         """The result; None while the run has not ended. Raises what it failed with for good."""
-        entries = self._store.list(self._job, tags={"run": self.key}, limit=1)
+        entries = list(entries_of(self._store.list(self._job, tags={"run": self.key}, limit=1)))
         newest = newest_status(self._store, self.key)
         status = None if newest is None else newest.metadata.get("status")
         if newest is not None and status == RunStatus.COMPLETED:
@@ -261,14 +271,14 @@ class Handle:
             return (state["result"],)
         if status == RunStatus.CANCELLED:
             raise Cancelled(f"run {self.key} was cancelled", hint="use another key to start anew")
-        if entries and Entry.of(entries[0]).state != DEAD:
+        if entries and entries[0].state != DEAD:
             return None
         if not entries and newest is None:
             raise NotFound(f"run {self.key} is not in the queue", hint="submit it")
         if newest is not None and status == RunStatus.FAILED:
             failed: Any = self._store.load(newest.id)
             raise Failure.from_state(failed["failure"]).rebuild()
-        note = Entry.of(entries[0]).note if entries else ""
+        note = entries[0].note if entries else ""
         raise Conflict(f"run {self.key} was given up: {note or status}", hint="kedge queue retry tries it again")
 
     def cancel(self) -> None:

@@ -24,6 +24,7 @@ from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from kedge.index.postgres.index import PostgresIndex
+    from kedge.index.postgres.writes import PostgresWrites
     from tests.servers.postgres import Cluster
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.requires("postgres")]
@@ -150,6 +151,36 @@ def test_a_lease_that_another_machine_took_is_respected(index: PostgresIndex, ur
         save(other, record(lease_token=lease.token))
     assert save(index)[0].seq == 6
     other.close()
+
+
+def test_a_writer_that_is_suspended_in_its_transaction_keeps_nobody_out(
+    index: PostgresIndex, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kedge.index.postgres.writes import PostgresWrites
+
+    monkeypatch.setattr("kedge.index.postgres.index.FROZEN_MS", 200)
+    begun, go = threading.Event(), threading.Event()
+    deletes = PostgresWrites.delete
+
+    def suspended(writes: PostgresWrites, *args: Any) -> Any:
+        deleted = deletes(writes, *args)
+        begun.set()
+        go.wait()
+        return deleted
+
+    first = save(index, record())
+    monkeypatch.setattr(PostgresWrites, "delete", suspended)
+    frozen = threading.Thread(target=lambda: answers.append(index.delete([first.id], actor="frozen")))
+    answers: list[Any] = []
+    frozen.start()
+    begun.wait()
+    other = open_index(url)
+    second = save(other, record())  # waits until the server ends the transaction
+    assert [c.id for c in other.list(second.job)] == [first.id, second.id]
+    other.close()
+    go.set()
+    frozen.join()
+    assert answers == [[first.id]]  # it was done again
 
 
 def test_one_bad_save_of_several_that_commit_together_fails_alone(index: PostgresIndex) -> None:

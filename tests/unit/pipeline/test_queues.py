@@ -198,7 +198,7 @@ def test_a_worker_that_dies_behind_the_end_of_a_run_leaves_nothing_to_repeat(
         raise kedge.StorageError("killed here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "delete", die)
+        patch.setattr(store.store, "delete", die)
         worker = Worker(store, ["q"], {"work": work})
         thread = threading.Thread(target=worker.serve)
         thread.start()

@@ -27,6 +27,8 @@ EXIT_PAUSED = 75
               metavar="SECONDS", help="Others take over the runs of a worker that is silent for so long.")  # fmt: skip
 @click.option("--grace", "grace_s", type=click.FloatRange(0, 86_400), default=30.0, show_default=True,
               metavar="SECONDS", help="Let runs end for this long when the worker is told to stop.")  # fmt: skip
+@click.option("--max-takeovers", type=Number(0), default=5, show_default=True, metavar="N",
+              help="Give a run up when more than N workers have died at it.")  # fmt: skip
 @click.option("--until-empty", is_flag=True, help="End when there is nothing left to do.")
 @click.pass_context
 def worker_command(
@@ -37,6 +39,7 @@ def worker_command(
     concurrency: int,
     lease_s: float,
     grace_s: float,
+    max_takeovers: int,
     until_empty: bool,
 ) -> None:
     """Carry out the runs of queues, with the pipelines that FILE.py defines.
@@ -44,6 +47,7 @@ def worker_command(
     Start it on as many machines as you like. It takes over the runs of workers that died. SIGTERM and Ctrl-C stop it:
     runs at work end, or pause before their next step and go back to the queue; a second one stops it at once.
     """
+    from kedge.blobs.backoff import Backoff
     from kedge.errors import NotFound
     from kedge.pipeline import Pipeline
     from kedge.pipeline.consumer import Worker
@@ -54,7 +58,7 @@ def worker_command(
     pipelines = {value.name: value for value in vars(program).values() if isinstance(value, Pipeline)}
     if not pipelines:
         raise NotFound(f"{file} has no pipelines", hint="decorate functions with @kedge.pipeline")
-    with session.open(create=True) as manager:
+    with Backoff().run(lambda: session.open(create=True)) as manager:  # the database may come up later than this
         worker = Worker(
             manager,
             queues,
@@ -62,6 +66,7 @@ def worker_command(
             concurrency=concurrency,
             lease_s=lease_s,
             grace_s=grace_s,
+            max_takeovers=max_takeovers,
             report=lambda run, text: click.echo(f"kedge: {run} {text}", err=True),
         )
         _stop_on_signals(worker)

@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 _GATHER_S = 0.001  # for savers who will be back; a commit takes a few of these
 _LOST_ANSWERS = 3  # in a row, until a save gives up
+FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock of its namespace: the server ends it
 
 
 class _Operation(Generic[T]):
@@ -154,6 +155,7 @@ class PostgresIndex(PostgresReads):
 
     def _begin(self, db: Connection, *, is_careful: bool) -> PostgresWrites:
         db.execute("BEGIN")
+        db.execute(f"SET LOCAL idle_in_transaction_session_timeout = {FROZEN_MS}")
         self.writes = PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful)
         return self.writes
 

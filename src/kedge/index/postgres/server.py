@@ -205,7 +205,7 @@ def typed(error: BaseException, name: str) -> BaseException:
         return StorageError(text, hint="check the user and the password of the database")
     if isinstance(error, psycopg.errors.InvalidCatalogName):
         return StorageError(text, hint="create the database first: createdb NAME")
-    if isinstance(error, psycopg.OperationalError):
+    if isinstance(error, psycopg.OperationalError | psycopg.errors.IdleInTransactionSessionTimeout):
         return Unavailable(text, hint="check that the database can be reached, then run it again")
     if isinstance(error, psycopg.Error):
         return StorageError(text, hint="see the log of the database server")

@@ -1,0 +1,141 @@
+"""Workers that meet trouble: nothing is forgotten, and what is not the run's fault is not counted against it."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge import CheckpointManager
+from kedge.errors import StorageError, Unavailable
+from kedge.pipeline.consumer import Worker
+from kedge.pipeline.queues import DEAD, RUNNING
+from tests.unit.pipeline.test_queues import POSTGRES, serve
+from tests.waiting import Clock
+
+
+@pytest.fixture(params=["directory", POSTGRES])
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[CheckpointManager]:
+    is_directory = request.param == "directory"
+    place = tmp_path / "store" if is_directory else request.getfixturevalue("postgres").empty_database()
+    with kedge.open(place) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(store: CheckpointManager) -> kedge.Queue:
+    return kedge.queue("q", store=store)
+
+
+@kedge.pipeline
+def work(number: int) -> int:
+    return number
+
+
+def test_what_is_due_when_all_threads_are_busy_is_not_forgotten(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    handles = [queue.submit(work, number, delay_s=60) for number in range(5)]
+    clock.advance(61)
+    serve(store, work, concurrency=1)
+    assert [handle.result(0) for handle in handles] == list(range(5))
+
+
+def test_a_due_run_is_not_forgotten_when_the_store_fails(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = queue.submit(work, 7, delay_s=0.01)
+    _fail_once(monkeypatch, store, "get")
+    said = serve(store, work)
+    assert "cannot be carried out now" in said[0]
+    assert handle.result(0) == 7
+
+
+def test_a_worker_outlives_an_outage_of_its_store(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = queue.submit(work, 7)
+    _fail_once(monkeypatch, store, "events")
+    said = serve(store, work)
+    assert said[0].startswith("the store cannot be used now")
+    assert handle.result(0) == 7
+
+
+def _fail_once(monkeypatch: pytest.MonkeyPatch, store: CheckpointManager, name: str) -> None:
+    method, failures = getattr(store, name), [Unavailable("the database is away", hint="wait")]
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return method(*args, **options)
+
+    monkeypatch.setattr(store, name, fails)
+
+
+def test_an_outage_is_no_failed_attempt(store: CheckpointManager, queue: kedge.Queue) -> None:
+    outages = [1]
+
+    @kedge.pipeline
+    def meets_an_outage() -> str:
+        if outages:
+            outages.pop()
+            raise StorageError("the database is away", hint="wait")
+        return "done"
+
+    handle = queue.submit(meets_an_outage)
+    serve(store, meets_an_outage, lease_s=0.2)
+    assert handle.result(0) == "done"
+
+
+def test_an_outage_that_does_not_end_stops_after_so_many_takeovers(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    calls: list[int] = []
+
+    @kedge.pipeline
+    def always() -> None:
+        calls.append(1)
+        raise StorageError("no such luck", hint="none")
+
+    handle = queue.submit(always)
+    serve(store, always, lease_s=0.2, max_takeovers=2)
+    assert len(calls) == 3
+    with pytest.raises(StorageError, match="no such luck"):
+        handle.result(0)
+    assert [entry.note for entry in queue.entries(DEAD)] == ["3 workers died at it"]
+
+
+def test_a_pipeline_that_exits_has_failed(store: CheckpointManager, queue: kedge.Queue) -> None:
+    @kedge.pipeline
+    def exits() -> None:
+        sys.exit(3)
+
+    queue.submit(exits)
+    assert serve(store, exits) == ["exits is given up: SystemExit: 3"]
+
+
+def test_runs_at_work_elsewhere_do_not_hide_an_abandoned_one(store: CheckpointManager, queue: kedge.Queue) -> None:
+    handles = [queue.submit(work, number) for number in range(3)]
+    for entry in queue.entries():
+        store.tag(entry.id, state=RUNNING)
+    others = [store.take_lease(handle.key, "a worker elsewhere", 600) for handle in handles[:2]]
+    worker = Worker(store, ["q"], {"work": work}, lease_s=1, report=lambda run, text: worker.stop("enough"))
+    worker.serve()
+    assert handles[2].result(0) == 2
+    for lease in others:
+        store.break_lease(lease)
+    serve(store, work, lease_s=0.2)
+    assert [handle.result(0) for handle in handles] == [0, 1, 2]
+
+
+def test_a_record_that_is_no_entry_disturbs_nobody(store: CheckpointManager, queue: kedge.Queue) -> None:
+    for state in ("ready5", "running", "delayed", "dead"):
+        store.save("queue:q", "strange", {}, tags={"state": state, "run": "work-1"})
+        store.save("queue:q", "strange", {}, tags={"state": state}, metadata={"kind": "entry", "run": 7})
+    handle = queue.submit(work, 1)
+    assert len(list(queue.entries())) == 1
+    worker = Worker(store, ["q"], {"work": work}, report=lambda run, text: worker.stop("enough"))
+    worker.serve()
+    assert handle.result(0) == 1
