@@ -38,7 +38,7 @@ def verify_command(session: Session, expect: str | None) -> None:
         lines = [f"{style('✗', 'bad')} the log does not match the mark: it was rewritten or cut"]
     else:
         entries = count_of(chain.entries, "entry", "entries")
-        lines = [f"{style('✓', 'good')} {entries}, each follows from those before", f"  mark: {new_mark}"]
+        lines = [f"{style('✓', 'good')} {entries}; the hash chain is intact", f"  mark: {new_mark}"]
     session.answer({"ok": is_ok, **asdict(chain), "mark": new_mark}, *lines)
     if not is_ok:
         click.get_current_context().exit(Corrupted.exit_code)

@@ -48,7 +48,7 @@ def create_command(session: Session, name: str, scope: str, more: tuple[str, ...
         token, text = tokens.create(name, scope, (session.namespace, *more), expires_days=expires_days)
     session.answer({"token": text, "about": token.to_json()}, text)
     if not session.as_json:
-        note = f"{scope} in {', '.join(token.namespaces)}; store it now: it is not shown again"
+        note = f"scope {scope} in {', '.join(token.namespaces)}. Save the token now: it is not shown again."
         click.echo(style(note, "dim"), err=True)
 
 
