@@ -18,7 +18,8 @@ The words, used the same way everywhere:
                      └──── manifest ── index (what exists)  then committed, then acknowledged
 
 What is promised (docs/design.md): an acknowledged save survives kill -9 and power loss; a load returns exactly what
-was saved, verified, or raises Corrupted; loading never executes code.
+was saved, verified, or raises Corrupted; a state never chooses what code runs when it is loaded: only the `decode` and
+`upgrade` functions that the program itself registered do.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Worker:
                 if run is not None:
                     self._stop(run)
 
-    def _begin(self, entry: Entry, run: Run) -> None:
+    def _begin_run(self, entry: Entry, run: Run) -> None:
         with self._lock:
             self._at_work[entry.id] = run
             if self.is_stopping_runs:
@@ -311,12 +311,12 @@ class Worker:
             asyncio.run(self._call_async(pipeline, run, entry, call))
             return
         with run:
-            self._begin(entry, run)
+            self._begin_run(entry, run)
             run.end(pipeline.function(*call["args"], **call["kwargs"]))
 
     async def _call_async(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
         async with run:
-            self._begin(entry, run)
+            self._begin_run(entry, run)
             run.end(await pipeline.function(*call["args"], **call["kwargs"]))
 
     def _after_failure(self, job: str, entry: Entry, call: object, error: BaseException) -> None:

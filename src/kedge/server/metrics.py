@@ -109,9 +109,9 @@ def _of_all_workers(directory: str) -> CollectorRegistry:
     for file in Path(directory).glob("gauge_live*_*.db"):
         pid = int(file.stem.rpartition("_")[2])
         if not Path(f"/proc/{pid}").exists():
-            mark_process_dead(pid, directory)  # its requests ended with it
+            mark_process_dead(pid, directory)  # type: ignore[no-untyped-call] # its requests ended with it
     registry = CollectorRegistry(auto_describe=False)
-    MultiProcessCollector(registry, directory)
+    MultiProcessCollector(registry, directory)  # type: ignore[no-untyped-call]
     return registry
 
 
