@@ -59,7 +59,7 @@ def test_sigterm_loses_no_acknowledged_save(tmp_path: Path) -> None:
 def stop_under_load(place: Path, before: str = "pass") -> None:
     """Savers at work, an event stream open: everything that was answered 201 is there afterwards, and it ends."""
     acknowledged: list[str] = []
-    enough = threading.Event()
+    enough, is_open = threading.Event(), threading.Event()
 
     with serving(place, before=before) as (process, url):
 
@@ -82,12 +82,14 @@ def stop_under_load(place: Path, before: str = "pass") -> None:
             with httpx.stream("GET", f"{url}/api/v1/events", params={"after": 0}, timeout=30) as answer:
                 for line in answer.iter_lines():
                     count += line.startswith("id:")
+                    is_open.set()
             return count
 
         with ThreadPoolExecutor(5) as threads:
             savers = [threads.submit(work, n) for n in range(4)]
             listener = threads.submit(listen)
             assert enough.wait(60)
+            assert is_open.wait(60)
             process.send_signal(signal.SIGTERM)
             assert process.wait(40) in (0, -signal.SIGTERM)
             for saver in savers:
