@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,8 +16,8 @@ from unittest import mock
 import pytest
 
 import kedge
-from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, NotFound
-from kedge.model import Lease
+from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, NotFound, Validation
+from kedge.model import Checkpoint, Lease
 from kedge.ports import KEYS, ChunksGone
 from tests.parts import require
 from tests.torture.mutants import applied
@@ -370,6 +371,39 @@ def test_a_save_while_a_rewrite_marks_what_is_named(stores: Stores) -> None:
             gate.open()
             changing.result()
     stores.assert_whole()
+
+
+# rekey × change
+
+
+CHANGES: dict[str, Callable[[Manager, str], Checkpoint]] = {
+    "pin": lambda store, i: store.pin(i),
+    "tag": lambda store, i: store.tag(i, color="red"),
+    "status": lambda store, i: store.set_status(i, "archived"),
+}
+
+
+@across("change", CHANGES, SHARED)
+def test_who_cannot_read_a_checkpoint_any_more_does_not_change_it(stores: Stores, change: str) -> None:
+    """An error says that nothing was done, also to who has the store open under the master key of before."""
+    wanted = next(iter(stores.states))
+    before = stores.user.get(wanted)
+    stores.user.rekey(new_key=NEW_KEY, rewrite=True)
+    with pytest.raises(Validation, match="master key of this store was changed"):
+        CHANGES[change](stores.other, wanted)
+    assert replace(stores.user.get(wanted), digest=before.digest) == before  # that of the row as it is sealed now
+
+
+@across("change", CHANGES, SHARED)
+def test_what_was_changed_when_the_keys_were_is_acknowledged(stores: Stores, change: str) -> None:
+    wanted = next(iter(stores.states))
+    with gate_after(stores.other.store.index.inner, "update") as gate:  # type: ignore[attr-defined]
+        changing = Background(CHANGES[change], stores.other, wanted)
+        gate.wait_until_reached()
+        stores.user.rekey(new_key=NEW_KEY, rewrite=True)
+        gate.open()
+        answer = changing.result()
+    assert replace(answer, digest="") == replace(stores.user.get(wanted), digest="")
 
 
 # rekey × delete

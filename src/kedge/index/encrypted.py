@@ -248,16 +248,23 @@ class EncryptedIndex(SealedRows):
         )
         while True:
             try:
-                changed = change(envelope=self._with_tags(checkpoint_id, tags) if tags else None)
-                return self._confirmed(partial(self.inner.get, checkpoint_id), self._open, changed)
+                row, opened, proof = self._look(checkpoint_id)  # what this process may not read it does not change
+                changed = change(envelope=self._with_tags(row, opened, proof, tags) if tags else None)
             except RowChanged:
                 continue  # somebody else changed its tags, or its keys, since we looked
             except KeysChanged:
                 self.vault.refresh()
+                continue
+            try:
+                return self._confirmed(partial(self.inner.get, checkpoint_id), self._open, changed)
+            except Validation:  # the keys were changed since: it is done, and this is what was there
+                tagged = {name: value for name, value in {**opened.tags, **(tags or {})}.items() if value is not None}
+                return replace(opened, is_pinned=changed.is_pinned, status=changed.status, tags=tagged)
 
-    def _with_tags(self, checkpoint_id: str, tags: Mapping[str, str | None]) -> NewEnvelope:
+    def _with_tags(
+        self, row: Checkpoint, opened: Checkpoint, proof: Proof, tags: Mapping[str, str | None]
+    ) -> NewEnvelope:
         """The envelope of a row that proves its new tags, for the place of the one that proves the old ones."""
-        row, opened, proof = self._look(checkpoint_id)
         changed = {name: value for name, value in {**proof.tags, **tags}.items() if value is not None}
         key = self.vault.current
         proof = proof._replace(tags=changed, revision=proof.revision + 1)

@@ -158,14 +158,14 @@ def test_a_writer_that_is_suspended_in_its_transaction_keeps_nobody_out(
 ) -> None:
     from kedge.index.postgres.writes import PostgresWrites
 
-    monkeypatch.setattr("kedge.index.postgres.index.FROZEN_MS", 200)
+    monkeypatch.setattr("kedge.index.postgres.index.FROZEN_MS", 2000)
     begun, go = threading.Event(), threading.Event()
     deletes = PostgresWrites.delete
 
     def suspended(writes: PostgresWrites, *args: Any) -> Any:
         deleted = deletes(writes, *args)
         begun.set()
-        go.wait()
+        assert go.wait(60)
         return deleted
 
     first = save(index, record())
@@ -173,13 +173,13 @@ def test_a_writer_that_is_suspended_in_its_transaction_keeps_nobody_out(
     frozen = threading.Thread(target=lambda: answers.append(index.delete([first.id], actor="frozen")))
     answers: list[Any] = []
     frozen.start()
-    begun.wait()
+    assert begun.wait(60)
     other = open_index(url)
     second = save(other, record())  # waits until the server ends the transaction
     assert [c.id for c in other.list(second.job)] == [first.id, second.id]
     other.close()
     go.set()
-    frozen.join()
+    frozen.join(60)
     assert answers == [[first.id]]  # it was done again
 
 
