@@ -10,10 +10,12 @@ import os
 import random
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 import kedge
@@ -139,10 +141,11 @@ def _run(connection: Connection, mutant: str, work: Callable[..., None], args: t
 
 
 def describe(error: BaseException) -> str:
-    """An error as a line of a report; one that is not ours says so."""
-    kind = "" if isinstance(error, kedge.CheckpointError) else "UNTYPED "
-    hint = getattr(error, "hint", "")
-    return f"{kind}{type(error).__name__}: {error}" + ("" if hint or kind else " (WITHOUT HINT)")
+    """An error as a line of a report; one that is not ours says so, and where it comes from."""
+    if not isinstance(error, kedge.CheckpointError):
+        way = " > ".join(f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-6:])
+        return f"UNTYPED {type(error).__name__}: {error} ({way})"
+    return f"{type(error).__name__}: {error}" + ("" if error.hint else " (WITHOUT HINT)")
 
 
 # --- what children do ---
