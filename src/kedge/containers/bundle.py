@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import Conflict, NotFound, storage_error
+from kedge.files import Tree
 from kedge.model import parse_name
 
 from . import network, volumes
@@ -24,10 +25,11 @@ from .criu.command import Dump, failure, with_config
 from .criu.watches import config_for
 from .engine import runc
 from .network import Network
-from .pids import pids_below
+from .pids import is_alive, pids_below
 from .programs import find_program
 from .restore import Target
 from .rootfs import Rootfs, copy_away, find_rootfs, replaced
+from .safe_copy import copy_tree
 from .snapshot import Snapshot, files_tree
 from .volumes import Volume, volumes_of
 
@@ -146,7 +148,7 @@ class ContainerSource(Source):
     container: runc.Container
     rootfs: Rootfs
     image_path: Path | None
-    volumes: Mapping[Volume, bool]  # those of its pod that are saved, and whether others write to them too
+    volumes: Sequence[Volume]  # those of its pod that are saved
 
     @classmethod
     def of(
@@ -173,10 +175,7 @@ class ContainerSource(Source):
             container=container,
             rootfs=bundle.rootfs(),
             image_path=image_path,
-            volumes={
-                volume: volumes.is_shared(volume, container.pid)
-                for volume in volumes.saved_volumes(bundle.spec, volumes_asked)
-            },
+            volumes=volumes.saved_volumes(bundle.spec, volumes_asked),
         )
 
     def dump(self, attempt: Attempt, options: Sequence[str], *, leave_running: bool) -> Dump:
@@ -191,20 +190,28 @@ class ContainerSource(Source):
         if self.image_path is not None:
             give_images(attempt.images, self.image_path)
         root = None if self.rootfs.kind == "none" else self.rootfs.changes
-        facts = volumes.facts_of(list(self.volumes), self.spec)
-        if not leave_running:
-            trees = {volume.destination: files_tree(volume.source, is_shared=is_shared)
-                     for volume, is_shared in self.volumes.items()}  # fmt: skip
-            return Files(self.rootfs.kind, root, volumes=trees, facts=facts)
-        trees = {}
         with phases.phase("files"):
-            if root is not None:
+            copies = self._copy_volumes(attempt)
+            if leave_running and root is not None:
                 copy_away(root, attempt.rootfs)
-            for number, volume in enumerate(self.volumes):
-                attempt.files.mkdir(mode=0o700, exist_ok=True)
-                copy_away(volume.source, attempt.files / str(number))
-                trees[volume.destination] = files_tree(attempt.files / str(number))
-        return Files(self.rootfs.kind, root and attempt.rootfs, volumes=trees, facts=facts)
+                root = attempt.rootfs
+        facts = volumes.facts_of(self.volumes, self.spec)
+        return Files(self.rootfs.kind, root, volumes=copies, facts=facts)
+
+    def _copy_volumes(self, attempt: Attempt) -> dict[str, Tree]:
+        """Copies also when it is to end: other containers of the pod write on, and whoever kills it meanwhile, because
+        its time is over, removes its volumes."""
+        trees = {}
+        for number, volume in enumerate(self.volumes):
+            attempt.files.mkdir(mode=0o700, exist_ok=True)
+            copy_tree(volume.source, attempt.files / str(number))
+            trees[volume.destination] = files_tree(attempt.files / str(number))
+        if trees and not is_alive(self.pid):
+            raise Conflict(
+                f"container {self.id} was killed while its volumes were copied",
+                hint="give it more time to stop: terminationGracePeriodSeconds",
+            )
+        return trees
 
 
 def give_images(images: Path, target: Path) -> None:

@@ -116,12 +116,9 @@ def images_tree(directory: Path, borders: Mapping[str, list[int]] | None = None)
     return Tree(directory, exclude=("*.log", "stats-*", "*.pid"), cuts=borders, allow_changing=False)
 
 
-def files_tree(directory: Path, *, is_shared: bool = False) -> Tree:
-    """Files of a container, with everything that makes them what they are. Sockets are left out: see `skipped`.
-
-    `is_shared`: others go on writing them, and each is as it was when it was read.
-    """
-    return Tree(directory, exact=True, without_attributes=LEFT_ATTRIBUTES, allow_changing=is_shared)
+def files_tree(directory: Path) -> Tree:
+    """Files of a container, with everything that makes them what they are. Sockets are left out: see `skipped`."""
+    return Tree(directory, exact=True, without_attributes=LEFT_ATTRIBUTES)
 
 
 def read_descriptors(images: Path) -> tuple[str, ...]:

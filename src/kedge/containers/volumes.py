@@ -22,10 +22,9 @@ from typing import Any
 from kedge.errors import Conflict, Validation, storage_error
 from kedge.files import Tree
 
-from .pids import pids_below
-from .rootfs import copy_away
 from .runtime.opt_in import SANDBOX, UID, notes_of
 from .runtime.settings import chosen
+from .safe_copy import copy_tree
 
 LIMIT_BYTES = 2 << 30
 _EMPTY_DIR, _SHM, _HOST = "emptyDir", "shm", "hostPath"
@@ -147,26 +146,6 @@ def limit_bytes() -> int:
     return int(text)
 
 
-def is_shared(volume: Volume, pid: int) -> bool:
-    """Whether processes outside of the container of process `pid` have the volume mounted too: they go on writing."""
-    own, ours = set(pids_below(pid)), os.stat(volume.source)
-    device = f"{os.major(ours.st_dev)}:{os.minor(ours.st_dev)}"
-    seen = {os.readlink(f"/proc/{pid}/ns/mnt")}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            namespace = os.readlink(entry / "ns/mnt")
-            if namespace in seen or int(entry.name) in own:
-                continue
-            seen.add(namespace)
-            for line in (entry / "mountinfo").read_text().splitlines():
-                _id, _parent, mounted, _root, point, *_ = line.split(" ")
-                if mounted == device and point != str(volume.source):
-                    there = os.stat(f"{entry}/root{point}")
-                    if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
-                        return True
-    return False
-
-
 def facts_of(volumes: Sequence[Volume], spec: Mapping[str, Any]) -> dict[str, object]:
     """What the metadata of a checkpoint made now says of the volumes in it: which they are, of which pod, and when."""
     if not volumes:
@@ -200,7 +179,7 @@ class Stage:
             empty.rename(part)
             _move(self.volume, part)
         else:
-            copy_away(self.volume, part)
+            copy_tree(self.volume, part)
         part.rename(self.folder / "old")
         _clear(self.volume)
         self._fill(self.folder / "new")
@@ -226,7 +205,7 @@ class Stage:
             _move(source, self.volume)
             _take_attributes(self.volume, source)
         else:
-            copy_away(source, self.volume)
+            copy_tree(source, self.volume)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.containers import snapshot, volumes
+from kedge.containers import snapshot
 from kedge.containers.attempts import attempt, put_right
 from kedge.containers.volumes import Volume, problem_of, replaced, saved_volumes, volumes_of
 
@@ -221,9 +221,3 @@ def test_killed_at_each_step(volume: Volume, tmp_path: Path) -> None:
         fill(volume.source, OLD)
     assert step > 10
     assert files_in(volume.source) == SAVED
-
-
-def test_it_is_known_who_shares_it(tmp_path: Path) -> None:
-    """Nobody has this one mounted."""
-    volume = Volume("/cache", tmp_path, "emptyDir", "cache", tmp_path)
-    assert not volumes.is_shared(volume, os.getpid())
