@@ -195,7 +195,7 @@ class ContainerSource(Source):
             if leave_running and root is not None:
                 copy_away(root, attempt.rootfs)
                 root = attempt.rootfs
-        facts = volumes.facts_of(self.volumes, self.spec)
+        facts = volumes.facts_of(self.volumes, self.spec, self.container.root)
         return Files(self.rootfs.kind, root, volumes=copies, facts=facts)
 
     def _copy_volumes(self, attempt: Attempt) -> dict[str, Tree]:

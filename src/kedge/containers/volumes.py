@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 from kedge.errors import Conflict, Validation, storage_error
 from kedge.files import Tree
 
+from . import pod_starts
 from .runtime.opt_in import SANDBOX, UID, notes_of
 from .runtime.settings import chosen
 from .safe_copy import copy_tree
@@ -146,13 +146,15 @@ def limit_bytes() -> int:
     return int(text)
 
 
-def facts_of(volumes: Sequence[Volume], spec: Mapping[str, Any]) -> dict[str, object]:
-    """What the metadata of a checkpoint made now says of the volumes in it: which they are, of which pod, and when."""
+def facts_of(volumes: Sequence[Volume], spec: Mapping[str, Any], root: str) -> dict[str, object]:
+    """What the metadata of a checkpoint made now says of the volumes in it: which they are, of which pod, and when; and
+    when the containers of the pod were started. `root`: of their runtime."""
     if not volumes:
         return {}
     names = {volume.destination: volume.name for volume in volumes}
-    moment_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return {"volumes": {"sandbox": notes_of(spec)[SANDBOX], "moment_s": moment_s, "names": names}}
+    starts = pod_starts.starts_in(root, spec)
+    sandbox = notes_of(spec)[SANDBOX]
+    return {"volumes": {"sandbox": sandbox, "moment_s": pod_starts.now_s(), "names": names, "starts": starts}}
 
 
 @dataclass(frozen=True, slots=True)

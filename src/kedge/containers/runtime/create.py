@@ -18,6 +18,7 @@ from kedge.containers.credentials import confinement
 from kedge.containers.engine.owners import owner_of_container
 from kedge.containers.guard import Guard
 from kedge.containers.network import refuse_mismatch
+from kedge.containers.pod_starts import note_start
 from kedge.containers.restore import Target, restore_checkpoint
 from kedge.containers.rootfs import seeing
 from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError
@@ -71,7 +72,8 @@ def _create(container: CalledContainer, wish: Wish, bundle: Bundle) -> int | Non
         container.write(mark)  # should we be killed, `delete` knows that it was ours
         try:
             checkpoints = _candidates(container, manager, wish, claim, bundle)
-            restored = _restore_first(container, manager, wish, checkpoints, bundle)
+            last_start_s = note_start(container.root, bundle.spec)
+            restored = _restore_first(container, manager, wish, checkpoints, bundle, last_start_s)
         except BaseException:
             manager.break_lease(claim)
             marks.remove_mark(container.mark_path)
@@ -163,14 +165,15 @@ def _restore_first(
     wish: Wish,
     checkpoints: Sequence[Checkpoint],
     bundle: Bundle,
+    last_start_s: float,
 ) -> _Restored | None:
-    """Restore the first of these that can be; None when it is to start anew."""
+    """Restore the first of these that can be; None when it is to start anew. `last_start_s`: see pod_starts."""
     keeps_tcp = settings.chosen(wish.tcp, "KEDGE_TCP", ("close", "keep")) == "keep"
     for number, checkpoint in enumerate(checkpoints):
         for left in reversed(range(wish.tries)):
             target = RuncTarget.of(container, bundle, keeps_tcp=keeps_tcp)
             try:
-                _restore(manager, checkpoint.id, target, wish.namespace)
+                _restore(manager, checkpoint.id, target, wish.namespace, last_start_s)
             except CheckpointError as error:
                 target.guard.drop()
                 container.other("delete", "--force")
@@ -187,11 +190,15 @@ def _restore_first(
     return None
 
 
-def _restore(manager: CheckpointManager, checkpoint_id: str, target: RuncTarget, namespace: str) -> None:
+def _restore(
+    manager: CheckpointManager, checkpoint_id: str, target: RuncTarget, namespace: str, last_start_s: float
+) -> None:
     checkpoint, taken = snapshot.load(manager, checkpoint_id)
     refuse_mismatch(taken.network, target.bundle.network)
     if taken.volumes:
-        taken = with_pod_volumes(manager, checkpoint, taken, target.bundle, namespace)
+        taken = with_pod_volumes(
+            manager, checkpoint, taken, target.bundle, namespace=namespace, last_start_s=last_start_s
+        )
     companions = companions_for(target.bundle.spec)
     restore_checkpoint(checkpoint, taken, target, companions=companions, phases=Phases())
 

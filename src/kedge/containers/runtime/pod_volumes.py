@@ -1,8 +1,12 @@
 """Volumes that containers of a pod share: each is checkpointed by itself, and the pod has one volume.
 
-Containers of a pod are stopped one after the other. What the last of them left in a volume is right for all: those
-before it stood still. So each is restored with the files that were saved last, and they are put in place once, for the
-first of them that is created. The others find them as that one has changed them since.
+In a new pod, the files are put in place once, for the first container that is restored. The others find them as that
+one goes on with them. They are those that were saved last: when containers of a pod are stopped one after the other,
+what the last of them left is right for all, because those before it stood still. That does not hold for one that was
+left running by its checkpoint, or started again after it: its files are its own.
+
+In the same pod, a container that has not run since its checkpoint finds its volumes as they should be. One that has,
+and shares them with one that lives, cannot be restored: the files would change below the other.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ from kedge.containers.bundle import Bundle
 from kedge.containers.engine import runc
 from kedge.containers.snapshot import Snapshot
 from kedge.containers.volumes import volumes_of
-from kedge.errors import NotFound, Validation
+from kedge.errors import Conflict, NotFound, Validation
 from kedge.files import Tree
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
 from . import claims
+from .marks import Mark
+from .opt_in import SANDBOX, notes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +39,65 @@ class _Saved:
     sandbox: str
     moment_s: float
     names: Mapping[str, str]  # by where they are mounted
+    starts: Mapping[str, float]  # of the pod's containers until then
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> _Saved | None:
         facts: Any = checkpoint.metadata.get("volumes")
-        return cls(facts["sandbox"], facts["moment_s"], facts["names"]) if isinstance(facts, dict) else None
+        if not isinstance(facts, dict):
+            return None
+        return cls(facts["sandbox"], facts["moment_s"], facts["names"], facts["starts"])
 
 
 def with_pod_volumes(
-    manager: CheckpointManager, checkpoint: Checkpoint, taken: Snapshot, bundle: Bundle, namespace: str
+    manager: CheckpointManager,
+    checkpoint: Checkpoint,
+    taken: Snapshot,
+    bundle: Bundle,
+    *,
+    namespace: str,
+    last_start_s: float,
 ) -> Snapshot:
-    """The snapshot with the volumes that are to be put in place: the newest of its pod, without those in use."""
+    """The snapshot with the volumes that are to be put in place. `last_start_s`: when the container was last started in
+    this pod. Conflict if a volume cannot be what the checkpoint needs."""
     saved = _Saved.of(checkpoint)
     if saved is None:
         return taken
-    newest = _newest(manager, checkpoint, saved, namespace)
-    in_use = set(_used_by_restored(bundle))
+    if notes_of(bundle.spec).get(SANDBOX) == saved.sandbox:
+        has_run_since = last_start_s > saved.moment_s or bool(checkpoint.metadata.get("is_running"))
+        if not has_run_since:
+            return replace(taken, volumes={})
+        newest = {}
+    else:
+        has_run_since = last_start_s > 0.0
+        newest = _newest(manager, checkpoint, saved, namespace)
+    users = dict(_users(bundle))
     sources = {volume.destination: volume.source for volume in volumes_of(bundle.spec)}
-    trees = {
-        destination: newest.get(saved.names.get(destination, ""), tree)
-        for destination, tree in taken.volumes.items()
-        if sources.get(destination) not in in_use
-    }
+    trees = {}
+    for destination, tree in taken.volumes.items():
+        user = users.get(sources.get(destination))
+        if user is not None and has_run_since:
+            raise Conflict(
+                f"volume {destination} is in use by {user.key}, and {checkpoint.id} has other files in it",
+                hint="it can be restored when the whole pod is replaced",
+            )
+        if user is None or user.restored is None:
+            trees[destination] = newest.get(saved.names.get(destination, ""), tree)
     return replace(taken, volumes=trees)
 
 
 def _newest(manager: CheckpointManager, checkpoint: Checkpoint, saved: _Saved, namespace: str) -> dict[str, Tree]:
-    """By their names, what other containers of the same pod left in its volumes after this one was checkpointed."""
+    """By their names, what other containers of the same pod left in its volumes, this one not having run since."""
+    pod: Any = checkpoint.metadata.get("pod")
+    if checkpoint.metadata.get("is_running") or not isinstance(pod, dict) or not namespace:
+        return {}
     trees: dict[str, tuple[float, Tree]] = {}
-    for job in manager.jobs(f"container:{namespace}+") if namespace else ():
+    for job in manager.jobs(f"container:{namespace}+"):
         for other in manager.list(job.name, limit=1) if job.name != checkpoint.job else ():
             theirs = _Saved.of(other)
             if theirs is None or theirs.sandbox != saved.sandbox or theirs.moment_s <= saved.moment_s:
+                continue
+            if theirs.starts.get(pod["container"], 0.0) > saved.moment_s:
                 continue
             _, beside = snapshot.load(manager, other.id)
             for destination, name in theirs.names.items():
@@ -73,15 +106,15 @@ def _newest(manager: CheckpointManager, checkpoint: Checkpoint, saved: _Saved, n
     return {name: tree for name, (_, tree) in trees.items()}
 
 
-def _used_by_restored(bundle: Bundle) -> Iterator[Path]:
-    """Volumes of this pod that a container has which was restored and lives: they are as it needs them."""
+def _users(bundle: Bundle) -> Iterator[tuple[Path | None, Mark]]:
+    """Volumes of this container that others of the pod have which live, and which asked for checkpoints."""
+    own = {volume.source for volume in volumes_of(bundle.spec)}
     for container, mark in claims.marked():
-        if mark.restored is None or os.path.realpath(mark.bundle) == os.path.realpath(bundle.path):
+        if os.path.realpath(mark.bundle) == os.path.realpath(bundle.path):
             continue
         try:
-            spec = runc.read_spec(Path(mark.bundle))
+            shared = own & {volume.source for volume in volumes_of(runc.read_spec(Path(mark.bundle)))}
         except (NotFound, Validation):
             continue  # it has just been removed
-        shared = {volume.source for volume in volumes_of(spec)} & {volume.source for volume in volumes_of(bundle.spec)}
         if shared and claims.is_alive(container):
-            yield from shared
+            yield from ((source, mark) for source in shared)
