@@ -47,9 +47,7 @@ def test_everything_is_copied(tmp_path: Path) -> None:
 
 @pytest.mark.requires("root")
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_who_exchanges_a_directory_for_a_link_leads_it_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
-) -> None:
+def test_a_folder_that_becomes_a_link_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str) -> None:
     """At the moment between the look at a directory and its opening."""
     outside = tmp_path / "outside"
     outside.mkdir()

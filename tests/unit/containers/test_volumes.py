@@ -111,8 +111,14 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(name="volume", params=["disk", "memory"])
 def _volume(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Volume]:
-    """With files, and a store with others; in memory, files cannot be moved to it."""
     monkeypatch.setenv("KEDGE_STATE_DIR", str(tmp_path / "state"))
+    volume = make_volume(tmp_path, is_in_memory=request.param == "memory")
+    yield volume
+    shutil.rmtree(volume.source)
+
+
+def make_volume(tmp_path: Path, *, is_in_memory: bool) -> Volume:
+    """With files, and a store with others; in memory, files cannot be moved to it."""
     source = tmp_path / "source"
     source.mkdir(mode=0o750)
     fill(source, {name: data for name, data in SAVED.items() if name != "twin"})
@@ -121,12 +127,11 @@ def _volume(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         store.save("job", "step", {"tree": snapshot.files_tree(source)})
     pod = tmp_path / "pod"
     pod.mkdir()
-    folder = pod / "volume" if request.param == "disk" else Path(tempfile.mkdtemp(dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm")) if is_in_memory else pod / "volume"
     folder.mkdir(exist_ok=True)
     folder.chmod(0o777)
     fill(folder, OLD)
-    yield Volume("/cache", folder, "emptyDir", "cache", pod)
-    shutil.rmtree(folder)
+    return Volume("/cache", folder, "emptyDir", "cache", pod)
 
 
 def replace(volume: Volume, store: Path, at_end: Callable[[Path], None]) -> None:
