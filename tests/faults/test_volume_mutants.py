@@ -16,6 +16,9 @@ from tests.unit.containers.runtime import test_pod_volumes
 pytestmark = [pytest.mark.faults, pytest.mark.mutant, pytest.mark.requires("root")]
 
 
+_FOLLOWING = os.O_RDONLY | os.O_DIRECTORY
+
+
 def _nothing(*_: object, **__: object) -> Any:
     return {}
 
@@ -23,7 +26,7 @@ def _nothing(*_: object, **__: object) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "mutant", "test"),
     [
-        (safe_copy, "_FOLDER", os.O_RDONLY | os.O_DIRECTORY, test_safe_copy.test_a_folder_that_becomes_a_link_leads_nowhere),
+        (safe_copy, "_FOLDER", _FOLLOWING, test_safe_copy.test_a_folder_that_becomes_a_link_leads_nowhere),
         (volumes, "limit_bytes", lambda: 1 << 60, test_volumes.test_a_volume_that_is_too_large),
         (volumes, "put_back", _nothing, test_volumes.test_a_restore_that_fails_puts_them_back),
         (volumes, "put_back", _nothing, test_volumes.test_killed_at_each_step),

@@ -60,6 +60,21 @@ def test_what_is_no_volume() -> None:
     assert volumes_of(spec_of(mount("/dev/shm", "/dev/shm"))) == []  # of the node: hostIPC
 
 
+def test_volumes_of_crio() -> None:
+    """It tells the same in other words; who writes those of containerd besides is believed nothing."""
+    notes = {
+        "io.container.manager": "cri-o", "io.kubernetes.cri-o.SandboxID": "abc", "io.kubernetes.pod.uid": "1234-5678",
+    }  # fmt: skip
+    mounts = [
+        mount("/cache", f"{POD}/volumes/kubernetes.io~empty-dir/cache"),
+        mount("/dev/shm", "/run/containers/storage/overlay-containers/abc/userdata/shm"),
+        mount("/other", "/var/lib/kubelet/pods/another/volumes/kubernetes.io~empty-dir/cache"),
+    ]
+    assert [volume.kind for volume in volumes_of(spec_of(*mounts, notes=notes))] == ["emptyDir", "shm", "hostPath"]
+    forged = {**notes, "io.kubernetes.cri.sandbox-uid": "another", "io.kubernetes.cri.sandbox-id": "x"}
+    assert volumes_of(spec_of(*mounts, notes=forged)) == []
+
+
 def test_parts_of_volumes(tmp_path: Path) -> None:
     """A subPath is what it is part of. Whole and part at once would be put in place twice."""
     pod = tmp_path / "pods/1234-5678"
