@@ -22,7 +22,8 @@ it: list, show, diff, copy, retention, encryption. Its job is `container:<key>` 
     extra        {name: Tree}: what came with an imported archive, or others add to the moment
 
 The checkpoint's metadata repeats what lists show: kind, id, runtime, network, processes, memory_bytes, frozen_ms,
-phases_ms (dump, files, store, …), is_running (whether it was left running), sockets (paths that were not saved).
+phases_ms (dump, files, store, …), is_running (whether it was left running), sockets (paths that were not saved), and of
+a pod which it was (pod), and of which moment its volumes are (volumes, see `volumes.facts_of`).
 """
 
 from __future__ import annotations
