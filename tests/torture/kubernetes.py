@@ -25,11 +25,11 @@ from tests.waiting import wait_for
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 _HOME = "/etc/kubernetes"
 _API = "https://127.0.0.1:6443"
-_USERS = {
-    "admin": "admin,1,system:masters",
+_USERS = {  # name, UID and groups, of whom has a token
+    "admin": 'admin,1,"system:masters"',
     "controller": "system:kube-controller-manager,2",
     "scheduler": "system:kube-scheduler,3",
-    "kubelet": "system:node:node1,4,system:nodes",
+    "kubelet": 'system:node:node1,4,"system:nodes"',
 }
 # A network for the API server's address; and what a kubelet sets for the whole kernel is not the machine's.
 _SETUP = f"""
@@ -184,8 +184,7 @@ class _Cluster:
     def start(self) -> None:
         self._node.lab.run("sh", "-c", _SETUP, env=self._environment)
         home = self._node.below(_HOME)
-        tokens = [f'token-{name},{",".join(user.split(",")[:2])},"{",".join(user.split(",")[2:])}"'
-                  for name, user in _USERS.items()]  # fmt: skip
+        tokens = [f"token-{name},{user}" for name, user in _USERS.items()]
         (home / "tokens.csv").write_text("\n".join(tokens) + "\n")
         for name in _USERS:
             (home / f"{name}.conf").write_text(json.dumps(_kubeconfig(f"token-{name}")))
