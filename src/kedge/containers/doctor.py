@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,12 +96,12 @@ def _criu_of_engines() -> Iterator[Finding]:
         except OSError:
             continue
         path = next((os.fsdecode(entry[5:]) for entry in environment if entry.startswith(b"PATH=")), USUAL_PATH)
-        found = next(filter(lambda place: os.access(place, os.X_OK), (f"{one}/criu" for one in path.split(":"))), None)
-        if found is None:
+        criu = shutil.which("criu", path=path)
+        if criu is None:
             what = f"{name} (process {process.name}) finds none: a kubelet's own /checkpoint fails"
             yield Finding("criu", "warn", what, "link it to a directory of its PATH, such as /usr/local/sbin")
         else:
-            yield Finding("criu", "ok", f"{name} (process {process.name}) finds {found}")
+            yield Finding("criu", "ok", f"{name} (process {process.name}) finds {criu}")
 
 
 def _numbers(version: str) -> list[int]:

@@ -102,17 +102,17 @@ def _volume(mount: Mapping[str, Any], notes: Mapping[str, str]) -> Volume | None
     is_read_only = "ro" in (mount.get("options") or ())
     if destination == "/dev/shm" and source.name == "shm" and notes[SANDBOX] in source.parts:  # nosec B108
         return Volume(destination, source, _SHM, _SHM, is_read_only=is_read_only)
-    found = _OF_POD.fullmatch(str(source))
+    path = _OF_POD.fullmatch(str(source))
     # The path of another pod's volume is one of the host: its author, not its kubelet, has written it.
-    if found is None or notes.get(UID, found["uid"]) != found["uid"]:
+    if path is None or notes.get(UID, path["uid"]) != path["uid"]:
         return None if destination in _HOUSEKEEPING else Volume(destination, source, _HOST, str(source))
-    pod = Path(found["pod"])
-    if found["name"]:
-        kind, name = found["kind"], found["name"]
+    pod = Path(path["pod"])
+    if path["name"]:
+        kind, name = path["kind"], path["name"]
     else:  # a subPath: what it is part of lies beside it
-        whole = next(pod.glob(f"volumes/kubernetes.io~*/{found['part_of']}"), None)
+        whole = next(pod.glob(f"volumes/kubernetes.io~*/{path['part_of']}"), None)
         kind = "unknown" if whole is None else whole.parent.name.partition("~")[2]
-        name = f"{found['part_of']}{destination}"
+        name = f"{path['part_of']}{destination}"
     return Volume(destination, source, _KINDS.get(kind, kind), name, pod, is_read_only)
 
 
