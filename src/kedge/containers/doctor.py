@@ -99,7 +99,7 @@ def _criu_of_engines() -> Iterator[Finding]:
         criu = shutil.which("criu", path=path)
         if criu is None:
             what = f"{name} (process {process.name}) finds none: a kubelet's own /checkpoint fails"
-            yield Finding("criu", "warn", what, "link it to a directory of its PATH, such as /usr/local/sbin")
+            yield Finding("criu", "note", what, "link it to a directory of its PATH, such as /usr/local/sbin")
         else:
             yield Finding("criu", "ok", f"{name} (process {process.name}) finds {criu}")
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kedge.blobs.libc import file_system_of
 from kedge.errors import Conflict, Validation, storage_error
 from kedge.files import Tree
 
@@ -27,6 +28,7 @@ from .runtime.settings import chosen
 from .safe_copy import copy_tree
 
 LIMIT_BYTES = 2 << 30
+_HUGETLBFS = 0x958458F6
 _EMPTY_DIR, _SHM, _HOST = "emptyDir", "shm", "hostPath"
 _OF_POD = re.compile(
     r"(?P<pod>/.*/pods/(?P<uid>[^/]+))/"
@@ -135,8 +137,21 @@ def problem_of(volume: Volume, volumes: Sequence[Volume]) -> str:
     part_of = volume.name.partition("/")[0]
     if part_of != volume.name and any(other.name == part_of for other in volumes):
         return "it is mounted as a whole, and in part by subPath"
+    if _file_system(volume.source) == _HUGETLBFS:
+        return "it is made of huge pages, which cannot be written as files"
     size, limit = volume.size_bytes(), limit_bytes()
     return f"it has {size:,} bytes, more than KEDGE_VOLUME_BYTES={limit}" if size > limit else ""
+
+
+def _file_system(folder: Path) -> int:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # the pod goes, or the kubelet is about to make it
+        return 0
+    try:
+        return file_system_of(fd)
+    finally:
+        os.close(fd)
 
 
 def limit_bytes() -> int:

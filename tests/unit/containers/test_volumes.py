@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kedge
-from kedge.containers import snapshot
+from kedge.containers import snapshot, volumes
 from kedge.containers.attempts import attempt, put_right
 from kedge.containers.volumes import Volume, problem_of, replaced, saved_volumes, volumes_of
 
@@ -103,6 +103,9 @@ def test_a_volume_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KEDGE_VOLUMES", "no")
     assert saved_volumes(spec) == []
     assert problem_of(volumes_of(spec)[0], [])
+    monkeypatch.delenv("KEDGE_VOLUME_BYTES")
+    monkeypatch.setattr(volumes, "file_system_of", lambda _: 0x958458F6)
+    assert "huge pages" in problem_of(volumes_of(spec)[0], [])
     monkeypatch.setenv("KEDGE_VOLUMES", "perhaps")
     with pytest.raises(kedge.Validation, match="KEDGE_VOLUMES=perhaps"):
         saved_volumes(spec)
