@@ -94,7 +94,7 @@ def _newest(manager: CheckpointManager, checkpoint: Checkpoint, saved: _Saved, n
     trees: dict[str, tuple[float, Tree]] = {}
     for job in manager.jobs(f"container:{namespace}+"):
         for other in manager.list(job.name, limit=1) if job.name != checkpoint.job else ():
-            theirs = _Saved.of(other)
+            theirs = _Saved.of(other) if other.status != "corrupted" else None
             if theirs is None or theirs.sandbox != saved.sandbox or theirs.moment_s <= saved.moment_s:
                 continue
             if theirs.starts.get(pod["container"], 0.0) > saved.moment_s:
