@@ -216,8 +216,11 @@ def test_killed_at_each_step_of_putting_them_back(volume: Volume, tmp_path: Path
     for step in itertools.count():
         pid = os.fork()
         if pid == 0:
-            replace(volume, tmp_path / "store", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-        os.waitpid(pid, 0)
+            try:
+                replace(volume, tmp_path / "store", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         was_killed = killed_at(step, put_right)
         put_right()
         assert files_in(volume.source) == OLD, step
