@@ -6,9 +6,8 @@
     job, actor, holder       tokens too, where names are hidden; else as they are
     details of events        sealed, except what the index itself writes there
 
-Sizes, counts, times, levels, statuses, pins, parents and IDs stay readable. What is not sealed as it should be is
-refused.
-Filters by metadata open the rows of a job one after the other; where names are hidden, listing jobs opens them all.
+Sizes, counts, times, levels, statuses, pins, parents and IDs stay readable. What is not sealed is refused. Filters by
+metadata open the rows of a job one after the other; where names are hidden, listing jobs opens them all.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ from .sealed_rows import TOKEN, Proof, SealedRows, envelope_of
 from .tampering import row_problems
 
 _PAGE = 256
-
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 _Row = tuple[Checkpoint, bytes]  # and its manifest
@@ -249,25 +247,20 @@ class EncryptedIndex(SealedRows):
         while True:
             try:
                 row, opened, proof = self._look(checkpoint_id)  # what this process may not read it does not change
-                changed = change(envelope=self._with_tags(row, opened, proof, tags) if tags else None)
-            except RowChanged:
-                continue  # somebody else changed its tags, or its keys, since we looked
-            except KeysChanged:
+                tagged = {name: value for name, value in {**proof.tags, **(tags or {})}.items() if value is not None}
+                changed = change(envelope=self._with_tags(row, opened, proof, tagged) if tags else None)
+            except (RowChanged, KeysChanged):  # somebody else changed its tags, or the keys, since we looked
                 self.vault.refresh()
                 continue
             try:
                 return self._confirmed(partial(self.inner.get, checkpoint_id), self._open, changed)
             except Validation:  # the keys were changed since: it is done, and this is what was there
-                tagged = {name: value for name, value in {**opened.tags, **(tags or {})}.items() if value is not None}
                 return replace(opened, is_pinned=changed.is_pinned, status=changed.status, tags=tagged)
 
-    def _with_tags(
-        self, row: Checkpoint, opened: Checkpoint, proof: Proof, tags: Mapping[str, str | None]
-    ) -> NewEnvelope:
+    def _with_tags(self, row: Checkpoint, opened: Checkpoint, proof: Proof, tags: dict[str, str]) -> NewEnvelope:
         """The envelope of a row that proves its new tags, for the place of the one that proves the old ones."""
-        changed = {name: value for name, value in {**proof.tags, **tags}.items() if value is not None}
         key = self.vault.current
-        proof = proof._replace(tags=changed, revision=proof.revision + 1)
+        proof = proof._replace(tags=tags, revision=proof.revision + 1)
         text = self._seal_row(key, row, opened.job, to_us(row.created_at), proof)
         return NewEnvelope(text, replacing=envelope_of(row), key_id=key.id.hex())
 
