@@ -45,7 +45,9 @@ RUN_HERE = {
         ("module:distributed",),
         {SHARED: "my-store", 'Client("tcp://scheduler:8786")': "Client(processes=False, dashboard_address=None)"},
     ),
+    "docs/adk.md": Setting(("module:google.adk",)),
     "docs/llm.md": Setting(("module:openai",)),
+    "docs/pydantic-ai.md": Setting(("module:pydantic_ai",)),
     "docs/tensors.md": Setting(("module:torch",)),
 }
 # Documents whose code is run by a test with the server or the library that it needs.

@@ -38,7 +38,10 @@ FEATURES = {
     "crypto": "encryption",
     "integrations/langgraph": "langgraph",
     "legacy/importers/langgraph": "langgraph",
+    "integrations/adk.py": "adk",
+    "integrations/crewai.py": "crewai",
     "integrations/dask.py": "dask",
+    "integrations/pydantic_ai.py": "pydantic-ai",
     "integrations/torch": "torch",
     "llm/pricing.py": "llm",
 }
@@ -50,6 +53,8 @@ BROUGHT_BY = {
     "prometheus_client": "prometheus-client",
     "langchain_core": "langgraph",
     "genai_prices": "genai-prices",
+    "google": "google-adk",
+    "pydantic_ai": "pydantic-ai-slim",
 }
 # What the application brings if it uses it: imported only to look at values that the application made with it, or in a
 # suite of tests.
@@ -105,15 +110,15 @@ def test_no_extra_brings_what_nothing_imports() -> None:
             assert unused == set(), extra
 
 
-def test_all_is_every_extra_but_torch() -> None:
+def test_all_is_every_extra_that_fits() -> None:
     [everything] = PROJECT["optional-dependencies"]["all"]
     named = set(everything.partition("[")[2].rstrip("]").split(","))
-    assert named == PROJECT["optional-dependencies"].keys() - {"all", "torch"}
+    assert named == PROJECT["optional-dependencies"].keys() - {"all", "crewai", "torch"}
 
 
 def test_every_extra_is_explained() -> None:
     text = (ROOT / "docs" / "installation.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == PROJECT["optional-dependencies"].keys()
+    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == PROJECT["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize(

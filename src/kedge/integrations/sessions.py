@@ -15,16 +15,17 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kedge.errors import IdempotencyConflict, Validation
+from kedge.errors import Validation
 from kedge.manager import CheckpointManager
 from kedge.model import parse_name
 
-from .opened import Opened, finished
+from .opened import finished
+from .threads import Threads
 
 PREFIX = "session:"
 
 
-class KedgeSession(Opened):
+class KedgeSession(Threads):
     """The Session protocol of the OpenAI Agents SDK; `messages` and `replace` are for any other framework.
 
     `store` is a path, a URL or an open CheckpointManager, which then stays the caller's to close. Two processes that
@@ -41,7 +42,7 @@ class KedgeSession(Opened):
         """The items of the session, or the newest `limit`, oldest first."""
         if limit is not None and (type(limit) is not int or limit < 0):
             raise Validation(f"limit={limit!r}", hint="use a whole number from 0 on, or None")
-        items = self._read()[1]
+        items: list[Any] = self.read(self.job)[1].get("items", [])
         return items if limit is None else items[max(len(items) - limit, 0) :]
 
     def replace(self, items: Sequence[Any], step: str = "replace") -> None:
@@ -63,19 +64,13 @@ class KedgeSession(Opened):
         """Empty the session. What was said stays in the job's history, until retention or `kedge delete` removes it."""
         await finished(self._change, "clear", lambda _: [])
 
-    def _read(self) -> tuple[int, list[Any]]:
-        latest = self.manager.load_latest(self.job)
-        return (0, []) if latest is None else (latest[0].seq, latest[1]["items"])
-
     def _change(self, step: str, change: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Save the changed items as the checkpoint after the one that was read; answers those before the change."""
-        while True:
-            seq, before = self._read()
+        """Save the changed items; answers those before the change. An empty session stays as it is."""
+
+        def changed(state: dict[str, Any]) -> dict[str, Any] | None:
+            before = state.get("items", [])
             after = change(before)
-            if not after and not before:
-                return before
-            try:
-                self.manager.save(self.job, step, {"items": after}, idempotency_key=f"after {seq}")
-                return before
-            except IdempotencyConflict:
-                continue  # another one was first: change what it left
+            return {"items": after} if after or before else None
+
+        items: list[Any] = self.change(self.job, step, changed).get("items", [])
+        return items

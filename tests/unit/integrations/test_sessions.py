@@ -77,3 +77,19 @@ def test_sessions_are_apart_and_bad_input_changes_nothing(tmp_path: Path) -> Non
         with pytest.raises(kedge.UnsupportedType):
             asyncio.run(one.add_items([object()]))
         assert one.messages() == [said(1)]
+
+
+def test_the_same_change_by_two_at_once_is_made_twice(tmp_path: Path) -> None:
+    """Both read the same state and add the same message: neither is taken for a repetition of the other."""
+    with KedgeSession("s", tmp_path / "store") as first, KedgeSession("s", tmp_path / "store") as second:
+        read = first.read
+
+        def read_then_wait(job: str) -> tuple[int, dict[str, Any]]:
+            state = read(job)
+            first.read = read  # type: ignore[method-assign]
+            asyncio.run(second.add_items([said(1)]))  # between the read and the save of the first
+            return state
+
+        first.read = read_then_wait  # type: ignore[method-assign]
+        asyncio.run(first.add_items([said(1)]))
+        assert first.messages() == [said(1), said(1)]
