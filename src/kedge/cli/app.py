@@ -39,7 +39,8 @@ SECTIONS = {
         "queue": "List what is queued, and retry what was given up.",
         "schedule": "Submit runs to a queue by the clock.",
         "approve": "Approve or deny what a run waits for.",
-        "llm": "Show what LLM calls cost; clear or export cached answers.",
+        "llm": "Show what LLM calls cost; clear or export cached answers; serve the cache as a proxy.",
+        "mcp": "Give an agent its own checkpoints: an MCP server.",
     },
     "Containers": {
         "container": "Checkpoint and restore containers.",
