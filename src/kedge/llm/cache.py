@@ -38,7 +38,7 @@ _PAGE = 500
 class Answer:
     """What a model said, and what that took."""
 
-    content: Any  # {"headers": …, "body": text} of HTTP calls, {"result": …} of others
+    content: Any  # {"headers": …, "body": text, or bytes of sound} of HTTP calls, {"result": …} of others
     model: str
     tokens: Tokens | None
     cost: Decimal | None

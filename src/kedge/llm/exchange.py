@@ -148,7 +148,7 @@ class Hit:
     """Answered from the cache."""
 
     headers: Mapping[str, str]
-    body: str
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,8 @@ def turn(cache: Cache, policy: Policy, request: Request) -> Generator[Step, Any,
 
 
 def _hit(answer: Answer) -> Hit:
-    return Hit({**answer.content["headers"], HIT: "hit"}, answer.content["body"])
+    body = answer.content["body"]
+    return Hit({**answer.content["headers"], HIT: "hit"}, body if isinstance(body, bytes) else body.encode())
 
 
 class Recorder:
@@ -249,8 +250,11 @@ class Recorder:
         self._flight = flight
 
     def record(self, headers: Mapping[str, str], content: bytes) -> None:
+        if headers.get("content-type", "").startswith("audio/"):
+            self._keep(headers, content, {}, is_sound=True)
+            return
         document = _document(content)
-        if document is not None and document.get("status", "completed") in ("completed", "incomplete"):
+        if document is not None and _is_lasting(document):
             self._keep(headers, content, document)
         else:
             self._pay(document or {})
@@ -279,9 +283,11 @@ class Recorder:
     def _pay(self, document: Mapping[str, Any]) -> None:
         self._cache.pay(self._answer(None, document))
 
-    def _keep(self, headers: Mapping[str, str], content: bytes, document: Mapping[str, Any]) -> None:
+    def _keep(
+        self, headers: Mapping[str, str], content: bytes, document: Mapping[str, Any], *, is_sound: bool = False
+    ) -> None:
         try:
-            body = content.decode()
+            body = content if is_sound else content.decode()
         except UnicodeDecodeError:
             self._pay(document)  # no vendor's answer
             return
@@ -296,6 +302,14 @@ def _document(content: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) and "error" not in _true_names(document) else None
+
+
+def _is_lasting(document: Mapping[str, Any]) -> bool:
+    """Whether an answer is a whole one, and as good later: addresses of images end after an hour."""
+    data = document.get("data")
+    images = data if isinstance(data, list) else []
+    has_addresses = any(isinstance(image, dict) and image.get("url") for image in images)
+    return document.get("status", "completed") in ("completed", "incomplete") and not has_addresses
 
 
 def _true_names(document: Mapping[str, Any]) -> set[str]:

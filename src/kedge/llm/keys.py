@@ -26,7 +26,7 @@ from .redaction import public_url, redact, slow_hash
 MAX_BODY_BYTES = 64 << 20
 
 # Calls that only compute an answer. Others with a body (files, batches, threads) change something at the vendor's.
-_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings")
+_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings", "/audio/speech")
 _CALLS_OF_DEFAULT_MODELS = ("/moderations", "/images/generations")
 _GEMINI = re.compile(r".*/models/([^/:]+):(?:generateContent|streamGenerateContent|embedContent|batchEmbedContents)")
 

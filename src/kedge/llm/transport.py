@@ -126,7 +126,7 @@ class _Common:
     def _answer(self, result: Any, response: Any, kind: str) -> Any:
         """The response to hand out."""
         if isinstance(result, Hit):
-            return self._library.Response(200, headers=dict(result.headers), content=result.body.encode())
+            return self._library.Response(200, headers=dict(result.headers), content=result.body)
         if isinstance(result, Streamed):
             response.stream = self._parts[kind](self._library, response, result.recorder)
         return response

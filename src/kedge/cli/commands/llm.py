@@ -150,8 +150,34 @@ def export_command(session: Session, model: str | None, target: Path | None, for
             place_file(target, write, force=force)
 
 
+@store_command("proxy", json_keys='{"url": …} when it is ready')
+@click.option("--port", type=click.IntRange(0, 65535), default=7421, show_default=True, help="Listen on this port.")
+@click.option("--mode", type=click.Choice(["record", "replay", "refresh"]), default="record", show_default=True)
+@click.option("--budget-day", type=float, metavar="DOLLARS", help="Send no call that could exceed this on a day (UTC).")
+@click.option("--vendor", "vendors", multiple=True, metavar="NAME=URL", help="Another vendor to reach; repeatable.")
+def proxy_command(session: Session, port: int, mode: str, budget_day: float | None, vendors: tuple[str, ...]) -> None:
+    """Serve the LLM cache as a local proxy, for SDKs that take a base URL but no HTTP client.
+
+    Use http://127.0.0.1:7421/openai/v1, …/anthropic or …/gemini as the base URL. It listens on this machine only.
+    """
+    from kedge.cli.pairs import parse_pairs
+    from kedge.llm import Budget, http_client
+    from kedge.llm.proxy import VENDORS, Proxy
+
+    budget = None if budget_day is None else Budget(day=budget_day)
+    known = {**VENDORS, **parse_pairs("--vendor", vendors)}
+    with (
+        session.open(create=True) as manager,
+        http_client(mode, store=manager, budget=budget) as client,
+        Proxy(client, port, known) as proxy,
+    ):
+        session.answer({"url": proxy.url}, *(f"{proxy.url}/{name} is {url}" for name, url in known.items()))
+        sys.stdout.flush()
+        proxy.serve_forever()
+
+
 llm_command = command_group(
     "llm",
-    [stats_command, clear_command, export_command],
-    text="Show what LLM calls cost; clear or export cached answers.",
+    [stats_command, clear_command, export_command, proxy_command],
+    text="Show what LLM calls cost; clear or export cached answers; serve the cache as a proxy.",
 )
