@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from kedge.errors import missing_extra
@@ -35,7 +35,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra("kedge.integrations.pydantic_ai", "pydantic-ai", error) from error
 
-_KINDS = frozenset({"function", "mcp", "dynamic"})
+_KINDS: frozenset[Literal["function", "mcp", "dynamic"]] = frozenset({"function", "mcp", "dynamic"})
 _counts: WeakKeyDictionary[Run, Counter[tuple[str, ...]]] = WeakKeyDictionary()
 
 

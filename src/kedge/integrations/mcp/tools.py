@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kedge.codec.json_view import to_json_view
@@ -162,20 +163,17 @@ class Checkpoints:
 
     def _find(self, reference: str) -> Checkpoint:
         """A checkpoint by its ID, if it is one of ours, else by a reference to one of our jobs."""
-        try:
-            if {"#", "~"}.isdisjoint(reference):
-                checkpoint = self._manager.get(reference)
-                if checkpoint.job.startswith(self._prefix):
-                    return checkpoint
-        except (NotFound, Validation):
-            pass  # perhaps a job
-        try:
-            checkpoint = self._manager.find(f"{self._prefix}{reference}")
-        except NotFound:
-            checkpoint = None
-        if checkpoint is None or not checkpoint.job.startswith(self._prefix):
-            raise NotFound(f"checkpoint {reference!r} not found", hint="list names jobs and checkpoints")
-        return checkpoint
+        lookups = [partial(self._manager.find, f"{self._prefix}{reference}")]
+        if {"#", "~"}.isdisjoint(reference):
+            lookups.insert(0, partial(self._manager.get, reference))
+        for lookup in lookups:
+            try:
+                checkpoint = lookup()
+            except (NotFound, Validation):
+                continue
+            if checkpoint.job.startswith(self._prefix):
+                return checkpoint
+        raise NotFound(f"checkpoint {reference!r} not found", hint="list names jobs and checkpoints")
 
     def _about(self, checkpoint: Checkpoint) -> Document:
         return {
