@@ -6,6 +6,7 @@ when a part is missing.
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,12 @@ from tests.parts import require
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Cluster
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What a script starts in the background ignores Ctrl-C, and so would all that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)

@@ -105,7 +105,7 @@ class DieOnce:
         if item == self.item and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.06)  # sleep: longer than items that share a record
+        time.sleep(0.06)  # sleep: at least longer than items that share a record
         with open(Path(self.folder, "calls"), "a") as log:
             log.write(f"{item}\n")
         return item * 2

@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> str:
 def test_the_tool_moves_the_clock(place: str) -> None:
     years = [at(clock, place, "answer = time.gmtime().tm_year") for clock in (BACKWARDS, AHEAD)]
     assert years[1] - years[0] == 3  # type: ignore[operator]
-    assert at(FROZEN, place, "a = time.time(); sum(range(10**6)); answer = time.time() - a") == 0
+    assert at(FROZEN, place, "a = time.time(); sum(range(10**6)); answer = time.time() - a") == 0  # clock: it stands
 
 
 def test_order_and_latest_follow_the_sequence(place: str) -> None:

@@ -284,7 +284,7 @@ def test_fork_while_another_thread_meets_its_first_array(tmp_path: Path) -> None
         def slow(event, args):
             if event == "exec" and args[0].co_filename.endswith("numpy_types.py"):
                 begun.set()
-                time.sleep(0.5)  # sleep: an import that takes long; the fork falls into it
+                time.sleep(0.5)  # sleep: at least until the fork, or it is harmless
 
         begun = threading.Event()
         sys.addaudithook(slow)

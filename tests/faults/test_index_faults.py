@@ -297,7 +297,7 @@ def test_no_raw_error_escapes_whatever_page_is_damaged(tmp_path: Path) -> None:
 
 def test_another_process_that_holds_the_lock_is_named_in_the_hint(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
-    index = SqliteIndex(str(path), busy_timeout_s=0.2)
+    index = SqliteIndex(str(path), busy_timeout_s=0.2)  # limit: it is to be reached
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(StorageError, match="another process"):

@@ -146,7 +146,7 @@ def test_who_was_refused_and_goes_on_sending_loses_the_connection(
 
 def drip(address: tuple[str, int], head: str, has_ended: Callable[[socket.socket], bool]) -> None:
     """A body that comes byte by byte, each in time, until the other side has enough."""
-    with socket.create_connection(address, timeout=0.05) as caller:
+    with socket.create_connection(address, timeout=0.05) as caller:  # limit: of each look for an answer
         caller.sendall(head.encode())
 
         def send() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from kedge.process.workflow import Workflows
 from kedge.server import create_app
 from kedge.server.limits import Limits
 from tests.server.conftest import client_of, listening
+from tests.waiting import wait_for
 
 V1 = "/api/v1"
 
@@ -216,14 +216,18 @@ def test_executions(client: TestClient) -> None:
     assert client.get(f"{V1}/executions/exec_none").status_code == 404
 
 
+def _task(client: TestClient, task_id: str) -> Any:
+    return client.get(f"{V1}/tasks/{task_id}").json()
+
+
 def test_verify_and_gc_in_the_background(client: TestClient, store: kedge.CheckpointManager) -> None:
     saved = store.save("j", "s", {"a": np.random.default_rng(0).bytes(400_000)})
     store.delete("j", saved)
     for kind in ("verify", "gc"):
         task = client.post(f"{V1}/{kind}").json()
         assert task["status"] == "running"
-        while (task := client.get(f"{V1}/tasks/{task['id']}").json())["status"] == "running":
-            threading.Event().wait(0.02)
+        wait_for(lambda task=task: _task(client, task["id"])["status"] != "running", "it does not end")
+        task = _task(client, task["id"])
         assert task["status"] == "completed", task
     assert task["result"]["bytes_freed"] > 300_000
     assert [t["kind"] for t in client.get(f"{V1}/tasks").json()["tasks"]] == ["gc", "verify"]

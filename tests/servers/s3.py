@@ -132,7 +132,7 @@ def _free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind(("127.0.0.1", 0))  # port: another one is tried
         return [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:
@@ -144,7 +144,7 @@ def _is_up(url: str, server: subprocess.Popen[bytes]) -> bool:
         if server.poll() is not None:
             return True
         try:
-            urllib.request.urlopen(url, timeout=5).close()
+            urllib.request.urlopen(url, timeout=5).close()  # limit: of one look
         except (OSError, urllib.error.URLError):
             return False
         return True

@@ -26,7 +26,7 @@ from .ledger import Violation
 from .partitions import Host, joined_hosts
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes"
-LEASE_S = 1.5
+LEASE_S = 6.0  # a pod that stands still for so long has lost its item, too
 
 
 def manifest() -> Any:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import kedge
+from tests.waiting import wait_for
 
 KINDS = ("file:", "memory:", "files:")
 HANG_S = 60.0  # without progress
@@ -201,7 +202,7 @@ class _Beside:
         job = f"beside-{number}"
         try:
             for n in itertools.count():
-                if stop.wait(0.002):
+                if stop.wait(0.002):  # limit: the pace
                     return
                 state = {"n": n, "text": "x" * (n % 1000), "buffer": bytearray()}
                 self.acknowledged[self._store.save(job, "step", state)] = job, n
@@ -232,13 +233,15 @@ def _check(store: kedge.CheckpointManager, work: Work) -> None:
             assert numbers == sorted(numbers), f"{job.name}: an older save came behind a newer one"
     report = store.verify()
     assert report.is_ok, report.problems
-    until = time.monotonic() + 60
-    while True:  # a lease whose holder was interrupted ends after a third of its time
+
+    def is_free() -> bool:
         try:
             with store.lease("leased", ttl_s=0.3):
-                break
+                return True
         except kedge.LeaseHeld:
-            assert time.monotonic() < until, "a lease was left"
+            return False
+
+    wait_for(is_free, "a lease was left")  # one whose holder was interrupted ends after a third of its time
     store.gc()
 
 

@@ -53,7 +53,7 @@ def detach(tracer: subprocess.Popen[str]) -> None:
     if tracer.poll() is None:
         tracer.send_signal(signal.SIGINT)
     try:
-        tracer.communicate(timeout=5)
+        tracer.communicate(timeout=5)  # limit: then it is killed
     except subprocess.TimeoutExpired:
         tracer.kill()
         tracer.communicate()

@@ -1,21 +1,76 @@
 """Rules that the tests themselves keep, so that they fail only when the code is wrong and never stop proving."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parents[1]
 
+
+@dataclass(frozen=True)
+class Rule:
+    pattern: re.Pattern[str]
+    home: str  # the file that is the place for it
+    instead: str
+    excuse: str = ""  # what a line says that breaks the rule with a reason; else `# name: …`
+    between: tuple[float, float] | None = None  # only these numbers, as the first group of the pattern, are wrong
+
+
+def _number(text: str) -> str:
+    return rf"{text}(\d+(?:\.\d+)?|\.\d+)\b"
+
+
 RULES = {
     # A sleep that orders threads is right until the machine is busy.
-    "sleep": (
-        re.compile(r"\b(?:time|asyncio|page)\.(?:sleep|wait_for_timeout)\b|from (?:time|asyncio) import .*\bsleep\b"),
+    "sleep": Rule(
+        re.compile(
+            r"\b(?:time|asyncio|page)\.(?:sleep|wait_for_timeout)\b|from (?:time|asyncio) import .*\bsleep\b"
+            r"|\bEvent\(\)\.wait\(\d"
+        ),
         "waiting.py",
         "wait for a condition with tests/waiting.py, or say with `# sleep: …` why the time itself is meant",
     ),
+    # One that stands for work is over too soon where the test stands still: somebody else was to be quicker.
+    "length": Rule(
+        re.compile(_number(r"\b(?:time|asyncio)\.sleep\(") + r"\)"),
+        "waiting.py",
+        "hold it by a file or an event; a pause between two looks is shorter, what is killed sleeps for ever. "
+        "Where any longer one would do as well, say `# sleep: at least …`",
+        excuse=r"# sleep: at least \w",
+        between=(0.051, 59.9),
+    ),
+    # A limit is only for what would never come: no busy machine may reach it.
+    "limit": Rule(
+        re.compile(_number(r"(?:\.(?:communicate|join|result|wait)\(|\b(?:busy_)?timeout(?:_s)?=)(?:timeout=)?")),
+        "waiting.py",
+        "wait for 60 s, or say with `# limit: …` why it makes no difference whether it is reached",
+        between=(0.001, 19.9),
+    ),
+    # httpx waits for five seconds, unless it is told otherwise.
+    "answer": Rule(
+        re.compile(r"\bhttpx\.(?:get|post|put|patch|delete|head|request|stream|Client)\((?!$)(?!.*timeout=)"),
+        "waiting.py",
+        "say timeout=60, or with `# answer: …` why not",
+    ),
+    # How long something takes is measured by benchmarks, and compared there.
+    "clock": Rule(
+        re.compile(
+            r"\b(?:process_time|getrusage)\b|raises\([^)]*TimeoutExpired"
+            r"|assert .*\b(?:monotonic|perf_counter|time\.time)\(\)"
+        ),
+        "waiting.py",
+        "prove it by what happens, or say with `# clock: …` why no machine is too slow or too fast for it",
+    ),
+    # Somebody else may have it a moment later.
+    "port": Rule(
+        re.compile(r"\.bind\(\(\"[^\"]*\", 0\)\)"),
+        "waiting.py",
+        "let who listens choose its port and say it, or say with `# port: …` what happens if it is taken",
+    ),
     # A skip of its own would not fail in CI, where KEDGE_REQUIRE=all wants every part.
-    "skip": (
+    "skip": Rule(
         re.compile(r"\bimportorskip\b|\bpytest\.skip\(|\bmark\.skip(?:if)?\b"),
         "parts.py",
         "ask for it with `require` or `library` of tests/parts.py, or say with `# skip: …` why CI may skip it too",
@@ -23,24 +78,31 @@ RULES = {
 }
 
 
-def offences(rule: str, text: str) -> list[int]:
+def offences(name: str, text: str) -> list[int]:
     """Lines that break the rule. Programs inside of strings keep to it like the tests that start them."""
-    pattern = RULES[rule][0]
-    lines = enumerate(text.splitlines(), 1)
-    return [number for number, line in lines if pattern.search(line) and not re.search(rf"# {rule}: [\w.]", line)]
+    rule = RULES[name]
+    excuse = re.compile(rule.excuse or rf"# {name}: [\w.]")
+
+    def is_wrong(line: str) -> bool:
+        found = list(rule.pattern.finditer(line))
+        if rule.between is not None:
+            least, most = rule.between
+            found = [match for match in found if least <= float(match[1]) <= most]
+        return bool(found) and not excuse.search(line)
+
+    return [number for number, line in enumerate(text.splitlines(), 1) if is_wrong(line)]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_test_breaks_a_rule(rule: str) -> None:
-    _, home, instead = RULES[rule]
-    allowed = {TESTS / home, Path(__file__)}
+    allowed = {TESTS / RULES[rule].home, Path(__file__)}
     wrong = [
         f"{path.relative_to(TESTS)}:{number}"
         for path in sorted(TESTS.rglob("*.py"))
         if path not in allowed
         for number in offences(rule, path.read_text())
     ]
-    assert wrong == [], instead
+    assert wrong == [], RULES[rule].instead
 
 
 @pytest.mark.mutant
@@ -53,6 +115,15 @@ def test_no_test_breaks_a_rule(rule: str) -> None:
         ("sleep", "Thread(target=time.sleep, args=(1,))"),
         ("sleep", "time.sleep(1)  # sleep:"),
         ("sleep", "page.wait_for_timeout(300)"),
+        ("sleep", "threading.Event().wait(0.1)"),
+        ("length", "time.sleep(0.2)  # sleep: the work"),
+        ("limit", "process.communicate(timeout=5)"),
+        ("limit", "assert done.wait(0.5)"),
+        ("limit", "subprocess.run(command, timeout=10, check=True)"),
+        ("answer", "httpx.get(url)"),
+        ("clock", "assert time.monotonic() - start < 2"),
+        ("clock", "with pytest.raises(subprocess.TimeoutExpired):"),
+        ("port", 'free.bind(("127.0.0.1", 0))'),
         ("skip", 'np = pytest.importorskip("numpy")'),
         ("skip", 'pytest.skip("no GPU")'),
         ("skip", "@pytest.mark.skipif(True, reason='x')"),
@@ -60,4 +131,13 @@ def test_no_test_breaks_a_rule(rule: str) -> None:
 )
 def test_each_way_to_break_it_is_seen(rule: str, line: str) -> None:
     assert offences(rule, f"import time\n{line}\n") == [2]
-    assert offences(rule, f"{line}  # {rule}: the time itself is the subject") == []
+    excuse = "sleep: at least this" if rule == "length" else f"{rule}: the time itself is the subject"
+    assert offences(rule, f"{line}  # {excuse}") == []
+
+
+def test_what_is_long_or_short_enough_breaks_no_rule() -> None:
+    for line in ("time.sleep(0.02)", "time.sleep(600)", "asyncio.sleep(0)"):
+        assert offences("length", line) == []
+    for line in ("process.communicate(timeout=60)", "handle.result(0)", "thread.join()", "timeout_s=600"):
+        assert offences("limit", line) == []
+    assert offences("answer", 'httpx.get(f"{url}/jobs", timeout=60)') == []

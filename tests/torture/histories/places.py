@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,12 +119,10 @@ class Service:
     """`kedge serve` on a port of its own, so that clients find it again."""
 
     def __init__(self, place: str, keys: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
         self._command = [
-            sys.executable, "-m", "kedge", "serve", "--store", place, "--port", str(self._port), "--drain", "2",
+            sys.executable, "-m", "kedge", "serve", "--store", place, "--port", str(port), "--drain", "2",
         ]  # fmt: skip
         self._environment = dict(os.environ)
         if keys:
@@ -157,6 +156,15 @@ class Service:
         self._drain.join()
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+def _free_port() -> int:
+    """None of those that connections get, for example to a service that is away: it could not come back."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

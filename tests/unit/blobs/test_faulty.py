@@ -56,7 +56,7 @@ def test_a_call_is_delayed() -> None:
     blobs = FaultyBlobs(MemoryBlobs(), Plan(Fault("packs", delay_s=0.05)))
     begin = time.monotonic()
     list(blobs.packs())
-    assert time.monotonic() - begin >= 0.05
+    assert time.monotonic() - begin >= 0.05  # clock: it took at least so long
 
 
 def test_the_process_dies() -> None:

@@ -585,7 +585,7 @@ def test_abort_waits_for_appends_under_way(blobs: PackBlobs, monkeypatch: pytest
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
         started.set()
-        too_early.append(aborted.wait(0.1))  # an abort that does not wait is over by then
+        too_early.append(aborted.wait(0.1))  # limit: an abort that waits comes later
         return real(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)

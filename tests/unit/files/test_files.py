@@ -69,7 +69,7 @@ def snapshot(root: Path) -> dict[bytes, tuple[object, ...]]:
 
 def settle(root: Path) -> None:
     """Let enough time pass for the times of files to be trusted."""
-    time.sleep(0.12)  # sleep: the age of a file is what is looked at
+    time.sleep(0.12)  # sleep: at least the age of a file that is trusted
 
 
 def save(cm: Manager, tree: object, job: str = "job") -> kedge.Tree:

@@ -533,7 +533,7 @@ def bouncer(postgres: Cluster, url: str, tmp_path_factory: pytest.TempPathFactor
     folder = postgres.folder / "bouncer"
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 0))  # port: only the name of a socket in a folder of its own
         port = free.getsockname()[1]
     conf = folder / "pgbouncer.ini"
     conf.write_text(

@@ -94,8 +94,8 @@ def test_an_item_that_takes_too_long_is_cancelled(store: CheckpointManager) -> N
     async def pipeline() -> Any:
         async with kedge.run("r", store=store) as run:
             with pytest.raises(StepTimeout):
-                await run.aio.map(work, [1], timeout_s=0.05, name="stops")
-            return await run.aio.map(work, range(3), timeout_s=0.05, on_error="collect")
+                await run.aio.map(work, [1], timeout_s=0.05, name="stops")  # limit: it is reached
+            return await run.aio.map(work, range(3), timeout_s=0.05, on_error="collect")  # limit: by one
 
     first, failed, last = asyncio.run(pipeline())
     assert [first, last] == [0, 2]

@@ -210,7 +210,7 @@ def test_order_and_results_on_demand(store: CheckpointManager) -> None:
 
 def test_slow_items_are_durable_one_by_one_and_quick_ones_share_commits(store: CheckpointManager) -> None:
     with kedge.run("r", store=store) as run:
-        run.map(lambda _: time.sleep(0.06), range(4), name="slow", workers=1)  # sleep: how long an item takes
+        run.map(lambda _: time.sleep(0.06), range(4), name="slow", workers=1)  # sleep: at least a batch
         run.map(lambda n: n, range(3000), name="quick", workers=1)
     batches = store.list("r", level="substep")
     assert len([c for c in batches if c.step == "slow"]) == 4

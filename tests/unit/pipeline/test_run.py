@@ -366,9 +366,9 @@ def test_an_async_step_is_cancelled_when_its_time_is_over(store: CheckpointManag
     async def main() -> None:
         async with kedge.run("r", store=store, signals=False) as run:
             with pytest.raises(StepTimeout, match=r"step slow took longer than 0.05 s"):
-                await run.step("slow", slow, timeout_s=0.05)
+                await run.step("slow", slow, timeout_s=0.05)  # limit: it is reached
             with pytest.raises(TimeoutError, match="of its own"):
-                await run.step("own", own, timeout_s=5)
+                await run.step("own", own, timeout_s=60)
 
     asyncio.run(main())
     assert ended == ["cancelled"]
@@ -387,14 +387,14 @@ def test_a_time_limit_kills_the_process_of_the_step(store: CheckpointManager, tm
         with pytest.raises(kedge.WorkerDied, match="exit code 3"):
             run.step("crash", die, timeout_s=30)
         with pytest.raises(Validation, match="a process of its own"):
-            run.step("lambda", lambda: 1, timeout_s=1)
+            run.step("lambda", lambda: 1, timeout_s=60)
 
 
 def test_a_thread_that_is_over_time_is_left_behind(store: CheckpointManager) -> None:
     done = threading.Event()
     with kedge.run("r", store=store) as run:
         with pytest.raises(StepTimeout):
-            run.step("slow", done.wait, 30, timeout_s=0.05, timeout_in="thread")
+            run.step("slow", done.wait, 30, timeout_s=0.05, timeout_in="thread")  # limit: it is reached
         done.set()
         assert run.step("inner", lambda: run.step("x", lambda: 3), timeout_s=30, timeout_in="thread") == 3
 
