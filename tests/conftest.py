@@ -7,6 +7,7 @@ when a part is missing.
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,14 @@ def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("KEDGE_")]:
         if name not in {"KEDGE_REQUIRE", "KEDGE_HYPOTHESIS_PROFILE"}:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a store does some seconds later would fall into slow tests. Those about it say when."""
+    monkeypatch.setattr("kedge.store.backlog.AFTER_S", 120.0)
+    if "kedge.llm.bills" in sys.modules:
+        monkeypatch.setattr("kedge.llm.bills.WRITE_EVERY_S", 120.0)
 
 
 # --- hypothesis ---

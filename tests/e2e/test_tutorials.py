@@ -12,7 +12,6 @@ import pty
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ import pytest
 from kedge.cli.app import cli
 from tests.lab import lab
 from tests.parts import library, require
+from tests.servers.ports import free_port
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -82,8 +82,7 @@ class Reader:
         self._shell = shell
         # The `export` lines so far: each block has a shell of its own.
         self._settings = f"cd {shlex.quote(str(directory))}\n"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")}
         self.programs = directory / ".programs"
         self.programs.mkdir()

@@ -185,6 +185,8 @@ def test_copying_begins_again_after_an_error(tmp_path: Path, monkeypatch: pytest
             broken.setattr(store.store.index, "unrecorded", fail)
             store.save("job", "step", 1)
             assert failed.wait(60)
-        wait_for(lambda: not any(isinstance(t, threading.Timer) for t in threading.enumerate()), "it goes on")
+        backlog = store.store.backlog
+        assert backlog is not None
+        wait_for(lambda: backlog._timer is None, "it goes on")
         store.save("job", "step", 2)
         wait_for(lambda: is_all_copied(store), "nobody copies what was saved")

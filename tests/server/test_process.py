@@ -122,7 +122,11 @@ def test_two_workers_share_a_store(tmp_path: Path) -> None:
         assert found == {200}  # whichever worker is asked
 
         def saves() -> list[str]:
-            return [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("kedge_saves_t")]
+            return [
+                line
+                for line in httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+                if line.startswith("kedge_saves_t")
+            ]
 
         for _ in range(10):  # each on a connection of its own, which one worker takes
             wait_for(lambda: saves() == ['kedge_saves_total{namespace="default"} 10.0'], "the workers are not summed")

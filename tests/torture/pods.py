@@ -148,7 +148,7 @@ class _Pods:
             except (Failed, CheckpointError):
                 if not left:
                     raise
-                time.sleep(1)  # sleep: between two tries
+                time.sleep(1)  # sleep: at least a moment between two tries
 
     def _while_killing(self, victim: str, call: Callable[[], None]) -> bool:
         """Whether the call succeeded although the victim, if it ever was there, was killed."""

@@ -53,9 +53,13 @@ def power_cuts(
             work = children.save_and_delete, place
             savers = [Child(*work, draw.random(), 3, kinds, 3, mutant=mutant, ledger=ledger) for _ in range(2)]
             everyone = [*savers, Child(children.collect, place, mutant=mutant, ledger=ledger)]
-            if draw.random() < 0.7:
+            moment = draw.random()
+            if moment < 0.7:
                 for child in everyone:
                     child.wait_for("ready")
+            if moment < 0.4:
+                for child in savers:
+                    child.wait_for("saved")  # there is something to lose, however slow they are
             children.pump(everyone, 0.02 + draw.random() * 0.4)
             # The switch takes a moment, in which the kernel may still tell a sync good news about an aborted journal.
             # With real power nobody would hear of it: acknowledgements count until the switch is touched.

@@ -65,9 +65,10 @@ RULES = {
     ),
     # Somebody else may have it a moment later.
     "port": Rule(
-        re.compile(r"\.bind\(\(\"[^\"]*\", 0\)\)"),
-        "waiting.py",
-        "let who listens choose its port and say it, or say with `# port: …` what happens if it is taken",
+        re.compile(r"\.bind\(\(\"[^\"]*\", 0\)\)|create_server\(.*, 0\)\) as free\b"),
+        "servers/ports.py",
+        "let who listens choose its port and say it, or use tests/servers/ports.py, "
+        "or say with `# port: …` what happens if it is taken",
     ),
     # A skip of its own would not fail in CI, where KEDGE_REQUIRE=all wants every part.
     "skip": Rule(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.servers import s3
+from tests.servers.ports import free_port
 from tests.servers.postgres import Cluster, postgres_cluster, wait_until_up
 
 from .worker import Access, add_key
@@ -119,7 +118,7 @@ class Service:
     """`kedge serve` on a port of its own, so that clients find it again."""
 
     def __init__(self, place: str, keys: str) -> None:
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
             sys.executable, "-m", "kedge", "serve", "--store", place, "--port", str(port), "--drain", "2",
@@ -156,15 +155,6 @@ class Service:
         self._drain.join()
         assert self._process.stderr is not None
         self._process.stderr.close()
-
-
-def _free_port() -> int:
-    """None of those that connections get, for example to a service that is away: it could not come back."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @contextmanager
