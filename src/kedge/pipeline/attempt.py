@@ -81,7 +81,7 @@ def new_pool(workers: int) -> tuple[ProcessPool, Event]:
     """
     from multiprocessing import get_context
 
-    from pebble import ProcessPool
+    from .pool import Pool
 
     check_main_guard()
     context = get_context("forkserver")
@@ -89,7 +89,7 @@ def new_pool(workers: int) -> tuple[ProcessPool, Event]:
     from .worker import prepare
 
     halt = context.Event()
-    return ProcessPool(max_workers=workers, context=context, initializer=prepare, initargs=(halt,)), halt
+    return Pool(workers, context, prepare, halt), halt
 
 
 class Isolation:
