@@ -92,7 +92,7 @@
     tell("The service does not answer. What is shown may be old.");
     const element = event.target;
     const target = element.getAttribute && element.getAttribute("data-hx-target");
-    const place = target ? document.querySelector(target) : element.querySelector && element.querySelector(":scope > .tree, :scope > div");
+    const place = target && !target.startsWith("find ") ? document.querySelector(target) : element.querySelector && element.querySelector(":scope > .tree, :scope > div");
     if (place && (element.matches("details") || element.matches("input[type=range], form"))) place.textContent = "It could not be loaded. Reload the page to try again.";
   });
   document.addEventListener("htmx:response:error", () => tell("The service refused to refresh this page. Reload it to see why."));
