@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ MAX_TAG_VALUE_CHARACTERS = 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
 _NOT_SLUG = re.compile(r"[^A-Za-z0-9._:@+-]+")
+
+_random = random.Random()  # nosec B311 - nobody else seeds it, and it makes no system call, which other threads wait for
+_draw = _random.getrandbits
+os.register_at_fork(after_in_child=_random.seed)
 
 
 class CheckpointLevel(StrEnum):
@@ -131,7 +136,7 @@ def is_utf8(text: str) -> bool:
 def new_checkpoint_id(step: str, created_us: int) -> CheckpointId:
     """`<step-slug>_<epoch s>_<8 hex>`. Uniqueness is the index's to enforce; order never comes from it (I4)."""
     slug = _NOT_SLUG.sub("-", step)[:100].strip("-._:@+") or "step"
-    return CheckpointId(f"{slug}_{created_us // 1_000_000}_{os.urandom(4).hex()}")
+    return CheckpointId(f"{slug}_{created_us // 1_000_000}_{_draw(32):08x}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from .shelter import run, wait_for
+from .shelter import is_exposed, run, wait_for
 
 P = TypeVar("P")
 
@@ -45,7 +45,10 @@ def _guard(port: Any, name: str) -> Callable[..., Any]:
     calling = wait_for if name == "wait_for_event" else run
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        result = calling(getattr(port, name), *args, **kwargs)
+        function = getattr(port, name)
+        result = calling(function, *args, **kwargs) if is_exposed() else function(*args, **kwargs)
+        if type(result) is list:  # what a save answers; asking for its interface takes longer
+            return result
         if name == "writer":
             return guarded(result)
         return _steps(result) if isinstance(result, Iterator) else result

@@ -34,7 +34,7 @@ from kedge.model import CheckpointId, CheckpointLevel, CheckpointStatus, parse_n
 from kedge.ports import NewCheckpoint, digest_of
 from kedge.store.directory import read_keyrings
 from kedge.store.local import LocalStore
-from kedge.store.manifest import Manifest, pack_manifest
+from kedge.store.manifest import pack_tree
 from kedge.store.readable_files import view
 
 from .rebuild import rebuild
@@ -109,7 +109,7 @@ def _row(shown: Mapping[str, Any]) -> NewCheckpoint | None:
     if "sealed" in shown:
         manifest = base64.b64decode(shown["sealed"], validate=True)
     elif "state" in shown:
-        manifest = pack_manifest(Manifest(codec.encode(shown["state"]).tree))
+        manifest = pack_tree(codec.encode(shown["state"]).tree)
     else:
         return None  # in packs, which tell of it
     digest = digest_of(manifest)

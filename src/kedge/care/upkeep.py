@@ -57,7 +57,8 @@ class Upkeep:
         if not self._lock.acquire(blocking=False):
             return  # another thread is at it, or about to be; a save never waits for this
         try:
-            job = self._jobs.setdefault(saved.job, _Job())
+            if (job := self._jobs.get(saved.job)) is None:
+                job = self._jobs[saved.job] = _Job()
             if job.saves % _READ_POLICY_EVERY == 0:
                 _read_policy(index, saved.job, job)
             job.saves += 1

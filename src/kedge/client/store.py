@@ -19,7 +19,7 @@ from kedge.ports import CheckpointIds, Checkpoints, Events, Jobs, Outcomes, dige
 from kedge.store import Save, Stored, not_over_http
 from kedge.store.adoption import Exported, Moved, ReadChunks, record_to_export
 from kedge.store.loading import Loading
-from kedge.store.manifest import Manifest, pack_manifest, root_of
+from kedge.store.manifest import Manifest, pack_manifest, pack_tree, root_of
 from kedge.store.received import Received, SendAgain
 from kedge.store.request import Request, request_of_record
 from kedge.store.rope import PartedTree, write_parts
@@ -65,7 +65,7 @@ class HttpStore(Loading):
             packed, named = write_parts(encoded, outbox, self._known.__contains__)
             pack = partial(_as_it_is, packed)
         elif not encoded.buffers and len(encoded.tree) <= INLINE_BYTES:
-            pack = partial(_as_it_is, pack_manifest(Manifest(encoded.tree)))
+            pack = partial(_as_it_is, pack_tree(encoded.tree))
         else:
             for buffer in encoded.buffers:
                 if isinstance(buffer, RecallingSource):

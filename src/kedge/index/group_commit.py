@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kedge.errors import CheckpointError
 from kedge.ports import ChunksGone, IdTaken, Index, KeysChanged, NewCheckpoint, Outcomes, RowChanged
@@ -23,12 +23,19 @@ T = TypeVar("T")
 REFUSALS = (CheckpointError, ChunksGone, IdTaken, KeysChanged, RowChanged)  # raised before anything is changed
 
 
+class Save(NamedTuple):
+    """One `Index.commit`, an operation that an index may do together with others."""
+
+    records: Sequence[NewCheckpoint]
+    actor: str
+
+
 class Waiting(Generic[T]):
     """One operation on its way through a commit."""
 
     __slots__ = ("error", "is_done", "is_leader", "operation", "result", "wake")
 
-    def __init__(self, operation: Callable[[], T]) -> None:
+    def __init__(self, operation: Callable[..., T] | Save) -> None:
         self.operation = operation
         self.result: T
         self.error: BaseException | None = None
@@ -49,7 +56,7 @@ class GroupCommit:
         self._lead = threading.Lock()  # held while anybody leads; it passes on with the lead
         self._passing = threading.Lock()  # so that the lead never goes to somebody who is leaving
 
-    def run(self, operation: Callable[[], T]) -> T:
+    def run(self, operation: Callable[..., T] | Save) -> T:
         """The operation's result once its transaction is durable; else its error, or that of the commit."""
         mine = Waiting(operation)
         self._queue.append(mine)  # before asking for the lead: whoever holds it looks here before letting go
@@ -67,7 +74,7 @@ class GroupCommit:
             raise mine.error
         return mine.result
 
-    def run_each(self, operations: Sequence[Callable[[], T]]) -> list[T | BaseException]:
+    def run_each(self, operations: Sequence[Callable[..., T] | Save]) -> list[T | BaseException]:
         """What `run` answers or raises, for each of several that come together: one thread instead of many."""
         mine = [Waiting(operation) for operation in operations]
         self._queue.extend(mine)
@@ -124,12 +131,13 @@ class GroupCommit:
 
     def _pass_on(self) -> None:
         while True:
-            with self._passing:
-                if self._queue:
-                    heir = self._queue[0]
-                    heir.is_leader = True
-                    heir.wake.release()
-                    return
+            if self._queue:
+                with self._passing:
+                    if self._queue:
+                        heir = self._queue[0]
+                        heir.is_leader = True
+                        heir.wake.release()
+                        return
             self._lead.release()
             if not self._queue or not self._lead.acquire(blocking=False):
                 return

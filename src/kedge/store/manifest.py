@@ -62,14 +62,19 @@ def pack_manifest(manifest: Manifest) -> bytes:
     """The bytes of a manifest (forms 1 to 3)."""
     tree = manifest.tree
     if not manifest.streams and tree is not None:
-        if len(tree) > COMPRESS_OVER_BYTES:
-            squeezed = zstandard.ZstdCompressor(level=1).compress(tree)
-            if len(squeezed) < 0.9 * len(tree):
-                return b"\x02" + squeezed
-        return b"\x01" + tree
+        return pack_tree(tree)
     spans = b"".join(_SPAN.pack(s.stream, s.offset, s.size_bytes, s.is_lazy) for s in manifest.buffers)
     tables = [pack_table(stream) for stream in manifest.streams]
     return b"\x03" + ormsgpack.packb([tree, manifest.tree_stream, spans, tables])
+
+
+def pack_tree(tree: bytes) -> bytes:
+    """The manifest of a state that is all in its tree (forms 1 and 2)."""
+    if len(tree) > COMPRESS_OVER_BYTES:
+        squeezed = zstandard.ZstdCompressor(level=1).compress(tree)
+        if len(squeezed) < 0.9 * len(tree):
+            return b"\x02" + squeezed
+    return b"\x01" + tree
 
 
 def pack_root(size_bytes: int, table: list[Entry]) -> bytes:

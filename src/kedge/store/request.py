@@ -28,9 +28,9 @@ MAX_METADATA_BYTES = 64 * 1024
 _to_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """What a save was asked to record, names parsed already."""
+    """What a save was asked to record, names parsed already. Nobody changes it (see `NewCheckpoint`)."""
 
     job: str
     step: str

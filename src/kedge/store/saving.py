@@ -46,7 +46,7 @@ from .chunk_cache import KnownChunks
 from .chunk_reader import ChunkReader
 from .chunk_writer import ChunkWriter, settled
 from .loading import Loading
-from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root
+from .manifest import SPILL_OVER_BYTES, Manifest, pack_manifest, pack_root, pack_tree
 from .received import Received
 from .record import PackRecord, branch_record, new_record, pack_record
 from .request import Request
@@ -392,5 +392,5 @@ def _is_small(encoded: codec.Encoded) -> bool:
 def _small_record(
     request: Request, encoded: codec.Encoded, checkpoint_id: CheckpointId, created_us: int
 ) -> NewCheckpoint:
-    packed = pack_manifest(Manifest(encoded.tree))
+    packed = pack_tree(encoded.tree)
     return new_record(request, checkpoint_id, created_us, len(encoded.tree), packed, content=encoded.tree)

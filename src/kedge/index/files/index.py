@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from kedge.blobs import group_files
 from kedge.blobs.reserve import Reserve
 from kedge.errors import CheckpointError, Corrupted, NoSpace, StorageError, storage_error
+from kedge.index.group_commit import Save
 from kedge.index.rows import CHECKPOINT, FORGET_PACKS, SEQ_BITS, checkpoint_of, late_manifests
 from kedge.index.sqlite.database import connect, is_encrypted, is_unsigned, migrate, sign, written_by
 from kedge.index.sqlite.index import SqliteIndex
@@ -189,7 +190,7 @@ class FilesIndex(SqliteIndex):
         if self._is_read_only:
             raise read_only_error(self._name)
 
-    def _write(self, operation: Callable[[], T], *, is_urgent: bool = False) -> T:
+    def _write(self, operation: Callable[[], T] | Save, *, is_urgent: bool = False) -> T:
         self._check_writable()
         if not is_urgent and not self._room.is_whole and not self._room.refill():
             raise NoSpace(f"{self._name}: the disk is full", hint="kedge cleanup and kedge gc free some space")
@@ -203,7 +204,7 @@ class FilesIndex(SqliteIndex):
     def make_room(self) -> bool:
         return self._room.release()
 
-    def _write_once(self, operation: Callable[[], T]) -> T:
+    def _write_once(self, operation: Callable[[], T] | Save) -> T:
         with self._memory_lock:
             self._check_open()
             with self._journal.locked():

@@ -8,11 +8,11 @@ happened, and `writes` does them one by one, and finds out for each what is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ormsgpack
 
+from kedge.index.group_commit import Save
 from kedge.index.rows import LAST_SEQ, columns_of, saved_checkpoint
 from kedge.index.transactions import now_us
 from kedge.model import Checkpoint
@@ -28,14 +28,6 @@ _OF_SAVE = (
 _OF_TAG = ("integer", "text", "text")
 _OF_CHUNK = ("bytea", "bigint", "bigint", "smallint", "bytea", "integer", "bigint", "bytea")
 _SAVE = f"SELECT kedge.save_1({', '.join(['%s'] * (3 + len(_OF_SAVE) + len(_OF_TAG) + 1 + len(_OF_CHUNK) + 1))})"
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """One `Index.commit`."""
-
-    records: Sequence[NewCheckpoint]
-    actor: str
 
 
 def commit_together(db: Connection, saves: Sequence[Save], ns_no: int, namespace: str) -> list[list[Checkpoint]] | None:

@@ -13,12 +13,12 @@ and "that ID exists, with this digest" means that it arrived the first time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 import psycopg
 
 from kedge.errors import OutcomeUnknown, StorageError
-from kedge.index.group_commit import REFUSALS, GroupCommit, Waiting, one_by_one
+from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting, one_by_one
 from kedge.index.rows import Row, late_manifests
 from kedge.index.sqlite.connections import survive_forks
 from kedge.model import Checkpoint, CheckpointStatus, Lease
@@ -35,7 +35,7 @@ from kedge.ports import (
     Seen,
 )
 
-from .batch import Save, commit_together
+from .batch import commit_together
 from .dialect import for_postgres
 from .reads import PostgresReads
 from .server import Connection, Server, typed
@@ -48,21 +48,6 @@ _LOST_ANSWERS = 3  # in a row, until a save gives up
 FROZEN_MS = 10_000  # a process that is suspended in a transaction has the lock of its namespace: the server ends it
 
 
-class _Operation(Generic[T]):
-    """What one caller wants done in a transaction."""
-
-    def __init__(self, index: PostgresIndex, work: Callable[[PostgresWrites], T] | Save) -> None:
-        self._index = index
-        self.work = work
-
-    def __call__(self) -> T:
-        writes = self._index.writes
-        assert writes is not None
-        if isinstance(self.work, Save):
-            return cast(T, writes.commit(self.work.records, self.work.actor))
-        return self.work(writes)
-
-
 class PostgresIndex(PostgresReads):
     """`ports.Index` in a PostgreSQL database whose schema is there (`Server.migrate`)."""
 
@@ -70,7 +55,6 @@ class PostgresIndex(PostgresReads):
 
     def __init__(self, server: Server, *, namespace: str = "default") -> None:
         super().__init__(server, namespace)
-        self.writes: PostgresWrites | None = None  # of the transaction that is open
         self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
         survive_forks(self)
 
@@ -80,7 +64,6 @@ class PostgresIndex(PostgresReads):
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
             self._group = GroupCommit(self._run_batch, gather_s=_GATHER_S)
-            self.writes = None
 
     def close(self) -> None:
         self._server.close()
@@ -89,7 +72,7 @@ class PostgresIndex(PostgresReads):
 
     def _write(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
         self._server.check_open()
-        return self._group.run(_Operation(self, operation))
+        return self._group.run(operation)
 
     def _write_again(self, operation: Callable[[PostgresWrites], T] | Save) -> T:
         """For what may be done twice: also when the answer to a commit was lost."""
@@ -111,8 +94,6 @@ class PostgresIndex(PostgresReads):
             for waiting in batch:
                 waiting.error = StorageError(f"{self._server.name}: the commit was interrupted", hint="save again")
             raise
-        finally:
-            self.writes = None
 
     def _run_transaction(self, batch: Sequence[Waiting[Any]]) -> None:
         """May be run again as long as no commit was sent: Unavailable. Afterwards callers get OutcomeUnknown."""
@@ -135,8 +116,7 @@ class PostgresIndex(PostgresReads):
 
     def _commit_saves(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
         """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done."""
-        work = [waiting.operation.work for waiting in batch if isinstance(waiting.operation, _Operation)]
-        saves = [save for save in work if isinstance(save, Save)]
+        saves = [waiting.operation for waiting in batch if isinstance(waiting.operation, Save)]
         if len(saves) < len(batch):
             return False
         for waiting in batch:
@@ -156,8 +136,7 @@ class PostgresIndex(PostgresReads):
     def _begin(self, db: Connection, *, is_careful: bool) -> PostgresWrites:
         db.execute("BEGIN")
         db.execute(f"SET LOCAL idle_in_transaction_session_timeout = {FROZEN_MS}")
-        self.writes = PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful)
-        return self.writes
+        return PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful)
 
     def _run_together(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
         """The usual way: operations refuse before they change anything. False if one failed half-way."""
@@ -167,7 +146,7 @@ class PostgresIndex(PostgresReads):
                 for waiting in batch:
                     waiting.error = None
                     try:
-                        waiting.result = waiting.operation()
+                        waiting.result = _result_of(waiting.operation, writes)
                     except REFUSALS as refusal:
                         waiting.error = refusal
                 writes.finish()
@@ -185,7 +164,7 @@ class PostgresIndex(PostgresReads):
             waiting.error = None
             head = writes.savepoint()
             try:
-                waiting.result = waiting.operation()
+                waiting.result = _result_of(waiting.operation, writes)
             except psycopg.OperationalError:
                 raise
             except Exception as error:  # noqa: BLE001 - handed to its caller
@@ -200,8 +179,8 @@ class PostgresIndex(PostgresReads):
 
     def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
         self._server.check_open()
-        wanted = [Save((record,), actor) for record, actor in saves]
-        outcomes: list[Checkpoints | BaseException] = self._group.run_each([_Operation(self, save) for save in wanted])
+        outcomes: list[Checkpoints | BaseException]
+        outcomes = self._group.run_each([Save((record,), actor) for record, actor in saves])
         answers: Outcomes = []
         for (record, actor), outcome in zip(saves, outcomes, strict=True):
             if isinstance(outcome, OutcomeUnknown):
@@ -340,3 +319,7 @@ class PostgresIndex(PostgresReads):
 
     def scrub(self) -> None:
         """The database's own vacuum does that, in its time."""
+
+
+def _result_of(operation: Callable[[PostgresWrites], T] | Save, writes: PostgresWrites) -> T | Checkpoints:
+    return writes.commit(*operation) if isinstance(operation, Save) else operation(writes)

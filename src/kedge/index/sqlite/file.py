@@ -9,14 +9,14 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from kedge.blobs.group_files import share
 from kedge.blobs.reserve import Reserve
 from kedge.ending import close_at_end
 from kedge.errors import Corrupted, NoSpace, StorageError, storage_error
-from kedge.index.group_commit import REFUSALS, GroupCommit, Waiting
+from kedge.index.group_commit import REFUSALS, GroupCommit, Save, Waiting
 
 from .closed_mark import Closing, IndexState, has_event, newest_event
 from .connections import (
@@ -283,7 +283,7 @@ class SqliteFile:
 
     # Transactions
 
-    def _write(self, operation: Callable[[], T], *, is_urgent: bool = False) -> T:
+    def _write(self, operation: Callable[[], T] | Save, *, is_urgent: bool = False) -> T:
         """What frees space or notes damage is urgent and may use the reserve; the rest waits until that is whole."""
         if is_urgent:
             self._check_writable()
@@ -298,7 +298,8 @@ class SqliteFile:
 
     def _check_room(self) -> None:
         """Before a save: what is left of the reserve is not for it."""
-        self._check_writable()
+        if self._is_closed or self._file is not None:
+            self._check_writable()
         if self._reserve is not None and not self._reserve.is_whole and not self._reserve.refill():
             raise NoSpace(f"{self._name}: the disk is full", hint=_MAKE_ROOM)
 
@@ -310,7 +311,7 @@ class SqliteFile:
             is_shorter = self._shrink_log()
         return (self._reserve is not None and self._reserve.release()) or is_shorter
 
-    def _run(self, operation: Callable[[], T]) -> T:
+    def _run(self, operation: Callable[[], T] | Save) -> T:
         if self._path is None:
             with self._memory_lock:
                 return self._group.run(operation)
@@ -344,9 +345,10 @@ class SqliteFile:
                 self._connection = self._connect_again()
                 self._is_connected = True
                 self._writes.use(self._connection)
-            if not self._run_together(batch):
-                self._run_apart(batch)
-            self._connection.execute("COMMIT")
+            if not self._writes.commit_together(batch):
+                if not self._run_together(batch):
+                    self._run_apart(batch)
+                self._connection.execute("COMMIT")
             self._say_open()
             self._check_identity()
         except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
@@ -364,7 +366,7 @@ class SqliteFile:
         self._writes.begin()
         for waiting in batch:
             try:
-                waiting.result = waiting.operation()
+                waiting.result = self._writes.run(waiting.operation)
             except REFUSALS as refusal:
                 waiting.error = refusal
             except Exception:  # noqa: BLE001 - met again, alone, in _run_apart
@@ -379,7 +381,7 @@ class SqliteFile:
             waiting.error = None
             self._connection.execute("SAVEPOINT one")
             try:
-                waiting.result = waiting.operation()
+                waiting.result = self._writes.run(waiting.operation)
             except Exception as error:
                 if not self._connection.in_transaction:
                     raise  # a full disk or an I/O error ended the transaction, and the others with it
@@ -389,11 +391,9 @@ class SqliteFile:
 
     def _roll_back(self) -> None:
         self._writes.forget()  # also when SQLite has rolled back by itself, as it does on a full disk
-        try:
+        with suppress(sqlite3.Error):  # SQLite has rolled back by itself; the first error is the one to report
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            pass  # SQLite has rolled back by itself; the first error is the one to report
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kedge.errors import Corrupted, NoSpace, Validation
-from kedge.index.group_commit import one_by_one
+from kedge.index.group_commit import Save, one_by_one
 from kedge.index.metadata_filter import parse_filter
 from kedge.index.reads import Conditions, SqlReads
 from kedge.index.rows import Row
@@ -87,13 +87,13 @@ class SqliteIndex(SqliteFile, SqlReads):
     # Checkpoints
 
     def commit(self, records: Sequence[NewCheckpoint], *, actor: str) -> Checkpoints:
-        return self._write(partial(self._writes.commit, records, actor))
+        return self._write(Save(records, actor))
 
     def commit_each(self, saves: Sequence[tuple[NewCheckpoint, str]]) -> Outcomes:
         if self._path is None:
             return one_by_one(self, saves)
         self._check_room()
-        outcomes = self._group.run_each([partial(self._writes.commit, (record,), actor) for record, actor in saves])
+        outcomes = self._group.run_each([Save((record,), actor) for record, actor in saves])
         return [outcome if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
 
     def delete(self, checkpoint_ids: Sequence[str], *, even_pinned: bool = False, actor: str) -> CheckpointIds:

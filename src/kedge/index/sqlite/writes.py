@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
-from kedge.index.rows import Row, find_chunks
-from kedge.index.transactions import JobRow, LeaseRow
+from kedge.index.event_chain import chain_of
+from kedge.index.group_commit import Save, Waiting
+from kedge.index.rows import SEQ_BITS, Row, columns_of, find_chunks, saved_checkpoint
+from kedge.index.transactions import JobRow, LeaseRow, now_us
 from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
 from kedge.ports import Chunk, IdTaken, NewCheckpoint, RecordPlace, Seen
 
+from .batch import MAX_ROWS, insert, prepare
 from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone
 from .leases import LEASE, boot_clock, seconds_left
 from .marks import mark_damaged, stands
+
+T = TypeVar("T")
 
 MAX_JOBS = 1000  # remembered between transactions
 
@@ -41,6 +47,7 @@ class Writes(SqlWrites):
         self._ns = self._ns if ns_no is None else ns_no
         connection.execute("PRAGMA busy_timeout=0")  # `begin` waits
         self._db = connection
+        self._is_prepared = False
         self.forget()
 
     def begin(self) -> None:
@@ -54,6 +61,59 @@ class Writes(SqlWrites):
     def undo(self, savepoint: str) -> None:
         self.forget()
         self._db.execute(f"ROLLBACK TO {savepoint}")
+
+    def commit_together(self, batch: Sequence[Waiting[list[Checkpoint]]]) -> bool:
+        """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done."""
+        if self._head is None:
+            return False
+        number, chain = self._head
+        at_us = now_us()
+        jobs: dict[str, JobRow] = {}
+        rows: list[Row] = []
+        for waiting in batch:
+            save = waiting.operation
+            if not isinstance(save, Save):
+                return False
+            waiting.result = []
+            for new in save.records:
+                job = jobs.get(new.job) or self._jobs.get(new.job)
+                if job is None or not self._is_usual(new, job):
+                    return False
+                seq = job.last_seq + 1
+                number += 1
+                chain = chain_of(chain, number, at_us, self._ns, save.actor, "save", new.job, new.id, "{}")
+                event = (number, at_us, self._ns, save.actor, new.job, chain, new.idempotency_key, new.request_digest)
+                rows.append((*event, job.no << SEQ_BITS | seq, *columns_of(new)))
+                jobs[new.job] = JobRow(job.no, seq, job.lease)
+                waiting.result.append(saved_checkpoint(new, seq, new.digest.hex()))
+        if not self._is_prepared:
+            prepare(self._db)
+            self._is_prepared = True
+        if not rows or len(rows) > MAX_ROWS or not insert(self._db, rows):
+            return False
+        self._head = (number, chain)
+        self._jobs.update(jobs)
+        return True
+
+    def _is_usual(self, new: NewCheckpoint, job: JobRow) -> bool:
+        """Whether a save needs no look at the database: whatever it relies on is in its row, or known of its job."""
+        lease = job.lease
+        if new.lease_token is None:
+            has_right = lease is None or not lease.is_live
+        else:
+            has_right = lease is not None and bool(lease.is_live) and lease.token == new.lease_token
+        return (
+            has_right
+            and job.last_seq > 0
+            and (not new.key_id or new.key_id == self._key_id)
+            and new.seq is None
+            and new.takes_key_from is None
+            and not (new.tags or new.new_chunks or new.reused_chunks)
+        )
+
+    def run(self, operation: Callable[[], T] | Save) -> T | list[Checkpoint]:
+        """In a transaction: one of those that are not done together."""
+        return self.commit(*operation) if isinstance(operation, Save) else operation()
 
     def commit(self, records: Sequence[NewCheckpoint], actor: str) -> list[Checkpoint]:
         if len(records) == 1:
