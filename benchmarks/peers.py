@@ -101,10 +101,15 @@ class SqliteTable:
         connection.close()
 
     def connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=60, isolation_level=None)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        return connection
+        return connect(self._path)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that syncs at every commit, for any thread."""
+    connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
 
 
 def write_direct(path: Path, views: list[memoryview]) -> None:

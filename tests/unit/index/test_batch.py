@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.errors import IdempotencyConflict, LeaseHeld, LeaseLost, NotFound, Validation
-from kedge.index.sqlite import file
+from kedge.index.sqlite import file, writes
 from kedge.index.sqlite.batch import MAX_ROWS
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.model import Checkpoint, CheckpointId
@@ -65,8 +65,8 @@ def test_a_save_of_a_known_job_is_one_statement(path: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(file, "connect", traced)
     with closing(SqliteIndex(path)) as index:
-        save(index)
-        save(index)  # makes the view
+        for _ in range(3):
+            save(index)
         for fields in ({}, {"idempotency_key": "key"}, {"parent": save(index)[0].id}):
             statements.clear()
             (saved,) = save(index, record(**fields))
@@ -153,6 +153,25 @@ def test_what_another_process_has_changed_is_seen(
 ) -> None:
     save(index, record("warm"))
     change(other)(index)
+
+
+MUTANTS = {
+    "any event": ("INSERT INTO event", "INSERT OR REPLACE INTO event", acquire),
+    "any number": ("AND last_seq = (new.row & 0xffffffff) - 1", "", reserve),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_safeguard_of_the_statement_is_needed(path: str, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    safeguard, instead, change = MUTANTS[mutant]
+    (view, trigger) = writes.PREPARATION
+    assert safeguard in trigger
+    monkeypatch.setattr(writes, "PREPARATION", (view, trigger.replace(safeguard, instead)))
+    with closing(SqliteIndex(path)) as index, closing(SqliteIndex(path)) as other:
+        save(index)
+        save(index, record("warm"))
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            change(other)(index)
 
 
 def test_several_indexes_and_threads_save_one_job(index: SqliteIndex, other: SqliteIndex) -> None:

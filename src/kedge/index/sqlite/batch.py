@@ -39,12 +39,7 @@ CREATE TEMP TRIGGER IF NOT EXISTS save INSTEAD OF INSERT ON new_save WHEN new.ro
     INSERT INTO checkpoint VALUES ({", ".join(f"new.{name}" for name in _CHECKPOINT)});
     INSERT INTO idempotency SELECT new.row >> 32, new.key, new.row, new.request_digest WHERE new.key IS NOT NULL;
 END"""
-
-
-def prepare(db: sqlite3.Connection) -> None:
-    """Make the view, which nobody else sees."""
-    db.execute(_VIEW)
-    db.execute(_TRIGGER)
+PREPARATION = (_VIEW, _TRIGGER)  # of a connection; nobody else sees it
 
 
 def insert(db: sqlite3.Connection, rows: Sequence[Row]) -> bool:

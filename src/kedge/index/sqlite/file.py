@@ -50,7 +50,6 @@ from .writes import Writes
 T = TypeVar("T")
 
 _NO_NAMESPACE = -1
-_MAKE_ROOM = "free some space (kedge cleanup, kedge gc), then run it again"
 
 
 class SqliteFile:
@@ -298,10 +297,9 @@ class SqliteFile:
 
     def _check_room(self) -> None:
         """Before a save: what is left of the reserve is not for it."""
-        if self._is_closed or self._file is not None:
-            self._check_writable()
+        self._check_writable()
         if self._reserve is not None and not self._reserve.is_whole and not self._reserve.refill():
-            raise NoSpace(f"{self._name}: the disk is full", hint=_MAKE_ROOM)
+            raise NoSpace(f"{self._name}: the disk is full", hint="free some space: kedge cleanup, kedge gc")
 
     def make_room(self) -> bool:
         """Give back the space of the log and of the reserve, for gc on a full disk; whether there was any."""
@@ -345,7 +343,7 @@ class SqliteFile:
                 self._connection = self._connect_again()
                 self._is_connected = True
                 self._writes.use(self._connection)
-            if not self._writes.commit_together(batch):
+            if not self._writes.save_together(batch):
                 if not self._run_together(batch):
                     self._run_apart(batch)
                 self._connection.execute("COMMIT")
@@ -364,6 +362,8 @@ class SqliteFile:
     def _run_together(self, batch: Sequence[Waiting[Any]]) -> bool:
         """The usual way: operations refuse before they change anything. False if one failed half-way."""
         self._writes.begin()
+        if self._writes.save_together(batch):
+            return True
         for waiting in batch:
             try:
                 waiting.result = self._writes.run(waiting.operation)

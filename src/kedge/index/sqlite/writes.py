@@ -14,7 +14,7 @@ from kedge.index.writes import Packs, SqlWrites
 from kedge.model import Checkpoint
 from kedge.ports import Chunk, IdTaken, NewCheckpoint, RecordPlace, Seen
 
-from .batch import MAX_ROWS, insert, prepare
+from .batch import MAX_ROWS, PREPARATION, insert
 from .database import is_encrypted, mark_encrypted, overwrite_deleted, run_alone
 from .leases import LEASE, boot_clock, seconds_left
 from .marks import mark_damaged, stands
@@ -38,6 +38,7 @@ class Writes(SqlWrites):
     def forget(self) -> None:
         """What is remembered between transactions holds while nobody else commits, and none of ours is undone."""
         self._data_version: int | None = None
+        self._is_alone = False  # nobody else has committed between our last two transactions
         self._head = None
         self._jobs: dict[str, JobRow] = {}
         self._key_id = None
@@ -51,22 +52,33 @@ class Writes(SqlWrites):
         self.forget()
 
     def begin(self) -> None:
+        if not self._is_prepared:
+            for sql in PREPARATION:
+                run_alone(self._db, sql, self._busy_timeout_s)
+            self._is_prepared = True
         run_alone(self._db, "BEGIN IMMEDIATE", self._busy_timeout_s)
         # Changes when another connection, of whatever process, has committed; exact, because we hold the write lock.
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._data_version or len(self._jobs) > MAX_JOBS:
+        is_alone = version == self._data_version
+        if not is_alone or len(self._jobs) > MAX_JOBS:
             self.forget()
             self._data_version = version
+        self._is_alone = is_alone
 
     def undo(self, savepoint: str) -> None:
         self.forget()
         self._db.execute(f"ROLLBACK TO {savepoint}")
 
-    def commit_together(self, batch: Sequence[Waiting[list[Checkpoint]]]) -> bool:
-        """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done."""
-        if self._head is None:
+    def save_together(self, batch: Sequence[Waiting[list[Checkpoint]]]) -> bool:
+        """The quick way, if there are only saves and nothing is the matter with any; False if nothing was done.
+
+        Outside a transaction it is one of its own, of jobs that are known. False where others write too: then what is
+        known is out of date as a rule, and a transaction reads it first.
+        """
+        can_read = self._db.in_transaction
+        if not can_read and (self._head is None or not self._is_alone):
             return False
-        number, chain = self._head
+        number, chain = self._head or self._newest_event()
         at_us = now_us()
         jobs: dict[str, JobRow] = {}
         rows: list[Row] = []
@@ -76,7 +88,7 @@ class Writes(SqlWrites):
                 return False
             waiting.result = []
             for new in save.records:
-                job = jobs.get(new.job) or self._jobs.get(new.job)
+                job = jobs.get(new.job) or (self._job(new.job) if can_read else self._jobs.get(new.job))
                 if job is None or not self._is_usual(new, job):
                     return False
                 seq = job.last_seq + 1
@@ -86,9 +98,6 @@ class Writes(SqlWrites):
                 rows.append((*event, job.no << SEQ_BITS | seq, *columns_of(new)))
                 jobs[new.job] = JobRow(job.no, seq, job.lease)
                 waiting.result.append(saved_checkpoint(new, seq, new.digest.hex()))
-        if not self._is_prepared:
-            prepare(self._db)
-            self._is_prepared = True
         if not rows or len(rows) > MAX_ROWS or not insert(self._db, rows):
             return False
         self._head = (number, chain)
