@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NewType, TypeVar
 
 from .errors import InvalidName, Validation
@@ -77,6 +78,8 @@ def parse_decision(approved: object) -> bool:
 
 def parse_choice(kind: type[_E], value: str) -> _E:
     """The member of `kind` for a member or its string value."""
+    if type(value) is kind:
+        return value
     try:
         return kind(value)
     except ValueError:
@@ -135,8 +138,12 @@ def is_utf8(text: str) -> bool:
 
 def new_checkpoint_id(step: str, created_us: int) -> CheckpointId:
     """`<step-slug>_<epoch s>_<8 hex>`. Uniqueness is the index's to enforce; order never comes from it (I4)."""
-    slug = _NOT_SLUG.sub("-", step)[:100].strip("-._:@+") or "step"
-    return CheckpointId(f"{slug}_{created_us // 1_000_000}_{_draw(32):08x}")
+    return CheckpointId(f"{_slug(step)}_{created_us // 1_000_000}_{_draw(32):08x}")
+
+
+@lru_cache(256)
+def _slug(step: str) -> str:
+    return _NOT_SLUG.sub("-", step)[:100].strip("-._:@+") or "step"
 
 
 @dataclass(frozen=True, slots=True)

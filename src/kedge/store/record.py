@@ -53,9 +53,7 @@ def new_record(
 
     `content` is what an idempotency key stands for: bytes that no other version of a compressor makes differently.
     """
-    digest = digest_of(packed)
     key = request.idempotency_key
-    asked = f"{request.level}\0{request.step}\0".encode()
     return NewCheckpoint(
         id=checkpoint_id,
         job=request.job,
@@ -64,7 +62,7 @@ def new_record(
         created_us=created_us,
         size_bytes=size_bytes,
         stored_bytes=len(packed),
-        digest=digest,
+        digest=digest_of(packed),
         codec=codec.CODEC,
         schema_version=request.schema_version,
         manifest=packed,
@@ -74,7 +72,7 @@ def new_record(
         metadata_json=request.metadata_json,
         lease_token=request.lease.token if request.lease else None,
         idempotency_key=key,
-        request_digest=digest_of(asked + content) if key else b"",
+        request_digest=digest_of(f"{request.level}\0{request.step}\0".encode() + content) if key else b"",
     )
 
 
