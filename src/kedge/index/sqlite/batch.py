@@ -1,4 +1,4 @@
-"""Saves that wait together, in one statement that is a transaction of its own.
+"""Saves that wait together, in one statement, which outside a transaction is one of its own.
 
 Python lets other threads run whenever SQLite works, and waits for its turn afterwards: a statement for each row of each
 save would be a hand-over for each. So the rows of all saves go to a view, whose trigger writes what belongs to a save.
@@ -43,12 +43,12 @@ PREPARATION = (_VIEW, _TRIGGER)  # of a connection; nobody else sees it
 
 
 def insert(db: sqlite3.Connection, rows: Sequence[Row]) -> bool:
-    """Make all of these saves durable; False if somebody else is writing or has, or one of them is refused."""
+    """Insert all of these saves; False, and nothing, if others write or have written, or one of them is refused."""
     count = 1 << (len(rows) - 1).bit_length()  # a few statements, each of which stays prepared
     values = tuple(chain.from_iterable(rows)) if len(rows) > 1 else rows[0]
     try:
         db.execute(_statement(count), values + _NOTHING * (count - len(rows)))
-    except (sqlite3.IntegrityError, sqlite3.ProgrammingError, UnicodeError, OverflowError):
+    except (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, UnicodeError, OverflowError):
         return False
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:

@@ -24,6 +24,7 @@ _SHARED_MEMORY_BYTES = 64 * 1024
 _NO_SHARED_MEMORY = 4874  # SQLITE_IOERR_SHMSIZE: a full disk says this, and not SQLITE_FULL, when a database is opened
 
 _LOOK_AGAIN_S = (0.0002, 0.001)
+_MOST_LOOKS = 4  # times that, when somebody has looked as often
 
 _MIGRATION = re.compile(r"(\d{3})\.sql")
 
@@ -61,9 +62,11 @@ def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
     """What needs the write lock, as soon as nobody else has it, where SQLite does not wait by itself.
 
     SQLite would look again after 1, 2, 5, … 100 ms, while a commit takes one or two: of several processes that write
-    all the time, whoever has lost a few times hardly gets a turn. So we look again sooner, and never more rarely.
+    all the time, whoever has lost a few times hardly gets a turn. So we look again sooner, but not so often that who
+    looks keeps who writes from the processor.
     """
     until = 0.0
+    looks = 0
     while True:
         try:
             connection.execute(sql)
@@ -73,7 +76,8 @@ def run_alone(connection: sqlite3.Connection, sql: str, wait_s: float) -> None:
             until = until or time.monotonic() + wait_s
             if time.monotonic() >= until:
                 raise
-            time.sleep(random.uniform(*_LOOK_AGAIN_S))  # nosec B311
+            looks = min(looks + 1, _MOST_LOOKS)
+            time.sleep(looks * random.uniform(*_LOOK_AGAIN_S))  # nosec B311
         else:
             return
 
