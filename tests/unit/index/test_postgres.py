@@ -168,14 +168,14 @@ def test_a_writer_that_is_suspended_in_its_transaction_keeps_nobody_out(
         assert go.wait(60)
         return deleted
 
-    first = save(index, record())
+    (first,) = save(index, record())
     monkeypatch.setattr(PostgresWrites, "delete", suspended)
     frozen = threading.Thread(target=lambda: answers.append(index.delete([first.id], actor="frozen")))
     answers: list[Any] = []
     frozen.start()
     assert begun.wait(60)
     other = open_index(url)
-    second = save(other, record())  # waits until the server ends the transaction
+    (second,) = save(other, record())  # waits until the server ends the transaction
     assert [c.id for c in other.list(second.job)] == [first.id, second.id]
     other.close()
     go.set()
