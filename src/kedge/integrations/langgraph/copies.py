@@ -36,9 +36,50 @@ def copied(value: Any) -> Any:
         return [copied(item) for item in value] if value else []
     if kind is tuple:
         return tuple(copied(item) for item in value)
-    extra = value.__pydantic_extra__
-    was_set = set(value.__pydantic_fields_set__)
-    return types.new_message(kind, copied(value.__dict__), was_set, None if extra is None else copied(extra))
+    return _message_like(value, copied(value.__dict__))
+
+
+def _message_like(message: Any, fields: dict[str, Any]) -> Any:
+    extra = message.__pydantic_extra__
+    was_set = set(message.__pydantic_fields_set__)
+    return types.new_message(type(message), fields, was_set, None if extra is None else copied(extra))
+
+
+class Copy:
+    """A copyable value that nobody else has. Of messages, which are most, it knows what to look at."""
+
+    __slots__ = ("_containers", "_is_flat", "_names", "_types", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._names: tuple[str, ...] | None = None
+        if type(value) in types.message_classes:
+            fields = value.__dict__
+            self._names, self._types = tuple(fields), tuple(map(type, fields.values()))
+            self._containers = [name for name, item in fields.items() if type(item) not in ATOMS]
+            # Then equality decides: of values of the same type, it is strict.
+            self._is_flat = float not in self._types and not any(
+                fields[name] or type(fields[name]) not in _CONTAINERS for name in self._containers
+            )
+
+    def is_of(self, other: Any) -> bool:
+        """Whether a value is the same."""
+        if self._names is None or not self._is_flat or type(other) is not type(self.value):
+            return is_same(self.value, other)
+        fields = other.__dict__
+        if tuple(fields) != self._names or tuple(map(type, fields.values())) != self._types:
+            return is_same(self.value, other)
+        return bool(fields == self.value.__dict__) and _same_beside_fields(self.value, other)
+
+    def again(self) -> Any:
+        """The value, sharing nothing that could be changed."""
+        if self._names is None:
+            return copied(self.value)
+        fields = {**self.value.__dict__}
+        for name in self._containers:
+            item = fields[name]
+            fields[name] = copied(item) if item else type(item)()
+        return _message_like(self.value, fields)
 
 
 def is_same(ours: Any, other: Any) -> bool:
@@ -59,9 +100,13 @@ def is_same(ours: Any, other: Any) -> bool:
         return True
     if kind is list or kind is tuple:
         return len(ours) == len(other) and all(map(is_same, ours, other))
+    return _same_fields(ours.__dict__, other.__dict__) and _same_beside_fields(ours, other)
+
+
+def _same_beside_fields(ours: Any, other: Any) -> bool:
+    """Of messages."""
     return (
-        _same_fields(ours.__dict__, other.__dict__)
-        and ours.__pydantic_fields_set__ == other.__pydantic_fields_set__
+        ours.__pydantic_fields_set__ == other.__pydantic_fields_set__
         and is_same(ours.__pydantic_extra__ or None, other.__pydantic_extra__ or None)
         and other.__pydantic_private__ is None
     )

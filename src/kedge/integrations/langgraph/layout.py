@@ -12,6 +12,7 @@ is stored at most twice: in a block, and by itself.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import zip_longest
@@ -29,10 +30,10 @@ from kedge.codec.fragments import (
     list_head,
     text_bytes,
 )
-from kedge.store.rope import PartedTree, Piece, Pieces
+from kedge.store.rope import PartedTree, Piece, Pieces, common_length
 
 from . import types
-from .copies import ATOMS, copied, is_copyable, is_same
+from .copies import Copy, is_copyable
 
 SMALL_BYTES = 256  # less stays in the manifest
 LARGE_BYTES = 8192  # up to here pieces as a row of the index holds them; beyond, fewer rows, and pages fill anyway
@@ -44,9 +45,6 @@ _ENDS = 0x07  # one item in eight says so
 
 Segment = bytes | Piece  # of an encoded value: joined, the segments are its bytes
 Parts = tuple[bytes, Pieces | None, bytes]  # of a value: bytes, a run where it is long enough for one, and bytes again
-_NOT_YET = object()
-_ONCE = object()  # not yet, though it was handed out
-_NEVER = object()  # a value that is neither compared nor copied, but decoded each time
 
 
 class Block:
@@ -69,44 +67,47 @@ class Block:
 class Item:
     """One item of a list: encoded, and a copy to compare with and to hand out copies of."""
 
-    __slots__ = ("_copy", "_laid", "_piece_bytes", "block", "data", "place")
+    __slots__ = ("_copy", "_laid", "_piece_bytes", "_uses", "block", "data", "place")
 
-    def __init__(self, data: bytes, piece_bytes: int, value: object = _NOT_YET) -> None:
-        """`data`: the value, encoded. `value`, where it is at hand and cannot change."""
+    def __init__(self, data: bytes, piece_bytes: int) -> None:
+        """`data`: the value, encoded."""
         self.data = data
         self.block: Block | None = None
         self.place = 0  # in the block
         self._piece_bytes = piece_bytes
-        self._copy = value
+        self._copy: Copy | None = None
+        self._uses = 0  # of its copy
         self._laid: tuple[bytes, list[Piece], bytes] | None = None
 
-    @property
-    def _own(self) -> Any:
-        """The value, as nobody else has it."""
-        if self._copy is _NOT_YET or self._copy is _ONCE:
+    def _own(self) -> Copy | None:
+        """The value, as nobody else has it; None if it is neither compared nor copied, but decoded each time."""
+        if self._copy is None and self._uses >= 0:
             value = decode_fragment(self.data)
-            self._copy = value if is_copyable(value) else _NEVER
-        return decode_fragment(self.data) if self._copy is _NEVER else self._copy
+            if is_copyable(value):
+                self._copy = Copy(value)
+            else:
+                self._uses = -1
+        return self._copy
 
     def is_of(self, value: object) -> bool:
         """Whether `value` would be encoded as this item was."""
-        if self._copy is value:
-            return True
-        own = self._own
-        return self._copy is not _NEVER and is_same(own, value)
+        own = self._copy or self._own()
+        return own is not None and own.is_of(value)
 
     def value(self) -> object:
         """The value, shared with nobody. Of the first one no copy is made: most are asked for once."""
-        if self._copy is _NOT_YET:
-            self._copy = _ONCE
+        if self._uses == 0 and self._copy is None:
+            self._uses = 1
             return decode_fragment(self.data)
-        own = self._own
-        return own if self._copy is _NEVER else copied(own)
+        own = self._own()
+        return decode_fragment(self.data) if own is None else own.again()
 
     def laid_after(self, left: bytes) -> tuple[Sequence[Piece], bytes]:
         """Its pieces, where `left` is left over from the items before it, and what is left over after it."""
         if self._laid is None or self._laid[0] != left:
-            self._laid = left, *join([left, *cut(self.data, self._own, self._piece_bytes)])
+            own = self._own()
+            value = decode_fragment(self.data) if own is None else own.value
+            self._laid = left, *join([left, *cut(self.data, value, self._piece_bytes)])
         return self._laid[1], self._laid[2]
 
 
@@ -138,11 +139,13 @@ class ValueChannel:
 class ListChannel:
     """A list by its items."""
 
-    def __init__(self, items: Sequence[Item], earlier: Pieces | None = None) -> None:
-        """`earlier`: the run of a list like this one."""
+    def __init__(self, items: Sequence[Item], earlier: ListChannel | None = None) -> None:
+        """`earlier`: a list like this one."""
         self.items = items
         self.run: Pieces | None = None  # once it is laid
         self._earlier = earlier
+        self._pieces: list[Piece] = []
+        self._joints: list[tuple[int, int, bytes]] = []  # after each item: items, pieces, and what is left over
 
     @property
     def size_bytes(self) -> int:
@@ -156,14 +159,17 @@ class ListChannel:
 
     @cached_property
     def parts(self) -> Parts:
-        first, self.run, rest = _parts(list_head(len(self.items)), *self.pieces(), self._earlier)
+        earlier = None if self._earlier is None else self._earlier.run
+        first, self.run, rest = _parts(list_head(len(self.items)), *self.pieces(), earlier)
         self._earlier = None  # it, and what came before it, may go
         return first, self.run, rest
 
     def pieces(self) -> tuple[list[Piece], bytes]:
         """Each item by itself or a whole block of them, and what is left over at the end."""
-        pieces: list[Piece] = []
         items, at, left = self.items, 0, b""
+        pieces, joints = self._pieces, self._joints = self._laid_before()
+        if joints:
+            at, _, left = joints[-1]
         while at < len(items):
             block = items[at].block
             if block is not None and block.is_at(items, at):
@@ -174,7 +180,20 @@ class ListChannel:
                 more, left = items[at].laid_after(left)
                 pieces += more
                 at += 1
+            joints.append((at, len(pieces), left))
         return pieces, left
+
+    def _laid_before(self) -> tuple[list[Piece], list[tuple[int, int, bytes]]]:
+        """What the earlier list begins with as this one does, up to an item behind which no block goes on."""
+        earlier = self._earlier
+        if earlier is None or not earlier._joints:
+            return [], []
+        same = common_length(self.items, earlier.items)
+        if same and (block := self.items[same - 1].block) is not None:
+            begin = same - 1 - self.items[same - 1].place
+            same = same if begin + block.count <= same else max(begin, 0)
+        joints = earlier._joints[: bisect_right(earlier._joints, same, key=lambda joint: joint[0])]
+        return earlier._pieces[: joints[-1][1] if joints else 0], joints
 
 
 Channel = ValueChannel | ListChannel
@@ -215,7 +234,7 @@ def lay_list(
             data = encode_fragment(value)
             item = moved.get(data)
             if item is None:
-                items.append(Item(data, piece_bytes, value if type(value) in ATOMS else _NOT_YET))
+                items.append(Item(data, piece_bytes))
                 new[-1].append(items[-1])
                 continue
         items.append(item)
@@ -226,7 +245,7 @@ def lay_list(
             for block in _blocks(row):
                 if len(block) > 1:
                     Block(block)
-    return ListChannel(items, None if earlier is None else earlier.run)
+    return ListChannel(items, earlier)
 
 
 def _blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

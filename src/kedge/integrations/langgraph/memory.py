@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .layout import Channel
+from .layout import Channel, Item
 
 MOST_CHECKPOINTS = 128
 MOST_VIEWS = 4096
+MOST_TREES = 512
+_SMALL_BYTES = 32768
 _MOST_READERS = 16
 
 T = TypeVar("T")
@@ -34,6 +36,7 @@ class Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._laid: OrderedDict[Key, Laid] = OrderedDict()
+        self._trees: OrderedDict[Key, Item] = OrderedDict()  # what tasks wrote, by job and digest
         self._views: OrderedDict[Key, list[int]] = OrderedDict()
 
     def laid(self, key: Key) -> Laid | None:
@@ -43,6 +46,15 @@ class Memory:
     def keep(self, key: Key, laid: Laid) -> None:
         with self._lock:
             _keep(self._laid, key, laid, MOST_CHECKPOINTS)
+
+    def tree(self, key: Key) -> Item | None:
+        with self._lock:
+            return self._trees.get(key)
+
+    def keep_tree(self, key: Key, tree: Item) -> None:
+        if len(tree.data) <= _SMALL_BYTES:
+            with self._lock:
+                _keep(self._trees, key, tree, MOST_TREES)
 
     def saw(self, key: Key, newest: int) -> None:
         """Somebody was given this checkpoint while `newest` was the number of the thread's newest."""
@@ -58,7 +70,7 @@ class Memory:
 
     def forget(self, job: str) -> None:
         with self._lock:
-            for known in (self._laid, self._views):
+            for known in (self._laid, self._trees, self._views):
                 for key in [key for key in known if key[0] == job]:
                     del known[key]
 

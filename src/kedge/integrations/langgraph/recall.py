@@ -27,34 +27,36 @@ _MOST_JOB_BYTES = 4 << 20  # of states; a larger job is read in pages each time
 _MOST_BYTES = 32 << 20
 
 
-@dataclass(slots=True)
 class Entry:
     """The newest version of an item."""
 
-    stored: Stored
-    _tree: Item | None = None
+    __slots__ = ("_expires_s", "_stored", "_tree", "item", "row")
 
-    @property
-    def row(self) -> Checkpoint:
-        return self.stored[0]
-
-    @property
-    def item(self) -> str:
-        return self.row.tags.get(ITEM, "")
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._tree: Item | None = None
+        self.row = stored[0]
+        self.item = self.row.tags.get(ITEM, "")
+        self._expires_s = expiry_of(self.row)
 
     @property
     def is_expired(self) -> bool:
-        expires = self.row.tags.get(EXPIRES)
-        return expires is not None and float(expires) <= time.time()
+        return self._expires_s is not None and self._expires_s <= time.time()
 
     def state(self, manager: CheckpointManager) -> Any:
         """What was saved, shared with nobody; NotFound when it was deleted meanwhile."""
         try:
             if self._tree is None:
-                self._tree = Item(manager.store.tree(self.stored), 0)
+                self._tree = Item(manager.store.tree(self._stored), 0)
             return self._tree.value()
         except (NotAFragment, Corrupted):  # it has buffers; or this tells what is the matter with it
-            return manager.load_stored(self.stored)
+            return manager.load_stored(self._stored)
+
+
+def expiry_of(row: Checkpoint) -> float | None:
+    """When an item is gone, in seconds since 1970."""
+    expires = row.tags.get(EXPIRES)
+    return None if expires is None else float(expires)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Recall:
             self._keep(job, known)
         if any(entry.is_expired for entry in known.entries.values()):
             known = self._look_again(job, known)
-        return (entry for entry in reversed(known.entries.values()) if not entry.is_expired)
+            return (entry for entry in reversed(known.entries.values()) if not entry.is_expired)
+        return reversed(known.entries.values())
 
     def find(self, job: str, item: str) -> Entry | None:
         """The newest version of one item, expired or not, as the store has it."""

@@ -36,7 +36,7 @@ from kedge.store import lease
 from kedge.store.request import Request, parse_request
 
 from . import history, names
-from .layout import WHOLE_BYTES, Channel, lay_channel, lay_tree, take_apart
+from .layout import WHOLE_BYTES, Channel, Item, lay_channel, lay_tree, take_apart
 from .memory import Laid, Memory
 from .names import Address
 from .record import PendingWrites, address_of, describe, tuple_of
@@ -44,6 +44,7 @@ from .record import PendingWrites, address_of, describe, tuple_of
 _dice = random.SystemRandom()
 _TREE = ("checkpoint", "channel_values")
 _WRITES = ("task", "values")
+_FEW = 32  # checkpoints of a listing, which are remembered: it will be asked for again
 
 
 class KedgeSaver(Opened, BaseCheckpointSaver[int]):
@@ -253,6 +254,8 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
             while (page := shelter.run(next, pages, None)) is not None:
                 for reading in page:
                     result, laid = self._tuple(reading, address_of(reading.stored[0]), laid)
+                    if laid is not None and most is not None and most <= _FEW:
+                        self._memory.keep((job, result.checkpoint["id"]), laid)
                     if _matches(result.metadata, filter):
                         yield result
 
@@ -262,7 +265,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         """Checkpoints of a thread without their states, newest first: metadata, sizes, tags, pins."""
         matching: list[Checkpoint] = []
         for job in self._jobs(config):
-            for checkpoint in history.walk(self.manager, job, None, filter or {}, None):
+            for checkpoint in history.walk(self.manager, job, None, filter or {}, None, limit):
                 if limit is not None and len(matching) >= limit:
                     break
                 if _matches(checkpoint.metadata, filter or {}):
@@ -303,7 +306,7 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         merged: dict[tuple[str, int], tuple[str, str, Any]] = {}
         for stored in writes:
             try:
-                state: Any = self.manager.load_stored(stored)
+                state: Any = self._written(stored)
             except NotFound:
                 continue  # deleted meanwhile
             task = state[_WRITES[0]]["id"]
@@ -311,6 +314,17 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
                 if index < 0 or (task, index) not in merged:
                     merged[task, index] = (task, channel, state[_WRITES[1]][str(number)])
         return [merged[key] for key in sorted(merged)]
+
+    def _written(self, stored: history.Stored) -> object:
+        """What `put_writes` has saved."""
+        key = stored[0].job, stored[0].digest
+        try:
+            if (tree := self._memory.tree(key)) is None:
+                tree = Item(self.manager.store.tree(stored), 0)
+                self._memory.keep_tree(key, tree)
+            return tree.value()
+        except (NotAFragment, Corrupted):  # as in `_tuple`
+            return self.manager.load_stored(stored)
 
     def _jobs(self, config: RunnableConfig | None) -> Iterator[str]:
         if config is None:

@@ -1,0 +1,84 @@
+"""What is compared and copied for agents: as strictly as the encoding is."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.parts import require
+
+require("module:langgraph")
+
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+
+from kedge.codec.fragments import decode_fragment, encode_fragment
+from kedge.integrations.langgraph.copies import Copy
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def unset(message: Any) -> Any:
+    message.__pydantic_fields_set__.clear()
+    return message
+
+
+def reordered(message: Any) -> Any:
+    fields = dict(reversed(message.__dict__.items()))
+    object.__setattr__(message, "__dict__", fields)
+    return message
+
+
+MAKERS: list[Callable[[], Any]] = [
+    lambda: HumanMessage("a"),
+    lambda: HumanMessage("a", id="1"),
+    lambda: HumanMessage("b"),
+    lambda: AIMessage("a"),
+    lambda: AIMessage("a", id="1"),
+    lambda: unset(AIMessage("a")),
+    lambda: AIMessage("a", additional_kwargs={"n": 1}),
+    lambda: AIMessage("a", additional_kwargs={"n": True}),
+    lambda: AIMessage("a", additional_kwargs={"n": 1.0}),
+    lambda: AIMessage("a", additional_kwargs={"n": [HumanMessage("in it")]}),
+    lambda: AIMessage(["a", {"type": "text", "text": "b"}]),
+    lambda: AIMessage("", tool_calls=[{"name": "f", "args": {"x": 0.0}, "id": "1"}]),
+    lambda: AIMessage("", tool_calls=[{"name": "f", "args": {"x": -0.0}, "id": "1"}]),
+    lambda: ToolMessage("a", tool_call_id="1", artifact=None),
+    lambda: ToolMessage("a", tool_call_id="1", artifact=0.5),
+    lambda: {"n": 1, "of": ["b", ("c", None)]},
+    lambda: {"n": True, "of": ["b", ("c", None)]},
+    list,
+    lambda: 1,
+    lambda: True,
+    lambda: b"1",
+]
+
+
+@pytest.mark.parametrize("number", range(len(MAKERS)))
+def test_only_what_is_encoded_alike_is_the_same(number: int) -> None:
+    copy = Copy(decode_fragment(encode_fragment(MAKERS[number]())))
+    assert [n for n, make in enumerate(MAKERS) if copy.is_of(make())] == [number]
+    assert copy.is_of(copy.again())
+    assert encode_fragment(copy.again()) == encode_fragment(MAKERS[number]())
+
+
+def test_the_order_of_fields_means_nothing_and_their_types_do() -> None:
+    copy = Copy(HumanMessage("a"))
+    assert copy.is_of(reordered(HumanMessage("a")))
+    for name, other in (("content", Text("a")), ("additional_kwargs", OrderedDict()), ("id", "1"), ("name", False)):
+        changed = HumanMessage("a")
+        changed.__dict__[name] = other
+        assert not copy.is_of(changed)
+    assert not copy.is_of(None)
+
+
+def test_a_copy_shares_nothing() -> None:
+    copy = Copy(AIMessage("a", response_metadata={"deep": [1]}))
+    changed = copy.again()
+    changed.content = "b"
+    changed.additional_kwargs["x"] = 1
+    changed.tool_calls.append({"name": "f", "args": {}, "id": "1"})
+    changed.response_metadata["deep"].append(2)
+    assert copy.is_of(AIMessage("a", response_metadata={"deep": [1]}))
