@@ -42,7 +42,7 @@ STORE: Rows = {
     "startup": startup.run,
 }
 PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps, "models": pipelines.models}
-AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation}
+AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation, "memories": agents.memories}
 IMPORTERS: Rows = {"jobs": importers.run}
 GPU: Rows = {"gpu": gpu.run}
 MACHINES: Rows = {"postgres": machines.postgres, "s3": machines.s3, "copies": machines.copies}

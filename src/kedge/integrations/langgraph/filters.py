@@ -6,6 +6,7 @@ The row of an item has the plain fields of its value in its metadata, so that a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
@@ -45,6 +46,7 @@ class Filter:
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:
         self._wanted = wanted
+        self._tests = [(name, _test(expected)) for name, expected in wanted.items()]
 
     def fits(self, value: Any) -> bool:
         return fits(value, self._wanted)
@@ -53,12 +55,21 @@ class Filter:
         """Whether the item of a row fits; None when only its value can tell."""
         fields, is_whole = metadata.get("fields", _NOTHING), metadata.get("is_whole", False)
         is_known = True
-        for name, expected in self._wanted.items():
+        for name, is_fitting in self._tests:
             if name not in fields and not is_whole:
                 is_known = False
-            elif not fits(fields.get(name), expected):
+            elif not is_fitting(fields.get(name)):
                 return False
         return True if is_known else None
+
+
+def _test(expected: Any) -> Callable[[Any], bool]:
+    """`fits` for one filter and many values."""
+    if isinstance(expected, Mapping) and len(expected) == 1:
+        ((name, operand),) = expected.items()
+        if name in _COMPARE:
+            return partial(_compares, name=name, operand=operand)
+    return partial(fits, filter=expected)
 
 
 def fits(value: Any, filter: Any) -> bool:

@@ -263,14 +263,13 @@ class KedgeSaver(Opened, BaseCheckpointSaver[int]):
         self, config: RunnableConfig, *, filter: dict[str, Any] | None = None, limit: int | None = None
     ) -> Sequence[Checkpoint]:
         """Checkpoints of a thread without their states, newest first: metadata, sizes, tags, pins."""
-        matching: list[Checkpoint] = []
-        for job in self._jobs(config):
-            for checkpoint in history.walk(self.manager, job, None, filter or {}, None, limit):
-                if limit is not None and len(matching) >= limit:
-                    break
-                if _matches(checkpoint.metadata, filter or {}):
-                    matching.append(checkpoint)
-        return matching
+        rows = (
+            checkpoint
+            for job in self._jobs(config)
+            for checkpoint in history.walk(self.manager, job, None, filter or {}, None, limit)
+            if _matches(checkpoint.metadata, filter or {})
+        )
+        return [*islice(rows, None if limit is None else max(limit, 0))]
 
     def _tuple(
         self, reading: history.Reading, address: Address, like: Laid | None = None
