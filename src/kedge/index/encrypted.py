@@ -357,10 +357,8 @@ class EncryptedIndex(SealedRows):
         return self.inner.sweep(opened, lease_token=lease_token)
 
     def _manifest(self, checkpoint_id: str, sealed: bytes) -> bytes:
-        def look() -> bytes:
-            return self.inner.read(checkpoint_id)[1]
-
-        return self._confirmed(look, partial(self.open_manifest, checkpoint_id), sealed)
+        look = partial(self.inner.read, checkpoint_id)
+        return self._confirmed(lambda: look()[1], partial(self.open_manifest, checkpoint_id), sealed)
 
     def packs(self) -> Sequence[PackUse]:
         return self.inner.packs()
@@ -386,12 +384,6 @@ class EncryptedIndex(SealedRows):
 
     def recorded_in(self, pack: str) -> Sequence[SavedRow]:
         return list(self._all_opened(self.inner.recorded_in(pack)))
-
-    def _all_opened(self, rows: Iterable[SavedRow]) -> Iterator[SavedRow]:
-        """Those that open. What does not is damaged, or was encrypted anew since: then an event says so."""
-        for sealed, digest in rows:
-            with suppress(Corrupted):
-                yield self.open_record(sealed), digest
 
     def refuse_older(self) -> None:
         self.inner.refuse_older()

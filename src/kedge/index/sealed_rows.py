@@ -6,8 +6,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import ormsgpack
 from kedge.crypto import DataKey, Vault
 from kedge.errors import CheckpointError, Corrupted, LeaseHeld
 from kedge.model import Checkpoint, CheckpointStatus, Event, Job, to_us
-from kedge.ports import UNREADABLE, KeysChanged, NewCheckpoint, digest_of
+from kedge.ports import UNREADABLE, KeysChanged, NewCheckpoint, SavedRow, digest_of
 
 TOKEN = re.compile(r"~[A-Za-z0-9_-]{20,}")
 _HIDDEN_STEP = "~"
@@ -198,6 +198,12 @@ class SealedRows:
 
     def _opened(self, found: tuple[Checkpoint, bytes]) -> tuple[Checkpoint, bytes]:
         return self._prove(found[0]), self.open_manifest(found[0].id, found[1])
+
+    def _all_opened(self, rows: Iterable[SavedRow]) -> Iterator[SavedRow]:
+        """Those that open. What does not is damaged, or was encrypted anew since: then an event says so."""
+        for sealed, digest in rows:
+            with suppress(Corrupted):
+                yield self.open_record(sealed), digest
 
     def _open_job(self, job: Job) -> Job:
         policy = None if job.retention is None else self._open_text("retention", job.retention)
