@@ -29,6 +29,7 @@ SECTIONS = {
         "list": "List the checkpoints of a job.",
         "show": "Show a checkpoint and its state as a tree.",
         "diff": "Show what changed between two checkpoints.",
+        "plot": "Draw numbers of a job's metadata over its checkpoints.",
         "stats": "Show numbers of the store or of a job.",
         "events": "Show the log of all changes.",
     },

@@ -319,3 +319,19 @@ def test_jobs_show_their_policies(run: Run) -> None:
     save(run, "one", 1)
     run("cleanup", "train", "--keep-last", "5", "--daily", "7", "--set")
     assert "keep last 5, daily 7" in run("jobs").stdout
+
+
+def test_plot_draws_and_names_the_best(run: Run, manager: CheckpointManager) -> None:
+    for job, factor in (("a", 1), ("b", 2)):
+        for n in range(6):
+            manager.save(job, f"epoch {n}", n, metadata={"loss": factor / (n + 1), "lr": 0.1})
+    shown = run("plot", "a", "b", "--metric", "loss", "--best", "min").stdout
+    assert "a: lowest 0.1667 at #6 epoch 5" in shown
+    assert "--metric shows 1 other: lr" in shown
+    found = answer(run("plot", "a", "--metric", "loss", "--best", "max", "--json"))
+    assert found["metrics"] == ["loss", "lr"]
+    assert [point["seq"] for point in found["series"][0]["points"]] == [1, 2, 3, 4, 5, 6]
+    assert found["series"][0]["best"]["seq"] == 1
+    assert "there are: loss, lr" in run("plot", "a", "--metric", "acc", code=4).stderr
+    run("plot", "nobody", code=4)
+    run("plot", *"abcdefg", code=3)

@@ -2,12 +2,16 @@
 
     templates.py     who may see a page, templates, errors as pages
     jobs.py          jobs, and the history of one
+    search.py        everything, by any part of its text
+    numbers.py       numbers of metadata over the steps of jobs, as charts
     checkpoints.py   a checkpoint, its state, what can be done with it
     comparison.py    two of them, or one and a live job
     retention.py     policies, and what they would delete
     runs.py          runs, their items, LLM calls; approvals.py: what waits for a person
+    queues.py        what waits for workers, and schedules
     storage.py       what grew, what gc would free, the log of changes
     session.py       signing in
+    kinds.py         what a job is, and its status
     graph.py, charts.py, states.py, growth.py    what they draw and count; memory.py: what is remembered of it
 
 Nothing is fetched from elsewhere. static/vendor/ is brought by `./dev assets` and packed into the wheel; without it,
@@ -24,7 +28,7 @@ from starlette.types import Scope
 from kedge.errors import NotFound
 from kedge.server.problems import answer_to
 
-from . import checkpoints, comparison, jobs, retention, runs, session, storage
+from . import checkpoints, comparison, jobs, numbers, queues, retention, runs, search, session, storage
 from .memory import PageMemory
 from .templates import STATIC, error_page
 
@@ -40,7 +44,7 @@ class _Files(StaticFiles):
 
 def add_page(app: FastAPI) -> None:
     app.state.page = PageMemory()
-    for each in (jobs, checkpoints, comparison, retention, runs, storage, session):
+    for each in (jobs, search, numbers, checkpoints, comparison, retention, runs, queues, storage, session):
         app.router.routes.extend(each.router.routes)
     app.mount("/static", _Files(directory=STATIC), name="static")
     app.add_exception_handler(404, _nowhere)

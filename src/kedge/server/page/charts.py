@@ -109,3 +109,33 @@ def span_bar(begin: float, end: float) -> Markup:
         '<svg class="span" aria-hidden="true"><rect class="rest" width="100%" height="8" rx="4"/>'
         f'<rect x="{start:.2f}%" width="{width:.2f}%" height="8" rx="4"/></svg>'
     )
+
+
+Line = tuple[str, Sequence[tuple[int, float, str, str]]]  # name, and points: (x, y, title, address)
+
+
+def curves(lines: Sequence[Line], label: str) -> Markup:
+    """Lines over a common span; each point leads to its address. As wide as there is room."""
+    width, height, edge = 600.0, 150.0, 5.0
+    points = [point for _, some in lines for point in some]
+    left, right = min(point[0] for point in points), max(point[0] for point in points)
+    low, high = min(point[1] for point in points), max(point[1] for point in points)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - left) / (right - left) if right > left else 0.5
+        up = (y - low) / (high - low) if high > low else 0.5
+        return edge + across * (width - 2 * edge), height - edge - up * (height - 2 * edge)
+
+    inner = ""
+    for number, (_, some) in enumerate(lines):
+        places = [place(x, y) for x, y, _, _ in some]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        inner += f'<g class="lane-{number}"><polyline class="line" points="{line}"/>'
+        for (x, y), (_, _, title, address) in zip(places, some, strict=True):
+            # Not in the order of the Tab key: there may be hundreds, and the extremes have links beside the drawing.
+            inner += (
+                f'<a href="{escape(address)}" tabindex="-1"><circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">'
+                f"<title>{escape(title)}</title></circle></a>"
+            )
+        inner += "</g>"
+    return _svg(width, height, label, inner, "curves")

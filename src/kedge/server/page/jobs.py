@@ -15,6 +15,7 @@ from kedge.care.policies import policy_in_words
 from kedge.care.retention import RetentionPolicy
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, Job, parse_name
+from kedge.terminal.series import numbers_in
 from kedge.terminal.text import size
 
 from .charts import sparkline, timeline
@@ -114,6 +115,7 @@ async def job(
             "timeline": timeline(marks[-_ROWS:]),
             "policy": policy_in_words(found.retention),
             "about": about(store, job),
+            "has_numbers": any(True for c in shown for _ in numbers_in(c.metadata)),
         }
 
     if part == "rows" and down_to is not None and await access.ask(lambda store: _is_long(store, job, before, down_to)):

@@ -40,6 +40,7 @@ _SCRIPT = "vendor/htmx.min.js"
 _NAVIGATION = (
     ("/", "Jobs"),
     ("/runs", "Runs"),
+    ("/queues", "Queues"),
     ("/approvals", "Approvals"),
     ("/models", "Models"),
     ("/storage", "Storage"),

@@ -1,0 +1,84 @@
+"""Queues: what waits, what is being worked on and by whom, what was given up, and what comes by the clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Request
+from starlette.responses import Response
+
+from kedge.manager import CheckpointManager
+from kedge.model import QUEUE_PREFIX
+from kedge.pipeline.queues import DEAD, RUNNING, Entry, Queue, schedule_job
+from kedge.pipeline.schedules import Schedule, pause, resume, schedules
+
+from .templates import PageRoute, Reader, Writer, answer, see
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_QUEUES = 100
+_ENTRIES = 500  # of a queue that are looked at
+_SHOWN = 50
+_SCHEDULES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    name: str
+    total: int
+    states: Counter[str]  # of the first entries
+    running: Sequence[Entry]
+    dead: Sequence[Entry]
+    waiting: Sequence[Entry]
+    schedules: Sequence[Schedule]
+
+
+@router.get("/queues")
+async def queues(request: Request, access: Reader) -> Response:
+    return await answer(request, access, "queues.html", lambda store: {"queues": _queues(store), "most": _ENTRIES})
+
+
+def _queues(store: CheckpointManager) -> list[QueueRow]:
+    names: dict[str, None] = {}
+    suffix = schedule_job("q").removeprefix(f"{QUEUE_PREFIX}q")
+    for job in store.jobs(QUEUE_PREFIX, 2 * _QUEUES):
+        names[job.name.removeprefix(QUEUE_PREFIX).removesuffix(suffix)] = None
+    return [_row(store, name) for name in islice(names, _QUEUES)]
+
+
+def _row(store: CheckpointManager, name: str) -> QueueRow:
+    queue = Queue(name, store=store)
+    entries = list(islice(queue.entries(), _ENTRIES))
+    by_state = {state: [entry for entry in entries if entry.state == state][:_SHOWN] for state in (RUNNING, DEAD)}
+    waiting = [entry for entry in entries if entry.state not in by_state][:_SHOWN]
+    states = Counter("ready" if entry.state.startswith("ready") else entry.state for entry in entries)
+    planned = list(islice(schedules(store, name), _SCHEDULES))
+    return QueueRow(name, len(queue), states, by_state[RUNNING], by_state[DEAD], waiting, planned)
+
+
+@router.post("/queues/retry")
+async def retry(
+    request: Request,
+    access: Writer,
+    queue: Annotated[str, Form(max_length=128)],
+    run: Annotated[str, Form(max_length=128)],
+) -> Response:
+    await access.ask(lambda store: Queue(queue, store=store).retry(run))
+    return see(request, "/queues", f"{run} is in queue {queue} again.")
+
+
+@router.post("/queues/schedule")
+async def change_schedule(
+    request: Request,
+    access: Writer,
+    queue: Annotated[str, Form(max_length=128)],
+    name: Annotated[str, Form(max_length=128)],
+    do: Annotated[str, Form(pattern="^(pause|resume)$")],
+) -> Response:
+    change: Any = pause if do == "pause" else resume
+    await access.ask(lambda store: change(store, queue, name))
+    return see(request, "/queues", f"{name} is {'paused' if do == 'pause' else 'resumed'}.")

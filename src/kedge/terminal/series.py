@@ -1,0 +1,79 @@
+"""Numbers over a job's checkpoints: what their metadata says of loss and the like, for charts and terminals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kedge.errors import NotFound
+from kedge.manager import CheckpointManager
+
+MOST_CHECKPOINTS = 2000  # of a job: the newest
+MOST_POINTS = 240  # of a series that is drawn; the extremes of each part stay
+_DEPTH = 4
+
+Goal = Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    seq: int
+    step: str
+    checkpoint: str
+    value: float
+
+    def to_json(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One number of one job, in the order of its checkpoints."""
+
+    job: str
+    metric: str  # a path in the metadata: "loss", "eval.accuracy"
+    points: Sequence[Point]
+
+    def best(self, goal: Goal) -> Point:
+        """The lowest or highest; of equals, the first."""
+        return (min if goal == "min" else max)(self.points, key=lambda point: point.value)
+
+    def thinned(self, most: int = MOST_POINTS) -> Sequence[Point]:
+        """So many points at most: of each part of the series its lowest and its highest."""
+        if len(self.points) <= most:
+            return self.points
+        part = -(-2 * len(self.points) // most)
+        chosen: list[Point] = []
+        for start in range(0, len(self.points), part):
+            some = self.points[start : start + part]
+            extremes = {min(some, key=_value), max(some, key=_value)}
+            chosen += sorted(extremes, key=lambda point: point.seq)
+        return chosen
+
+
+def series_of(store: CheckpointManager, job: str, *, most: int = MOST_CHECKPOINTS) -> dict[str, Series]:
+    """The numbers in the metadata of a job's newest checkpoints, by path; NotFound for a job without checkpoints."""
+    checkpoints = store.list(job, limit=most)
+    if not checkpoints:
+        raise NotFound(f"job {job} has no checkpoint", hint="kedge jobs lists the jobs")
+    points: dict[str, list[Point]] = {}
+    for checkpoint in checkpoints:
+        for path, value in numbers_in(checkpoint.metadata):
+            points.setdefault(path, []).append(Point(checkpoint.seq, checkpoint.step, checkpoint.id, value))
+    return {path: Series(job, path, points[path]) for path in sorted(points)}
+
+
+def numbers_in(metadata: Mapping[str, object], above: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, float]]:
+    """Finite numbers and their paths; truth values are none."""
+    for name, value in metadata.items():
+        path = f"{above}{name}"
+        if isinstance(value, Mapping) and depth > 1:
+            yield from numbers_in(value, f"{path}.", depth - 1)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            yield path, float(value)
+
+
+def _value(point: Point) -> float:
+    return point.value

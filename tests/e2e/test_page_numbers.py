@@ -1,0 +1,59 @@
+"""Numbers of metadata over the steps of jobs, as charts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kedge
+from tests.e2e.seeing import counts, has, shows
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
+
+
+def test_a_job_shows_its_numbers_and_points_lead_to_checkpoints(page: Page) -> None:
+    page.goto("/jobs/train-resnet")
+    counts(page, ".chart", 2)  # loss and lr
+    shows(page, "#chart-loss", "lowest", "at #12")
+    has(page, "#chart-loss .dot", at_least=12)
+    page.locator("#chart-loss .dot").first.click()
+    shows(page, "h1", "#1")
+    page.goto("/jobs/train-resnet")
+    page.click("#chart-loss .legend a >> nth=0")
+    shows(page, "h1", "epoch 12")
+    page.goto("/jobs/weekly-report")
+    shows(page, "h1", "weekly-report")
+    counts(page, ".chart, #charts", 0)
+
+
+def test_jobs_are_compared_in_one_chart_and_it_is_in_the_address(page: Page, known: dict[str, str]) -> None:
+    with kedge.open(known["place"]) as store:
+        for n in range(1, 8):
+            store.save("train-again", f"epoch {n}", {"n": n}, metadata={"loss": 2 / n})
+    page.goto("/jobs/train-resnet")
+    page.click("text=Compare jobs")
+    page.fill("#with", "train-again")
+    page.click("button:text-is('Add')")
+    counts(page, "#chart-loss .line", 2)
+    shows(page, "#chart-loss .legend", "train-again", "train-resnet")
+    page.click("nav[aria-label=Number] >> text=loss")
+    counts(page, ".chart", 1)
+    page.reload()
+    counts(page, "#chart-loss .line", 2)
+    shows(page, ".command", "kedge plot train-resnet train-again --metric loss")
+    page.wait_for_selector("#live.on")
+    with kedge.open(known["place"]) as store:
+        store.save("train-resnet", "epoch 14", {"n": 14}, metadata={"loss": 0.01})
+    shows(page, "#chart-loss .legend", "0.01 at #")
+    has(page, "#chart-loss .line", at_least=2)  # still both
+    page.click("text=train-again ×")
+    counts(page, "#chart-loss .line", 1)
+
+
+def test_a_job_without_numbers_says_how_they_come(page: Page) -> None:
+    page.goto("/jobs/weekly-report/numbers?with=nobody")
+    shows(page, ".empty", "No numbers", "metadata=")
