@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Form, Request
 from starlette.responses import Response
 
 from kedge.manager import CheckpointManager
-from kedge.model import QUEUE_PREFIX
-from kedge.pipeline.queues import DEAD, RUNNING, Entry, Queue, schedule_job
-from kedge.pipeline.schedules import Schedule, pause, resume, schedules
+from kedge.model import QUEUE_PREFIX, Checkpoint
+from kedge.pipeline.queues import DEAD, RUNNING, Entry, Queue, queue_job, schedule_job
+from kedge.pipeline.schedules import Schedule, pause, resume
 
 from .templates import PageRoute, Reader, Writer, answer, see
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+T = TypeVar("T")
 
 _QUEUES = 100
 _ENTRIES = 500  # of a queue that are looked at
@@ -43,21 +46,33 @@ async def queues(request: Request, access: Reader) -> Response:
 
 
 def _queues(store: CheckpointManager) -> list[QueueRow]:
+    suffix = schedule_job("q").removeprefix(queue_job("q"))
     names: dict[str, None] = {}
-    suffix = schedule_job("q").removeprefix(f"{QUEUE_PREFIX}q")
     for job in store.jobs(QUEUE_PREFIX, 2 * _QUEUES):
-        names[job.name.removeprefix(QUEUE_PREFIX).removesuffix(suffix)] = None
+        name = job.name.removeprefix(QUEUE_PREFIX).removesuffix(suffix)
+        if name and not name.endswith(suffix):
+            names[name] = None
     return [_row(store, name) for name in islice(names, _QUEUES)]
 
 
 def _row(store: CheckpointManager, name: str) -> QueueRow:
-    queue = Queue(name, store=store)
-    entries = list(islice(queue.entries(), _ENTRIES))
+    job = queue_job(name)
+    entries = _parsed(Entry.of, store.list(job, after=0, limit=_ENTRIES))
     by_state = {state: [entry for entry in entries if entry.state == state][:_SHOWN] for state in (RUNNING, DEAD)}
     waiting = [entry for entry in entries if entry.state not in by_state][:_SHOWN]
     states = Counter("ready" if entry.state.startswith("ready") else entry.state for entry in entries)
-    planned = list(islice(schedules(store, name), _SCHEDULES))
-    return QueueRow(name, len(queue), states, by_state[RUNNING], by_state[DEAD], waiting, planned)
+    planned = _parsed(Schedule.of, store.list(schedule_job(name), after=0, limit=_SCHEDULES))
+    total = len(Queue(name, store=store))
+    return QueueRow(name, total, states, by_state[RUNNING], by_state[DEAD], waiting, planned)
+
+
+def _parsed(parse: Callable[[Checkpoint], T], records: Iterable[Checkpoint]) -> list[T]:
+    """Anybody who may save can write what is no entry: it is left out, and breaks nothing else."""
+    parsed = []
+    for record in records:
+        with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            parsed.append(parse(record))
+    return parsed
 
 
 @router.post("/queues/retry")
