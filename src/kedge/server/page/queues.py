@@ -66,12 +66,13 @@ def _row(store: CheckpointManager, name: str) -> QueueRow:
     return QueueRow(name, total, states, by_state[RUNNING], by_state[DEAD], waiting, planned)
 
 
-def _parsed(parse: Callable[[Checkpoint], T], records: Iterable[Checkpoint]) -> list[T]:
+def _parsed(parse: Callable[[Checkpoint], T | None], records: Iterable[Checkpoint]) -> list[T]:
     """Anybody who may save can write what is no entry: it is left out, and breaks nothing else."""
     parsed = []
     for record in records:
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
-            parsed.append(parse(record))
+            if (entry := parse(record)) is not None:
+                parsed.append(entry)
     return parsed
 
 
