@@ -2,24 +2,24 @@
 
     CheckpointError                                         code            HTTP  exit
     ├── NotFound       (FileNotFoundError, LookupError)     not_found        404     4
-    │   └── ReplayMiss     no answer of a model recorded    replay_miss      404     4
+    │   └── ReplayMiss     the LLM call was not recorded    replay_miss      404     4
     ├── Validation     (ValueError)                         invalid          422     3
     │   ├── InvalidName                                     invalid_name     422     3
-    │   ├── TooLarge       more than is taken at once       too_large        413     3
+    │   ├── TooLarge       larger than is accepted          too_large        413     3
     │   └── UnsupportedType (TypeError)                     unsupported_type 422     3
     ├── Conflict                                            conflict         409     5
     │   ├── IdempotencyConflict  key used for another state idempotency_conflict 409 5
-    │   ├── LeaseHeld      someone else may write           lease_held       409     5
-    │   ├── LeaseLost      our right to write is gone       lease_lost       409     5
-    │   ├── Cancelled      somebody ended the run           cancelled        409     5
-    │   └── Denied         an approval was refused          denied           409     5
+    │   ├── LeaseHeld      another process may write        lease_held       409     5
+    │   ├── LeaseLost      your lease was taken over        lease_lost       409     5
+    │   ├── Cancelled      the run was cancelled            cancelled        409     5
+    │   └── Denied         an approval was denied           denied           409     5
     ├── NotAllowed     (PermissionError)                    not_allowed      403    10
     │   ├── BudgetExceeded  an LLM call would cost too much budget_exceeded  402    10
     │   └── Unauthorized   a valid token is missing         unauthorized     401    10
     ├── StepTimeout    (TimeoutError)                       timeout          504     9
-    ├── WorkerDied     the process at work was killed       worker_died      500     1
-    ├── CriuFailed     a container was not frozen or thawed criu_failed      500     1
-    ├── GpuFailed      the driver of a GPU refused          gpu_failed       500     1
+    ├── WorkerDied     the process of a step was killed     worker_died      500     1
+    ├── CriuFailed     a dump or a restore failed           criu_failed      500     1
+    ├── GpuFailed      the GPU driver refused               gpu_failed       500     1
     ├── Corrupted      (ValueError)                         corrupted        400     6
     └── StorageError   (OSError)                            storage          503     7
         ├── NotAStore                                       not_a_store      503     7
@@ -53,7 +53,11 @@ class CheckpointError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.hint}" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        first, space, rest = self.hint.partition(" ")
+        is_word = first.isalpha() and first.islower() and first != "kedge"  # a command stays as it is typed
+        return f"{self.message}. {first.capitalize() if is_word else first}{space}{rest}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.hint, self.__dict__))
@@ -74,7 +78,7 @@ class NotFound(CheckpointError, FileNotFoundError, LookupError):
 
 
 class ReplayMiss(NotFound):
-    """A call of a model is only to be answered from the store, and its answer is not there."""
+    """In replay mode, an LLM call was made that had not been recorded."""
 
     code = "replay_miss"
 
@@ -94,7 +98,7 @@ class InvalidName(Validation):
 
 
 class TooLarge(Validation):
-    """More than a service takes at once."""
+    """A request is larger than the service accepts."""
 
     code = "too_large"
     http_status = 413
@@ -125,7 +129,7 @@ class IdempotencyConflict(Conflict):
 
 
 class LeaseHeld(Conflict):
-    """Somebody else holds the right to write this job (I5); `holder` is who, `token` that of their lease."""
+    """Another process holds the lease on this job (I5): `holder`, with the fencing token `token`."""
 
     code = "lease_held"
 
@@ -142,19 +146,19 @@ class LeaseLost(Conflict):
 
 
 class Cancelled(Conflict):
-    """The run was cancelled and does not go on."""
+    """The run was cancelled; it cannot be resumed."""
 
     code = "cancelled"
 
 
 class Denied(Conflict):
-    """Somebody, or the end of the time given, said no; nothing goes on behind it."""
+    """An approval was denied, or it expired; the run does not continue past it."""
 
     code = "denied"
 
 
 class NotAllowed(CheckpointError, PermissionError):
-    """A service knows who asks, and that is not enough for what was asked."""
+    """The service knows the caller, but the token does not allow this request."""
 
     code = "not_allowed"
     http_status = 403
@@ -169,14 +173,14 @@ class BudgetExceeded(NotAllowed):
 
 
 class Unauthorized(NotAllowed):
-    """A service wants a token, or the one it got is unknown, expired or revoked."""
+    """The service needs a token, or the token is unknown, expired or revoked."""
 
     code = "unauthorized"
     http_status = 401
 
 
 class StepTimeout(CheckpointError, TimeoutError):
-    """A step, or an item of a map, took longer than it was given."""
+    """A step, or an item of a map, took longer than `timeout_s`."""
 
     code = "timeout"
     http_status = 504
@@ -184,7 +188,7 @@ class StepTimeout(CheckpointError, TimeoutError):
 
 
 class WorkerDied(CheckpointError):
-    """The process that worked on a step or an item ended without an answer: killed, out of memory, or crashed."""
+    """The process that worked on a step or an item ended without a result: killed, out of memory, or crashed."""
 
     code = "worker_died"
 
@@ -200,7 +204,7 @@ class CriuFailed(CheckpointError):
 
 
 class GpuFailed(CheckpointError):
-    """The driver of a GPU refused to freeze or thaw; the processes run on, as far as it lets them."""
+    """The GPU driver refused to checkpoint or restore; the processes keep running, as far as it lets them."""
 
     code = "gpu_failed"
 
@@ -229,13 +233,13 @@ class StorageError(CheckpointError, OSError):
 
 
 class NotAStore(StorageError):
-    """The place given holds something else than a Kedge store."""
+    """The directory or database holds something other than a Kedge store."""
 
     code = "not_a_store"
 
 
 class ReadOnly(StorageError, PermissionError):
-    """The store may not be written."""
+    """The store cannot be written to."""
 
     code = "read_only"
 
@@ -254,7 +258,7 @@ class Unavailable(StorageError):
 
 
 class OutcomeUnknown(Unavailable):
-    """The answer was lost, or what was written could not be taken back: it may have been done, or not."""
+    """The response was lost, or a write could not be undone: the operation may or may not have been done."""
 
     code = "outcome_unknown"
 

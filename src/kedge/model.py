@@ -25,6 +25,7 @@ MAX_TAGS = 64
 MAX_TAG_VALUE_CHARACTERS = 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}")
+_NAMED = {"job", "namespace", "queue", "schedule", "session", "tag", "type"}
 _NOT_SLUG = re.compile(r"[^A-Za-z0-9._:@+-]+")
 
 _random = random.Random()  # nosec B311 - nobody else seeds it, and it makes no system call, which other threads wait for
@@ -92,7 +93,7 @@ def parse_name(what: str, text: str) -> str:
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         shown = repr(text) if len(repr(text)) <= 80 else repr(text)[:77] + "…"
         raise InvalidName(
-            f"{shown} is not a valid {what}",
+            f"{shown} is not a valid {what}{' name' if what in _NAMED else ''}",
             hint="use 1 to 128 characters of A-Z a-z 0-9 . _ : @ + - that start with a letter or digit",
         )
     return text

@@ -218,7 +218,8 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
         return _open_postgresql(url, namespace, create=create)
     if scheme in ("s3", "gs", "az") and rest.startswith("//"):
         raise Validation(
-            f"{scheme}: alone keeps no index", hint=f"add a database: postgresql://…?blobs={scheme}:{rest}"
+            f"{scheme}:{rest} has no index: an object store alone cannot be a store",
+            hint=f"add a database: postgresql://…?blobs={scheme}:{rest}",
         )
     if scheme == "files" and rest and "\0" not in rest:
         from .store.readable_files import open_files

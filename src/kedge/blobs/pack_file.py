@@ -331,11 +331,11 @@ def try_lock(fd: int, path: str) -> bool:
     """Take the lock unless somebody has it; False also when the file was removed before we got it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(fd).st_nlink > 0
     except BlockingIOError:
         return False
     except OSError as error:
         raise storage_error("lock", path, error) from error
-    return os.fstat(fd).st_nlink > 0
 
 
 def _create(directory: str, direct: bool) -> tuple[str, str, Output]:

@@ -30,17 +30,17 @@ SECTIONS = {
         "show": "Show a checkpoint and its state as a tree.",
         "diff": "Show what changed between two checkpoints.",
         "plot": "Draw numbers of a job's metadata over its checkpoints.",
-        "stats": "Show numbers of the store or of a job.",
+        "stats": "Show statistics of the store or of a job.",
         "events": "Show the log of all changes.",
     },
     "Pipelines": {
         "run": "Run or resume a pipeline from a Python file.",
         "runs": "List, show, explain, resume, cancel and delete runs.",
-        "worker": "Carry out the runs of queues.",
-        "queue": "List what is queued, and retry what was given up.",
-        "schedule": "Submit runs to a queue by the clock.",
-        "approve": "Approve or deny what a run waits for.",
-        "llm": "Show what LLM calls cost; clear or export cached answers; serve the cache as a proxy.",
+        "worker": "Execute the runs in queues.",
+        "queue": "List the runs in a queue, and retry dead ones.",
+        "schedule": "Submit runs to a queue on a schedule.",
+        "approve": "Approve or deny what a run is waiting for.",
+        "llm": "Show what LLM calls cost; clear or export cached responses; serve the cache as a proxy.",
         "mcp": "Give an agent its own checkpoints: an MCP server.",
     },
     "Containers": {
@@ -55,25 +55,25 @@ SECTIONS = {
         "copy": "Copy a job to a new name, or checkpoints to another store.",
         "sync": "Bring a second store up to date with the first.",
         "delete": "Delete checkpoints.",
-        "cleanup": "Delete old checkpoints by a policy.",
+        "cleanup": "Delete old checkpoints according to a policy.",
     },
     "Service": {
         "serve": "Serve the store over HTTP, with a web page.",
         "token": "Create, list and revoke access tokens of the service.",  # nosec B105 # no password: a help text
     },
     "Maintenance": {
-        "check": "Verify what is stored, and repair the index.",
+        "check": "Verify every checkpoint, and repair the index.",
         "rebuild": "Rebuild a lost index from the packs.",
         "migrate": "Create or upgrade the tables of a store.",
         "gc": "Free the space of deleted checkpoints.",
         "key": "Create a key for an encrypted store, or show its keys.",
         "rekey": "Change the keys of an encrypted store.",
-        "audit": "Prove that the log of all changes is complete.",
-        "doctor": "Check what this machine and this store can do.",
+        "audit": "Verify that the log of all changes is complete.",
+        "doctor": "Test this machine and this store.",
     },
     "Start": {
         "demo": "Watch a job being killed and resumed.",
-        "completion": "Print the completion script of a shell.",
+        "completion": "Print the completion script for a shell.",
     },
 }
 
@@ -158,7 +158,7 @@ cli = App(
     SECTIONS,
     params=[*shared_options(), _VERSION],
     text="Save the state of any job durably, and verify it when it is restored.\n\n"
-    "The options below may stand before or after the command.",
+    "These options can be given before or after the command.",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="kedge help COMMAND explains a command. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 invalid input, "
     "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 9 out of time, 10 not allowed, 75 paused, "

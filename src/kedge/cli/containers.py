@@ -27,8 +27,8 @@ def dump_options(function: Function) -> Function:
     """Which ties to the world outside may be checkpointed."""
     for name, text in (
         ("--file-locks", "Checkpoint file locks."),
-        ("--shell-job", "Allow a terminal of its own."),
-        ("--ext-unix-sk", "Allow Unix sockets that lead outside."),
+        ("--shell-job", "Allow a process with a controlling terminal."),
+        ("--ext-unix-sk", "Allow Unix sockets that are connected to the outside."),
         ("--tcp-established", "Checkpoint open TCP connections."),
     ):
         function = click.option(name, is_flag=True, help=text)(function)
@@ -51,7 +51,7 @@ gpu_option: Decorator = click.option(
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
     show_default=True,
-    help="Memory of NVIDIA GPUs: include it if there is any, require it, or leave it alone.",
+    help="NVIDIA GPU memory: include it if there is any, require it, or leave GPUs alone.",
 )
 
 address_option: Decorator = click.option(

@@ -19,7 +19,7 @@ _BUILTINS = (str, int, float, complex, bytes, bytearray, list, tuple, dict, set,
 def refusal(value: object) -> Problem:
     """The problem to raise for a value whose class the codec does not know."""
     cls = type(value)
-    return Problem(f"{{path}} is a {qualified(cls)}, which cannot be saved", _hint(value, cls), UnsupportedType)
+    return Problem(f"{{path}} has type {qualified(cls)}, which cannot be saved", _hint(value, cls), UnsupportedType)
 
 
 def qualified(cls: type) -> str:
@@ -50,6 +50,8 @@ def _live_hint(value: object, cls: type) -> str:
     random = sys.modules.get("random")
     if random is not None and isinstance(value, random.Random):
         return "save rng.getstate() and restore it with rng.setstate(state)"
+    if isinstance(value, io.BytesIO | io.StringIO):
+        return "save its content: buffer.getvalue()"
     if isinstance(value, io.IOBase):
         return "save its path and file.tell(), or its content: kedge.File(path)"
     if hasattr(cls, "__next__"):

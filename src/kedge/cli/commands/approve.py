@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 @click.argument("run", type=JobName())
 @click.argument("name", required=False)
 @click.option("--deny", is_flag=True, help="Deny it instead.")
-@click.option("--comment", default="", help="Why; saved with the decision.")
+@click.option("--comment", default="", help="The reason; saved with the decision.")
 @click.option("--by", metavar="NAME", help="Who decides.  [default: USER@HOST]")
-@click.option("--resume", is_flag=True, help="Then start the program of the run again.")
+@click.option("--resume", is_flag=True, help="Then resume the run: start its program again.")
 def approve_command(
     session: Session, run: str, name: str | None, deny: bool, comment: str, by: str | None, resume: bool
 ) -> None:
-    """Approve, or deny, what RUN waits for. A decision is final: the first one counts.
+    """Approve or deny what RUN is waiting for. The first decision is final.
 
-    RUN is a run or an execution of a workflow. NAME is the approval's path, or the name of the checkpoint; leave it
-    out when only one is pending.
+    RUN is a run or a workflow execution. NAME is the path of the approval or the name of the checkpoint; you can omit
+    it if only one is pending.
     """
     from kedge.errors import NotFound, Validation
     from kedge.pipeline.approval import decide, pending_approvals
@@ -40,9 +40,11 @@ def approve_command(
         if name is None:
             names = [approval.name for approval in pending_approvals(manager, run)]
             if not names:
-                raise NotFound(f"run {run} waits for no approval", hint=f"kedge runs show {run} says for what it waits")
+                raise NotFound(
+                    f"run {run} is not waiting for an approval", hint=f"kedge runs show {run} shows what was decided"
+                )
             if len(names) > 1:
-                raise Validation(f"run {run} waits for several approvals", hint=f"name one of: {', '.join(names)}")
+                raise Validation(f"run {run} is waiting for several approvals", hint=f"name one of: {', '.join(names)}")
             name = names[0]
         start = command_of(manager, run) if resume else None  # before the decision, which is final
         if start is not None:

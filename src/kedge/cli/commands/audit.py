@@ -15,13 +15,13 @@ _MARK = re.compile(r"(\d{1,18}):([0-9a-f]{64})")
 
 
 @store_command("verify", json_keys='{"ok", "entries", "head", "mark": "entries:head", "broken_at": number or null}')
-@click.option("--expect", metavar="MARK", help="An earlier mark: proves that nothing up to it was rewritten.")
+@click.option("--expect", metavar="MARK", help="An earlier mark: also verify that nothing up to it was rewritten.")
 def verify_command(session: Session, expect: str | None) -> None:
-    """Prove that the log is complete and unaltered.
+    """Verify that the log is complete and unaltered.
 
-    Reads it from its beginning and checks that each entry follows from those before it. Whoever can write the store
-    could rewrite the whole log. Keep the mark that is printed somewhere else, and give it to --expect the next time.
-    Exit code 6 when an entry was altered or removed.
+    Reads the whole log and verifies its hash chain. Anyone who can write to the store could rewrite the whole log, so
+    keep the printed mark somewhere else, and pass it to --expect the next time. Exit code 6 if an entry was altered or
+    removed.
     """
     mark = _MARK.fullmatch(expect) if expect is not None else None
     if expect is not None and mark is None:
@@ -45,5 +45,5 @@ def verify_command(session: Session, expect: str | None) -> None:
 
 
 audit_command = command_group(
-    "audit", [verify_command], text="Prove that the log of all changes (kedge events) is complete."
+    "audit", [verify_command], text="Verify that the log of all changes (kedge events) is complete."
 )

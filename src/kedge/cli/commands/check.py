@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 )
 @click.argument("job", required=False, type=JobName())
 @click.option("--quick", is_flag=True, help="Check only that everything exists; do not read the data.")
-@click.option("--repair", is_flag=True, help="If the index is damaged, build a new one from its rest and the packs.")
+@click.option("--repair", is_flag=True, help="If the index is damaged, build a new one from its remains and the packs.")
 def check_command(session: Session, job: str | None, quick: bool, repair: bool) -> None:
     """Read everything stored, of JOB or of the whole store, and verify it against its digests.
 
-    Checkpoints that cannot be loaded are marked corrupted, so that restoring skips them. Data that cannot be read at
-    the moment ends the check and is not marked.
+    Checkpoints that cannot be loaded are marked as corrupted, so that a restore skips them. If data cannot be read at
+    the moment, the check ends, and nothing is marked.
 
-    With --repair no other process may have the store open; the old index stays beside the new one. Small states of
-    the last seconds may be in the index only: those that can no longer be read from the old one are lost.
+    With --repair, no other process may have the store open. The old index is kept beside the new one. Small states of
+    the last few seconds may exist only in the index: those that cannot be read from the old one are lost.
     """
     if repair and job:
         raise click.UsageError("--repair is for the whole store: leave JOB out")

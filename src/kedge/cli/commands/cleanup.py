@@ -35,22 +35,24 @@ _SHOWN = 40  # rows of a plan on screen; --json has all
     '"keep": [as in list, with "reasons"], "frees_bytes": …}; with --unset only {"job", "policy": null}.',
 )
 @click.argument("job", required=False, type=JobName())
-@click.option("--all-jobs", is_flag=True, help="Clean up every job but runs and what Kedge itself needs.")
+@click.option("--all-jobs", is_flag=True, help="Clean up every job except runs and Kedge's own records.")
 @click.option("--keep-last", type=_COUNT, metavar="N", help="Keep the newest N.")
 @click.option(
     "--keep-last-per-level", metavar="LEVEL=N", multiple=True, help="Keep the newest N of a level; repeatable."
 )
 @click.option(
-    "--keep-within", metavar="TIME", help="Keep what is at most this much older than the newest: 90m, 36h, 7d."
+    "--keep-within", metavar="TIME", help="Keep those at most this much older than the newest one: 90m, 36h, 7d."
 )
-@click.option("--hourly", type=_COUNT, metavar="N", help="Keep the newest of each of the last N hours with any.")
-@click.option("--daily", type=_COUNT, metavar="N", help="The same for the last N days.")
-@click.option("--weekly", type=_COUNT, metavar="N", help="The same for the last N weeks.")
-@click.option("--monthly", type=_COUNT, metavar="N", help="The same for the last N months.")
-@click.option("--keep-tag", "keep_tags", metavar="K[=V]", multiple=True, help="Keep what has this tag; repeatable.")
+@click.option(
+    "--hourly", type=_COUNT, metavar="N", help="Keep the newest of each hour, for the last N hours that have any."
+)
+@click.option("--daily", type=_COUNT, metavar="N", help="The same for days.")
+@click.option("--weekly", type=_COUNT, metavar="N", help="The same for weeks.")
+@click.option("--monthly", type=_COUNT, metavar="N", help="The same for months.")
+@click.option("--keep-tag", "keep_tags", metavar="K[=V]", multiple=True, help="Keep those with this tag; repeatable.")
 @click.option("--min-per-level", metavar="LEVEL=N", multiple=True, help="Keep at least N of a level; repeatable.")
-@apply_option("Delete. Without it, only show the plan.")
-@click.option("--set", "is_set", is_flag=True, help="Also store the policy: it is applied after each save of JOB.")
+@apply_option("Delete. Without this, only show the plan.")
+@click.option("--set", "is_set", is_flag=True, help="Also store the policy with JOB: it is applied after each save.")
 @click.option("--unset", "is_unset", is_flag=True, help="Remove the stored policy of JOB.")
 def cleanup_command(
     session: Session,
@@ -63,9 +65,9 @@ def cleanup_command(
 ) -> None:
     """Delete the old checkpoints of JOB, except those that any of the rules keeps.
 
-    Without rules, the policy stored for JOB is used. Pinned checkpoints, the newest one and the ancestors of what
-    stays are always kept. `kedge gc` frees the space. Runs, queues and the records of LLM calls are cleaned up only if
-    JOB names them, because what is deleted there runs, and is paid, again.
+    Without rules, the policy stored with JOB applies. Pinned checkpoints, the newest one, and the ancestors of kept
+    ones are always kept. `kedge gc` frees the space. Runs, queues and LLM records are cleaned up only if JOB names
+    them: whatever is deleted there runs, and is paid for, again.
     """
     from kedge.care.records import needed_for
 

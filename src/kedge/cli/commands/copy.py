@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from kedge.manager import CheckpointManager
 
 _STORE = re.compile(r"(?:file|files|memory|postgres|postgresql|s3|gs|az):|.*/|[.~]", re.DOTALL)
-WRITTEN = "A store has a slash or a scheme in its name (./backup, file:backup, postgresql://…), a job has none."
+WRITTEN = (
+    "The name of a store contains a slash or a scheme (./backup, file:backup, postgresql://…); that of a job does not."
+)
 REPORT_KEYS = (
     '{"copied", "present", "changed", "deleted", "chunks_moved", "bytes_moved", "size_bytes", "damaged": [IDs]}'
 )
@@ -62,8 +64,12 @@ def transfer_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--target-key", metavar="KEY", help="The target's key; none for a plain one.  [default: --key]"),
         click.option("--into", metavar="NAME", help="The namespace of the target.  [default: the same]"),
-        click.option("--delete", "mirror", is_flag=True, help="Delete in the target what the source deleted."),
-        click.option("--since", metavar="TIME", help="Only what was saved since: 36h, 7d, 2026-01-31, …T12:00Z."),
+        click.option(
+            "--delete", "mirror", is_flag=True, help="Also delete from the target what was deleted from the source."
+        ),
+        click.option(
+            "--since", metavar="TIME", help="Only checkpoints saved since then: 36h, 7d, 2026-01-31, 2026-01-31T12:00Z."
+        ),
         click.option("--job", type=JobName(), help="Only this job."),
     ):
         function = option(function)
@@ -82,9 +88,9 @@ def transfer_options(function: Callable[..., None]) -> Callable[..., None]:
 def copy_command(session: Session, **options: object) -> None:
     """Copy the history of JOB to the job NEW, or checkpoints of one STORE to another.
 
-    Within a store both jobs share all data, and NEW must have no other history. Between stores, of any kind, only what
-    the target lacks is moved and every byte is verified; IDs, numbers, parents, tags, pins and times stay. After an
-    interruption, run it again: it continues and copies nothing twice.
+    Within a store, both jobs share all data, and NEW must not have another history. Between stores of any kind, only
+    what the target lacks is transferred, and every byte is verified; IDs, numbers, parents, tags, pins and times are
+    preserved. If it is interrupted, run it again: it continues where it stopped.
     """
     transfer = Transfer(**options)  # type: ignore[arg-type]  # the parameters above, by their names
     if bool(_STORE.match(transfer.source)) != bool(_STORE.match(transfer.target)):

@@ -26,8 +26,7 @@ def delete_command(
 ) -> None:
     """Delete checkpoints of JOB, or the whole job with --all.
 
-    All IDs are looked up first: if one is wrong, nothing is deleted. Pinned checkpoints are refused. `kedge gc` frees
-    the space.
+    If any ID does not exist or is pinned, nothing is deleted. `kedge gc` frees the space.
     """
     if is_whole == bool(refs):
         raise click.UsageError("give the IDs of checkpoints, or --all to delete the job")

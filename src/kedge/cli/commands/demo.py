@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def demo_command(session: Session, keep: str | None, fast: bool) -> None:
     """Watch a job being killed with SIGKILL, twice, and resumed.
 
-    The job runs in a process of its own on a store in a temporary directory.
+    The job runs in its own process, with a store in a temporary directory.
     """
     if session.store is not None and not keep and is_url(session.store):
         raise Validation(

@@ -41,7 +41,7 @@ _LINE_LOOKS = {"+": "good", "-": "bad", "@": "type"}
 def diff_command(session: Session, old: str, new: str) -> None:
     """Show what changed from OLD to NEW, by path inside the state.
 
-    Equal arrays are not read; for others it shows how many elements changed, and by how much.
+    For arrays, shows how many elements changed and by how much. Equal arrays are not read.
     """
     with session.open() as manager:
         before, after = manager.find(old), manager.find(new)

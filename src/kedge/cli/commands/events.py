@@ -25,7 +25,7 @@ _WAIT_S = 5.0
 )
 @click.option("--after", type=Number(0), metavar="N", help="Only events with a higher number.")
 @click.option("--limit", type=Number(1), metavar="N", help="Show at most N.  [default: the newest 100]")
-@click.option("--follow", "-f", is_flag=True, help="Wait for new events, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Keep waiting for new events, until Ctrl-C.")
 def events_command(session: Session, after: int | None, limit: int | None, follow: bool) -> None:
     """Show who saved, deleted, tagged, pinned or cleaned up what, and when.
 

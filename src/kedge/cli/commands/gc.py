@@ -16,7 +16,7 @@ from kedge.terminal.text import count_of, safe, size, style
     json_keys='{"chunks_removed", "packs_removed", "packs_rewritten", "bytes_freed", "packs_kept", "bytes_kept", '
     '"damaged": [packs]}',
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be freed.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be freed.")
 def gc_command(session: Session, dry_run: bool) -> None:
     """Free the space of deleted checkpoints. Safe while others save and load."""
     with session.open() as manager, progress("collecting", unit="packs") as report:

@@ -26,7 +26,7 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
 
 @store_command(
     "import",
-    note="The source is never written, no link in it is followed, no code of it is run. Importing again adds "
+    note="The import never writes to the source, follows no links in it and runs no code from it. Importing again adds "
     "what is new; an interrupted import continues. docs/coming-from.md says what each format becomes.",
     json_keys='{"dry_run", "imported", "present": imported before, "jobs", "formats": {name: count}, "skipped", '
     '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, '
@@ -43,17 +43,19 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
     metavar="FORMAT",
     help=f"Import only this format: {', '.join(_FORMATS)}.  [default: auto, by content]",
 )
-@click.option("--job-prefix", default="", help="Put this before the names of all jobs.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be imported, and what would be lost.")
+@click.option("--job-prefix", default="", help="Prefix for the names of all imported jobs.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be imported, and what would be lost.")
 @click.option(
     "--allow",
     multiple=True,
     metavar="module.Class",
     help="Rebuild this class from LangGraph's values; for pickles, leave it out of the report. Repeatable.",
 )
-@click.option("--files", default=".", metavar="DIR", help="Where the files of a database's rows are.  [default: .]")
-@click.option("--watch", is_flag=True, help="Continue to import what is new, until Ctrl-C.")
-@click.option("--every", default=2.0, metavar="SECONDS", help="With --watch: how often to look.  [default: 2]")
+@click.option(
+    "--files", default=".", metavar="DIR", help="The directory of the files that a database refers to.  [default: .]"
+)
+@click.option("--watch", is_flag=True, help="Keep importing what is new, until Ctrl-C.")
+@click.option("--every", default=2.0, metavar="SECONDS", help="With --watch: the time between two looks.  [default: 2]")
 def import_command(
     session: Session,
     source: str,
@@ -67,7 +69,7 @@ def import_command(
 ) -> None:
     """Import the checkpoints of an older system from a directory or a database.
 
-    Formats are detected by content and may be mixed. IDs, times and relations stay as they were.
+    Formats are detected by content and may be mixed. IDs, times and parents are preserved.
     """
     from kedge.legacy.importers import Options, look
 

@@ -39,9 +39,9 @@ _FIELDS = ("model", "run", "step")
 @click.option("--by", "by", multiple=True, type=click.Choice(_FIELDS), help="Group by this; repeatable.")
 @click.option("--run", "run", help="Only calls of this run.")
 def stats_command(session: Session, by: tuple[str, ...], run: str | None) -> None:
-    """Show what LLM calls cost. SPENT is for calls that were made, SAVED for those answered from the cache.
+    """Show what LLM calls cost. SPENT is for calls that were made, SAVED for cache hits.
 
-    Calls of models without a known price are counted as unpriced, never as free.
+    Calls to models without a known price are counted as unpriced, never as free.
     """
     from kedge.llm import Bill, totals
     from kedge.llm.cache import JOB
@@ -96,11 +96,11 @@ _NUMBERS: tuple[Column[Group], ...] = (
 
 
 @store_command("clear", json_keys='{"answers": n, "applied": bool}')
-@click.option("--model", help="Only answers of this model.")
-@click.option("--older-than", metavar="AGE", help="Only answers older than this: 36h, 7d, 1d12h.")
-@apply_option("Clear. Without it, only say how many.")
+@click.option("--model", help="Only responses of this model.")
+@click.option("--older-than", metavar="AGE", help="Only responses older than this: 36h, 7d, 1d12h.")
+@apply_option("Remove them. Without this, only say how many.")
 def clear_command(session: Session, model: str | None, older_than: str | None, is_applied: bool) -> None:
-    """Remove cached answers. The calls are then made and paid for again. Pinned answers and recorded costs stay.
+    """Remove cached responses. The calls are then made and paid for again. Pinned responses and recorded costs stay.
 
     `kedge gc` frees their space.
     """
@@ -116,11 +116,11 @@ def clear_command(session: Session, model: str | None, older_than: str | None, i
 
 
 @store_command("export", json_keys="one line for each answer, with and without --json")
-@click.option("--model", help="Only answers of this model.")
+@click.option("--model", help="Only responses of this model.")
 @click.option("--to", "target", type=click.Path(path_type=Path), help="Write to this file.  [default: stdout]")
 @click.option("--force", is_flag=True, help="Replace the file.")
 def export_command(session: Session, model: str | None, target: Path | None, force: bool) -> None:
-    """Write cached answers as JSON lines.
+    """Export cached responses as JSON lines.
 
     Each is {"id", "created_at", "model", "tokens", "cost", "request", "answer"}.
     """
@@ -151,8 +151,14 @@ def export_command(session: Session, model: str | None, target: Path | None, for
 
 
 @store_command("proxy", json_keys='{"url": …} when it is ready')
-@click.option("--port", type=click.IntRange(0, 65535), default=7421, show_default=True, help="Listen on this port.")
-@click.option("--mode", type=click.Choice(["record", "replay", "refresh"]), default="record", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=7421, show_default=True, help="The port to listen on.")
+@click.option(
+    "--mode",
+    type=click.Choice(["record", "replay", "refresh"]),
+    default="record",
+    show_default=True,
+    help="Use and fill the cache, only use it, or replace its responses.",
+)
 @click.option("--budget-day", type=float, metavar="DOLLARS", help="Send no call that could exceed this on a day (UTC).")
 @click.option("--vendor", "vendors", multiple=True, metavar="NAME=URL", help="Another vendor to reach; repeatable.")
 def proxy_command(session: Session, port: int, mode: str, budget_day: float | None, vendors: tuple[str, ...]) -> None:
@@ -179,5 +185,5 @@ def proxy_command(session: Session, port: int, mode: str, budget_day: float | No
 llm_command = command_group(
     "llm",
     [stats_command, clear_command, export_command, proxy_command],
-    text="Show what LLM calls cost; clear or export cached answers; serve the cache as a proxy.",
+    text="Show what LLM calls cost; clear or export cached responses; serve the cache as a proxy.",
 )

@@ -10,15 +10,15 @@ from kedge.terminal.text import safe
 
 
 @store_command("migrate", json_keys='{"store": …, "from": format before, 0 when there was none, "to": format now}')
-@click.option("--shared-group", metavar="GROUP", help="Let the users of this group share a new store.")
+@click.option("--shared-group", metavar="GROUP", help="Share a new store with the members of this group.")
 def migrate_command(session: Session, shared_group: str | None) -> None:
     """Create the store's tables, or upgrade them to this version of Kedge. Opening a store does the same.
 
-    Upgrades run in one transaction while others wait. A store that a newer Kedge has written is refused. Use this for
-    databases whose ordinary users may not create tables: run it once as a user who may.
+    An upgrade is one transaction; other processes wait. A store written by a newer Kedge is refused. Use this for
+    databases in which ordinary users may not create tables: run it once as a user who may.
 
-    The files of a store belong to who makes it, and nobody else can read them. With --shared-group, a new store is
-    one that a group shares: its users can read and write all of it.
+    Only the user who creates a store can read its files. With --shared-group, a new store is shared by a group: its
+    members can read and write all of it.
     """
     from kedge.manager import without_secrets
     from kedge.urls import migrate, share_with

@@ -14,7 +14,7 @@ from kedge.terminal.text import style
 @click.argument("ref", metavar="ID", type=Ref())
 @click.option("--off", is_flag=True, help="Remove the pin.")
 def pin_command(session: Session, ref: str, off: bool) -> None:
-    """Protect checkpoint ID from every cleanup and delete."""
+    """Protect checkpoint ID from cleanup and deletion."""
     with session.open() as manager:
         changed = manager.pin(manager.find(ref).id, not off)
     state = "pinned" if changed.is_pinned else "no longer pinned"

@@ -34,14 +34,14 @@ _COLUMNS: tuple[Column[Outcome], ...] = (
     "kept|signalled|ended|unfinished|late, seconds, reason}]}",
 )
 @click.option("--now", is_flag=True, help="Do not wait for a notice.")
-@click.option("--on-file", "files", multiple=True, metavar="PATH", help="The notice is that this file appears.")
-@click.option("--on-url", "urls", multiple=True, metavar="URL", help="The notice is that this URL answers with 200.")
-@click.option("--answer", default="", metavar="TEXT", help="The answer must contain this text, such as TRUE.")
-@click.option("--on-signal", is_flag=True, help="The notice is SIGTERM to this command.")
+@click.option("--on-file", "files", multiple=True, metavar="PATH", help="Wait until this file appears.")
+@click.option("--on-url", "urls", multiple=True, metavar="URL", help="Wait until this URL returns status 200.")
+@click.option("--answer", default="", metavar="TEXT", help="The response must also contain this text, such as TRUE.")
+@click.option("--on-signal", is_flag=True, help="Wait for a SIGTERM to this command.")
 @click.option("--every", "every_s", type=click.FloatRange(0.1, 3600), default=1, show_default=True, metavar="SECONDS",
               help="How often to look at files and URLs.")  # fmt: skip
 @click.option("--deadline", "deadline_s", type=click.FloatRange(1, 86400), default=25, show_default=True,
-              metavar="SECONDS", help="How long after the notice to begin with another container.")  # fmt: skip
+              metavar="SECONDS", help="For how long after the notice to start checkpoints.")  # fmt: skip
 def preempt_command(
     session: Session,
     now: bool,
@@ -52,10 +52,10 @@ def preempt_command(
     every_s: float,
     deadline_s: float,
 ) -> None:
-    """Wait for the notice that this machine is taken away, then checkpoint every container that opted in.
+    """Wait for notice that this machine will be taken away, then checkpoint every opted-in container.
 
-    Small containers come first. Each is saved in the store of its engine and ends; one that cannot be checkpointed
-    gets its SIGTERM. Exit code 1 when one of them could not be checkpointed.
+    Small containers come first. Each one is saved to the store of its engine, and then ends; one that cannot be
+    checkpointed gets its SIGTERM. Exit code 1 if any of them could not be checkpointed.
     """
     from kedge.containers.preemption import preempt, wait_for_notice
 

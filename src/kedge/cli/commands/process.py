@@ -39,7 +39,7 @@ def checkpoint_command(session: Session, pid: str, key: str, leave_running: bool
 @click.option("--key", metavar="NAME", required=True, help="The key of its checkpoints.")
 @click.option("--every", "every_s", type=float, metavar="SECONDS", help="Checkpoint it this often.")
 @click.option("--fresh", is_flag=True, help="Start from the beginning, even if there is a checkpoint.")
-@click.option("--keep", is_flag=True, help="Keep the checkpoints also when the command has succeeded.")
+@click.option("--keep", is_flag=True, help="Keep the checkpoints even if the command succeeds.")
 @gpu_option
 @dump_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -55,8 +55,9 @@ def run_command(
 ) -> None:
     """Run COMMAND (after --), or resume it from its checkpoint.
 
-    SIGTERM and Ctrl-C checkpoint it and end with exit status 75; the same command line resumes it. With --every it
-    also survives being killed. When it ends by itself, its exit status is ours; after 0 its checkpoints are deleted.
+    SIGTERM and Ctrl-C checkpoint it and exit with status 75; the same command line resumes it. With --every it also
+    survives kill -9. When it exits by itself, its exit status is passed on; after status 0, its checkpoints are
+    deleted.
     """
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.supervisor import Supervision
@@ -76,11 +77,11 @@ def _say(text: str) -> None:
 @click.argument("name", metavar="KEY|ID")
 @gpu_option
 def restore_command(session: Session, name: str, gpu: str) -> None:
-    """Restore processes and leave them to themselves.
+    """Restore processes and let them run on their own.
 
-    They are restored from the newest sound checkpoint of KEY, or from the one with that ID. Files that they had open
-    for writing are restored first. What they write to pipes, such as those of `process run`, comes out of this
-    command's own streams. To supervise them, use kedge process run --key KEY instead.
+    They are restored from the newest intact checkpoint of KEY, or from the checkpoint ID. Files that they had open for
+    writing are restored first. If they were writing to pipes, such as those of `process run`, this command prints their
+    output. To supervise them, use kedge process run --key KEY instead.
     """
     from kedge.containers.gpu.memory import GpuMemory
     from kedge.containers.processes import ProcessTarget
@@ -111,9 +112,9 @@ def list_command(session: Session, key: str, limit: int) -> None:
 @store_command("hibernate", json_keys='{"pid": …, "seconds": …}')
 @click.argument("pid")
 def hibernate_command(session: Session, pid: str) -> None:
-    """Free the GPU of process PID. Its memory there moves into the process, which waits until it is woken.
+    """Free the GPU memory of process PID. It moves to main memory, and the process waits until it is woken.
 
-    Nothing is stored: this is for several jobs that take turns on one GPU.
+    Nothing is stored. Use this to let several jobs take turns on one GPU.
     """
     from kedge.containers.gpu.memory import hibernate
     from kedge.containers.processes import parse_pid
@@ -124,7 +125,7 @@ def hibernate_command(session: Session, pid: str) -> None:
 @store_command("wake", json_keys='{"pid": …, "seconds": …}')
 @click.argument("pid")
 def wake_command(session: Session, pid: str) -> None:
-    """Let process PID, which hibernates, continue on its GPU."""
+    """Let the hibernating process PID continue on its GPU."""
     from kedge.containers.gpu.memory import wake
     from kedge.containers.processes import parse_pid
 

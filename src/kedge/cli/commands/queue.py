@@ -26,10 +26,10 @@ _ENTRIES: tuple[Column[Entry], ...] = (
     json_keys='{"entries": [{id, seq, key, pipeline, state, priority, due_at, attempts, retries, takeovers, note}]}',
 )
 @click.argument("name")
-@click.option("--dead", is_flag=True, help="Only what was given up.")
+@click.option("--dead", is_flag=True, help="Only dead runs: those with no retries left.")
 @click.option("--limit", type=Number(1), help="Show at most this many.")
 def list_command(session: Session, name: str, dead: bool, limit: int | None) -> None:
-    """List what was submitted to queue NAME and has not ended."""
+    """List the runs in queue NAME: waiting, running and dead ones."""
     from itertools import islice
 
     from kedge.pipeline.queues import DEAD, Queue
@@ -44,7 +44,7 @@ def list_command(session: Session, name: str, dead: bool, limit: int | None) -> 
 @click.argument("name")
 @click.argument("run")
 def retry_command(session: Session, name: str, run: str) -> None:
-    """Put RUN, which was given up, back into queue NAME. It goes on where it stopped."""
+    """Put the dead RUN back into queue NAME. It resumes where it stopped."""
     from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
@@ -52,4 +52,6 @@ def retry_command(session: Session, name: str, run: str) -> None:
     session.answer({"queue": name, "run": run}, f"{run} is in queue {name} again")
 
 
-queue_command = command_group("queue", [list_command, retry_command], text="List queues, and retry what was given up.")
+queue_command = command_group(
+    "queue", [list_command, retry_command], text="List the runs in a queue, and retry dead ones."
+)

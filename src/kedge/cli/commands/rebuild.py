@@ -21,11 +21,11 @@ from .check import print_repair, repair_index
     '{ID of another key: saves under it}, "repaired": as in check}. Exit code 6 when some cannot be loaded.',
 )
 def rebuild_command(session: Session) -> None:
-    """Add to the index what the packs still know, after it was lost or restored from an old backup.
+    """Rebuild the index from the packs, after it was lost or restored from an old backup.
 
-    Whatever the index has stays as it is. Small states that were not copied to packs yet (of the last seconds) do not
-    come back, nor do tags and pins that were set later; something deleted since the backup may come back. Stop all
-    savers first.
+    Existing entries are not changed. Small states of the last few seconds that were not yet copied to packs are lost,
+    and so are tags and pins set after a save. Checkpoints deleted since the backup may come back. Stop all programs
+    that save first.
     """
     from kedge.urls import take_over
 

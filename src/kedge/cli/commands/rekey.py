@@ -18,13 +18,15 @@ from kedge.terminal.text import count_of, safe, style
     "Exit code 6 when some could not be read: the old data key stays until they are deleted.",
 )
 @click.option("--new-key", metavar="KEY", help="The new master key: file:PATH, command:PROGRAM, or the key itself.")
-@click.option("--rewrite", is_flag=True, help="Create a new data key too and rewrite everything: for a leaked key.")
+@click.option(
+    "--rewrite", is_flag=True, help="Also create a new data key and rewrite everything, for example after a key leaked."
+)
 def rekey_command(session: Session, new_key: str | None, rewrite: bool) -> None:
     """Change the keys of the namespace.
 
-    With --new-key only the keyring is written again: all data stays as it is. A key that somebody else may know needs
-    --rewrite too: every checkpoint is encrypted again, and what was there before is removed. Others may save
-    meanwhile. If it is killed, run the same command again: it continues.
+    With --new-key, only the keyring is rewritten; the data does not change. If somebody else may know the old key, add
+    --rewrite: every checkpoint is encrypted again, and the old data is removed. Other processes can keep saving. If the
+    command is killed, run it again: it continues.
     """
     if new_key is None and not rewrite:
         raise click.UsageError("give --new-key, --rewrite, or both")

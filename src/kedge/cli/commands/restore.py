@@ -42,7 +42,7 @@ _SUFFIXES = {".json": "json", ".npy": "npy", ".bin": "raw", ".raw": "raw"}
     "--format",
     "form",
     type=click.Choice(["json", "raw", "npy"]),
-    help="JSON, the bytes as they are, or an array as .npy.  [default: what fits, and for arrays the name of FILE]",
+    help="JSON, raw bytes, or an array as .npy.  [default: what fits, and for arrays the name of FILE]",
 )
 @click.option(
     "--force", is_flag=True, help="Replace the file at the destination; in a directory, files of the same name."
@@ -50,11 +50,11 @@ _SUFFIXES = {".json": "json", ".npy": "npy", ".bin": "raw", ".raw": "raw"}
 def restore_command(
     session: Session, job: str, ref: str | None, to: str | None, path: str | None, form: str | None, force: bool
 ) -> None:
-    """Restore the newest state of JOB, or that of ID, and verify it on the way.
+    """Restore the newest state of JOB, or the state ID, and verify it.
 
-    JSON goes to stdout or a file, byte strings and files as they are, arrays as .npy, trees of files to a directory.
-    All are written whole or not at all. What JSON cannot express is written as {"$type": …}. A state with a single
-    file or tree in it is restored as that.
+    A state is written as JSON, byte strings and files as they are, arrays as .npy, file trees as a directory. The
+    output is written completely or not at all. Values that JSON cannot express become {"$type": …}. If the state holds
+    just one file or tree, that is what is restored.
     """
     target = None if to in (None, "-", "/dev/stdout") else Path(str(to))
     with session.open() as manager:

@@ -171,8 +171,8 @@ def _print_step(step: Explanation, bills: Mapping[str, Bill], failed: Sequence[F
 def explain_command(session: Session, run: str) -> None:
     """Explain why each step ran, was reused, or is stale.
 
-    This is as of the newest session. A step runs again when its path, an input or its version changed. To make one run
-    again, delete its checkpoint.
+    Shows the newest session. A step runs again if its path, an input or its version has changed. To run one again,
+    delete its checkpoint.
     """
     from kedge.pipeline.history import explain
 
@@ -187,15 +187,16 @@ def explain_command(session: Session, run: str) -> None:
 @store_command("resume", json_keys='{"run": …, "argv": […], "cwd": …} with --print; else what the program itself says')
 @click.argument("run", type=JobName())
 @click.option("--print", "only_print", is_flag=True, help="Only print the command that would be run.")
-@click.option("--retry-failed", is_flag=True, help="Run steps again whose failure the pipeline handled.")
-@click.option("--retry", "steps", metavar="STEP", multiple=True, help="Run only this one of them again; repeatable.")
+@click.option("--retry-failed", is_flag=True, help="Also run the steps whose failure the pipeline handled.")
+@click.option("--retry", "steps", metavar="STEP", multiple=True, help="Of these steps, run only this one; repeatable.")
 def resume_command(session: Session, run: str, only_print: bool, retry_failed: bool, steps: tuple[str, ...]) -> None:
     """Resume a run: start its program again, with its arguments.
 
-    A step that failed, and whose error the pipeline handled, stays failed; --retry-failed runs it again.
+    A step whose failure the pipeline handled stays failed, unless you pass --retry-failed.
 
-    The command and its directory are those recorded in the store when the run was last started: whoever may write
-    the store chooses them. If others may (a service, a database, a shared directory), it is shown and you are asked.
+    The command and its directory were recorded in the store when the run was last started, so anyone who can write to
+    the store can change them. If others can (a service, a database, a shared directory), Kedge shows the command and
+    asks first.
     """
     from kedge.pipeline import kept
     from kedge.pipeline.history import command_of
@@ -258,9 +259,9 @@ def start_again(session: Session, run: str, argv: list[str], cwd: str, store: st
 @store_command("cancel", json_keys='{"run": …, "cancelled": true, or false while its owner still works on a step}')
 @click.argument("run", type=JobName())
 def cancel_command(session: Session, run: str) -> None:
-    """Cancel a run. One that is running gets its grace period, then the step under way is ended.
+    """Cancel a run. A running one has its grace period to stop; then its current step is ended.
 
-    Finished steps stay stored. A step in a thread cannot be ended; the run stops after it.
+    Results of finished steps stay in the store. A step in a thread cannot be ended: the run stops after it.
     """
     from kedge.pipeline.history import cancel
 
@@ -276,9 +277,9 @@ def cancel_command(session: Session, run: str) -> None:
 @click.argument("run", type=JobName())
 @click.argument("name")
 @click.argument("value", default="null", metavar="[JSON]")
-@click.option("--ahead", is_flag=True, help="Send it though the run does not wait for it yet.")
+@click.option("--ahead", is_flag=True, help="Send it even if the run is not waiting for it yet.")
 def signal_command(session: Session, run: str, name: str, value: str, ahead: bool) -> None:
-    """Send a value to a run that waits for it with run.signal(NAME)."""
+    """Send a value to a run that is waiting for it in run.signal(NAME)."""
     from kedge.cli.pairs import parse_json
     from kedge.errors import NotFound
     from kedge.pipeline.history import find_run
@@ -299,11 +300,11 @@ def signal_command(session: Session, run: str, name: str, value: str, ahead: boo
 
 @store_command("delete", json_keys='{"run": …, "deleted": how many records}')
 @click.argument("run", type=JobName())
-@apply_option("Delete. Without it, only say what would go.")
+@apply_option("Delete. Without this, only say what would be deleted.")
 def delete_command(session: Session, run: str, is_applied: bool) -> None:
     """Delete a run: its status, the results of its steps, and the messages to it.
 
-    A run under the same key starts anew. `kedge gc` frees the space.
+    Afterwards, a run with the same key starts from scratch. `kedge gc` frees the space.
     """
     from kedge.pipeline.history import delete_run, find_run
 
@@ -351,7 +352,7 @@ def _progress(run: RunSummary) -> str:
 @click.option("--limit", type=Number(1), help="Show at most this many.")
 @click.option("--after", metavar="EXECUTION", help="Continue listing after this execution.")
 def executions_command(session: Session, state: str | None, limit: int | None, after: str | None) -> None:
-    """List executions of workflows, whose steps are done elsewhere."""
+    """List workflow executions, whose steps are performed by other programs and people."""
     from kedge.process.workflow import Workflows
 
     with session.open() as manager:

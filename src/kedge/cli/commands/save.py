@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 @click.argument("file", required=False, type=click.Path(allow_dash=True))
 @click.option("--file", "files", metavar="[NAME=]PATH", multiple=True, help="Store a file under its name; repeatable.")
 @click.option("--tree", "trees", metavar="[NAME=]DIR", multiple=True, help="Store a directory tree; repeatable.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="Leave out of trees what matches; repeatable.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Exclude matching paths from trees; repeatable.")
 @click.option("--level", type=LEVELS, default="step", show_default=True, help="The level of the checkpoint.")
-@click.option("--parent", metavar="ID", type=Ref(), help="The checkpoint it follows from.")
+@click.option("--parent", metavar="ID", type=Ref(), help="The checkpoint it was derived from.")
 @click.option("--tag", "tags", metavar="K=V", multiple=True, help="Set a tag; repeatable.")
 @click.option("--metadata", metavar="K=JSON", multiple=True, help="Set metadata; repeatable.")
 @click.option("--pin", is_flag=True, help="Protect it from deletion.")
@@ -53,10 +53,11 @@ def save_command(
 ) -> None:
     """Save the JSON in FILE, or on stdin, or the tensors of a .safetensors file, as the next checkpoint of JOB.
 
-    Prints its ID. Once the ID is printed, the checkpoint survives kill -9 and power loss. STEP may be any text.
+    Prints the checkpoint's ID once it is durable: from then on it survives kill -9 and power loss. STEP may be any
+    text.
 
-    With --file and --tree the state is an object with what they name, added to the object in FILE if there is
-    one. Files unchanged since the last checkpoint of JOB are not read again.
+    With --file and --tree, the state is an object that contains those files and trees, added to the object in FILE if
+    there is one. Files that have not changed since the last checkpoint of JOB are not read again.
     """
     options["tags"] = parse_pairs("--tag", tags)
     options["metadata"] = parse_json_pairs("--metadata", metadata)

@@ -32,12 +32,21 @@ _KEYS = "name, queue, pipeline, cron, every_s, zone, catch_up, jitter_s, retries
 @click.argument("name")
 @click.argument("target", metavar="FILE.py:PIPELINE")
 @click.option("--cron", metavar="EXPRESSION", help='Minute, hour, day, month, weekday: "0 3 * * 1-5".')
-@click.option("--every", "every_s", type=float, metavar="SECONDS", help="An interval instead.")
+@click.option(
+    "--every", "every_s", type=float, metavar="SECONDS", help="Submit a run at this interval, instead of --cron."
+)
 @click.option("--tz", default="UTC", show_default=True, help="The time zone of --cron.")
 @click.option("--catch-up", type=click.Choice(["all", "last", "none"]), default="last", show_default=True,
-              help="What to run of the moments at which no worker was there.")  # fmt: skip
-@click.option("--jitter", "jitter_s", type=float, default=0.0, metavar="SECONDS", help="Begin up to this much later.")
-@click.option("--retries", type=int, default=0, show_default=True, help="Try a run that failed again so often.")
+              help="Which missed times to run, if no worker was running then.")  # fmt: skip
+@click.option(
+    "--jitter",
+    "jitter_s",
+    type=float,
+    default=0.0,
+    metavar="SECONDS",
+    help="Delay each run by a random time up to this.",
+)
+@click.option("--retries", type=int, default=0, show_default=True, help="Retry a failed run this many times.")
 @click.option("--arg", "args", metavar="NAME=JSON", multiple=True, help="Pass an argument to the pipeline; repeatable.")
 @click.pass_context
 def add_command(
@@ -54,7 +63,10 @@ def add_command(
     retries: int,
     args: tuple[str, ...],
 ) -> None:
-    """Submit a pipeline to QUEUE by the clock, or change when. Workers of QUEUE do it (`kedge worker`)."""
+    """Submit a pipeline to QUEUE on a schedule, or replace the schedule NAME.
+
+    The workers of QUEUE submit the runs (`kedge worker`).
+    """
     from kedge.pipeline.queues import Queue
     from kedge.pipeline.schedules import schedule
 
@@ -101,12 +113,13 @@ def _change(verb: str, done: str, text: str) -> click.Command:
 @store_command("backfill", json_keys='{"queue": …, "schedule": …, "runs": [keys]}')
 @click.argument("queue")
 @click.argument("name")
-@click.argument("start", type=click.DateTime())
-@click.argument("end", type=click.DateTime())
+@click.argument("start", metavar="START", type=click.DateTime())
+@click.argument("end", metavar="END", type=click.DateTime())
 def backfill_command(session: Session, queue: str, name: str, start: datetime, end: datetime) -> None:
-    """Submit the runs of all moments from START to before END, in the schedule's time zone.
+    """Submit a run for every scheduled time from START up to, but not including, END.
 
-    Moments that were run stay as they are.
+    START and END are dates, or times such as 2026-01-31T12:00:00, in the schedule's time zone. Times that already have
+    a run are left alone.
     """
     from kedge.pipeline.cron import parse_zone
     from kedge.pipeline.schedules import backfill, find_schedule
@@ -123,10 +136,10 @@ schedule_command = command_group(
     [
         add_command,
         list_command,
-        _change("pause", "paused", "Submit nothing until the schedule is resumed."),
-        _change("resume", "resumed", "Go on with a paused schedule; --catch-up says what becomes of missed moments."),
+        _change("pause", "paused", "Pause a schedule: submit no runs until it is resumed."),
+        _change("resume", "resumed", "Resume a paused schedule. Missed times run as its --catch-up says."),
         _change("delete", "deleted", "Delete a schedule. Its runs stay."),
         backfill_command,
     ],
-    text="Submit runs to a queue by the clock: add, list, pause, resume, delete and backfill schedules.",
+    text="Submit runs to a queue on a schedule: add, list, pause, resume, delete and backfill schedules.",
 )

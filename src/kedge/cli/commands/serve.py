@@ -7,18 +7,34 @@ import click
 from kedge.cli.command import Number, Session, store_command
 
 
-@store_command("serve", json_keys="nothing: it logs JSON lines on stderr, or words where that is a terminal.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
-@click.option("--port", type=click.IntRange(0, 65535), default=7420, show_default=True, help="Listen on this port.")
-@click.option("--workers", type=Number(1), default=1, show_default=True, help="Number of processes.")
-@click.option("--path-prefix", default="", metavar="/PATH", help="The prefix that a proxy in front removes.")
-@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Allow this host name; repeatable.")
+@store_command("serve", json_keys="nothing; it logs to stderr: JSON lines, or text on a terminal.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7420, show_default=True, help="The port to listen on.")
+@click.option("--workers", type=Number(1), default=1, show_default=True, help="The number of worker processes.")
+@click.option("--path-prefix", default="", metavar="/PATH", help="The path below which a reverse proxy serves it.")
 @click.option(
-    "--trust-proxy", default="127.0.0.1", metavar="IP[,IP]", show_default=True, help="Trust headers from these proxies."
+    "--allow-host", "hosts", multiple=True, metavar="NAME", help="A host name under which it may be called; repeatable."
 )
-@click.option("--drain", type=Number(1), default=30, metavar="S", show_default=True, help="Seconds a stop may take.")
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="The least to log."
+    "--trust-proxy",
+    default="127.0.0.1",
+    metavar="IP[,IP]",
+    show_default=True,
+    help="Trust the X-Forwarded-* headers of these proxies.",
+)
+@click.option(
+    "--drain",
+    type=Number(1),
+    default=30,
+    metavar="S",
+    show_default=True,
+    help="On SIGTERM, seconds to finish requests in progress.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="Log messages of this level and above.",
 )
 def serve_command(
     session: Session,
@@ -33,7 +49,7 @@ def serve_command(
 ) -> None:
     """Serve the store over HTTP: a web page for people, an API for programs.
 
-    It listens on this machine only, unless the store has tokens (kedge token create).
+    Without tokens (kedge token create), it accepts only connections from this machine.
     """
     from kedge.errors import Validation, install_hint
     from kedge.manager import default_url

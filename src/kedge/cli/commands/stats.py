@@ -19,10 +19,10 @@ _LABELS = {
 }
 
 
-@store_command("stats", json_keys="the numbers by name; those that end in _bytes are bytes.")
+@store_command("stats", json_keys="the statistics by name; those that end in _bytes are in bytes.")
 @click.argument("job", required=False, type=JobName())
 def stats_command(session: Session, job: str | None) -> None:
-    """Show numbers of the store, or of JOB."""
+    """Show statistics of the store, or of JOB."""
     with session.open() as manager:
         numbers = dict(manager.stats(job))
         place = manager.place

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 )
 @click.argument("source", metavar="STORE")
 @click.argument("target", metavar="STORE")
-@click.option("--follow", "-f", is_flag=True, help="Continue with every change, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Keep copying changes as they happen, until Ctrl-C.")
 @transfer_options
 def sync_command(session: Session, follow: bool, **options: object) -> None:
     """Bring the second STORE up to date with the first, as copy does; with --follow, keep it up to date.
 
-    The second store always holds a beginning of each job's history, whole and verified: it can take over at any
-    moment. Without --delete it keeps what the first one deletes.
+    The second store always holds a complete, verified beginning of each job's history, so it can take over at any
+    moment. Without --delete, it keeps what is deleted from the first one.
     """
     transfer = Transfer(**options)  # type: ignore[arg-type]  # the parameters above, by their names
     if not follow:

@@ -18,7 +18,7 @@ from kedge.terminal.text import safe, style
 @click.argument("pairs", metavar="[K=V]...", nargs=-1)
 @click.option("--remove", metavar="K", multiple=True, help="Remove this tag; repeatable.")
 def tag_command(session: Session, ref: str, pairs: tuple[str, ...], remove: tuple[str, ...]) -> None:
-    """Set tags K=V of checkpoint ID, or remove tags."""
+    """Set or remove tags of checkpoint ID."""
     tags: dict[str, str | None] = {**parse_pairs("tag", pairs)}
     if both := sorted(tags.keys() & set(remove)):
         raise Validation(f"tag {both[0]} is both set and removed", hint="give it once")

@@ -36,13 +36,17 @@ _COLUMNS: tuple[Column[Token], ...] = (
 
 @store_command("create", json_keys=f'{{"token": the text, shown only now, "about": {_FIELDS}}}')
 @click.argument("name")
-@click.option("--scope", type=click.Choice(["read", "write", "admin"]), required=True, help="What it allows.")
-@click.option("--for", "more", metavar="NAMESPACE", multiple=True, help="Another namespace; repeatable.")
-@click.option("--expires", "expires_days", type=float, metavar="DAYS", help="Days it is valid.  [default: forever]")
+@click.option("--scope", type=click.Choice(["read", "write", "admin"]), required=True, help="What the token allows.")
+@click.option(
+    "--for", "more", metavar="NAMESPACE", multiple=True, help="A further namespace it is valid for; repeatable."
+)
+@click.option(
+    "--expires", "expires_days", type=float, metavar="DAYS", help="How many days it is valid.  [default: forever]"
+)
 def create_command(session: Session, name: str, scope: str, more: tuple[str, ...], expires_days: float | None) -> None:
     """Create a token and print it. It cannot be shown again.
 
-    It is for --namespace; the log of changes calls it NAME.
+    It is valid for --namespace. In the log of changes, NAME is the actor.
     """
     with _tokens(session, create=True) as tokens:
         token, text = tokens.create(name, scope, (session.namespace, *more), expires_days=expires_days)
@@ -62,7 +66,7 @@ def list_command(session: Session) -> None:
 @store_command("revoke", json_keys=_FIELDS)
 @click.argument("token", metavar="NAME|ID")
 def revoke_command(session: Session, token: str) -> None:
-    """Make a token invalid, within a second, for every worker."""
+    """Revoke a token. Every worker refuses it within a second."""
     with _tokens(session) as tokens:
         revoked = tokens.revoke(token)
     session.answer(revoked.to_json(), f"{safe(revoked.name)} is revoked")

@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 EXIT_PAUSED = 75
 
 
-@store_command("worker", json_keys="nothing; what becomes of each run is a line on stderr")
+@store_command("worker", json_keys="nothing; stderr has a line for each run")
 @click.argument("file", metavar="FILE.py")
-@click.option("--queue", "queues", metavar="NAME", multiple=True, required=True, help="Work on this queue; repeatable.")
-@click.option("--concurrency", type=Number(1), default=1, show_default=True, help="Carry out this many runs at a time.")
+@click.option(
+    "--queue", "queues", metavar="NAME", multiple=True, required=True, help="The queue to take runs from; repeatable."
+)
+@click.option("--concurrency", type=Number(1), default=1, show_default=True, help="Execute this many runs at a time.")
 @click.option("--lease", "lease_s", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
-              metavar="SECONDS", help="Others take over the runs of a worker that is silent for so long.")  # fmt: skip
+              metavar="SECONDS", help="Other workers take over a worker's runs after this much silence.")  # fmt: skip
 @click.option("--grace", "grace_s", type=click.FloatRange(0, 86_400), default=30.0, show_default=True,
-              metavar="SECONDS", help="Let runs end for this long when the worker is told to stop.")  # fmt: skip
+              metavar="SECONDS", help="On SIGTERM, give runs this long to finish.")  # fmt: skip
 @click.option("--max-takeovers", type=Number(0), default=5, show_default=True, metavar="N",
-              help="Give a run up when more than N workers have died at it.")  # fmt: skip
-@click.option("--until-empty", is_flag=True, help="End when there is nothing left to do.")
+              help="Declare a run dead after more than N workers died while executing it.")  # fmt: skip
+@click.option("--until-empty", is_flag=True, help="Exit when the queues are empty.")
 @click.pass_context
 def worker_command(
     ctx: click.Context,
@@ -42,10 +44,11 @@ def worker_command(
     max_takeovers: int,
     until_empty: bool,
 ) -> None:
-    """Carry out the runs of queues, with the pipelines that FILE.py defines.
+    """Execute the runs in queues, with the pipelines that FILE.py defines.
 
-    Start it on as many machines as you like. It takes over the runs of workers that died. SIGTERM and Ctrl-C stop it:
-    runs at work end, or pause before their next step and go back to the queue; a second one stops it at once.
+    Start workers on as many machines as you like. A worker takes over the runs of workers that died. On SIGTERM or
+    Ctrl-C, it takes no more runs; those in progress finish, or pause before their next step and go back to the queue. A
+    second signal stops it at once.
     """
     from kedge.blobs.backoff import Backoff
     from kedge.errors import NotFound

@@ -29,8 +29,8 @@ container_command = CommandTable(
     __name__,
     {"Commands": COMMANDS},
     callback=_adopt_store,
-    text="Checkpoint a running container, its processes and its files of one moment, and restore it here or "
+    text="Checkpoint a running container, with processes and files from the same moment, and restore it here or "
     "elsewhere.\n\n"
-    "Needs root, runc (alone or below containerd, Docker or podman) and CRIU: kedge container doctor tells what is "
-    "missing. The default store is the one that /etc/kedge/runc.env names for this machine's engines, if it does.",
+    "Needs root, runc (by itself or under containerd, Docker or podman) and CRIU; kedge container doctor says what is "
+    "missing. The default store is the one that /etc/kedge/runc.env names for this machine's engines, if there is one.",
 )

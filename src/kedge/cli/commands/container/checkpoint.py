@@ -36,9 +36,9 @@ def checkpoint_command(
     gpu: str,
     **options: bool,
 ) -> None:
-    """Checkpoint CONTAINER: its processes and files of one moment.
+    """Checkpoint CONTAINER: its processes and files, from the same moment.
 
-    It ends when its checkpoint is durable, or continues with --leave-running. If anything fails, it continues.
+    It ends once its checkpoint is durable; with --leave-running it continues. If anything fails, it continues, too.
     """
     from kedge.containers.bundle import ContainerSource
     from kedge.containers.checkpoint import Request, make_checkpoint

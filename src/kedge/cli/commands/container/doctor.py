@@ -10,7 +10,7 @@ from kedge.cli.findings import answer_findings
     "doctor", json_keys='{"ok": bool, "findings": [{subject, status, what, fix}], "host": facts for preflight --target}'
 )
 def doctor_command(session: Session) -> None:
-    """Check CRIU, runc and the rest, the kernel and your permissions; say how to add what is missing."""
+    """Check CRIU, the container runtimes, the kernel and your permissions; say how to install what is missing."""
     from kedge.containers.doctor import findings
     from kedge.containers.hosts import facts
 

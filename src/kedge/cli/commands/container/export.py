@@ -15,13 +15,13 @@ _FORMATS = ("podman", "cri", "containerd", "oci")
 @store_command("export", json_keys='{"id": …, "path": …, "format": …, "size_bytes": …}')
 @click.argument("checkpoint", metavar="ID|KEY")
 @click.argument("path", type=click.Path())
-@click.option("--format", "format_", type=click.Choice(_FORMATS), required=True, help="Whose archive to write.")
+@click.option("--format", "format_", type=click.Choice(_FORMATS), required=True, help="The format of the archive.")
 @click.option("--compress", type=click.Choice(("none", "gzip", "zstd")), help="[default: as that engine does]")
 @click.option("--force", is_flag=True, help="Replace PATH if it exists.")
 def export_command(
     session: Session, checkpoint: str, path: str, format_: str, compress: str | None, force: bool
 ) -> None:
-    """Write a checkpoint of a container as an archive that another engine reads.
+    """Write a container checkpoint as an archive for another engine.
 
     podman restores only containers that came from podman, because the archive must hold podman's own configuration.
     checkpointctl reads the archives of all containers.

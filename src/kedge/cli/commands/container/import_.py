@@ -15,15 +15,18 @@ _SHOWN = 20  # of what was left out
     "import", json_keys='{"id": …, "job": …, "format": …, "stored_bytes": …, "is_new": bool, "left_out": […]}'
 )
 @click.argument("path", type=click.Path())
-@click.option("--key", metavar="NAME", help="The container it becomes a checkpoint of.  [default: its own name]")
+@click.option("--key", metavar="NAME", help="The key of the checkpoint.  [default: its own name]")
 @click.option(
-    "--max-bytes", type=Number(1), default=MAX_BYTES, help="Refuse more than this, unpacked.  [default: 64 GiB]"
+    "--max-bytes",
+    type=Number(1),
+    default=MAX_BYTES,
+    help="Refuse archives that are larger than this when unpacked.  [default: 64 GiB]",
 )
 @click.option("--work", type=click.Path(), help="Where to unpack.  [default: $TMPDIR]")
 def import_command(session: Session, path: str, key: str | None, max_bytes: int, work: str | None) -> None:
-    """Save an archive of podman, CRI-O, kubelet or containerd, or a checkpoint image, as a checkpoint.
+    """Import an archive of podman, CRI-O, kubelet or containerd, or a checkpoint image, as a checkpoint.
 
-    Archives are not trusted: links, devices, annotations and mounts in them are never acted on.
+    Archives are not trusted: Kedge does not follow links, create devices, or apply annotations and mounts from them.
     """
     from kedge.containers.archive.importer import import_archive
     from kedge.containers.archive.tar import Limits

@@ -41,7 +41,7 @@ def inspect_command(
     all_changes: bool,
     max_bytes: int,
 ) -> None:
-    """Show what is in an archive of any engine, or in a checkpoint: processes, memory, sockets, files, times."""
+    """Show the contents of an archive of any engine, or of a checkpoint: processes, memory, sockets, files, times."""
     from kedge.containers.archive.tar import Limits
     from kedge.containers.inspection import inspect_archive, inspect_stored
 

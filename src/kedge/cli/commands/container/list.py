@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def list_command(
     session: Session, key: str, limit: int, containerd: bool, address: str | None, containerd_namespace: str | None
 ) -> None:
-    """List the checkpoints of containers, of KEY or of all; with --containerd, the containers that run."""
+    """List the checkpoints of container KEY, or of all; with --containerd, list running containers."""
     if containerd or address or containerd_namespace:
         _list_engine(session, address, containerd_namespace)
     else:

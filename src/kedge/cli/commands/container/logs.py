@@ -22,7 +22,7 @@ _COLUMNS: tuple[Column[dict[str, str]], ...] = (
 )
 @click.argument("attempt", default="")
 def logs_command(session: Session, attempt: str) -> None:
-    """Show the log of ATTEMPT (or `latest`) and what it means; without ATTEMPT, list the attempts."""
+    """Show the log of ATTEMPT (or of the `latest` one) and explain it; without ATTEMPT, list the attempts."""
     from kedge.containers.attempts import Attempt, attempts, find_attempt
     from kedge.containers.criu.log import explain
 

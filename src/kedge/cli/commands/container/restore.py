@@ -19,9 +19,9 @@ from kedge.cli.containers import gpu_option, phases, show_phase
 def restore_command(
     session: Session, name: str, new_id: str | None, bundle: str | None, root: str | None, gpu: str
 ) -> None:
-    """Restore a container from the newest sound checkpoint of KEY, or from the one with that ID.
+    """Restore a container from the newest intact checkpoint of KEY, or from the checkpoint ID.
 
-    Its files are restored first; if the restore fails, they become what they were. Where its standard streams were
+    Its files are restored first. If the restore fails, they are put back as they were. If its standard streams were
     pipes, the container gets those of this command.
     """
     from kedge.containers.bundle import ContainerTarget

@@ -31,10 +31,10 @@ _SQLITE = (3, 37)
     "Exit code 7 when a finding is bad.",
 )
 def doctor_command(session: Session) -> None:
-    """Check Python, SQLite, the disk or the servers under the store, their speed and clocks, and the store itself.
+    """Test Python, SQLite, the store's disk or servers, their speed and clocks, and the store itself.
 
-    Writes and removes a small test file beside the store's files, or a few objects beside those of its object store,
-    where two writers race to create the same one; changes nothing else.
+    Writes and removes a small test file beside the store's files, or a few objects in its object store, where two
+    writers race to create the same one. Changes nothing else.
     """
     place, findings = _findings(session)
     if not session.as_json:

@@ -17,6 +17,6 @@ pod_command = CommandTable(
     __name__,
     {"Commands": COMMANDS},
     text="Checkpoint, hibernate and wake Kubernetes pods, on their node.\n\n"
-    "Pods are found through the engine's socket (CRI). Checkpoints of containers that opted in are stored in the "
-    "store of their engine, unless --store names another one. Needs root.",
+    "Finds pods through the engine's socket (CRI). Checkpoints of opted-in containers go to the store of their "
+    "engine, unless --store names another one. Needs root.",
 )

@@ -73,7 +73,7 @@ _COLUMNS: tuple[Column[Outcome], ...] = (
 def checkpoint_command(session: Session, name: str, address: str | None, gpu: str) -> None:
     """Checkpoint a pod of this node: all containers that opted in, or the one that is named.
 
-    They continue to run. Exit code 1 when one of them could not be checkpointed.
+    They keep running. Exit code 1 if any of them could not be checkpointed.
     """
     from kedge.containers.pods import checkpoint
 

@@ -18,9 +18,9 @@ from kedge.terminal.text import safe
               help="How often; less than KEDGE_CLAIM_S, which is 300.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Do one round, then end.")
 def guard_command(session: Session, every_s: float, once: bool) -> None:
-    """Renew the claims of what runs on this node, until SIGTERM. Run one for each node.
+    """Renew the claims of containers that run on this node, until SIGTERM. Run one on each node.
 
-    While it runs, no other node takes over what runs here. What ran on a node that died is free after five minutes.
+    While it runs, no other node takes over these containers. If the node dies, its claims expire after five minutes.
     """
     from kedge.containers.runtime.claims import renew_here
 

@@ -17,8 +17,8 @@ from .checkpoint import OUTCOME_KEYS, checkpoint_pod
 def hibernate_command(session: Session, name: str, address: str | None, gpu: str) -> None:
     """Checkpoint the containers of a pod that opted in, end them, and hold them back until kedge pod wake.
 
-    Until then, starts of the workload are refused with the reason, on every node of the store. A container that
-    cannot be checkpointed continues to run.
+    Until then, every node that uses the store refuses to start the workload, and says why. A container that cannot be
+    checkpointed keeps running.
     """
     from kedge.containers.pods import hibernate
 

@@ -12,9 +12,9 @@ from kedge.terminal.text import safe
 @store_command("wake", json_keys='{"woken": [{checkpoint…}]}')
 @click.argument("name", metavar="NAMESPACE/POD|NAMESPACE/OWNER|KEY")
 def wake_command(session: Session, name: str) -> None:
-    """Let what hibernates continue: its next start, by whoever restarts it, restores the checkpoint.
+    """Wake a hibernating workload: its next start restores the checkpoint.
 
-    A pod that a controller recreates may have another name by then: give the controller's instead, or the key.
+    If a controller recreates the pod, its name may be different by then: name the controller, or the key.
     """
     from kedge.containers.pods import wake
 
