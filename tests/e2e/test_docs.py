@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
+import click
 import pytest
 
 from tests.parts import require
@@ -98,6 +99,11 @@ def test_the_reference_is_complete(pages: dict[str, Page]) -> None:
     assert missing == []
     commands = pages["/reference/commands/index.html"]
     assert {f"kedge-{name}" for name in cli.names} <= commands.anchors
+    for name in cli.names:
+        command = cli.get_command(click.Context(cli), name)
+        if isinstance(command, click.Group):
+            inner = command.list_commands(click.Context(command))
+            assert {f"kedge-{name}-{one}" for one in inner} <= commands.anchors
 
 
 @pytest.fixture

@@ -16,7 +16,11 @@ _FORMATS = ("podman", "cri", "containerd", "oci")
 @click.argument("checkpoint", metavar="ID|KEY")
 @click.argument("path", type=click.Path())
 @click.option("--format", "format_", type=click.Choice(_FORMATS), required=True, help="The format of the archive.")
-@click.option("--compress", type=click.Choice(("none", "gzip", "zstd")), help="[default: as that engine does]")
+@click.option(
+    "--compress",
+    type=click.Choice(("none", "gzip", "zstd")),
+    help="How to compress it.  [default: as that engine does]",
+)
 @click.option("--force", is_flag=True, help="Replace PATH if it exists.")
 def export_command(
     session: Session, checkpoint: str, path: str, format_: str, compress: str | None, force: bool
