@@ -63,10 +63,10 @@ class _Session:
 
 
 class CheckpointManager(ReadingManager, CaringManager):
-    """Saves states under jobs and brings them back.
+    """A store: saves states under jobs and loads them again.
 
-    Thread-safe; several processes may use one store; a fork may go on using it in parent and child; from asyncio,
-    `manager.aio` has the same methods as coroutines. Use as a context manager, or close() when done.
+    Thread-safe. Several processes may use one store, and a fork may use it in parent and child. For asyncio,
+    `manager.aio` has the same methods as coroutines. Use it as a context manager, or call close() when done.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class CheckpointManager(ReadingManager, CaringManager):
 
     @property
     def counters(self) -> Counter[str]:
-        """Saves and loads of this object and its views, in numbers and bytes."""
+        """Numbers of saves and loads of this object and its views, and their bytes."""
         return self._session.counters
 
     # Saving
@@ -123,10 +123,10 @@ class CheckpointManager(ReadingManager, CaringManager):
     ) -> CheckpointId:
         """Make `state` durable as the next checkpoint of `job_id` and return its ID.
 
-        When this returns, the checkpoint survives kill -9 and power loss (I1). When it raises, nothing was stored
-        that anyone can see, except when a `watch` callback raised: those run after the commit. The same
-        `idempotency_key` again returns the first ID instead of saving twice. Keep the state as it is until this
-        returns: one that another thread changes meanwhile may be saved half old and half new, though it always loads.
+        When this returns, the checkpoint survives kill -9 and power loss (I1). When it raises, no visible checkpoint
+        was created, unless a `watch` callback raised: those run after the commit. A second call with the same
+        `idempotency_key` returns the first ID instead of saving again. Do not change the state until this returns: if
+        another thread changes it meanwhile, a mixture of old and new may be saved, though it always loads.
         """
         request = parse_request(
             job_id, step_name, level, parent, tags, metadata, pin, lease, idempotency_key, schema_version
@@ -136,9 +136,9 @@ class CheckpointManager(ReadingManager, CaringManager):
         return self.commit(request, codec.encode(state)).id
 
     def save_many(self, saves: Sequence[Save]) -> list[Checkpoint | BaseException]:
-        """Several saves that came at the same time, each with its actor: for each its checkpoint, or what it raises.
+        """Save several states at once, each with its own actor; returns a checkpoint or an exception for each.
 
-        As if as many threads had saved, without the threads: small states share one commit.
+        Has the same effect as saving from as many threads, but without the threads: small states share one commit.
         """
         self._check_open()
         self._session.background.drain()
@@ -152,11 +152,12 @@ class CheckpointManager(ReadingManager, CaringManager):
         return outcomes
 
     def save_async(self, job_id: str, step_name: str, state: object, **options: Any) -> PendingSave[CheckpointId]:
-        """Copy `state` now, commit it in the background; options are those of `save`.
+        """Copy `state` now and commit it in the background; the options are those of `save`.
 
-        The state may be changed as soon as this returns, except the files of a Tree or File. Durable when `.result()`
-        returns the ID. Saves of one manager commit in the order given, those of `save` among them. A failure that
-        nobody asked for is raised by the next save and by close(); a program that just ends waits for them too.
+        You may change the state as soon as this returns, except for the files of a Tree or File. The checkpoint is
+        durable when `.result()` returns its ID. All saves of a manager, also those of `save`, commit in the order of
+        the calls. If you do not call `.result()`, the next save or close() raises the error. A program that ends waits
+        for pending saves.
         """
         request = parse_request(job_id, step_name, **options)
         self._check_open()
@@ -167,7 +168,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         )
 
     def commit(self, request: Request, encoded: codec.Encoded | PartedTree | Received) -> Checkpoint:
-        """Save what `parse_request` has parsed and the codec has encoded; the request may carry an ID and a time."""
+        """Save a parsed request and its encoded state; the request may contain an ID and a time."""
         self._check_open()
         checkpoint, failure = self._session.turns.run(self._save_in_turn, request, encoded)
         self._note(checkpoint, failure)
@@ -188,7 +189,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         return None
 
     def _note(self, checkpoint: Checkpoint, failure: CheckpointError | None) -> None:
-        """Whatever is to follow a save; `failure` is that of the job's retention."""
+        """Count a save and tell watchers; raise `failure`, that of the job's retention."""
         self._session.counters["saves"] += 1
         self._session.counters["saved_bytes"] += checkpoint.size_bytes
         self._session.counters["stored_bytes"] += checkpoint.stored_bytes
@@ -202,7 +203,7 @@ class CheckpointManager(ReadingManager, CaringManager):
     def resume_from(
         self, checkpoint_id: str, job_id: str | None = None, *, lease: Lease | None = None
     ) -> tuple[Checkpoint, object]:
-        """Branch: make this state the newest of its job, or of `job_id`, with `checkpoint_id` as parent.
+        """Branch: make this state the newest checkpoint of its job, or of `job_id`, with `checkpoint_id` as its parent.
 
         Returns the new checkpoint and the state. Nothing is copied: both share their chunks.
         """
@@ -213,7 +214,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         return self.store.branch(source, request, actor=self.actor), state
 
     def delete(self, job_id: str, checkpoint_id: str) -> bool:
-        """Remove a checkpoint; False when there is none. Its bytes go with the next gc. A pinned one is a Conflict."""
+        """Delete a checkpoint; False if there is none, Conflict if it is pinned. The next gc frees its space."""
         try:
             self._in_job(job_id, checkpoint_id)
         except NotFound:
@@ -223,18 +224,18 @@ class CheckpointManager(ReadingManager, CaringManager):
         return bool(self.store.delete([checkpoint_id], actor=self.actor))
 
     def pin(self, checkpoint_id: str, pinned: bool = True) -> Checkpoint:
-        """Keep a checkpoint from every cleanup and delete, or let go of it again."""
+        """Protect a checkpoint from cleanup and deletion, or remove that protection."""
         return self.store.update(parse_name("checkpoint ID", checkpoint_id), is_pinned=pinned, actor=self.actor)
 
     def tag(self, checkpoint_id: str, /, **tags: str | None) -> Checkpoint:
-        """Set tags; None removes one."""
+        """Set tags of a checkpoint; the value None removes a tag."""
         parse_tags({name: value for name, value in tags.items() if value is not None})
         for name in tags:
             parse_name("tag", name)
         return self.store.update(parse_name("checkpoint ID", checkpoint_id), tags=tags, actor=self.actor)
 
     def set_status(self, checkpoint_id: str, status: CheckpointStatus | str) -> Checkpoint:
-        """Mark a checkpoint as archived, or as corrupted: `latest` passes it over until verify finds it sound."""
+        """Mark a checkpoint as archived, or as corrupted: `load_latest` skips it until verify finds it intact."""
         wanted = parse_choice(CheckpointStatus, status)
         return self.store.update(parse_name("checkpoint ID", checkpoint_id), status=wanted, actor=self.actor)
 
@@ -242,10 +243,10 @@ class CheckpointManager(ReadingManager, CaringManager):
 
     @contextmanager
     def lease(self, job_id: str, ttl_s: float = 30.0) -> Iterator[Lease]:
-        """`with manager.lease(job) as lease: manager.save(…, lease=lease)`; LeaseHeld when somebody has it (I5).
+        """Hold the lease on a job: `with manager.lease(job) as lease: manager.save(…, lease=lease)` (I5).
 
-        It is about saving: deleting and tagging need no lease. At the end of the block pending save_asyncs are waited
-        for. A forked child must take a lease of its own.
+        Raises LeaseHeld if another process has it. Only saving needs the lease; deleting and tagging do not. The end of
+        the block waits for pending save_asyncs. A forked child must take its own lease.
         """
         with lease.hold(self.store, parse_name("job", job_id), ttl_s=ttl_s) as held:
             try:
@@ -254,35 +255,35 @@ class CheckpointManager(ReadingManager, CaringManager):
                 self._session.background.drain()
 
     def take_lease(self, job_id: str, holder: str, ttl_s: float) -> Lease:
-        """A lease that outlives this process, for who renews it in another one; LeaseHeld when somebody has it (I5).
+        """Acquire a lease that outlives this process and is renewed by another one; LeaseHeld if it is taken (I5).
 
-        One that has run out still serves its holder, as long as nobody else has taken one since.
+        An expired lease remains valid for its holder until somebody else acquires one.
         """
         return self.store.acquire_lease(parse_name("job", job_id), holder, ttl_s)
 
     def renew_lease(self, lease: Lease) -> None:
-        """Its whole time again; LeaseLost when it was given back or taken over."""
+        """Renew a lease for its full duration; LeaseLost if it was released or taken over."""
         self.store.renew_lease(lease)
 
     def break_lease(self, lease: Lease) -> None:
-        """End a lease before its time, for who knows that its holder is gone. A newer one is left alone (I5)."""
+        """End a lease early, if you know that its holder is gone. A newer lease is not affected (I5)."""
         self.store.release_lease(lease)
 
     def events(
         self, after: int = 0, limit: int = 100, *, newest: bool = False, before: int | None = None, wait_s: float = 0.0
     ) -> Events:
-        """The append-only log of all changes, by every process, in order; with `newest`, the end of it.
+        """Read the append-only log of all changes, by all processes, in order; with `newest`, read its end.
 
-        Only what is below `before`, where that is given.
+        With `before`, returns only events with lower numbers.
 
-        Waits up to `wait_s` for the next one.
+        Waits up to `wait_s` seconds for the next event.
         """
         if wait_s > 0:
             self.store.wait_for_event(after, wait_s)
         return self.store.events(after, parse_limit(limit) or 100, newest=newest, before=before)
 
     def audit(self, until: int | None = None) -> EventChain:
-        """The log of changes read from its beginning, each entry proved to follow from those before it."""
+        """Read the whole log of changes and verify its hash chain."""
         return self.store.audit(until)
 
     def watch(self, callback: Callable[[str, Checkpoint], None]) -> None:
@@ -296,11 +297,11 @@ class CheckpointManager(ReadingManager, CaringManager):
     # Life
 
     def drain(self) -> None:
-        """Wait for saves in the background; what comes next comes after them."""
+        """Wait until all background saves have ended."""
         self._session.background.drain()
 
     def acting_as(self, actor: str) -> Self:
-        """The same open store, with another name for who changes it in the log. Close the first one only."""
+        """Return a view of this store whose changes are logged under another actor. Close only the original."""
         view = copy.copy(self)
         view.actor = actor
         return view
@@ -313,7 +314,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         return AsyncView(self)
 
     def close(self) -> None:
-        """Finish background saves and let go of the store. Raises what a save_async failed with unseen.
+        """Finish background saves and close the store. Raises the error of a save_async that nobody has seen.
 
         A store that cannot be let go of (`memory:dir`, whose disk is full) stays open, and may be closed again.
         """
@@ -353,7 +354,7 @@ class CheckpointManager(ReadingManager, CaringManager):
 
     @property
     def place(self) -> str:
-        """The URL for showing: without user and password."""
+        """Return the URL without user and password, for display."""
         return without_secrets(self.url)
 
     def __repr__(self) -> str:
