@@ -90,11 +90,12 @@ def open(
 ) -> CheckpointManager:
     """Open a store: a directory (made if new), "file:directory", "memory:", or "postgresql://…" for many machines.
 
-    "files:directory" keeps checkpoints as JSON files for people to read; "memory:directory" is kept when it is closed.
+    "files:directory" stores checkpoints as JSON files that people can read; "memory:directory" is written to the
+    directory when it is closed.
 
     With PostgreSQL the bytes are in the database too, or in an object store: "postgresql://…?blobs=s3://bucket/prefix".
 
-    None means $KEDGE_STORE, else ./.kedge. With create=False a missing store is NotFound.
+    None means $KEDGE_STORE, or else ./.kedge. With create=False, a missing store raises NotFound.
 
     With a key (32 bytes, what `kedge key new` prints, "file:PATH", "command:PROGRAM …"; None: $KEDGE_KEY or
     $KEDGE_KEY_FILE, if set) everything in the store is encrypted; encrypt_names hides names of jobs and steps too.

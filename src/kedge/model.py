@@ -169,6 +169,7 @@ class Checkpoint:
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> Document:
+        """The fields as JSON, as commands and the service return them."""
         return {
             "id": self.id,
             "job": self.job,
@@ -235,6 +236,7 @@ class Job:
     retention: str | None = None  # JSON of the RetentionPolicy applied after saves
 
     def to_json(self) -> Document:
+        """The fields as JSON, as commands and the service return them."""
         return {
             "name": self.name,
             "checkpoints": self.checkpoints,
@@ -285,6 +287,7 @@ class Event:
     chain: str
 
     def to_json(self) -> Document:
+        """The fields as JSON, as commands and the service return them."""
         return {
             "id": self.id,
             "at": self.at.isoformat(),

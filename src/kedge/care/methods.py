@@ -40,10 +40,10 @@ class CaringManager:
         raise NotImplementedError
 
     def condemn(self, checkpoint_id: str) -> Checkpoint:
-        """Read all of a checkpoint that a load found damaged and, if it is, mark it and its damaged chunks.
+        """Read a checkpoint that a load found damaged and, if it really is, mark it and its damaged chunks.
 
-        The next save writes those chunks again. What turns out to be sound is not marked: see the status of what this
-        returns. What cannot be read now is StorageError. `verify` does the same for a whole job, or everything.
+        The next save writes those chunks again. An intact checkpoint is not marked: see the status of the returned one.
+        Raises StorageError if it cannot be read at the moment. `verify` does the same for a job or the whole store.
         """
         return self._care.condemn(parse_name("checkpoint ID", checkpoint_id), actor=self.actor)
 
@@ -60,10 +60,10 @@ class CaringManager:
         return self._care.copy_job(job, new_job, actor=self.actor)
 
     def delete_job(self, job: str, *, even_pinned: bool = False) -> int:
-        """Delete all checkpoints of a job and its retention policy; return how many checkpoints that were.
+        """Delete all checkpoints of a job and its retention policy; return the number of checkpoints.
 
-        LeaseHeld while somebody else writes the job. A pinned checkpoint is a Conflict, and nothing is deleted, unless
-        `even_pinned`. `gc` frees the space. Sequence numbers are not used again.
+        Raises LeaseHeld if another process holds the job's lease. If a checkpoint is pinned, raises Conflict and
+        deletes nothing, unless `even_pinned`. `gc` frees the space. Sequence numbers are not used again.
         """
         return self._care.delete_job(parse_name("job", job), even_pinned=even_pinned, actor=self.actor)
 
@@ -76,10 +76,11 @@ class CaringManager:
         mirror: bool = False,
         progress: Progress | None = None,
     ) -> CopyReport:
-        """Bring another store, of any kind, up to this one: all jobs or one, everything or what was saved `since`.
+        """Copy to another store, of any kind: all jobs or one, everything or what was saved `since`.
 
-        IDs, numbers, parents, tags, pins, times and keys stay; only chunks that `target` lacks are moved, each
-        verified. Stopped anywhere, run it again. With `mirror`, what was deleted here is deleted there too.
+        IDs, numbers, parents, tags, pins, times and keys are preserved. Only chunks that `target` lacks are
+        transferred, and each is verified. After an interruption, run it again. With `mirror`, what was deleted here is
+        deleted there too.
         """
         wanted = self._parse_copy(target, job, since)
         return self._care.copy_to(target.store, **wanted, mirror=mirror, actor=self.actor, progress=progress)
@@ -95,9 +96,9 @@ class CaringManager:
         changed: Callable[[CopyReport], None] = lambda _: None,
         progress: Progress | None = None,
     ) -> None:
-        """As `copy_to`, then go on with every change here until `stop` is set; `changed` hears of each round.
+        """Like `copy_to`, then copy every change until `stop` is set; `changed` is called after each round.
 
-        `target` keeps how far this has come: the next one goes on there instead of comparing everything.
+        `target` stores the position, so that the next call continues there instead of comparing everything.
         """
         wanted = self._parse_copy(target, job, since)
         self._care.follow_to(
@@ -119,7 +120,8 @@ class CaringManager:
     # Retention
 
     def cleanup(self, job_id: str, keep_last: int = 10) -> int:
-        """Delete all but the newest `keep_last` checkpoints of a job; pinned ones stay. Returns how many went."""
+        """Delete all but the newest `keep_last` checkpoints of a job, except pinned ones. Returns how many were
+        deleted."""
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
             raise Validation(f"keep_last={keep_last!r}", hint="use a whole number from 1 on")
         policy = RetentionPolicy(keep_last=keep_last)
@@ -133,28 +135,29 @@ class CaringManager:
         dry_run: bool = True,
         progress: Progress | None = None,
     ) -> Plan:
-        """What `policy` would delete, in one job or in all; with dry_run=False, done.
+        """Plan what `policy` would delete, in one job or in all; with dry_run=False, delete it.
 
-        The answer holds every checkpoint that was looked at; for long histories see `review`.
+        The plan contains every checkpoint; for long histories use `review`.
         """
         _check_policy(policy)
         name = None if job is None else parse_name("job", job)
         return self._care.apply(policy, name, dry_run=dry_run, actor=self.actor, progress=progress)
 
     def review(self, policy: RetentionPolicy, *, job: str | None = None, dry_run: bool = True) -> Iterator[Verdict]:
-        """Each checkpoint of a job, or of all, with the reasons `policy` has to keep it; none: it goes. Newest first.
+        """Each checkpoint of a job, or of all jobs, with the reasons why `policy` keeps it; without a reason, it is
+        deleted. Newest first.
 
-        With dry_run=False it is gone when it is told, and what is not asked for stays. Memory does not grow with
-        the history.
+        With dry_run=False, a checkpoint is deleted before it is returned; those you do not iterate over stay. Memory
+        use does not grow with the history.
         """
         _check_policy(policy)
         name = None if job is None else parse_name("job", job)
         return self._care.review(policy, name, dry_run=dry_run, actor=self.actor)
 
     def set_retention(self, job_id: str, policy: RetentionPolicy | None) -> None:
-        """Apply `policy` to a job by itself, after its saves; None ends that.
+        """Store `policy` with a job and apply it after each save; None removes it.
 
-        A save does a bounded part of it (I6): a long history shrinks with the saves that follow; `cleanup` does it
+        Each save does a bounded part of the work (I6), so a long history shrinks over the next saves; `cleanup` does it
         at once.
         """
         if policy is not None:
@@ -164,36 +167,36 @@ class CaringManager:
     # Caring for the store
 
     def diff(self, a: str, b: str) -> Diff:
-        """What changed from checkpoint `a` to checkpoint `b`, by path."""
+        """Compare two checkpoints: what changed from `a` to `b`, by path."""
         return self._care.diff(parse_name("checkpoint ID", a), parse_name("checkpoint ID", b))
 
     def verify(self, job: str | None = None, deep: bool = True, *, progress: Progress | None = None) -> VerifyReport:
-        """Check digests of everything (deep), or that everything named exists (quick). See `kedge check`."""
+        """Verify the digests of all data (deep), or only that all data exists (quick). See `kedge check`."""
         wanted = None if job is None else parse_name("job", job)
         if wanted is not None and self.store.job(wanted) is None:
             raise NotFound(f"job {wanted} not found", hint="kedge jobs shows which jobs exist")
         return self._care.verify(wanted, deep=deep, actor=self.actor, progress=progress)
 
     def gc(self, *, dry_run: bool = False, progress: Progress | None = None) -> GcReport:
-        """Give back the space of deleted checkpoints. Safe beside writers and readers, in other processes too (I3).
+        """Free the space of deleted checkpoints. Safe while others read and write, also in other processes (I3).
 
-        With `dry_run`, only what would be given back is told.
+        With `dry_run`, only report what would be freed.
         """
         return self._care.gc(dry_run=dry_run, actor=self.actor, progress=progress)
 
     def rebuild(self, *, progress: Progress | None = None) -> RebuildReport:
-        """After the index was lost, or put back from an old backup: add what the packs know, in every namespace.
+        """Rebuild the index from the packs, after it was lost or restored from an old backup, in every namespace.
 
-        Whatever the index has stays as it is. Stop savers first. See `kedge rebuild`.
+        Existing entries are not changed. Stop all programs that save first. See `kedge rebuild`.
         """
         return self._care.rebuild(actor=self.actor, progress=progress)
 
     def rekey(
         self, new_key: bytes | str | None = None, *, rewrite: bool = False, progress: Progress | None = None
     ) -> RekeyReport:
-        """Change the keys of this namespace: the master key to `new_key`, nothing being rewritten; or, with `rewrite`,
-        the data key too, every checkpoint being written anew. For keys that leaked; resumes after an interruption.
-        LeaseHeld, and nothing is changed, while another change of these keys is under way.
+        """Change the keys of this namespace: the master key to `new_key`, without rewriting data; with `rewrite`, for
+        keys that leaked, also the data key, by encrypting every checkpoint again. Continues after an interruption.
+        Raises LeaseHeld, and changes nothing, during another change of these keys.
         """
         if new_key is None and not rewrite:
             raise Validation("no new key was given", hint="give new_key=, rewrite=True, or both")
@@ -206,11 +209,12 @@ class CaringManager:
 
     @property
     def encryption(self) -> Mapping[str, object] | None:
-        """How this namespace is encrypted, without secrets: IDs of the keys, whether names are; None if it is plain."""
+        """How this namespace is encrypted: the IDs of its keys, and whether names are hidden; None if it is not
+        encrypted."""
         return self._care.encryption
 
     def stats(self, job: str | None = None) -> Mapping[str, int]:
-        """Numbers of the store, or of one job."""
+        """Statistics of the store, or of one job."""
         return self._care.stats(None if job is None else parse_name("job", job))
 
 

@@ -26,7 +26,7 @@ PERIODS: Mapping[str, Callable[[datetime], Hashable]] = {
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What to keep: a checkpoint stays when any of these says so. A policy that keeps nothing is refused.
+    """Rules for what to keep: a checkpoint stays if any rule keeps it. A policy that keeps nothing is refused.
 
     keep_last            the newest n of a job
     keep_last_per_level  the newest n of each level named: {"stage": 5, "step": 20}

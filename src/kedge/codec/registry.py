@@ -45,13 +45,13 @@ def register(
     encode: Callable[[Any], object] | None = None,
     decode: Callable[[Any], object] | None = None,
 ) -> Callable[[type[_T]], type[_T]]:
-    """Class decorator: states may hold instances of exactly this class, saved under `name` and `version`.
+    """Class decorator: allow states to contain instances of exactly this class, saved under `name` and `version`.
 
-    A new field that has a default needs no new version. For other changes raise `version`: what an older version saved
-    goes through `upgrade(fields, old_version)`, which answers the fields of the current version. For a class without
-    fields, `encode(obj)` answers any value the codec knows and `decode` takes it back; `upgrade` is then given that
-    value. The same class may be registered again (a module was reloaded); another class under a used name, or a class
-    that could not come back exactly, is a Validation error.
+    A new field with a default needs no new version. For any other change, raise `version`: when an older version is
+    loaded, `upgrade(fields, old_version)` returns the fields of the current version. For a class without fields,
+    `encode(obj)` returns any value that a state can hold and `decode` turns it back into an object; `upgrade` is then
+    given that value. Of your code, a load calls only these functions. The same class may be registered again (after
+    a reload). Another class under a used name, or a class that could not be restored exactly, is a Validation error.
     """
     parse_name("type name", name)
     if type(version) is not int or version < 1:

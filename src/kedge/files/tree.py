@@ -69,20 +69,20 @@ class _Files:
 class Tree(_Files):
     """A directory with everything below it.
 
-    Saved, its files are read once, in pieces, never as a whole; a file that the last checkpoint of the job stored and
-    whose size, times and inode are the same is not read at all, if its times can be trusted: nobody had it open for
-    writing then (nor mapped), it was not brand-new, and it is on ext4, XFS, Btrfs, F2FS or bcachefs. always_read reads
-    everything. A file that changes between the call of save and its end is a Conflict, unless allow_changing.
-    Loaded, nothing of the content is read until asked for; it needs the store it comes from to be open.
+    A save reads each file once, in pieces. It does not read a file that the job's last checkpoint stored with the same
+    size, times and inode, if its times can be trusted: nobody had it open for writing (or mapped) then, it was not
+    brand-new, and it is on ext4, XFS, Btrfs, F2FS or bcachefs. always_read reads everything. A file that changes during
+    the save is a Conflict, unless allow_changing. A load reads no content until you ask for it, and needs the store to
+    stay open.
 
-    Kept: names, types, permission bits, modification times, numeric owners, symlinks (as they are), hard links within
-    the tree, holes. `exclude` holds globs; one without "/" matches a name at any depth, one with "/" the path from
-    the root. Stores of Kedge inside the tree are left out, except by `exact`; so are, with skip_special, fifos, sockets
-    and devices, which otherwise are refused: see `skipped`.
+    Saved are names, types, permission bits, modification times, numeric owners, symlinks (as they are), hard links
+    within the tree, holes. `exclude` is a list of globs; one without "/" matches a name at any depth, one with "/" the
+    path from the root. Kedge stores inside the tree are left out, except with `exact`. Fifos, sockets and devices are
+    refused, or left out with skip_special: see `skipped`.
 
-    With `exact`, extended attributes (ACLs, capabilities, those of overlayfs), fifos and devices are kept too, and only
-    sockets are left out; without_attributes names attributes to leave. `cuts` says where the chunks of a file end, for
-    files whose writer knows better than their bytes what will stay the same.
+    With `exact`, extended attributes (ACLs, capabilities, those of overlayfs), fifos and devices are saved too, and
+    only sockets are left out; without_attributes names attributes to omit. `cuts` says where the chunks of a file end,
+    for files whose writer knows which parts will stay the same.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class Tree(_Files):
 
     @property
     def entries(self) -> list[FileEntry]:
-        """Everything below the root: of a loaded tree from the store, else what is on disk now."""
+        """Everything below the root: of a loaded tree as stored, otherwise as on disk now."""
         table = self._table
         return [table.entry(row, path) for row, path in enumerate(table.paths()) if row]
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
-        """(path, what it is) of what was left out and not excluded."""
+        """(path, kind) of everything that was left out without being excluded."""
         return [(os.fsdecode(path), file_type) for path, file_type in self._table.skipped]
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """The size of all files together."""
         return sum(self._table.size)
 
     def read(self, name: str) -> bytes:
@@ -123,15 +123,15 @@ class Tree(_Files):
         return b"".join(self.stream(name))
 
     def read_part(self, name: str, offset: int, size_bytes: int) -> bytes:
-        """Some of the content of a file, as much as there is of it; what lies elsewhere is not read."""
+        """A part of a file's content, as much of it as exists; nothing else is read."""
         return b"".join(self.stored.window(_file_row(self.stored, name), offset, size_bytes))
 
     def stream(self, name: str) -> Iterator[memoryview | bytes]:
-        """The same in pieces of a few MiB at most; each is good until the next is asked for."""
+        """The content in pieces of at most a few MiB; each is valid until the next is requested."""
         return self.stored.pieces(_file_row(self.stored, name))
 
     def attributes(self, name: str) -> dict[bytes, bytes]:
-        """Extended attributes of an entry; {} where none were kept. They are kept in exact trees."""
+        """The extended attributes of an entry, which only exact trees have; {} if there are none."""
         row = self.stored.row_of(os.fsencode(name))
         return {} if row is None else dict(self._table.attributes.get(row, {}))
 
@@ -172,14 +172,14 @@ class Tree(_Files):
 
 
 class File(_Files):
-    """One file; a path that is a symlink stands for the file it leads to. Saved and loaded like a Tree."""
+    """One file, saved and loaded like a Tree. If the path is a symlink, the file it points to is saved."""
 
     def __init__(self, path: Path, *, allow_changing: bool = False, always_read: bool = False) -> None:
         super().__init__(path, Options(allow_changing=allow_changing, always_read=always_read))
 
     @property
     def entry(self) -> FileEntry:
-        """Its name, size, mode, times: of a loaded file from the store, else as it is on disk now."""
+        """Its name, size, mode and times: of a loaded file as stored, otherwise as on disk now."""
         return self._table.entry(0)
 
     @property
@@ -195,7 +195,7 @@ class File(_Files):
         return b"".join(self.stream())
 
     def stream(self) -> Iterator[memoryview | bytes]:
-        """The same in pieces of a few MiB at most; each is good until the next is asked for."""
+        """The content in pieces of at most a few MiB; each is valid until the next is requested."""
         return self.stored.pieces(0)
 
     def write_to(

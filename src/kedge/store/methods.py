@@ -82,7 +82,7 @@ class ReadingManager:
     ) -> Iterator[Checkpoint]:
         """`list` one by one, oldest first, in memory that does not grow with the history.
 
-        It is read in pages: what is saved meanwhile comes too, what is deleted before its page is read does not.
+        Reads page by page: includes what is saved meanwhile, and omits what is deleted before its page is read.
         """
         first, last = self._seq_of(job_id, after) or 0, self._seq_of(job_id, before)
         wanted: dict[str, Any] = {"level": level, "tags": tags, "metadata": metadata, "before": last}
@@ -99,6 +99,7 @@ class ReadingManager:
         return resolve(self.store, reference)
 
     def exists(self, checkpoint_id: str) -> bool:
+        """Whether there is a checkpoint with this ID."""
         return self.store.knows(parse_name("checkpoint ID", checkpoint_id))
 
     def jobs(self, prefix: str = "", limit: int | None = None, after: str | None = None) -> Jobs:
@@ -148,7 +149,7 @@ class ReadingManager:
     ) -> tuple[Checkpoint, Any] | None:
         """The newest checkpoint of a job and its state; None when there is none yet. `into`, `device`: as for `load`.
 
-        One that verify found damaged is passed over with a warning; when all are, that is Corrupted.
+        Skips checkpoints that verify found damaged, with a warning; raises Corrupted if all are.
         """
         wanted = None if level is None else parse_choice(CheckpointLevel, level)
         while True:
@@ -206,7 +207,7 @@ class ReadingManager:
         return self.load(checkpoint_id)
 
     def outline(self, checkpoint_id: str) -> object:
-        """The state with arrays and buffers summarised, not read: for showing, comparing, browsing."""
+        """The state with summaries in place of arrays and buffers, which are not read."""
         stored = self.store.read(parse_name("checkpoint ID", checkpoint_id))
         try:
             return codec.outline(self.store.tree(stored))
@@ -223,7 +224,7 @@ class ReadingManager:
         mapped: bool = False,
         device: object = None,
     ) -> object:
-        """`load` of what was read from the store before."""
+        """Load the state of a checkpoint that was read from the store before."""
         self._check_open()
         patterns = [only] if isinstance(only, str) else only
         if patterns is not None and (not patterns or not _are_texts(patterns)):
