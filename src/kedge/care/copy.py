@@ -135,7 +135,7 @@ class Copying:
                 raise Conflict(
                     f"job {checkpoint.job} of the target has {numbers[checkpoint.seq].id} as number {checkpoint.seq}, "
                     f"where the source has {checkpoint.id}",
-                    hint="both were written to: copy into another store or namespace",
+                    hint="both stores were written to: copy to another store or namespace",
                 )
             else:
                 wanted.append(checkpoint)
@@ -320,6 +320,6 @@ class Copying:
 
 def _differs(checkpoint_id: str, job: str) -> Conflict:
     return Conflict(
-        f"checkpoint {checkpoint_id} of job {job} is another one in the target",
-        hint="the stores have nothing to do with each other: copy into another store or namespace",
+        f"checkpoint {checkpoint_id} of job {job} has different content in the target",
+        hint="the stores are unrelated: copy to another store or namespace",
     )

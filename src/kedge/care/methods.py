@@ -107,10 +107,11 @@ class CaringManager:
 
     def _parse_copy(self, target: object, job: str | None, since: datetime | None) -> dict[str, Any]:
         if not isinstance(target, CaringManager):
-            raise Validation(f"{target!r} is no open store", hint="open it with kedge.open(url)")
+            raise Validation(f"{target!r} is not an open store", hint="open it with kedge.open(url)")
         if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
             raise Validation(
-                f"since={since!r}", hint="use a datetime with a time zone: datetime.now(UTC) - timedelta(1)"
+                f"since must be a datetime with a time zone (got {since!r})",
+                hint="such as datetime.now(UTC) - timedelta(1)",
             )
         return {
             "job": None if job is None else parse_name("job", job),
@@ -123,7 +124,7 @@ class CaringManager:
         """Delete all but the newest `keep_last` checkpoints of a job, except pinned ones. Returns how many were
         deleted."""
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
-            raise Validation(f"keep_last={keep_last!r}", hint="use a whole number from 1 on")
+            raise Validation(f"keep_last must be a whole number of at least 1 (got {keep_last!r})")
         policy = RetentionPolicy(keep_last=keep_last)
         return sum(not verdict.reasons for verdict in self.review(policy, job=job_id, dry_run=False))
 

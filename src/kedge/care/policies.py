@@ -78,13 +78,15 @@ class RetentionPolicy:
             raise Validation("a retention policy is a JSON object", hint='write it like {"keep_last": 10}')
         known = [field.name for field in fields(cls)]
         if unknown := sorted(rules.keys() - set(known)):
-            raise Validation(f"no retention rule is called {unknown[0]!r}", hint=f"use some of: {', '.join(known)}")
+            raise Validation(f"unknown retention rule {unknown[0]!r}", hint=f"use some of: {', '.join(known)}")
         return cls(**rules)
 
 
 def _check_count(name: str, count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_COUNT:
-        raise Validation(f"{name}={count!r}", hint="use a whole number from 1 on, or leave the rule out")
+        raise Validation(
+            f"{name} must be a whole number of at least 1 (got {count!r})", hint="correct it, or omit the rule"
+        )
     return count
 
 
@@ -92,7 +94,9 @@ def _parse_levels(name: str, counts: object) -> dict[CheckpointLevel, int]:
     if counts is None:
         return {}
     if not isinstance(counts, Mapping):
-        raise Validation(f"{name}={counts!r}", hint='map levels to numbers, such as {"stage": 5}')
+        raise Validation(
+            f"{name} must be a mapping (got {counts!r})", hint='map levels to numbers, such as {"stage": 5}'
+        )
     return {
         parse_choice(CheckpointLevel, level): _check_count(f"{name}[{level!r}]", count)
         for level, count in counts.items()

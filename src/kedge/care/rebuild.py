@@ -41,7 +41,7 @@ class RebuildReport:
 
 @dataclass(slots=True)
 class _Found:
-    """What the packs tell of one namespace."""
+    """What the packs contain one namespace."""
 
     records: dict[str, NewCheckpoint]
     places: dict[bytes, Chunk]
@@ -91,7 +91,7 @@ def _wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
     """Before anything was added: who gave the wrong key must not take the store for empty."""
     given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
     return Validation(
-        f"the packs tell of {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
+        f"the packs contain {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
         hint="make the new index empty again, then run it with the right key: --key, $KEDGE_KEY, $KEDGE_KEY_FILE",
     )
 

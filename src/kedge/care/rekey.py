@@ -171,5 +171,7 @@ def _replace_keyring(
 
 def _sealed_index(store: LocalStore) -> EncryptedIndex:
     if not isinstance(store.index, EncryptedIndex):
-        raise Validation("this store is not encrypted", hint="make a new one with a key, and save there what you need")
+        raise Validation(
+            "this store is not encrypted", hint="create a new store with a key, and copy the data: kedge copy"
+        )
     return store.index

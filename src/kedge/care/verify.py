@@ -300,7 +300,7 @@ class _Check:
 
 
 def _restless(checkpoint: Checkpoint) -> StorageError:
-    return could_not_look(f"checkpoint {checkpoint.id}", Conflict("it is different at every look"))
+    return could_not_look(f"checkpoint {checkpoint.id}", Conflict("each read returns something different"))
 
 
 def _place(chunk: Chunk) -> tuple[object, ...]:

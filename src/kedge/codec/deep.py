@@ -76,7 +76,7 @@ class DeepPacker(Packer):
             return super().lower(value, depth)
         identity = id(value)
         if identity in self._path:
-            raise Problem("{path} contains itself", "break the cycle before saving", UnsupportedType)
+            raise Problem("{path} contains itself", "remove the cycle before saving", UnsupportedType)
         self._path.add(identity)
         try:
             if depth >= self._limit and (_is_container(value) or depth >= _LEVELS + LEAF_DEPTH):

@@ -179,7 +179,7 @@ class TooDeep(Problem):
             if first != position and container is not None:
                 path, again = ("state" + "".join(s for s, _ in outermost_first[:n]) for n in (first, position))
                 return UnsupportedType(
-                    f"{path} contains itself (at {again})", hint="break the cycle before saving", path=again
+                    f"{path} contains itself (at {again})", hint="remove the cycle before saving", path=again
                 )
         del self.steps[:-5]  # the first few segments tell where, 200 would not
         return super().typed()

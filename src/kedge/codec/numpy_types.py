@@ -102,7 +102,7 @@ def _is_same(a: DType, b: DType) -> bool:
 def _no_dtype(dtype: DType) -> Problem:
     why = "metadata" if dtype.metadata is not None else f"the class {type(dtype).__name__}"
     return Problem(
-        f"{{path}} has the dtype {dtype!r} with {why}, which would not come back exactly",
+        f"{{path}} has the dtype {dtype!r} with {why}, which could not be restored exactly",
         "convert it with .astype(…) to a dtype of numpy's own",
         UnsupportedType,
     )

@@ -177,7 +177,7 @@ def _restore(name: object, version: object, content: Any, more: Any) -> object:
         content = _call("upgrade", name, registration.upgrade, content, version)
     value = _call("decode", name, registration.restore, content, more, version < registration.version)
     if not isinstance(value, registration.cls):
-        raise Problem(f"decode of type {name!r} answered a {qualified(type(value))}", error=Validation)
+        raise Problem(f"decode of type {name!r} returned a {qualified(type(value))}", error=Validation)
     return value
 
 

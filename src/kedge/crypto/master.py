@@ -105,7 +105,7 @@ def _ask(command: str) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise StorageError(
-            f"the key command {name} gave no answer in {_COMMAND_TIMEOUT_S} s", hint="run it by hand to see why"
+            f"the key command {name} did not finish within {_COMMAND_TIMEOUT_S} s", hint="run it by hand to see why"
         ) from None
     except OSError as error:
         raise storage_error("run the key command", name, error) from error

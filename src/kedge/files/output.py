@@ -84,7 +84,7 @@ class Filling:
         if self._table.is_exact and not self._wishes.exact:
             raise Validation(
                 "the tree holds fifos, devices or extended attributes",
-                hint="exact=True brings them back too, which takes root; only for trees you trust",
+                hint="exact=True restores them too; it needs root, and is only for trees you trust",
             )
         with self._cleanup:
             self._make_directories()

@@ -221,7 +221,7 @@ class File(_Files):
 def _file_row(stored: StoredFiles, name: str) -> int:
     table, row = stored.table, stored.row_of(os.fsencode(name))
     if row is None:
-        raise NotFound(f"the tree has no {name!r}", hint="its entries tell the names it has")
+        raise NotFound(f"the tree has no {name!r}", hint="`entries` lists its files")
     row = table.links.get(row, row)
     if table.kind[row] & ~APART:
         raise Validation(f"{name!r} is a {table.entry(row).kind}, not a file", hint="read a file")

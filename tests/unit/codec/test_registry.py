@@ -486,7 +486,7 @@ class TestLoading:
 
     def test_a_decoder_that_answers_something_else(self):
         register("tests.Liar", encode=lambda value: 1, decode=lambda state: "text")(Liar)
-        with pytest.raises(Validation, match=r"state\[0\]: decode of type 'tests.Liar' answered a str"):
+        with pytest.raises(Validation, match=r"state\[0\]: decode of type 'tests.Liar' returned a str"):
             round_trip([Liar()])
 
     def test_errors_of_decoders_are_named(self):

@@ -35,7 +35,7 @@ def approve_command(
     from .runs import confirm_foreign, start_again
 
     if deny and resume:
-        raise click.UsageError("--deny and --resume exclude each other: a denial is final")
+        raise click.UsageError("--deny and --resume cannot be combined: a denial is final")
     with session.open() as manager:
         if name is None:
             names = [approval.name for approval in pending_approvals(manager, run)]

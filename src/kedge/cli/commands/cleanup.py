@@ -72,11 +72,11 @@ def cleanup_command(
     from kedge.care.records import needed_for
 
     if (job is None) != all_jobs:
-        raise click.UsageError("give a JOB, or --all-jobs" if job is None else "JOB and --all-jobs exclude each other")
+        raise click.UsageError("give a JOB, or --all-jobs" if job is None else "JOB and --all-jobs cannot be combined")
     if all_jobs and (is_set or is_unset):
         raise click.UsageError("--set and --unset need one JOB")
     if is_set and is_unset:
-        raise click.UsageError("--set and --unset exclude each other")
+        raise click.UsageError("--set and --unset cannot be combined")
     with session.open() as manager:
         stored = None if job is None else require_job(manager, job).retention
         if job is not None and is_unset:

@@ -74,7 +74,7 @@ def import_command(
     from kedge.legacy.importers import Options, look
 
     if watch and dry_run:
-        raise click.UsageError("--watch and --dry-run exclude each other")
+        raise click.UsageError("--watch and --dry-run cannot be combined")
     options = Options(form, _prefix(job_prefix), allow, files, is_watching=watch)
     began = time.monotonic()
     with progress("looking", unit="checkpoints") as report:
