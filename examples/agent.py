@@ -1,7 +1,7 @@
 """An agent that asks before it publishes, survives kill -9, and can go back in time. Runs offline, with a fake model.
 
 python agent.py ask                   research, draft, then wait for approval
-python agent.py ask --kill-in draft   die in the middle; run `ask` again and it goes on
+python agent.py ask --kill-in draft   die in the middle; run `ask` again and it continues
 python agent.py approve yes           publish what waits
 python agent.py history               every checkpoint of the thread
 python agent.py redo                  back to before the draft: write another one, as a branch

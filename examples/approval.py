@@ -1,4 +1,4 @@
-"""A release with a person in it: it stops where it has to wait, costs nothing meanwhile, and goes on when allowed.
+"""A release that a person has to approve: it exits while it waits, and continues when it is approved.
 
     python examples/approval.py 1.2.0                 builds, tests, asks, and exits with code 75
     kedge runs show release-1.2.0                  what it waits for

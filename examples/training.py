@@ -1,7 +1,7 @@
 """A training run that may be killed at any moment and ends with the same bits as one that was not.
 
     python examples/training.py                  trains, saves every few steps, prints a digest of the model
-    python examples/training.py --store DIR      kill it, start it again: it goes on
+    python examples/training.py --store DIR      kill it, start it again: it continues
 
 The model has dropout and a shuffled dataset, so that the random generators and the place in the data matter.
 """
@@ -30,11 +30,11 @@ def make(store: str | Path) -> Training:
 
 
 def train(store: str | Path, steps: int) -> str:
-    """Train, or go on training, up to `steps`; answers a digest of the model."""
+    """Train, or continue training, up to `steps`; return a digest of the model."""
     training = make(store)
     with training.manager:
-        if found := training.resume():
-            print(f"going on after {found.step}", flush=True)
+        if checkpoint := training.resume():
+            print(f"continuing after {checkpoint.step}", flush=True)
         model, optimiser = training.parts["model"], training.parts["optimiser"]
         while training.step < steps:
             for inputs, labels in training.parts["batches"]:
