@@ -53,11 +53,7 @@ class CheckpointError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        if not self.hint:
-            return self.message
-        first, space, rest = self.hint.partition(" ")
-        is_word = first.isalpha() and first.islower() and first != "kedge"  # a command stays as it is typed
-        return f"{self.message}. {first.capitalize() if is_word else first}{space}{rest}"
+        return f"{self.message} — {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.hint, self.__dict__))
