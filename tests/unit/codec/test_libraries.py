@@ -135,7 +135,7 @@ class TestArrays:
             (lambda: np.zeros(1, np.dtype([("a", np.dtype("i4", metadata={"unit": "m"}))])), "with metadata"),
             (lambda: np.zeros(1, np.dtype((np.record, [("a", "i4")]))), "could not be restored exactly"),
             (lambda: np.array(["a"], dtype=np.dtypes.StringDType(na_object=None)), "could not be restored exactly"),
-            (lambda: objects(1, object()), r'state\["a"\]\[1\] is a object'),
+            (lambda: objects(1, object()), r'state\["a"\]\[1\] has type object'),
             (lambda: np.random.default_rng(0), "numpy.random"),
         ],
     )
@@ -661,7 +661,7 @@ class TestPandas:
         for value, path, message in (
             (pd.Series([1, 0], dtype="Sparse[int]"), 'state["v"]', "Sparse"),
             (pd.date_range("2020", periods=3, freq=holidays), 'state["v"]', "frequency"),
-            (pd.DataFrame({"a": [object()]}), 'state["v"].data[0][0]', "is a object"),
+            (pd.DataFrame({"a": [object()]}), 'state["v"].data[0][0]', "has type object"),
             (Mine({"a": [1]}), 'state["v"]', "cannot be saved"),
             (pd.Period("2020"), 'state["v"]', "of pandas"),
             (pd.Interval(0, 1), 'state["v"]', "of pandas"),
