@@ -286,7 +286,7 @@ class TestRefusal:
             (int, "save the name of the class"),
             (random.Random(1), "rng.setstate(state)"),
             (random.SystemRandom(), "rng.setstate(state)"),
-            (io.BytesIO(b"x"), "file.tell()"),
+            (io.BytesIO(b"x"), "buffer.getvalue()"),
             (iter([1]), "save list(…) of it, or how many items were taken"),
             ((n for n in ()), "save list(…) of it, or how many items were taken"),
             (lambda: 0, "save a name, and look the function up"),
