@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -816,3 +817,12 @@ def test_writers_removers_and_readers_at_once(folder: Path) -> None:
     assert min(saves) >= 50
     for blobs in stores:
         blobs.close()
+
+
+def test_a_disk_that_goes_away_while_a_pack_is_locked(tmp_path: Path) -> None:
+    """XFS locks a file, and then cannot say whether it still has a name."""
+    path = tmp_path / "pack"
+    path.touch()
+    with path.open() as file, mock.patch("os.fstat", side_effect=OSError(errno.EIO, "Input/output error")):
+        with pytest.raises(StorageError, match="lock"):
+            pack_file.try_lock(file.fileno(), str(path))
