@@ -823,6 +823,6 @@ def test_a_disk_that_goes_away_while_a_pack_is_locked(tmp_path: Path) -> None:
     """XFS locks a file, and then cannot say whether it still has a name."""
     path = tmp_path / "pack"
     path.touch()
-    with path.open() as file, mock.patch("os.fstat", side_effect=OSError(errno.EIO, "Input/output error")):
-        with pytest.raises(StorageError, match="lock"):
-            pack_file.try_lock(file.fileno(), str(path))
+    away = mock.patch("os.fstat", side_effect=OSError(errno.EIO, "Input/output error"))
+    with path.open() as file, away, pytest.raises(StorageError, match="lock"):
+        pack_file.try_lock(file.fileno(), str(path))
