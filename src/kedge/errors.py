@@ -12,7 +12,8 @@
     │   ├── LeaseHeld      another process may write        lease_held       409     5
     │   ├── LeaseLost      your lease was taken over        lease_lost       409     5
     │   ├── Cancelled      the run was cancelled            cancelled        409     5
-    │   └── Denied         an approval was denied           denied           409     5
+    │   ├── Denied         an approval was denied           denied           409     5
+    │   └── QueueFull      the queue is at its limit        queue_full       429     5
     ├── NotAllowed     (PermissionError)                    not_allowed      403    10
     │   ├── BudgetExceeded  an LLM call would cost too much budget_exceeded  402    10
     │   └── Unauthorized   a valid token is missing         unauthorized     401    10
@@ -151,6 +152,13 @@ class Denied(Conflict):
     """An approval was denied, or it expired; the run does not continue past it."""
 
     code = "denied"
+
+
+class QueueFull(Conflict):
+    """The queue is at its limit; nothing was submitted."""
+
+    code = "queue_full"
+    http_status = 429
 
 
 class NotAllowed(CheckpointError, PermissionError):

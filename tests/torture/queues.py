@@ -1,7 +1,7 @@
 """Workers of a queue that are killed, frozen and told to stop, and a database that restarts under them.
 
 Whatever happens: each run ends, each of its steps is durable once, its result is made of those, the run is completed
-once, and a worker that was taken over writes nothing any more (I5).
+once, a worker that was taken over writes nothing any more (I5), and the runs of a group keep their order.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import kedge
 from kedge.model import RunStatus
-from kedge.pipeline.queues import DEAD
+from kedge.pipeline.entries import DEAD
 from tests.servers.postgres import Cluster, postgres_cluster, wait_until_up
 from tests.waiting import wait_for
 
@@ -149,7 +150,7 @@ def storm(
     end_at = time.monotonic() + seconds
     with kedge.open(url) as store, kedge.queue("q", store=store) as queue, _farm(folder, url) as farm:
         for number in range(runs):
-            queue.submit(work, number, key=f"w{number}", retries=1)
+            queue.submit(work, number, key=f"w{number}", retries=1, group=group_of(number))
         weather = Storm(farm, queue, random.Random(seed), cluster)
         while sum(weather.counts.values()) < blows and time.monotonic() < end_at and not weather.is_done():
             weather.strike()
@@ -157,6 +158,7 @@ def storm(
         executed = farm.executed()
         for number in range(runs):
             check_run(store, queue, number, farm)
+        check_order(store, runs)
     if not kedge.open(url).verify().is_ok:
         raise Violation("the store is damaged")
     return {"runs": runs, "executions": executed, "again": executed - runs * PARTS, **weather.counts}
@@ -195,6 +197,24 @@ def check_run(store: kedge.CheckpointManager, queue: kedge.Queue, number: int, f
         raise Violation(f"{key} was completed {ends} times: {queue_state(queue, key)}; {farm.said()}")
     if queue.handle(key).result(0) != [steps[f"part {part}"]["result"] for part in range(PARTS)]:
         raise Violation(f"{key}: the result is not made of its steps")
+
+
+def group_of(number: int) -> str:
+    """Two of three runs belong to a group."""
+    return f"group {number % 6}" if number % 3 else ""
+
+
+def check_order(store: kedge.CheckpointManager, runs: int) -> None:
+    """Runs of a group: the next one begins when the one before has ended."""
+    ended: dict[str, tuple[int, datetime]] = {}
+    for number in range(runs):
+        if not (group := group_of(number)):
+            continue
+        records = list(store.walk(f"w{number}"))
+        before, at = ended.get(group, (number, records[0].created_at))
+        if records[0].created_at < at:
+            raise Violation(f"{group}: run {number} began before run {before} had ended")
+        ended[group] = (number, records[-1].created_at)
 
 
 def queue_state(queue: kedge.Queue, key: str) -> str:

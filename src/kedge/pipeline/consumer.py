@@ -34,12 +34,11 @@ from kedge.model import Lease, RunStatus
 
 from .declaration import Pipeline
 from .delayed import Delayed
-from .failure import one_line
-from .history import run_of
-from .owner import take_lease
-from .queues import (
+from .entries import (
     DEAD,
+    HELD,
     PRIORITIES,
+    RECOVERY,
     RUNNING,
     Entry,
     after_key,
@@ -50,6 +49,11 @@ from .queues import (
     save_entry,
     schedule_job,
 )
+from .failure import one_line
+from .groups import active_tags, advance, advance_all
+from .history import run_of
+from .limits import QueueLimits
+from .owner import take_lease
 from .retry import Retry
 from .run import Run
 from .schedules import fire
@@ -59,6 +63,7 @@ LOOK_EVERY_S = 0.2
 IDLE_S = 1.0
 LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
 MAX_TAKEOVERS = 5
+_TURNS = 100  # held entries that are looked at in one search
 
 Report = Callable[[str, str], None]  # (run, what became of it)
 
@@ -82,6 +87,7 @@ class Worker:
         self._store = store
         self._jobs = [queue_job(name) for name in queues]
         self._schedules = [schedule_job(name) for name in queues]
+        self._limits = {queue_job(name): QueueLimits(store, name) for name in queues}
         self._pipelines = pipelines
         self._concurrency = concurrency
         self._lease_s = lease_s
@@ -94,6 +100,7 @@ class Worker:
         self._delayed = {job: Delayed(store, job) for job in (*self._schedules, *self._jobs)}
         self._recover_at = 0.0
         self._recovered_to: dict[str, int] = {}  # where the search for dead workers was broken off
+        self._turns_to: dict[str, int] = {}  # where that for groups without a turn was
         self._collided = False
         self._wake = threading.Event()
         self._stopping = ""
@@ -156,9 +163,12 @@ class Worker:
             pass  # it has just ended
 
     def _is_idle(self) -> bool:
-        if self._at_work or any(self._delayed[job] for job in self._jobs):
+        jobs = [job for job in self._jobs if job != queue_job(RECOVERY)]  # those are at work elsewhere
+        if self._at_work or any(self._delayed[job] for job in jobs):
             return False
-        return not any(self._store.list(job, tags={"state": RUNNING}, limit=1) for job in self._jobs)
+        return not any(
+            self._store.list(job, tags={"state": state}, limit=1) for job in jobs for state in (RUNNING, HELD)
+        )
 
     # Finding
 
@@ -171,17 +181,20 @@ class Worker:
                 if self._is_full():
                     return  # goes on here as soon as a thread is free
                 self._recovered_to[job] = entry.seq
-                with self._lock:
-                    if entry.id in self._at_work or entry.pipeline not in self._pipelines:
-                        continue
-                with ExitStack() as stack:
-                    try:
-                        lease = stack.enter_context(take_lease(self._store, entry.key, self._lease_s))
-                    except LeaseHeld:
-                        continue
-                    self._begin(threads, job, entry, lease, stack.pop_all())
+                if not self._is_at_work(entry) and entry.pipeline in self._pipelines:
+                    self._take_over(threads, job, entry)
             self._recovered_to.pop(job, None)
+            self._turns_to[job] = advance_all(self._store, job, self._turns_to.get(job, 0), _TURNS)
         self._recover_at = time.monotonic() + self._lease_s / 2
+
+    def _take_over(self, threads: ThreadPoolExecutor, job: str, entry: Entry) -> None:
+        with ExitStack() as stack:
+            try:
+                lease = stack.enter_context(take_lease(self._store, entry.key, self._lease_s))
+            except LeaseHeld:
+                return
+            if stack.enter_context(self._limits[job].place(self._lease_s)):
+                self._begin(threads, job, entry, stack.pop_all(), lease)
 
     def _take(self, threads: ThreadPoolExecutor) -> int:
         """Begin as much as there are free threads for; answers how much."""
@@ -189,13 +202,23 @@ class Worker:
         for job, entry in self._candidates():
             if self._is_full():
                 break
-            with self._lock:
-                is_at_work = entry.id in self._at_work
-            if not is_at_work and (entry.pipeline in self._pipelines or job in self._schedules):
-                self._begin(threads, job, entry)
+            if not self._is_at_work(entry) and (entry.pipeline in self._pipelines or job in self._schedules):
+                if (admission := self._admit(job)) is None:
+                    continue  # it stays where it is
+                self._begin(threads, job, entry, admission)
                 count += 1
             self._delayed[job].take(entry)
         return count
+
+    def _admit(self, job: str) -> ExitStack | None:
+        """What a run that begins now holds until it ends; None when the limits of its queue are reached."""
+        if (limits := self._limits.get(job)) is None or limits.are_none():
+            return ExitStack()
+        if limits.is_full():
+            return None
+        with ExitStack() as stack:
+            is_admitted = stack.enter_context(limits.place(self._lease_s)) and limits.may_begin()
+            return stack.pop_all() if is_admitted else None
 
     def _candidates(self) -> Iterator[tuple[str, Entry]]:
         """Entries that may be taken: those that are due, then by priority."""
@@ -214,6 +237,10 @@ class Worker:
                     yield job, entry
         self._collided = False
 
+    def _is_at_work(self, entry: Entry) -> bool:
+        with self._lock:
+            return entry.id in self._at_work
+
     def _is_full(self) -> bool:
         with self._lock:
             return len(self._at_work) >= self._concurrency
@@ -225,15 +252,15 @@ class Worker:
         threads: ThreadPoolExecutor,
         job: str,
         entry: Entry,
+        held: ExitStack,
         lease: Lease | None = None,
-        held: ExitStack | None = None,
     ) -> None:
-        """In a thread; `held` gives the lease back, if the caller has taken it."""
+        """In a thread. `held` is given back at the end; with it the run's lease, if the caller has that."""
         with self._lock:
             self._at_work[entry.id] = None
-        threads.submit(self._work, job, entry, lease, held or ExitStack())
+        threads.submit(self._work, job, entry, held, lease)
 
-    def _work(self, job: str, entry: Entry, lease: Lease | None, held: ExitStack) -> None:
+    def _work(self, job: str, entry: Entry, held: ExitStack, lease: Lease | None) -> None:
         try:
             with held:
                 lease = lease or held.enter_context(take_lease(self._store, entry.key, self._lease_s))
@@ -273,11 +300,11 @@ class Worker:
     def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:
         summary = run_of(self._store, entry.key)
         if summary is not None and summary.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
-            drop_entry(self._store, entry.id)
+            self._finish(job, entry)
             return
         takeovers = entry.takeovers + (entry.state == RUNNING)
         if takeovers > self._max_takeovers:
-            self._give_up(entry, f"{takeovers} workers died at it")
+            self._give_up(job, entry, f"{takeovers} workers died at it")
             return
         self._store.tag(entry.id, state=RUNNING, takeovers=str(takeovers))
         pipeline, call = self._pipelines[entry.pipeline], self._store.load(entry.id)
@@ -296,12 +323,12 @@ class Worker:
         except (LeaseLost, StorageError):
             raise  # nothing is wrong with the run: it is taken over, by this worker or another one
         except Cancelled:
-            drop_entry(self._store, entry.id)
+            self._finish(job, entry)
             self._report(entry.key, "was cancelled")
         except BaseException as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
             self._after_failure(job, entry, call, error)
         else:
-            drop_entry(self._store, entry.id)
+            self._finish(job, entry)
             self._report(entry.key, "is completed")
 
     def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
@@ -322,7 +349,7 @@ class Worker:
     def _after_failure(self, job: str, entry: Entry, call: object, error: BaseException) -> None:
         attempts = entry.attempts + 1
         if attempts > entry.retries or isinstance(error, Denied):
-            self._give_up(entry, one_line(error))
+            self._give_up(job, entry, one_line(error))
             return
         self._again(job, entry, call, self._backoff.wait_s(attempts), attempts)
         self._report(entry.key, f"failed ({one_line(error)}); it is tried again")
@@ -332,9 +359,19 @@ class Worker:
         old = self._store.get(entry.id)
         new: dict[str, Any] = {**old.metadata, "due_at": time.time() + wait_s, "attempts": attempts}
         if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
-            save_entry(self._store, job, new, call, after=entry.id)
+            save_entry(self._store, job, new, call, after=entry.id, tags=active_tags(entry.group))
         drop_entry(self._store, entry.id)
 
-    def _give_up(self, entry: Entry, why: str) -> None:
-        self._store.tag(entry.id, state=DEAD, note=why[:200])
+    def _finish(self, job: str, entry: Entry) -> None:
+        """The run has ended. The next one of its group has its turn, whenever this process dies."""
+        if entry.group:
+            advance(self._store, job, entry.group, leaving=entry.id)
+        drop_entry(self._store, entry.id)
+        if entry.group:
+            advance(self._store, job, entry.group)  # one that was submitted just now
+
+    def _give_up(self, job: str, entry: Entry, why: str) -> None:
+        self._store.tag(entry.id, state=DEAD, note=why[:200], lane=None)
+        if entry.group:
+            advance(self._store, job, entry.group)
         self._report(entry.key, f"is given up: {why}")

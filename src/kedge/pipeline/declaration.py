@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -15,6 +16,7 @@ from kedge.manager import CheckpointManager
 
 from .keys import arguments, digest_of
 from .place import here
+from .recovery import recoverable
 from .retry import Retry
 from .run import Run
 from .step import Call, Options, parse_options
@@ -45,12 +47,14 @@ class Pipeline(Generic[P, R]):
         name: str | None,
         version: str | int | None,
         store: CheckpointManager | str | os.PathLike[str] | None,
+        recover: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.name = name or function.__name__
         self.version = version
         self.store = store
+        self.recover = recover
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.at()(*args, **kwargs)
@@ -67,25 +71,25 @@ class Pipeline(Generic[P, R]):
         Without a key it is made of the pipeline's name and its arguments: the same call again is the same run.
         """
 
-        def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-            return Run(
-                self.key_of(*args, **kwargs) if key is None else key,
-                store=self.store if store is None else store,
-                version=self.version,
-                pipeline=self.name,
-                **options,
-            )
+        place = self.store if store is None else store
+
+        def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
+            name = self.key_of(*args, **kwargs) if key is None else key
+            make = functools.partial(Run, name, version=self.version, pipeline=self.name, **options)
+            if not self.recover:
+                return make(store=place)
+            return recoverable(lambda opened: make(store=opened), place, args, kwargs)
 
         if inspect.iscoroutinefunction(self.function):
 
             async def start(*args: Any, **kwargs: Any) -> Any:
-                async with make(args, kwargs):
+                with enter(args, kwargs):
                     return await self.function(*args, **kwargs)  # type: ignore[misc]
 
             return start  # type: ignore[return-value]
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with make(args, kwargs):
+            with enter(args, kwargs):
                 return self.function(*args, **kwargs)
 
         return call
@@ -105,6 +109,7 @@ def pipeline(
     name: str | None = None,
     version: str | int | None = None,
     store: CheckpointManager | str | os.PathLike[str] | None = None,
+    recover: bool = False,
 ) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
 def pipeline(
     function: Callable[..., Any] | None = None,
@@ -113,11 +118,16 @@ def pipeline(
     name: str | None = None,
     version: str | int | None = None,
     store: CheckpointManager | str | os.PathLike[str] | None = None,
+    recover: bool = False,
 ) -> Any:
-    """Make a function a pipeline: each call is a durable run, resumed when the same call is made again."""
+    """Make a function a pipeline: each call is a durable run, resumed when the same call is made again.
+
+    With `recover`, a worker (`kedge worker FILE.py`) takes the run over when its process dies. The arguments must then
+    be something a state can hold.
+    """
 
     def decorate(inner: Callable[..., Any]) -> Pipeline[..., Any]:
-        return Pipeline(inner, name, version, store)
+        return Pipeline(inner, name, version, store, recover)
 
     return decorate if function is None else decorate(function)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from kedge.manager import CheckpointManager
 
-from .queues import DELAYED, Entry, entries_of
+from .entries import DELAYED, Entry, entries_of
 
 _PAGE = 500
 

@@ -1,101 +1,30 @@
-"""Queues: runs to be carried out by workers, on this machine or on others.
-
-A queue is the job `queue:<name>`. What is submitted is an entry: a checkpoint with the pipeline's name and arguments.
-Its tag `state` says where it is, and is all that workers search by, so that no look costs more than what it finds (I6):
-
-    ready0 … ready9    to be taken, higher priorities first, in the order of submission
-    delayed            to be taken from `due_at` on
-    running            a worker has it: it holds the lease of the run, and all that the run writes is fenced by it (I5)
-    dead               given up, to be looked at; `Queue.retry` makes it ready again
-
-An entry is deleted when its run has ended, after the end of the run is durable. The run itself stays.
-"""
+"""Queues: runs to be carried out by workers, on this machine or on others. What is submitted is in `entries`."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Self
 
-from kedge.errors import Cancelled, Conflict, InvalidName, NotFound, StepTimeout, Validation
+from kedge.errors import Cancelled, Conflict, NotFound, StepTimeout, Validation
 from kedge.manager import CheckpointManager
-from kedge.model import QUEUE_PREFIX, Checkpoint, RunStatus, parse_name
+from kedge.model import MAX_STEP_CHARACTERS, RunStatus
 
 from .declaration import Pipeline
+from .entries import DEAD, HELD, PRIORITIES, Entry, entries_of, new_entry, queue_job, ready, save_entry
 from .failure import Failure
+from .groups import advance, held_tags
 from .history import cancel, run_of
 from .inbox import CANCEL, StoreLike, opened, parse_run_key, post
 from .keys import digest_of
+from .limits import Limits, QueueLimits, parse_limits, save_limits
 from .owner import newest_status
 from .retry import parse_count
 from .wait import parse_seconds
 
-DELAYED, RUNNING, DEAD = "delayed", "running", "dead"
-PRIORITIES = range(10)
 LOOK_EVERY_S = 0.1
-_SCHEDULES = ":schedules"
-_FIELDS = {"run": str, "pipeline": str, "priority": int, "due_at": float, "attempts": int, "retries": int}
-
-
-def ready(priority: int) -> str:
-    return f"ready{priority}"
-
-
-def queue_job(name: str) -> str:
-    if name.endswith(_SCHEDULES):
-        raise InvalidName(f"queue {name!r}: the name is taken by schedules", hint="use another name")
-    return parse_name("queue", QUEUE_PREFIX + name)
-
-
-def schedule_job(name: str) -> str:
-    """The job that holds the schedules of a queue."""
-    return parse_name("queue", queue_job(name) + _SCHEDULES)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What was submitted, and where it is."""
-
-    id: str
-    seq: int
-    key: str  # of the run
-    pipeline: str
-    state: str
-    priority: int
-    due_at: float
-    attempts: int  # that failed
-    retries: int
-    takeovers: int  # of workers that died at it
-    note: str  # why it is dead
-
-    @classmethod
-    def of(cls, record: Checkpoint) -> Entry | None:
-        """None for a record that is no entry: anybody who may save can write one, and it disturbs nobody."""
-        about: Any = record.metadata
-        tags = record.tags
-        takeovers = tags.get("takeovers", "0")
-        if about.get("kind") != "entry" or not takeovers.isdecimal():
-            return None
-        values = [about.get(name) for name in ("run", "pipeline", "priority", "due_at", "attempts", "retries")]
-        if not all(
-            isinstance(value, kind) for value, kind in zip(values, (str, str, int, float, int, int), strict=True)
-        ):
-            return None
-        key, pipeline, priority, due_at, attempts, retries = values
-        return cls(
-            record.id, record.seq, key, pipeline, tags.get("state", ""), priority, due_at, attempts, retries,
-            int(takeovers), tags.get("note", ""),
-        )  # fmt: skip
-
-    def to_json(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-def entries_of(records: Iterable[Checkpoint]) -> Iterator[Entry]:
-    return (entry for record in records if (entry := Entry.of(record)) is not None)
 
 
 class Queue:
@@ -106,6 +35,7 @@ class Queue:
         self._job = queue_job(name)
         self._stack = ExitStack()
         self.store = self._stack.enter_context(opened(store, create=True))
+        self._limits = QueueLimits(self.store, name)
 
     def submit(
         self,
@@ -116,13 +46,16 @@ class Queue:
         delay_s: float = 0.0,
         deduplicate: bool = True,
         retries: int = 0,
+        group: str = "",
         **kwargs: Any,
     ) -> Handle:
         """Have a worker call `pipeline(*args, **kwargs)`; durable when this returns.
 
         The run's key is `key`, else made of the pipeline and its arguments, so that the same call is the same run, and
         submitting it again changes nothing. With deduplicate=False each submission is a run of its own. Higher
-        priorities (0 to 9) go first. A run that fails is tried again `retries` times, after waits that grow.
+        priorities (0 to 9) go first. A run that fails is tried again `retries` times, after waits that grow. Runs of
+        one `group` are carried out one after another, in the order of submission; groups take turns. QueueFull when the
+        queue holds as much as it may (`limit`).
         """
         if not isinstance(pipeline, Pipeline):
             raise Validation(f"{pipeline!r:.100} is no pipeline", hint="decorate the function with @kedge.pipeline")
@@ -130,6 +63,8 @@ class Queue:
             raise Validation(f"priority must be a whole number from 0 to 9 (got {priority!r})")
         parse_seconds("delay_s", delay_s)
         parse_count("retries", retries)
+        if not isinstance(group, str) or len(group) > MAX_STEP_CHARACTERS:
+            raise Validation(f"group must be a text of at most {MAX_STEP_CHARACTERS} characters (got {group!r:.100})")
         name = pipeline.key_of(*args, **kwargs) if key is None else key
         name = parse_run_key(name if deduplicate else f"{name}-{os.urandom(6).hex()}")
         inputs = digest_of([pipeline.name, list(args), kwargs], f"pipeline {pipeline.name}").hex()
@@ -138,17 +73,30 @@ class Queue:
             if earlier[0].metadata.get("inputs") != inputs:
                 raise Conflict(f"run {name} was submitted with other arguments", hint="use another key=")
             return handle
-        entry = {
-            "run": name,
-            "pipeline": pipeline.name,
-            "inputs": inputs,
-            "priority": priority,
-            "due_at": time.time() + delay_s if delay_s else 0.0,
-            "attempts": 0,
-            "retries": retries,
-        }
-        save_entry(self.store, self._job, entry, {"args": list(args), "kwargs": kwargs})
+        self._limits.check_room()
+        due_at = time.time() + delay_s if delay_s else 0.0
+        entry = new_entry(name, pipeline.name, inputs, priority=priority, due_at=due_at, retries=retries, group=group)
+        call = {"args": list(args), "kwargs": kwargs}
+        if group:
+            save_entry(self.store, self._job, entry, call, tags=held_tags(group), state=HELD)
+            advance(self.store, self._job, group)
+        else:
+            save_entry(self.store, self._job, entry, call)
         return handle
+
+    def limit(
+        self, *, concurrency: int | None = None, rate_per_s: float | None = None, max_queued: int | None = None
+    ) -> Limits:
+        """Limit how many runs all workers together carry out at once, how many they begin in a second, and how many
+        may be submitted and not ended; None: no limit. Kept in the store; replaces the limits before."""
+        limits = parse_limits(concurrency, rate_per_s, max_queued)
+        save_limits(self.store, self.name, limits)
+        self._limits = QueueLimits(self.store, self.name)
+        return limits
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits.current()
 
     def handle(self, key: str) -> Handle:
         """Of a run that was submitted before, by whatever process."""
@@ -167,7 +115,11 @@ class Queue:
         """Have a run that was given up carried out again, from where it stopped."""
         for entry in self.entries(DEAD):
             if entry.key == key:
-                self.store.tag(entry.id, state=ready(entry.priority), takeovers="0", note=None)
+                if entry.group:
+                    self.store.tag(entry.id, state=HELD, takeovers="0", note=None, **held_tags(entry.group))
+                    advance(self.store, self._job, entry.group)
+                else:
+                    self.store.tag(entry.id, state=ready(entry.priority), takeovers="0", note=None)
                 return
         raise NotFound(f"queue {self.name} has no dead run {key}", hint=f"kedge queue list {self.name} shows them")
 
@@ -180,40 +132,6 @@ class Queue:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def save_entry(
-    store: CheckpointManager,
-    job: str,
-    entry: Mapping[str, Any],
-    call: object,
-    *,
-    after: str = "",
-    tags: Mapping[str, str] | None = None,
-    state: str | None = None,
-) -> None:
-    """Make an entry durable, once: `after` is the ID of the one it replaces."""
-    if state is None:
-        state = DELAYED if entry["due_at"] > time.time() else ready(entry["priority"])
-    store.save(
-        job,
-        entry["pipeline"],
-        call,
-        level="pipeline",
-        tags={"state": state, "run": entry["run"], **(tags or {})},
-        metadata={**entry, "kind": "entry"},
-        idempotency_key=after_key(after) if after else None,
-    )
-
-
-def drop_entry(store: CheckpointManager, entry_id: str) -> None:
-    """Delete an entry; nothing happens if somebody did before."""
-    store.store.delete([entry_id], actor=store.actor)
-
-
-def after_key(entry_id: str) -> str:
-    """The idempotency key of the entry that takes the place of another."""
-    return f"after:{entry_id}"
 
 
 class Handle:

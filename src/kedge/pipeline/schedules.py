@@ -21,9 +21,10 @@ from kedge.model import Checkpoint, parse_name
 
 from .cron import Interval, Ticks, now, parse_cron, parse_zone
 from .declaration import Pipeline
+from .entries import DELAYED, after_key, drop_entry, new_entry, queue_job, save_entry, schedule_job
 from .inbox import parse_run_key
 from .owner import take_lease
-from .queues import DELAYED, Queue, after_key, queue_job, save_entry, schedule_job
+from .queues import Queue
 from .retry import parse_count
 from .wait import parse_seconds
 
@@ -89,15 +90,8 @@ class Schedule:
         """The entry, and the call, of the run for one moment."""
         key = parse_run_key(self.key_at(moment))
         share = int.from_bytes(blake3(key.encode()).digest(4), "big") / 2**32  # the same whoever submits it
-        entry = {
-            "run": key,
-            "pipeline": self.pipeline,
-            "inputs": "",
-            "priority": 5,
-            "due_at": moment.timestamp() + share * self.jitter_s,
-            "attempts": 0,
-            "retries": self.retries,
-        }
+        due_at = moment.timestamp() + share * self.jitter_s
+        entry = new_entry(key, self.pipeline, due_at=due_at, retries=self.retries)
         kwargs = {**call["kwargs"], **({"scheduled_at": moment} if self.takes_moment else {})}
         return entry, {"args": call["args"], "kwargs": kwargs}
 
@@ -142,13 +136,14 @@ def schedule(
         "catch_up": catch_up, "jitter_s": jitter_s, "retries": parse_count("retries", retries),
         "takes_moment": "scheduled_at" in inspect.signature(pipeline.function).parameters,
     }  # fmt: skip
-    entry = {**_entry_of(queue.name, name), "pipeline": pipeline.name, "schedule": rule, "due_at": due_at.timestamp()}
+    entry = new_entry(_lease_name(queue.name, name), pipeline.name, due_at=due_at.timestamp())
+    entry["schedule"] = rule
     job = schedule_job(queue.name)
     with take_lease(queue.store, entry["run"], _LEASE_S, wait_s=_LEASE_S):
         earlier = _records(queue.store, queue.name, name)
         save_entry(queue.store, job, entry, {"args": list(args), "kwargs": kwargs}, tags={"schedule": name})
         for record in earlier:
-            queue.store.delete(job, record.id)
+            drop_entry(queue.store, record.id)
     return find_schedule(queue.store, queue.name, name)
 
 
@@ -179,7 +174,7 @@ def resume(store: CheckpointManager, queue: str, name: str) -> None:
 def unschedule(store: CheckpointManager, queue: str, name: str) -> None:
     """Delete a schedule; its runs stay."""
     with take_lease(store, _lease_name(queue, name), _LEASE_S, wait_s=_LEASE_S):
-        store.delete(schedule_job(queue), _record(store, queue, name).id)
+        drop_entry(store, _record(store, queue, name).id)
 
 
 def backfill(store: CheckpointManager, queue: str, name: str, start: datetime, end: datetime) -> list[str]:
@@ -200,7 +195,7 @@ def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:
     """Submit what is due of a schedule whose lease the caller holds, and wait for the next moment; keys of runs."""
     found = Schedule.of(record)
     if _record(store, found.queue, found.name).id != record.id:
-        store.delete(record.job, record.id)  # whoever replaced it died before this
+        drop_entry(store, record.id)  # whoever replaced it died before this
         return []
     if found.is_paused or found.due_at > now():
         return []
@@ -208,7 +203,7 @@ def fire(store: CheckpointManager, record: Checkpoint) -> list[str]:
     moments, following = found.missed(now())
     keys = [_submit(store, queue_job(found.queue), found, moment, call) for moment in moments]
     if following is None:
-        store.delete(record.job, record.id)
+        drop_entry(store, record.id)
     else:
         _replace(store, record, {**record.metadata, "due_at": following.timestamp()})
     return keys
@@ -226,11 +221,7 @@ def _replace(store: CheckpointManager, record: Checkpoint, entry: dict[str, Any]
     if store.get_by_key(record.job, after_key(record.id)) is None:  # else somebody did this, and died
         tags = {"schedule": entry["schedule"]["name"]}
         save_entry(store, record.job, entry, store.load(record.id), after=record.id, tags=tags, state=DELAYED)
-    store.delete(record.job, record.id)
-
-
-def _entry_of(queue: str, name: str) -> dict[str, Any]:
-    return {"run": _lease_name(queue, name), "inputs": "", "priority": 5, "attempts": 0, "retries": 0}
+    drop_entry(store, record.id)
 
 
 def _lease_name(queue: str, name: str) -> str:

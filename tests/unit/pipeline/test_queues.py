@@ -17,8 +17,8 @@ import kedge
 from kedge import CheckpointManager, Conflict, Retry
 from kedge.model import Lease
 from kedge.pipeline.consumer import Worker
+from kedge.pipeline.entries import DEAD, RUNNING
 from kedge.pipeline.history import find_run
-from kedge.pipeline.queues import DEAD, RUNNING
 from tests.waiting import wait_for
 
 POSTGRES = pytest.param("postgres", marks=[pytest.mark.requires("postgres"), pytest.mark.xdist_group("postgres")])

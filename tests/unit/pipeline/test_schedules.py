@@ -12,7 +12,7 @@ from kedge import CheckpointManager, Validation
 from kedge.pipeline import schedules
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.cron import Interval, parse_cron
-from kedge.pipeline.queues import schedule_job
+from kedge.pipeline.entries import schedule_job
 from tests.unit.pipeline.test_queues import POSTGRES
 
 

@@ -10,7 +10,7 @@ import kedge
 from kedge import CheckpointManager
 from kedge.errors import StorageError, Unavailable
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.queues import DEAD, RUNNING
+from kedge.pipeline.entries import DEAD, RUNNING
 from tests.unit.pipeline.test_queues import POSTGRES, serve
 from tests.waiting import Clock
 

@@ -10,12 +10,13 @@ from kedge.cli.command import Number, Session, command_group, store_command
 from kedge.terminal.tables import Column
 
 if TYPE_CHECKING:
-    from kedge.pipeline.queues import Entry
+    from kedge.pipeline.entries import Entry
 
 _ENTRIES: tuple[Column[Entry], ...] = (
     Column("RUN", lambda entry: entry.key, is_whole=True, look="name"),
     Column("STATE", lambda entry: entry.state, looks={"dead": "bad", "running": "good"}),
     Column("PIPELINE", lambda entry: entry.pipeline, drop=2),
+    Column("GROUP", lambda entry: entry.group, drop=4),
     Column("ATTEMPTS", lambda entry: f"{entry.attempts}", ">", drop=3),
     Column("NOTE", lambda entry: entry.note, drop=1),
 )
@@ -23,7 +24,8 @@ _ENTRIES: tuple[Column[Entry], ...] = (
 
 @store_command(
     "list",
-    json_keys='{"entries": [{id, seq, key, pipeline, state, priority, due_at, attempts, retries, takeovers, note}]}',
+    json_keys='{"entries": [{id, seq, key, pipeline, state, priority, due_at, attempts, retries, takeovers, note, '
+    "group}]}",
 )
 @click.argument("name")
 @click.option("--dead", is_flag=True, help="Only dead runs: those with no retries left.")
@@ -32,7 +34,8 @@ def list_command(session: Session, name: str, dead: bool, limit: int | None) -> 
     """List the runs in queue NAME: waiting, running and dead ones."""
     from itertools import islice
 
-    from kedge.pipeline.queues import DEAD, Queue
+    from kedge.pipeline.entries import DEAD
+    from kedge.pipeline.queues import Queue
 
     with session.open() as manager:
         entries = list(islice(Queue(name, store=manager).entries(DEAD if dead else None), limit))
@@ -52,6 +55,23 @@ def retry_command(session: Session, name: str, run: str) -> None:
     session.answer({"queue": name, "run": run}, f"{run} is in queue {name} again")
 
 
+@store_command("limit", json_keys='{"queue": …, "concurrency": …, "rate_per_s": …, "max_queued": …}; null: no limit')
+@click.argument("name")
+@click.option("--concurrency", type=Number(1), help="Execute at most this many runs at a time, over all workers.")
+@click.option("--rate", "rate_per_s", type=click.FloatRange(0.0001, 10_000), help="Start at most this many runs per second.")
+@click.option("--max-queued", type=Number(1), help="Refuse submissions while the queue holds this many runs.")
+def limit_command(
+    session: Session, name: str, concurrency: int | None, rate_per_s: float | None, max_queued: int | None
+) -> None:
+    """Set the limits of queue NAME. An option that is not given removes its limit."""
+    from kedge.pipeline.queues import Queue
+
+    with session.open() as manager:
+        limits = Queue(name, store=manager).limit(concurrency=concurrency, rate_per_s=rate_per_s, max_queued=max_queued)
+    shown = ", ".join(f"{part} {value:g}" for part, value in limits.to_json().items() if isinstance(value, int | float))
+    session.answer({"queue": name, **limits.to_json()}, f"limits of queue {name}: {shown or 'none'}")
+
+
 queue_command = command_group(
-    "queue", [list_command, retry_command], text="List the runs in a queue, and retry dead ones."
+    "queue", [list_command, retry_command, limit_command], text="List the runs in a queue, limit it, and retry dead runs."
 )

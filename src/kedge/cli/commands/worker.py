@@ -21,9 +21,7 @@ EXIT_PAUSED = 75
 
 @store_command("worker", json_keys="nothing; stderr has a line for each run")
 @click.argument("file", metavar="FILE.py")
-@click.option(
-    "--queue", "queues", metavar="NAME", multiple=True, required=True, help="The queue to take runs from; repeatable."
-)
+@click.option("--queue", "queues", metavar="NAME", multiple=True, help="The queue to take runs from; repeatable.")
 @click.option("--concurrency", type=Number(1), default=1, show_default=True, help="Execute this many runs at a time.")
 @click.option("--lease", "lease_s", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
               metavar="SECONDS", help="Other workers take over a worker's runs after this much silence.")  # fmt: skip
@@ -46,14 +44,16 @@ def worker_command(
 ) -> None:
     """Execute the runs in queues, with the pipelines that FILE.py defines.
 
-    Start workers on as many machines as you like. A worker takes over the runs of workers that died. On SIGTERM or
-    Ctrl-C, it takes no more runs; those in progress finish, or pause before their next step and go back to the queue. A
-    second signal stops it at once.
+    Start workers on as many machines as you like. A worker takes over the runs of workers that died, and those of
+    pipelines with recover=True whose process died; without --queue, only these. On SIGTERM or Ctrl-C, it takes no more
+    runs; those in progress finish, or pause before their next step and go back to the queue. A second signal stops it
+    at once.
     """
     from kedge.blobs.backoff import Backoff
     from kedge.errors import NotFound
     from kedge.pipeline import Pipeline
     from kedge.pipeline.consumer import Worker
+    from kedge.pipeline.entries import RECOVERY
 
     session.export_key()
     with errors_as_python_shows_them(ctx):
@@ -64,7 +64,7 @@ def worker_command(
     with Backoff().run(lambda: session.open(create=True)) as manager:  # the database may come up later than this
         worker = Worker(
             manager,
-            queues,
+            [*dict.fromkeys((*queues, RECOVERY))],
             pipelines,
             concurrency=concurrency,
             lease_s=lease_s,

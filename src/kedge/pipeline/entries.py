@@ -1,0 +1,146 @@
+"""Entries: what was submitted to a queue, and where it is.
+
+A queue is the job `queue:<name>`. What is submitted is an entry: a checkpoint with the pipeline's name and arguments.
+Its tag `state` says where it is, and is all that workers search by, so that no look costs more than what it finds (I6):
+
+    ready0 … ready9    to be taken, higher priorities first, in the order of submission
+    delayed            to be taken from `due_at` on
+    held               waits for its turn in its group (`groups`)
+    running            a worker has it: it holds the lease of the run, and all that the run writes is fenced by it (I5)
+    dead               given up, to be looked at; `Queue.retry` makes it ready again
+
+An entry is deleted when its run has ended, after the end of the run is durable. The run itself stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kedge.errors import InvalidName
+from kedge.manager import CheckpointManager
+from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
+
+DELAYED, HELD, RUNNING, DEAD = "delayed", "held", "running", "dead"
+PRIORITIES = range(10)
+RECOVERY = "recovery"  # the queue of runs that nobody submitted, and that are taken over when their process dies
+_RESERVED = ("schedules", "limits", "rate")  # what Kedge keeps beside a queue; also place-0, place-1, …
+_FIELDS = {"run": str, "pipeline": str, "priority": int, "due_at": float, "attempts": int, "retries": int}
+
+
+def ready(priority: int) -> str:
+    return f"ready{priority}"
+
+
+def queue_job(name: str) -> str:
+    part = name.rpartition(":")[2] if ":" in name else ""
+    if part in _RESERVED or part.startswith("place-"):
+        raise InvalidName(f"queue {name!r}: names that end in :{part} are reserved", hint="use another name")
+    return parse_name("queue", QUEUE_PREFIX + name)
+
+
+def schedule_job(name: str) -> str:
+    """The job that holds the schedules of a queue."""
+    return parse_name("queue", queue_job(name) + ":schedules")
+
+
+def limits_job(name: str) -> str:
+    """The job that holds the limits of a queue."""
+    return parse_name("queue", queue_job(name) + ":limits")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was submitted, and where it is."""
+
+    id: str
+    seq: int
+    key: str  # of the run
+    pipeline: str
+    state: str
+    priority: int
+    due_at: float
+    attempts: int  # that failed
+    retries: int
+    takeovers: int  # of workers that died at it
+    note: str  # why it is dead
+    group: str  # whose runs go one after another; "": none
+
+    @classmethod
+    def of(cls, record: Checkpoint) -> Entry | None:
+        """None for a record that is no entry: anybody who may save can write one, and it disturbs nobody."""
+        about: Any = record.metadata
+        tags = record.tags
+        takeovers = tags.get("takeovers", "0")
+        if about.get("kind") != "entry" or not takeovers.isdecimal():
+            return None
+        values = [about.get(name) for name in ("run", "pipeline", "priority", "due_at", "attempts", "retries")]
+        if not all(
+            isinstance(value, kind) for value, kind in zip(values, (str, str, int, float, int, int), strict=True)
+        ):
+            return None
+        key, pipeline, priority, due_at, attempts, retries = values
+        return cls(
+            record.id, record.seq, key, pipeline, tags.get("state", ""), priority, due_at, attempts, retries,
+            int(takeovers), tags.get("note", ""), group if isinstance(group := about.get("group"), str) else "",
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def entries_of(records: Iterable[Checkpoint]) -> Iterator[Entry]:
+    return (entry for record in records if (entry := Entry.of(record)) is not None)
+
+
+def new_entry(
+    run: str,
+    pipeline: str,
+    inputs: str = "",
+    *,
+    priority: int = 5,
+    due_at: float = 0.0,
+    retries: int = 0,
+    group: str = "",
+) -> dict[str, Any]:
+    """The metadata of an entry; `inputs` is the digest of what the pipeline is called with."""
+    return {
+        "run": run, "pipeline": pipeline, "inputs": inputs, "priority": priority, "due_at": due_at, "attempts": 0,
+        "retries": retries, "group": group,
+    }  # fmt: skip
+
+
+def save_entry(
+    store: CheckpointManager,
+    job: str,
+    entry: Mapping[str, Any],
+    call: object,
+    *,
+    after: str = "",
+    tags: Mapping[str, str] | None = None,
+    state: str | None = None,
+) -> str:
+    """Make an entry durable, once, and answer its ID: `after` is the ID of the one it replaces."""
+    if state is None:
+        state = DELAYED if entry["due_at"] > time.time() else ready(entry["priority"])
+    return store.save(
+        job,
+        entry["pipeline"],
+        call,
+        level="pipeline",
+        tags={"state": state, "run": entry["run"], **(tags or {})},
+        metadata={**entry, "kind": "entry"},
+        idempotency_key=after_key(after) if after else None,
+    )
+
+
+def drop_entry(store: CheckpointManager, entry_id: str) -> None:
+    """Delete an entry; nothing happens if somebody did before."""
+    store.store.delete([entry_id], actor=store.actor)
+
+
+def after_key(entry_id: str) -> str:
+    """The idempotency key of the entry that takes the place of another."""
+    return f"after:{entry_id}"

@@ -1,0 +1,51 @@
+"""Runs that nobody submitted to a queue, and that workers take over when their process dies: `pipeline(recover=True)`.
+
+While such a run is at work, an entry of the queue `recovery` says so, marked running. Its process holds the lease of
+the run and deletes the entry at the end. A worker that finds the entry, and the run without an owner, treats it as that
+of a worker that died: one owner (I5), given up after so many takeovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kedge.errors import LeaseLost, StorageError
+from kedge.manager import CheckpointManager
+
+from .entries import RECOVERY, RUNNING, drop_entry, new_entry, queue_job, save_entry
+from .inbox import StoreLike, opened
+from .keys import digest_of
+from .run import Run
+
+
+@contextmanager
+def recoverable(
+    make: Callable[[CheckpointManager], Run], given: StoreLike | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Around the call of a pipeline, in the run that `make` makes. Only a process that dies leaves an entry behind."""
+    with opened(given, create=True) as store:
+        run = make(store)
+        with run:
+            entry = _register(store, run, {"args": list(args), "kwargs": dict(kwargs)})
+            try:
+                yield
+            except LeaseLost:
+                raise  # the run belongs to somebody else, and so does its entry
+            except BaseException:
+                with suppress(StorageError):  # the error of the pipeline says more
+                    drop_entry(store, entry)  # while the run is ours: nobody else is to try it again
+                raise
+        with suppress(StorageError):  # a worker finds the run ended
+            drop_entry(store, entry)
+
+
+def _register(store: CheckpointManager, run: Run, call: Mapping[str, Any]) -> str:
+    job, pipeline = queue_job(RECOVERY), str(run.pipeline)
+    earlier = store.list(job, tags={"run": run.key})  # of sessions that died
+    inputs = digest_of([pipeline, call["args"], call["kwargs"]], f"pipeline {pipeline}").hex()
+    entry = save_entry(store, job, new_entry(run.key, pipeline, inputs), call, state=RUNNING)
+    for record in earlier:
+        drop_entry(store, record.id)
+    return entry

@@ -1,0 +1,163 @@
+"""Limits of queues, for all workers together; groups, whose runs keep their order and take turns."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge import CheckpointManager
+from kedge.model import Lease
+from kedge.pipeline.consumer import Worker
+from kedge.pipeline.entries import DEAD, HELD, queue_job
+from kedge.pipeline.limits import Limits, QueueLimits
+from tests.unit.pipeline.test_queues import POSTGRES, serve
+
+
+@pytest.fixture(params=["directory", POSTGRES])
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[CheckpointManager]:
+    is_directory = request.param == "directory"
+    place = tmp_path / "store" if is_directory else request.getfixturevalue("postgres").empty_database()
+    with kedge.open(place) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(store: CheckpointManager) -> kedge.Queue:
+    return kedge.queue("q", store=store)
+
+
+class Watched:
+    """A pipeline that says what is at work at the same time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.at_work: list[str] = []
+        self.most = 0
+        self.begun: list[str] = []
+        self.overlaps: set[str] = set()
+
+        @kedge.pipeline
+        def work(name: str) -> str:
+            group = name[0]
+            with self.lock:
+                if group in self.at_work:
+                    self.overlaps.add(group)
+                self.begun.append(name)
+                self.at_work.append(group)
+                self.most = max(self.most, len(self.at_work))
+            kedge.current_run().step("work", str, name)
+            with self.lock:
+                self.at_work.remove(group)
+            return name
+
+        self.work = work
+
+
+def test_so_many_at_once_on_all_workers(store: CheckpointManager, queue: kedge.Queue) -> None:
+    watched = Watched()
+    queue.limit(concurrency=2)
+    handles = [queue.submit(watched.work, f"{number} run") for number in range(12)]
+    workers = [Worker(store, ["q"], {"work": watched.work}, concurrency=3, lease_s=30) for _ in range(2)]
+    threads = [threading.Thread(target=worker.serve, kwargs={"until_empty": True}) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [handle.result(0) for handle in handles] == [f"{number} run" for number in range(12)]
+    assert watched.most <= 2
+
+
+def test_the_rate_is_that_of_all_workers(store: CheckpointManager, queue: kedge.Queue) -> None:
+    queue.limit(rate_per_s=0.01)
+    one, other = QueueLimits(store, "q"), QueueLimits(store, "q")
+    assert [one.may_begin(), one.may_begin(), other.may_begin()] == [True, False, False]
+    store.break_lease(Lease(f"{queue_job('q')}:rate", 1, "", 100))  # 100 s are over
+    assert [other.may_begin(), one.may_begin()] == [True, False]
+    queue.limit(rate_per_s=1000)
+    fast = QueueLimits(store, "other")
+    kedge.queue("other", store=store).limit(rate_per_s=0.1)
+    assert fast.may_begin()  # other queues have their own
+
+
+def test_a_full_queue_refuses(store: CheckpointManager, queue: kedge.Queue) -> None:
+    watched = Watched()
+    queue.limit(max_queued=2)
+    queue.submit(watched.work, "a")
+    queue.submit(watched.work, "b")
+    with pytest.raises(kedge.QueueFull, match="holds 2 runs, 2 at most") as refused:
+        queue.submit(watched.work, "c")
+    assert "start more workers" in refused.value.hint
+    queue.submit(watched.work, "a")  # is in it already
+    assert len(queue) == 2
+    serve(store, watched.work)
+    queue.submit(watched.work, "c")
+    assert queue.limits == Limits(max_queued=2)
+    queue.limit()
+    assert queue.limits == Limits()
+
+
+@pytest.mark.parametrize("nonsense", [{"concurrency": 0}, {"rate_per_s": 0}, {"rate_per_s": True}, {"max_queued": -1}])
+def test_limits_that_make_no_sense(queue: kedge.Queue, nonsense: Any) -> None:
+    with pytest.raises(kedge.Validation):
+        queue.limit(**nonsense)
+
+
+def test_groups_take_turns_and_keep_their_order(store: CheckpointManager, queue: kedge.Queue) -> None:
+    watched = Watched()
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        queue.submit(watched.work, name, group=name[0])
+    assert [entry.state for entry in queue.entries()].count(HELD) == 3
+    serve(store, watched.work)
+    assert watched.begun == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_one_of_a_group_at_a_time(store: CheckpointManager, queue: kedge.Queue) -> None:
+    watched = Watched()
+    names = [f"{group}{number:02}" for number in range(8) for group in "ab"]
+    for name in names:
+        queue.submit(watched.work, name, group=name[0])
+    workers = [Worker(store, ["q"], {"work": watched.work}, concurrency=3, lease_s=30) for _ in range(2)]
+    threads = [threading.Thread(target=worker.serve, kwargs={"until_empty": True}) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not watched.overlaps
+    for group in "ab":
+        assert [name for name in watched.begun if name[0] == group] == sorted(n for n in names if n[0] == group)
+
+
+def test_a_dead_run_lets_the_next_of_its_group_go_on(store: CheckpointManager, queue: kedge.Queue) -> None:
+    done: list[int] = []
+    broken = [1]
+
+    @kedge.pipeline
+    def work(number: int) -> None:
+        if number in broken:
+            raise ValueError("broken")
+        done.append(number)
+
+    for number in (1, 2):
+        queue.submit(work, number, key=f"w{number}", group="g")
+    serve(store, work)
+    assert done == [2]
+    assert [entry.key for entry in queue.entries(DEAD)] == ["w1"]
+    broken.clear()
+    queue.submit(work, 3, group="g", delay_s=0.01)
+    queue.retry("w1")
+    serve(store, work)
+    assert sorted(done) == [1, 2, 3]
+
+
+def test_a_turn_that_was_lost_with_a_process_is_given_again(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    with monkeypatch.context() as patch:  # who submits dies before it looks whose turn it is
+        patch.setattr("kedge.pipeline.queues.advance", lambda *_: None)
+        queue.submit(watched.work, "a1", group="a")
+        queue.submit(watched.work, "a2", group="a")
+    serve(store, watched.work, lease_s=0.2)
+    assert watched.begun == ["a1", "a2"]
