@@ -21,6 +21,7 @@ from . import (
     machines,
     memory,
     pipelines,
+    queues,
     server,
     small_saves,
     startup,
@@ -41,7 +42,13 @@ STORE: Rows = {
     "memory": memory.run,
     "startup": startup.run,
 }
-PIPELINES: Rows = {"steps": pipelines.steps, "maps": pipelines.maps, "models": pipelines.models}
+PIPELINES: Rows = {
+    "steps": pipelines.steps,
+    "maps": pipelines.maps,
+    "models": pipelines.models,
+    "queues": queues.rates,
+    "takeover": queues.takeover,
+}
 AGENTS: Rows = {"calls": agents.calls, "conversation": agents.conversation, "memories": agents.memories}
 IMPORTERS: Rows = {"jobs": importers.run}
 GPU: Rows = {"gpu": gpu.run}

@@ -82,11 +82,11 @@ class Session:
 
     def _continue_history(self) -> Checkpoint | None:
         """The newest status record of the sessions before this one; what it says is taken over."""
+        if not self.store.list(self.key, limit=1):
+            return None  # a new run asks once
         newest = newest_status(self.store, self.key)
         if newest is None:
-            if self.store.list(self.key, limit=1):
-                raise Conflict(f"job {self.key} is not a run", hint="it holds checkpoints of its own: use another key")
-            return None
+            raise Conflict(f"job {self.key} is not a run", hint="it holds checkpoints of its own: use another key")
         last = newest.metadata
         known = last.get("pipeline")
         if self.pipeline is not None and known is not None and known != self.pipeline:

@@ -1,0 +1,99 @@
+"""Queues: what submitting and carrying out a run that does nothing costs, in short and long queues; takeovers."""
+
+from __future__ import annotations
+
+import time
+
+import kedge
+from kedge import codec
+from kedge.pipeline.consumer import Worker
+from kedge.pipeline.entries import RUNNING, new_entry, queue_job, ready
+from kedge.store import Save
+from kedge.store.request import parse_request
+
+from .harness import Bench, Row, interleave, per_second
+
+LEASE_S = 1.0
+_FILLED_AT_ONCE = 1000
+
+
+@kedge.pipeline
+def nothing(number: int) -> int:
+    return number
+
+
+def rates(bench: Bench) -> list[Row]:
+    """One worker, one run at a time: durable submission, lease, two status records, the end."""
+    count, short, long = (50, 1_000, 10_000) if bench.quick else (200, 1_000, 100_000)
+    stores = {length: kedge.open(bench.fresh(f"queue{length}") / "store") for length in (short, long)}
+    for length, store in stores.items():
+        _fill(store, length)
+    numbers = iter(range(10**9))
+    submitted = [_submit(stores[short], next(numbers), count) for _ in range(bench.rounds)]
+    carried_out = interleave(
+        bench.rounds,
+        {f"{length}": lambda store=store: _carry_out(store, count) for length, store in stores.items()},
+    )
+    for store in stores.values():
+        store.close()
+    return [
+        Row("submission to a queue", submitted, show=per_second),
+        Row(f"run that does nothing, {short:,} queued", carried_out[f"{short}"], show=per_second),
+        Row(
+            f"run that does nothing, {long:,} queued", carried_out[f"{long}"], f"{short:,} queued",
+            carried_out[f"{short}"], target=1.2, kind="share", show=per_second,
+        ),
+    ]  # fmt: skip
+
+
+def takeover(bench: Bench) -> list[Row]:
+    """From the last sign of a worker on another machine until its run is completed here, in leases."""
+    costs = []
+    for round_number in range(bench.rounds):
+        with kedge.open(bench.fresh(f"takeover{round_number}") / "store") as store:
+            queue = kedge.queue("q", store=store)
+            handle = queue.submit(nothing, 1)
+            (entry,) = queue.entries()
+            store.tag(entry.id, state=RUNNING)
+            store.take_lease(handle.key, "a worker elsewhere", LEASE_S)
+            began = time.perf_counter()
+            Worker(store, ["q"], {"nothing": nothing}, lease_s=LEASE_S).serve(until_empty=True)
+            costs.append((time.perf_counter() - began) / LEASE_S)
+            handle.result(0)
+    return [Row("takeover, in leases", costs, target=2, kind="limit", show=lambda cost: f"{cost:.2f}")]
+
+
+def _fill(store: kedge.CheckpointManager, length: int) -> None:
+    """As `Queue.submit` does, many at a time."""
+    call = codec.encode({"args": [0], "kwargs": {}})
+    for start in range(0, length, _FILLED_AT_ONCE):
+        saves = []
+        for number in range(start, min(start + _FILLED_AT_ONCE, length)):
+            entry = {**new_entry(f"filled-{number}", "nothing"), "kind": "entry"}
+            tags = {"state": ready(5), "run": f"filled-{number}"}
+            request = parse_request(queue_job("q"), "nothing", "pipeline", tags=tags, metadata=entry)
+            saves.append(Save(request, call, "bench"))
+        for outcome in store.save_many(saves):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+def _submit(store: kedge.CheckpointManager, batch: int, count: int) -> float:
+    queue = kedge.queue("q", store=store)
+    began = time.perf_counter()
+    for number in range(count):
+        queue.submit(nothing, number, key=f"submitted-{batch}-{number}")
+    return (time.perf_counter() - began) / count
+
+
+def _carry_out(store: kedge.CheckpointManager, count: int) -> float:
+    left = iter(range(count - 1, -1, -1))
+    worker = Worker(
+        store,
+        ["q"],
+        {"nothing": nothing},
+        report=lambda run, text: worker.stop("enough") if not next(left, 0) else None,
+    )
+    began = time.perf_counter()
+    worker.serve()
+    return (time.perf_counter() - began) / count
