@@ -8,7 +8,6 @@ import kedge
 from kedge import codec
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import RUNNING, new_entry, queue_job, ready
-from kedge.store import Save
 from kedge.store.request import parse_request
 
 from .harness import Bench, Row, interleave, per_second
@@ -72,7 +71,7 @@ def _fill(store: kedge.CheckpointManager, length: int) -> None:
             entry = {**new_entry(f"filled-{number}", "nothing"), "kind": "entry"}
             tags = {"state": ready(5), "run": f"filled-{number}"}
             request = parse_request(queue_job("q"), "nothing", "pipeline", tags=tags, metadata=entry)
-            saves.append(Save(request, call, "bench"))
+            saves.append((request, call, "bench"))
         for outcome in store.save_many(saves):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -87,13 +86,14 @@ def _submit(store: kedge.CheckpointManager, batch: int, count: int) -> float:
 
 
 def _carry_out(store: kedge.CheckpointManager, count: int) -> float:
-    left = iter(range(count - 1, -1, -1))
-    worker = Worker(
-        store,
-        ["q"],
-        {"nothing": nothing},
-        report=lambda run, text: worker.stop("enough") if not next(left, 0) else None,
-    )
+    completed: list[str] = []
+
+    def report(run: str, text: str) -> None:
+        completed.append(run)
+        if len(completed) == count:
+            worker.stop("enough")
+
+    worker = Worker(store, ["q"], {"nothing": nothing}, report=report)
     began = time.perf_counter()
     worker.serve()
-    return (time.perf_counter() - began) / count
+    return (time.perf_counter() - began) / len(completed)
