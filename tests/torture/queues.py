@@ -159,8 +159,8 @@ def storm(
         for number in range(runs):
             check_run(store, queue, number, farm)
         check_order(store, runs)
-    if not kedge.open(url).verify().is_ok:
-        raise Violation("the store is damaged")
+        if not store.verify().is_ok:
+            raise Violation("the store is damaged")
     return {"runs": runs, "executions": executed, "again": executed - runs * PARTS, **weather.counts}
 
 

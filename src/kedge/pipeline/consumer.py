@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -101,6 +102,8 @@ class Worker:
         self._recover_at = 0.0
         self._recovered_to: dict[str, int] = {}  # where the search for dead workers was broken off
         self._turns_to: dict[str, int] = {}  # where that for groups without a turn was
+        self._found: deque[tuple[str, Entry]] = deque()  # ready, at the last look
+        self._found_at = 0.0
         self._collided = False
         self._wake = threading.Event()
         self._stopping = ""
@@ -224,6 +227,10 @@ class Worker:
         """Entries that may be taken: those that are due, then by priority."""
         if self._is_full():
             return
+        if not self._collided and time.monotonic() < self._found_at + LOOK_EVERY_S:
+            yield from self._use_up()
+        self._found.clear()
+        self._found_at = time.monotonic()
         for job, delayed in self._delayed.items():
             for entry in delayed.due():
                 yield job, entry
@@ -233,9 +240,15 @@ class Worker:
                 page = self._store.list(job, tags={"state": ready(priority)}, after=0, limit=window)
                 if self._collided:
                     shuffle(page)  # several workers want the same ones
-                for entry in entries_of(page):
-                    yield job, entry
+                self._found.extend((job, entry) for entry in entries_of(page))
+                yield from self._use_up()
         self._collided = False
+
+    def _use_up(self) -> Iterator[tuple[str, Entry]]:
+        """What the last look has found; one that is not passed on from here is the first the next time."""
+        while self._found:
+            yield self._found[0]
+            self._found.popleft()
 
     def _is_at_work(self, entry: Entry) -> bool:
         with self._lock:
@@ -273,9 +286,9 @@ class Worker:
             self._delayed[job].put_back(entry, self._lease_s)  # if that ends badly, it is still due
         except LeaseLost:
             self._report(entry.key, "was taken over by another worker")
-        except CheckpointError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the entry stays, and somebody reads of it
             self._delayed[job].put_back(entry, IDLE_S)
-            self._report(entry.key, f"cannot be carried out now: {error}")
+            self._report(entry.key, f"cannot be carried out now: {one_line(error)}")
         finally:
             with self._lock:
                 self._at_work.pop(entry.id, None)
@@ -298,7 +311,7 @@ class Worker:
         return None if current is None or current.state == DEAD else current
 
     def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:
-        summary = run_of(self._store, entry.key)
+        summary = run_of(self._store, entry.key) if lease.token > 1 else None  # nobody had it before
         if summary is not None and summary.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
             self._finish(job, entry)
             return

@@ -194,7 +194,7 @@ def test_a_worker_that_dies_behind_the_end_of_a_run_leaves_nothing_to_repeat(
 
     handle = queue.submit(work)
 
-    def die(*_: object) -> bool:
+    def die(*_: object, **__: object) -> bool:
         raise kedge.StorageError("killed here")
 
     with monkeypatch.context() as patch:

@@ -123,11 +123,11 @@ def test_a_worker_that_dies_in_the_middle_leaves_one_schedule(
     (record,) = store.list(schedule_job("q"))
     clock.now = datetime(2026, 1, 2, 3, 0, 1, tzinfo=UTC)
 
-    def die(*_: object) -> bool:
+    def die(*_: object, **__: object) -> bool:
         raise kedge.StorageError("killed here")
 
     with monkeypatch.context() as patch, pytest.raises(kedge.StorageError):
-        patch.setattr(store, "delete", die)
+        patch.setattr(store.store, "delete", die)
         schedules.fire(store, record)
     assert len(store.list(schedule_job("q"))) == 2
     schedules.fire(store, record)
