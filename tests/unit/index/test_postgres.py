@@ -160,27 +160,32 @@ def test_a_writer_that_is_suspended_in_its_transaction_keeps_nobody_out(
 
     monkeypatch.setattr("kedge.index.postgres.index.FROZEN_MS", 2000)
     begun, go = threading.Event(), threading.Event()
-    deletes = PostgresWrites.delete
+    left_s = PostgresWrites._left_s
 
-    def suspended(writes: PostgresWrites, *args: Any) -> Any:
-        deleted = deletes(writes, *args)
+    def suspended(writes: PostgresWrites, lease: Any) -> float:
         begun.set()
         assert go.wait(60)
-        return deleted
+        return left_s(writes, lease)
 
-    (first,) = save(index, record())
-    monkeypatch.setattr(PostgresWrites, "delete", suspended)
-    frozen = threading.Thread(target=lambda: answers.append(index.delete([first.id], actor="frozen")))
-    answers: list[Any] = []
+    index.acquire_lease("leased", "first", 600)
+    monkeypatch.setattr(PostgresWrites, "_left_s", suspended)
+    refused: list[LeaseHeld] = []
+
+    def acquire() -> None:
+        with pytest.raises(LeaseHeld) as held:
+            index.acquire_lease("leased", "second", 600)
+        refused.append(held.value)
+
+    frozen = threading.Thread(target=acquire)
     frozen.start()
     assert begun.wait(60)
     other = open_index(url)
-    (second,) = save(other, record())  # waits until the server ends the transaction
-    assert [c.id for c in other.list(second.job)] == [first.id, second.id]
+    (saved,) = save(other, record())  # waits until the server ends the transaction
+    assert [c.id for c in other.list(saved.job)] == [saved.id]
     other.close()
     go.set()
     frozen.join(60)
-    assert answers == [[first.id]]  # it was done again
+    assert len(refused) == 1  # it began again
 
 
 def test_one_bad_save_of_several_that_commit_together_fails_alone(index: PostgresIndex) -> None:

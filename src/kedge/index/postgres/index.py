@@ -133,16 +133,16 @@ class PostgresIndex(PostgresReads):
             waiting.result = checkpoints
         return saved is not None
 
-    def _begin(self, db: Connection, *, is_careful: bool) -> PostgresWrites:
+    def _begin(self, db: Connection, *, is_careful: bool, pipeline: psycopg.Pipeline | None = None) -> PostgresWrites:
         db.execute("BEGIN")
         db.execute(f"SET LOCAL idle_in_transaction_session_timeout = {FROZEN_MS}")
-        return PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful)
+        return PostgresWrites(db, self._ns, self.namespace, is_careful=is_careful, pipeline=pipeline)
 
     def _run_together(self, db: Connection, batch: Sequence[Waiting[Any]]) -> bool:
         """The usual way: operations refuse before they change anything. False if one failed half-way."""
         try:
-            with db.pipeline():  # what nobody waits for goes out together
-                writes = self._begin(db, is_careful=False)
+            with db.pipeline() as pipeline:  # what nobody waits for goes out together
+                writes = self._begin(db, is_careful=False, pipeline=pipeline)
                 for waiting in batch:
                     waiting.error = None
                     try:

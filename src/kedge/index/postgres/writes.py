@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from psycopg import Pipeline
+
 from kedge.errors import Conflict, NotFound
 from kedge.index.rows import CHECKPOINT, CheckpointRow, Row, checkpoint_of
 from kedge.index.transactions import JobRow, LeaseRow
@@ -33,8 +35,11 @@ class PostgresWrites(SqlWrites):
     # By the clock of the server: that of the transaction would stand still while it waits its turn.
     _LEASE = "token, holder, is_live, extract(epoch FROM until - clock_timestamp())::float8"
 
-    def __init__(self, db: Connection, ns_no: int, namespace: str, *, is_careful: bool) -> None:
+    def __init__(
+        self, db: Connection, ns_no: int, namespace: str, *, is_careful: bool, pipeline: Pipeline | None = None
+    ) -> None:
         self._db = db
+        self._pipeline = pipeline
         self._ns = ns_no
         self._namespace = namespace
         self._is_careful = is_careful
@@ -73,7 +78,10 @@ class PostgresWrites(SqlWrites):
     # Statements
 
     def _one(self, sql: str, *parameters: object) -> Row | None:
-        return self._db.execute(for_postgres(sql), parameters).fetchone()
+        cursor = self._db.execute(for_postgres(sql), parameters)
+        if self._pipeline is not None:
+            self._pipeline.sync()  # so the server knows that it waits for us, and for how long
+        return cursor.fetchone()
 
     def _do(self, sql: str, *parameters: object) -> None:
         """In a pipeline what goes wrong is told by a later statement."""
