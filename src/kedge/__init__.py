@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from .pipeline.run import Run as run  # noqa: N813
     from .pipeline.schedules import schedule
     from .pipeline.signals import Paused
+    from .pipeline.streams import follow
     from .process.resumable import CheckpointableProcess, CheckpointPolicy, ResumableProcess, checkpoint_on_interval
 
 
@@ -160,6 +161,7 @@ __all__ = [
     "current_run",
     "dask",
     "decide",
+    "follow",
     "open",
     "pipeline",
     "queue",
@@ -184,7 +186,7 @@ _HOMES = {
     "model": ("Checkpoint", "CheckpointLevel", "CheckpointStatus", "Event", "Job", "Lease", "RunStatus"),
     "pipeline": (
         "Approval", "Handle", "ItemError", "Paused", "Queue", "Retry", "Run", "StepFailed", "current_run",
-        "decide", "pipeline", "queue", "run", "schedule", "send", "step",
+        "decide", "follow", "pipeline", "queue", "run", "schedule", "send", "step",
     ),
     "process.resumable": ("CheckpointPolicy", "CheckpointableProcess", "ResumableProcess", "checkpoint_on_interval"),
     "care.retention": ("RetentionPolicy",),

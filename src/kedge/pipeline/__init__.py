@@ -25,14 +25,15 @@ from .retry import Retry
 from .run import Run
 from .schedules import schedule
 from .signals import Paused
+from .streams import follow
 
 run = Run
 queue = Queue
 
 __all__ = [
     "Approval", "Handle", "ItemError", "Paused", "PendingApproval", "Pipeline", "Queue", "Retry", "Run", "StepFailed",
-    "current_run", "decide", "find_approvals", "pending_approvals", "pipeline", "queue", "run", "schedule", "send",
-    "step",
+    "current_run", "decide", "find_approvals", "follow", "pending_approvals", "pipeline", "queue", "run", "schedule",
+    "send", "step",
 ]  # fmt: skip
 
 

@@ -11,28 +11,27 @@ from __future__ import annotations
 
 import inspect
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from kedge.errors import Cancelled, CheckpointError, Conflict, Denied, LeaseHeld, LeaseLost, Validation
+from kedge.errors import CheckpointError, Conflict, LeaseHeld, LeaseLost, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import CheckpointLevel, Lease, RunStatus, parse_step
-from kedge.urls import reachable
 
 from .approval import Approval
 from .inbox import opened, parse_run_key, signal_tag
 from .keys import Path, show
+from .outcome import say_what_follows, status_after
 from .owner import held_by_another, take_lease
 from .place import Place, place_in
 from .retry import Retry, parse_timeout
 from .session import Session, not_entered
 from .signals import Paused
 from .step import UNSET, Call, Steps, parse_options, parse_version
+from .streams import stream_tags
 from .wait import (
     WaitCall,
     drive,
@@ -153,7 +152,7 @@ class Run:
             session.signals.disarm()
             session.settle()
             session.failures.release(error)
-            status = _status_after(error)
+            status = status_after(error)
             if status is RunStatus.PAUSED and session.signals.stopping and not isinstance(error, Paused):
                 error = Paused(session.signals.stopping)  # asyncio made a cancellation of it
             try:
@@ -163,7 +162,7 @@ class Run:
                 if error is None:
                     raise
                 error.add_note(f"The end of run {self.key} could not be recorded: {failure}")
-            _say_what_follows(session, status, error)
+            say_what_follows(session, status, error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -376,6 +375,15 @@ class Run:
         metadata = {"kind": "log", "text": str(text)[:2000], "fields": fields}
         self._at_work().save(path, {}, CheckpointLevel.SUBSTEP, metadata, tags={"kind": "log"})
 
+    def emit(self, name: str, value: Any) -> None:
+        """Add a value to the stream `name` of this run, once and durably; `kedge.follow` reads the stream, live.
+
+        A run that is resumed does not repeat it: the first call under a name is the first value, and so on.
+        """
+        self._at_work()
+        step = self._steps.claim_free(place_in(self), f"emit {parse_step(name)}")
+        self.call(step, Call(lambda: value, inputs=None, tags=lambda _: stream_tags(name), is_claimed=True))
+
     # What a worker of a queue needs
 
     def begin(self) -> None:
@@ -414,36 +422,3 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<kedge run {self.key}, session {self.session}>"
-
-
-def _say_what_follows(session: Session, status: RunStatus, error: BaseException | None) -> None:
-    key, command = session.key, resume_command(session.store, session.key)
-    if status is RunStatus.COMPLETED and session.completed_at is not None and not session.account.executed:
-        session.watcher.say(f"run {key} already completed on {session.completed_at:%Y-%m-%d %H:%M} UTC; nothing to do")
-    session.watcher.close()
-    if isinstance(error, Denied):
-        error.add_note(f"Run {key} ends here: a denial is final.")
-    elif status is RunStatus.PAUSED:
-        sys.stderr.write(f"kedge: run {key} is paused ({error}); to resume it: {command}\n")
-    elif isinstance(error, SystemExit):  # nobody shows its notes
-        sys.stderr.write(f"kedge: run {key} failed ({error}); to resume it: {command}\n")
-    elif status is RunStatus.FAILED and error is not None and not isinstance(error, LeaseLost):
-        error.add_note(f"Run {key} failed; what is finished is kept. To resume it: {command}")
-
-
-def resume_command(store: CheckpointManager, key: str) -> str:
-    if store.url == "memory:":
-        return "run it again in this process (its store is in memory)"
-    place = "$KEDGE_STORE" if "://" in store.url else shlex.quote(reachable(store.url))  # a URL may hold a password
-    tenant = "" if store.namespace == "default" else f" --namespace {store.namespace}"
-    return f"kedge runs resume {key} --store {place}{tenant}"
-
-
-def _status_after(error: BaseException | None) -> RunStatus:
-    if error is None:
-        return RunStatus.COMPLETED
-    if isinstance(error, Cancelled):
-        return RunStatus.CANCELLED
-    if isinstance(error, SystemExit) and not isinstance(error, Paused):  # sys.exit(1) is how many programs fail
-        return RunStatus.PAUSED if error.code in (None, 0) else RunStatus.FAILED
-    return RunStatus.FAILED if isinstance(error, Exception) else RunStatus.PAUSED

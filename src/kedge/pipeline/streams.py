@@ -1,0 +1,51 @@
+"""Streams: values that a run gives out while it is at work, in order. Each is the result of a step with a tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from blake3 import blake3
+
+from kedge.manager import CheckpointManager
+from kedge.model import RunStatus, parse_step
+
+from .inbox import StoreLike, opened, parse_run_key
+from .owner import newest_status, status_of
+
+WAIT_S = 1.0
+_PAGE = 100
+_ENDED = (RunStatus.COMPLETED, RunStatus.CANCELLED, RunStatus.FAILED)
+
+
+def stream_tags(name: str) -> dict[str, str]:
+    return {"stream": blake3(name.encode()).hexdigest(16)}
+
+
+def follow(store: StoreLike, key: str, name: str) -> Iterator[Any]:
+    """The values of `run.emit(name, value)` of a run, from the first one on, as they come; from any process.
+
+    Ends when the run has completed, failed or was cancelled. A run that has not begun yet is waited for. `store` may be
+    a path or URL.
+    """
+    parse_run_key(key)
+    parse_step(name)
+    with opened(store) as manager:
+        after = 0
+        while True:
+            seen = manager.events(limit=1, newest=True)
+            has_ended = _has_ended(manager, key)  # before the look at the values: none comes after the end
+            page = manager.list(key, tags=stream_tags(name), after=after, limit=_PAGE)
+            for record in page:
+                after = record.seq
+                state: Any = manager.load(record.id)
+                yield state["result"]
+            if not page and has_ended:
+                return
+            if not page:
+                manager.events(seen[-1].id if seen else 0, limit=1, wait_s=WAIT_S)
+
+
+def _has_ended(store: CheckpointManager, key: str) -> bool:
+    newest = newest_status(store, key)
+    return newest is not None and status_of(newest) in _ENDED
