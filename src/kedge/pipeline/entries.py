@@ -34,9 +34,21 @@ def ready(priority: int) -> str:
     return f"ready{priority}"
 
 
+def _reserved_part(name: str) -> str:
+    """What Kedge keeps beside a queue, such as its limits, is called NAME:part; "" for any other name."""
+    _, colon, part = name.rpartition(":")
+    return part if colon and (part in _RESERVED or part.startswith("place-")) else ""
+
+
+def queue_of(job: str) -> str:
+    """The name of the queue that a job belongs to."""
+    name = job.removeprefix(QUEUE_PREFIX)
+    part = _reserved_part(name)
+    return name.removesuffix(f":{part}") if part else name
+
+
 def queue_job(name: str) -> str:
-    part = name.rpartition(":")[2] if ":" in name else ""
-    if part in _RESERVED or part.startswith("place-"):
+    if part := _reserved_part(name):
         raise InvalidName(f"queue {name!r}: names that end in :{part} are reserved", hint="use another name")
     return parse_name("queue", QUEUE_PREFIX + name)
 

@@ -58,7 +58,9 @@ def retry_command(session: Session, name: str, run: str) -> None:
 @store_command("limit", json_keys='{"queue": …, "concurrency": …, "rate_per_s": …, "max_queued": …}; null: no limit')
 @click.argument("name")
 @click.option("--concurrency", type=Number(1), help="Execute at most this many runs at a time, over all workers.")
-@click.option("--rate", "rate_per_s", type=click.FloatRange(0.0001, 10_000), help="Start at most this many runs per second.")
+@click.option(
+    "--rate", "rate_per_s", type=click.FloatRange(0.0001, 10_000), help="Start at most this many runs per second."
+)
 @click.option("--max-queued", type=Number(1), help="Refuse submissions while the queue holds this many runs.")
 def limit_command(
     session: Session, name: str, concurrency: int | None, rate_per_s: float | None, max_queued: int | None
@@ -73,5 +75,7 @@ def limit_command(
 
 
 queue_command = command_group(
-    "queue", [list_command, retry_command, limit_command], text="List the runs in a queue, limit it, and retry dead runs."
+    "queue",
+    [list_command, retry_command, limit_command],
+    text="List the runs in a queue, limit it, retry dead runs.",
 )

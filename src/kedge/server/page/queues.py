@@ -12,9 +12,11 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Form, Request
 from starlette.responses import Response
 
+from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint
-from kedge.pipeline.queues import DEAD, RUNNING, Entry, Queue, queue_job, schedule_job
+from kedge.pipeline.entries import DEAD, RUNNING, Entry, queue_job, queue_of, schedule_job
+from kedge.pipeline.queues import Queue
 from kedge.pipeline.schedules import Schedule, pause, resume
 
 from .templates import PageRoute, Reader, Writer, answer, see
@@ -46,13 +48,17 @@ async def queues(request: Request, access: Reader) -> Response:
 
 
 def _queues(store: CheckpointManager) -> list[QueueRow]:
-    suffix = schedule_job("q").removeprefix(queue_job("q"))
-    names: dict[str, None] = {}
-    for job in store.jobs(QUEUE_PREFIX, 2 * _QUEUES):
-        name = job.name.removeprefix(QUEUE_PREFIX).removesuffix(suffix)
-        if name and not name.endswith(suffix):
-            names[name] = None
-    return [_row(store, name) for name in islice(names, _QUEUES)]
+    names = dict.fromkeys(queue_of(job.name) for job in store.jobs(QUEUE_PREFIX, 2 * _QUEUES))
+    return [_row(store, name) for name in islice((name for name in names if _is_usable(name)), _QUEUES)]
+
+
+def _is_usable(name: str) -> bool:
+    """Anybody who may save can make jobs of other names."""
+    try:
+        queue_job(name)
+    except InvalidName:
+        return False
+    return bool(name)
 
 
 def _row(store: CheckpointManager, name: str) -> QueueRow:
