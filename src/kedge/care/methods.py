@@ -124,7 +124,7 @@ class CaringManager:
         """Delete all but the newest `keep_last` checkpoints of a job, except pinned ones. Returns how many were
         deleted."""
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1:
-            raise Validation(f"keep_last must be a whole number of at least 1 (got {keep_last!r})")
+            raise Validation(f"keep_last={keep_last!r} keeps nothing", hint="use a whole number of at least 1")
         policy = RetentionPolicy(keep_last=keep_last)
         return sum(not verdict.reasons for verdict in self.review(policy, job=job_id, dry_run=False))
 

@@ -38,7 +38,7 @@ def diff_values(old: object, new: object, *, max_changes: int = MAX_CHANGES) -> 
 
 def _compare(old: State, new: State, max_changes: int, ids: tuple[str, str] = ("", "")) -> Diff:
     if isinstance(max_changes, bool) or not isinstance(max_changes, int) or max_changes < 1:
-        raise Validation(f"max_changes must be a whole number of at least 1 (got {max_changes!r})")
+        raise Validation(f"max_changes={max_changes!r} shows nothing", hint="use a whole number of at least 1")
     comparison = Comparison(old, new, max_changes)
     try:
         comparison.compare("", old.outline, new.outline)

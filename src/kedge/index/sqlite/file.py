@@ -265,9 +265,7 @@ class SqliteFile:
 
     def _say_open(self) -> None:
         """When the log with the first commit is durable, before that is acknowledged (I1): a power cut in between
-        leaves a log that nobody asks for; the other way round, an index would ask for a log that never was.
-
-        But for the first time this costs nothing (I6).
+        leaves a log that nobody asks for; the other way round, an index would ask for a log that never was. (I6: once)
         """
         if self._state is not None and not self._state.is_marked:
             with self._joining:
@@ -326,8 +324,7 @@ class SqliteFile:
                 self._run_transaction(full)  # once more, in the space that the log has given back
 
     def _shrink_log(self) -> bool:
-        """On a full disk: give back what the log takes. Tried before each write until it works: whatever somebody
-        frees would otherwise go into a longer log."""
+        """On a full disk, before each write until it works: else what somebody frees goes into a longer log."""
         try:
             self._was_full = not (self._is_connected and self._move_log_on())
         except sqlite3.Error:
@@ -346,7 +343,10 @@ class SqliteFile:
             if not self._writes.save_together(batch):
                 if not self._run_together(batch):
                     self._run_apart(batch)
-                self._connection.execute("COMMIT")
+                if all(waiting.error for waiting in batch):
+                    self._roll_back()  # not even pages that an undone statement has touched are written
+                else:
+                    self._connection.execute("COMMIT")
             self._say_open()
             self._check_identity()
         except Exception as failure:  # noqa: BLE001 - goes to every caller: nothing was acknowledged
