@@ -120,9 +120,9 @@ def parse_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
         raise Validation(f"{len(tags)} tags given", hint=f"use at most {MAX_TAGS}; larger data belongs into metadata=")
     for name, value in tags.items():
         parse_name("tag", name)
-        if not isinstance(value, str) or len(value) > MAX_TAG_VALUE_CHARACTERS or not is_utf8(value):
+        if not isinstance(value, str) or len(value) > MAX_TAG_VALUE_CHARACTERS or "\0" in value or not is_utf8(value):
             raise Validation(
-                f"the value of tag {name!r} must be text of at most {MAX_TAG_VALUE_CHARACTERS} characters",
+                f"the value of tag {name!r} must be text of at most {MAX_TAG_VALUE_CHARACTERS} characters, without NUL",
                 hint="convert it with str(), or put it into metadata=",
             )
     return dict(tags)

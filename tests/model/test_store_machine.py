@@ -221,7 +221,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.pin(checkpoint, pinned)
             known.pinned = pinned
 
-    @rule(checkpoint=ids, value=st.one_of(st.none(), st.text(max_size=5)))
+    @rule(checkpoint=ids, value=st.one_of(st.none(), st.text(st.characters(exclude_characters="\0"), max_size=5)))
     def tag(self, checkpoint: str, value: str | None) -> None:
         if known := self.model.get(checkpoint):
             self.store.tag(checkpoint, mood=value)

@@ -229,6 +229,7 @@ BAD_ARGUMENTS: dict[str, tuple[type[kedge.CheckpointError], Callable[[Manager], 
     "long schema version": (kedge.Validation, lambda s: s.save("job", "s", 1, schema_version="1" * 5000)),
     "pin": (kedge.Validation, lambda s: s.save("job", "s", 1, pin="yes")),  # type: ignore[arg-type]
     "lease no lease": (kedge.Validation, lambda s: s.save("job", "s", 1, lease="mine")),  # type: ignore[arg-type]
+    "tag NUL": (kedge.Validation, lambda s: s.save("job", "s", 1, tags={"a": "x\0"})),
     "missing parent": (kedge.NotFound, lambda s: s.save("job", "s", 1, parent="step_1_00000000")),
     "limit 0": (kedge.Validation, lambda s: s.list("job", limit=0)),
     "limit text": (kedge.Validation, lambda s: s.list("job", limit="5")),  # type: ignore[arg-type]
