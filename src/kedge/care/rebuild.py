@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kedge.errors import Conflict, Validation
+from kedge.errors import Conflict
 from kedge.model import CheckpointStatus, to_us
 from kedge.ports import Blobs, Chunk, ChunksGone, IdTaken, Index, NewCheckpoint
 from kedge.store.chunk_reader import ChunkReader
 from kedge.store.local import LocalStore
 from kedge.store.record import NoKeys, read_packs
 
-from .repair import add_saves, chunks_of, in_order, open_rows
+from .repair import add_saves, chunks_of, in_order, open_rows, wrong_key
 
 if TYPE_CHECKING:
     from kedge.crypto import FoundKeys
@@ -72,7 +72,7 @@ def rebuild(
                 found.places.setdefault(chunk.digest, chunk)
         add_saves(found.records, record.saves)
     if opening.locked and not by_namespace and not known:
-        raise _wrong_key(opening.locked, keys)
+        raise wrong_key(opening.locked, keys)
     added = 0
     corrupted: list[str] = []
     for namespace in {*by_namespace, *known}:
@@ -85,15 +85,6 @@ def rebuild(
         corrupted += [*lost, *damaged]
     count = sum(len(found.records) for found in by_namespace.values())
     return RebuildReport(len(packs), count, added, tuple(corrupted), dict(opening.locked))
-
-
-def _wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
-    """Before anything was added: who gave the wrong key must not take the store for empty."""
-    given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
-    return Validation(
-        f"the packs contain {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
-        hint="make the new index empty again, then run it with the right key: --key, $KEDGE_KEY, $KEDGE_KEY_FILE",
-    )
 
 
 def _add(store: LocalStore, found: _Found, actor: str) -> tuple[int, list[str]]:

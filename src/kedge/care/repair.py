@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ class RepairReport:
     from_packs: int  # of those, known only from packs
     corrupted: tuple[str, ...]  # IDs that are listed but cannot be loaded
     is_index_complete: bool  # whether the old index could be read to its end
-    old_index: str  # where it lies now
+    old_index: str  # where it lies now; "" if there was none
 
 
 def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> RepairReport:
@@ -71,8 +71,9 @@ def repair(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
             count, from_packs, corrupted = _rebuild(path, new, store_id, found, keys, actor)
             sync_directory(path)
             write_marker(path, Marker(store_id, new.name, is_encrypted=keys is not None))
+            has_old = old.exists()
             kept = _put_aside(path, old)
-    return RepairReport(count, from_packs, corrupted, found.is_complete and not is_cut, str(kept))
+    return RepairReport(count, from_packs, corrupted, found.is_complete and not is_cut, str(kept) if has_old else "")
 
 
 def _find_keys(
@@ -91,6 +92,7 @@ def _find_keys(
     from kedge.crypto import FoundKeys
 
     keys = FoundKeys(master)
+    keys.refuse_wrong_master([*kept.values(), *copies.values()])
     for namespace, text in [*kept.items(), *copies.items()]:
         keys.add(store_id, namespace, text)
     return keys
@@ -105,7 +107,10 @@ def _rebuild(
     corrupted: list[str] = []
     count = from_packs = 0
     try:
-        told = _read_packs(blobs, places, keys)
+        opening = keys or NoKeys()
+        told = _read_packs(blobs, places, opening)
+        if opening.locked and not told and not found.checkpoints:
+            raise wrong_key(opening.locked, keys)
         for namespace in {"default", *found.checkpoints, *told, *found.jobs, *(keys.namespaces if keys else ())}:
             index = SqliteIndex(str(new), namespace=namespace, store_id=store_id)
             store = LocalStore(index, blobs) if keys is None else behind_keys(index, blobs, keys, actor)
@@ -211,7 +216,7 @@ def _put_aside(path: Path, old: Path) -> Path:
 
 
 def _read_packs(
-    blobs: PackBlobs, places: dict[str, dict[bytes, Chunk]], keys: FoundKeys | None
+    blobs: PackBlobs, places: dict[str, dict[bytes, Chunk]], keys: FoundKeys | NoKeys
 ) -> dict[str, dict[str, NewCheckpoint]]:
     """What the packs say of themselves: places of chunks the index lacks, and records by namespace and ID."""
     sizes = dict(blobs.packs())
@@ -222,13 +227,23 @@ def _read_packs(
             else:
                 of_namespace[digest] = replace(chunk, pack="", offset=0)
     told: dict[str, dict[str, NewCheckpoint]] = {}
-    for record in read_packs(blobs, sizes, keys or NoKeys()):
+    for record in read_packs(blobs, sizes, keys):
         known = places.setdefault(record.namespace, {})
         for chunk in record.chunks:
             if chunk.pack in sizes:
                 known.setdefault(chunk.digest, chunk)
         add_saves(told.setdefault(record.namespace, {}), record.saves)
     return told
+
+
+def wrong_key(locked: Mapping[str, int], keys: FoundKeys | None) -> Validation:
+    """Before anything was added: who gave the wrong key must not take the store for empty, and let gc empty it."""
+    given = "no key was given" if keys is None else f"the one given is {keys.master.id}"
+    return Validation(
+        f"the packs contain {sum(locked.values()):,} saves under key {', '.join(sorted(locked))}, and {given}",
+        hint="give the right one: --key, $KEDGE_KEY or $KEDGE_KEY_FILE; a new database must be emptied first: "
+        "DROP SCHEMA kedge CASCADE",
+    )
 
 
 def add_saves(known: dict[str, NewCheckpoint], saves: Iterable[NewCheckpoint]) -> None:

@@ -71,7 +71,7 @@ def refile(path: Path, *, actor: str, master: MasterKey | None = None) -> Repair
             blobs.close()
         count, is_lost = _put_aside(path, new, told)
         kept = _put_in_place(inside, new)
-    return RepairReport(count, report.added, report.corrupted, is_complete and not is_lost, str(kept))
+    return RepairReport(count, report.added, report.corrupted, is_complete and not is_lost, kept)
 
 
 def _begin(journal: Journal, new: Path) -> bool:
@@ -155,6 +155,7 @@ def _find_keys(inside: Path, new: Path, told: Told, master: MasterKey | None) ->
     from kedge.crypto import FoundKeys
 
     keys = FoundKeys(master)
+    keys.refuse_wrong_master([*copies.values(), *(text for _, text in kept.values())])
     for namespace, text in copies.items():  # the newest
         store_id = kept[namespace][0] if namespace in kept else str(json.loads(text)["bound_to"])
         keys.add(store_id, namespace, text)
@@ -194,15 +195,16 @@ def _put_aside(path: Path, new: Path, told: Told) -> tuple[int, bool]:
     return count, is_lost
 
 
-def _put_in_place(inside: Path, new: Path) -> Path:
+def _put_in_place(inside: Path, new: Path) -> str:
     """The moment of the change is a rename; the old journal has another name by then."""
     old, kept = inside / "journal", inside / new.name.replace("rebuilt", "journal.damaged")
+    has_old = old.exists()
     try:
-        if old.exists():
+        if has_old:
             os.link(old, kept)
         os.replace(new / INSIDE / "journal", old)
         sync_folder(inside)
         shutil.rmtree(new)
     except OSError as error:
         raise storage_error("put the new journal in place of", str(old), error) from error
-    return kept
+    return str(kept) if has_old else ""

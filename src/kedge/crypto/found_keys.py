@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from kedge.errors import Corrupted, Validation
@@ -40,6 +41,18 @@ class FoundKeys:
         previous = self._keyrings.setdefault(namespace, keyring)
         more = tuple(secret for secret in keyring.secrets if secret not in previous.secrets)
         self._keyrings[namespace] = replace(previous, secrets=previous.secrets + more)
+
+    def refuse_wrong_master(self, keyrings: Iterable[str]) -> None:
+        """Validation if none of the keyrings that a store has is under our master key: it is not empty, but locked."""
+        wanted = set()
+        for text in keyrings:
+            with suppress(Corrupted):  # a damaged one says nothing; packs have others
+                wanted.add(master_of(text))
+        if wanted and self.master.id not in wanted:
+            raise Validation(
+                f"this store is encrypted under key {', '.join(sorted(wanted))}, and the one given is {self.master.id}",
+                hint="give the right one: --key, $KEDGE_KEY or $KEDGE_KEY_FILE",
+            )
 
     def keyring_for(self, store_id: str, namespace: str) -> str | None:
         """What the index of store `store_id` is to keep for a namespace; None if nothing was found."""

@@ -97,7 +97,8 @@ def print_repair(repaired: RepairReport | None) -> None:
         )
         print_labelled("!", "warn", f"the old index could not be read to its end: checkpoints may be missing: {lost}")
         print_labelled("  →", "dim", "if you have a copy of the store, compare kedge jobs of both")
-    click.echo(style(f"  the old index is {safe(repaired.old_index)}", "dim"))
+    if repaired.old_index:
+        click.echo(style(f"  the old index is {safe(repaired.old_index)}", "dim"))
 
 
 def _print_result(result: VerifyReport, *, is_deep: bool, is_whole: bool) -> None:
