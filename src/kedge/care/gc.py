@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kedge.errors import Corrupted, NoSpace, NotFound
+from kedge.errors import Conflict, Corrupted, NoSpace, NotFound
 from kedge.ports import UNREADABLE, Chunk, ChunksGone, NewCheckpoint
 from kedge.store.backlog import write_saves
 from kedge.store.chunk_reader import read_verified
 from kedge.store.local import LocalStore
-from kedge.store.record import read_records
+from kedge.store.record import Keys, NoKeys, read_packs, read_records
 
 COMPACT_BELOW = 0.5  # a pack with a smaller live part is rewritten
 SMALL_BYTES = 64 << 10  # packs up to this, as processes leave them that save little, are joined
@@ -46,6 +46,7 @@ class GcReport:
 def collect(store: LocalStore, *, actor: str, progress: Callable[[int, int], None] | None = None) -> GcReport:
     """Remove unnamed chunks and packs, and compact the rest. `progress(done, total)` counts packs."""
     store.index.refuse_older()
+    _refuse_locked(store)
     bytes_before = sum(size for _, size in store.blobs.packs())
     chunks_removed, _ = store.index.sweep(lambda _, manifest: store.references(manifest))
     if store.backlog is not None:
@@ -62,6 +63,25 @@ def collect(store: LocalStore, *, actor: str, progress: Callable[[int, int], Non
         detail = f'{{"chunks":{chunks_removed},"packs":{removed},"bytes":{bytes_freed}}}'
         store.index.append_event("gc", actor=actor, detail=detail)
     return report
+
+
+def _refuse_locked(store: LocalStore) -> None:
+    """An index that was made with the wrong key knows of nothing, and would call all packs garbage."""
+    if store.index.jobs(limit=1) or store.index.packs():
+        return
+    keys: Keys = NoKeys()
+    if store.vault is not None:
+        from kedge.crypto import FoundKeys
+
+        keys = FoundKeys(store.vault.master)
+    for _ in read_packs(store.blobs, [pack for pack, _ in store.blobs.packs()], keys):
+        pass
+    if keys.locked:
+        raise Conflict(
+            f"the packs hold {keys.locked.total():,} saves under key {', '.join(sorted(keys.locked))}, and this index "
+            "knows none of them",
+            hint="run kedge rebuild with that key first",
+        )
 
 
 def foresee(store: LocalStore, *, progress: Callable[[int, int], None] | None = None) -> GcReport:

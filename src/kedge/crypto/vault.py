@@ -33,7 +33,7 @@ class Vault:
     """
 
     def __init__(self, master: MasterKey, store_id: str, namespace: str, read: Callable[[], str | None]) -> None:
-        self._master = master
+        self.master = master
         self._store_id = store_id
         self._namespace = namespace
         self._read = read
@@ -45,7 +45,7 @@ class Vault:
         if text is None:
             raise Corrupted("the keyring of this namespace is gone", hint="put the index back from a copy")
         try:
-            keyring = open_keyring(text, self._master, self._store_id, self._namespace)
+            keyring = open_keyring(text, self.master, self._store_id, self._namespace)
         except Validation:
             if not hasattr(self, "keyring"):
                 raise
@@ -59,7 +59,7 @@ class Vault:
 
     def use(self, master: MasterKey) -> None:
         """The keyring is under another master key from now on."""
-        self._master = master
+        self.master = master
         self.refresh()
 
     @property
@@ -67,7 +67,7 @@ class Vault:
         """What may be shown of it."""
         return {
             "cipher": "AES-256-GCM",
-            "master_key": self._master.id,
+            "master_key": self.master.id,
             "data_key": self.current.id.hex(),
             "old_data_keys": [key.id.hex() for key in self.keys[1:]],
             "encrypts_names": self.hides_names,

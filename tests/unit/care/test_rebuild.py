@@ -143,6 +143,21 @@ def test_a_lost_database_beside_packs(postgres: Cluster, run: Run, how: str, tmp
     lose_the_database(postgres, f"&blobs=file:{tmp_path / 'packs'}", HOW[how], run, added=4)  # a deletion is undone
 
 
+@pytest.mark.xdist_group("postgres")
+@pytest.mark.requires("postgres")
+def test_an_index_made_with_the_wrong_key_removes_nothing(postgres: Cluster, run: Run, tmp_path: Path) -> None:
+    blobs = f"&blobs=file:{tmp_path / 'packs'}"
+    with kedge.open(postgres.empty_database() + blobs, key=KEY) as manager:
+        fill(manager)
+    packs = {path: path.read_bytes() for path in tmp_path.rglob("*.pack")}
+    assert packs
+    empty = postgres.empty_database() + blobs
+    wrong = "kdk1_" + "B" * 42 + "E"
+    run("rebuild", "--store", empty, "--key", wrong, code=3)
+    run("gc", "--store", empty, "--key", wrong, code=5)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.pack")} == packs
+
+
 def lose_the_database(postgres: Cluster, blobs: str, how: dict[str, Any], run: Run, added: int) -> str:
     """The drill of docs/machines.md: an empty database gets what the packs know, under their keys."""
     key = ["--key", how["key"]] if how else []
