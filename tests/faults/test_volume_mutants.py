@@ -45,6 +45,7 @@ def test_noticed(
             "tmp_path": lambda: tmp_path,
             "monkeypatch": lambda: monkeypatch,
             "side": lambda: "target",
+            "names": lambda: "bc",
             "volume": lambda: test_volumes.make_volume(tmp_path, is_in_memory=False),
             "pods": lambda: test_pod_volumes.Pods(store, tmp_path / "pods"),
         }

@@ -1,6 +1,6 @@
 """Which files a volume that containers share gets in a restore: never some that one of them has changed since."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,17 @@ class Pods:
     def save(
         self,
         name: str,
-        content: str,
+        content: str | None,
         moment_s: float,
         *,
         is_running: bool = False,
         starts: dict[str, float] | None = None,
     ) -> Checkpoint:
-        """A checkpoint of a container, whose volume has one file."""
+        """A checkpoint of a container, whose volume has one file, or none."""
         source = self.folder / f"{name}-{moment_s}"
         source.mkdir()
-        (source / "file").write_text(content)
+        if content is not None:
+            (source / "file").write_text(content)
         volumes = {"/shared": snapshot.files_tree(source)}
         images = kedge.Tree(source)
         taken = snapshot.Snapshot("container", name, images, network=Network(mode="host", path=""), volumes=volumes)
@@ -54,12 +55,13 @@ class Pods:
         job = f"container:team+web-0+{name}"
         return self.store.get(self.store.save(job, "s", taken.state(), metadata=metadata))
 
-    def bundle(self, name: str, sandbox: str = NEW_POD) -> Bundle:
+    def bundle(self, name: str, sandbox: str = NEW_POD, *, reads_only: bool = False) -> Bundle:
         notes = {"io.kubernetes.cri.sandbox-id": sandbox, "io.kubernetes.cri.container-name": name}
         source = f"{self.folder}/pods/{sandbox}/volumes/kubernetes.io~empty-dir/shared"
+        options = ["rbind", "ro" if reads_only else "rw"]
         spec: dict[str, Any] = {
             "annotations": notes,
-            "mounts": [{"destination": "/shared", "type": "bind", "source": source, "options": ["rbind", "rw"]}],
+            "mounts": [{"destination": "/shared", "type": "bind", "source": source, "options": options}],
         }
         return Bundle(self.folder / f"bundle-{name}", spec)
 
@@ -80,13 +82,26 @@ def _pods(store: kedge.CheckpointManager, tmp_path: Path, monkeypatch: pytest.Mo
     return Pods(store, tmp_path)
 
 
-def live(pods: Pods, monkeypatch: pytest.MonkeyPatch, name: str, restored: str | None, sandbox: str = NEW_POD) -> None:
-    """Let a container live that has the same volume."""
-    bundle = pods.bundle(name, sandbox)
-    mark = Mark(Wish(f"team+web-0+{name}", "latest"), str(bundle.path), restored=restored)
-    monkeypatch.setattr(claims, "marked", lambda: [(Path("/run/x", name), mark)])
+def live(
+    pods: Pods,
+    monkeypatch: pytest.MonkeyPatch,
+    restored: dict[str, str | None],
+    *,
+    sandbox: str = NEW_POD,
+    reads_only: Container[str] = (),
+    volumes: str = "",
+) -> None:
+    """Let containers live that have the same volume, by name: the checkpoint each was restored from."""
+    bundles = {name: pods.bundle(name, sandbox, reads_only=name in reads_only) for name in restored}
+    specs = {bundle.path: bundle.spec for bundle in bundles.values()}
+    wishes = {name: Wish(f"team+web-0+{name}", "latest", volumes=volumes) for name in restored}
+    marked = [
+        (Path("/run/x", name), Mark(wishes[name], str(bundles[name].path), restored=checkpoint))
+        for name, checkpoint in restored.items()
+    ]
+    monkeypatch.setattr(claims, "marked", lambda: marked)
     monkeypatch.setattr(claims, "is_alive", lambda _: True)
-    monkeypatch.setattr("kedge.containers.engine.runc.read_spec", lambda _: bundle.spec)
+    monkeypatch.setattr("kedge.containers.engine.runc.read_spec", lambda path: specs[path])
 
 
 def test_the_last_of_a_pod_is_right_for_all(pods: Pods) -> None:
@@ -105,12 +120,45 @@ def test_one_that_ran_on_has_its_own_files(pods: Pods) -> None:
     assert pods.restored(again, "c") == "of b"  # in which c had not run
 
 
-def test_who_lives_keeps_its_files(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", ["bc", "cb"])
+def test_who_lives_keeps_its_files(pods: Pods, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    """However many live, and in whatever order they are found: what one that was restored goes on with stays."""
     first = pods.save("a", "of a", 10.0)
-    live(pods, monkeypatch, "b", restored="x")
+    live(pods, monkeypatch, {"b": "x"})
     assert pods.restored(first, "a") is None
-    live(pods, monkeypatch, "b", restored=None)  # it began anew
-    assert pods.restored(first, "a") == "of a"
+    live(pods, monkeypatch, {name: "x" if name == "b" else None for name in names})
+    assert pods.restored(first, "a") is None
+
+
+def test_files_are_not_replaced_below_one_that_began_anew(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pods.save("a", "of a", 10.0)
+    live(pods, monkeypatch, {"b": None})
+    with pytest.raises(kedge.Conflict, match="/shared is in use by team\\+web-0\\+b") as refused:
+        pods.restored(first, "a")
+    assert refused.value.hint
+
+
+def test_a_volume_without_files_is_left_to_one_that_began_anew(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /dev/shm mostly is, which all containers of a pod have: nothing is needed there."""
+    first = pods.save("a", None, 10.0)
+    live(pods, monkeypatch, {"b": None})
+    assert pods.restored(first, "a") is None
+
+
+def test_one_that_only_reads_a_volume_has_not_filled_it(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restored or not, it put nothing in place and wrote nothing."""
+    first = pods.save("a", "of a", 10.0)
+    for restored in ("x", None):
+        live(pods, monkeypatch, {"b": restored}, reads_only="b")
+        assert pods.restored(first, "a") == "of a"
+
+
+def test_one_whose_volumes_are_not_saved_may_have_written(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its restore put nothing in place."""
+    first = pods.save("a", "of a", 10.0)
+    live(pods, monkeypatch, {"b": "x"}, volumes="no")
+    with pytest.raises(kedge.Conflict, match="in use by team\\+web-0\\+b"):
+        pods.restored(first, "a")
 
 
 def test_in_the_same_pod_files_stay_if_it_has_not_run_since(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +166,7 @@ def test_in_the_same_pod_files_stay_if_it_has_not_run_since(pods: Pods, monkeypa
     assert pods.restored(first, "a", sandbox=OLD_POD, last_start_s=5.0) is None
     assert pods.restored(first, "a", sandbox=OLD_POD, last_start_s=12.0) == "of a"
     for sandbox in (OLD_POD, NEW_POD):
-        live(pods, monkeypatch, "b", restored="x", sandbox=sandbox)
+        live(pods, monkeypatch, {"b": "x"}, sandbox=sandbox)
         with pytest.raises(kedge.Conflict, match="in use by team\\+web-0\\+b"):
             pods.restored(first, "a", sandbox=sandbox, last_start_s=12.0)
 
