@@ -18,7 +18,7 @@ from kedge.containers.credentials import confinement
 from kedge.containers.engine.owners import owner_of_container
 from kedge.containers.guard import Guard
 from kedge.containers.network import refuse_mismatch
-from kedge.containers.pod_starts import note_start
+from kedge.containers.pod_starts import last_start_s, note_start, take_back_start
 from kedge.containers.restore import Target, restore_checkpoint
 from kedge.containers.rootfs import seeing
 from kedge.errors import CheckpointError, Corrupted, NotFound, StorageError
@@ -72,8 +72,9 @@ def _create(container: CalledContainer, wish: Wish, bundle: Bundle) -> int | Non
         container.write(mark)  # should we be killed, `delete` knows that it was ours
         try:
             checkpoints = _candidates(container, manager, wish, claim, bundle)
-            last_start_s = note_start(container.root, bundle.spec)
-            restored = _restore_first(container, manager, wish, checkpoints, bundle, last_start_s)
+            restored = _restore_first(container, manager, wish, checkpoints, bundle)
+            if restored is None:
+                note_start(container.root, bundle.spec)
         except BaseException:
             manager.break_lease(claim)
             marks.remove_mark(container.mark_path)
@@ -165,15 +166,14 @@ def _restore_first(
     wish: Wish,
     checkpoints: Sequence[Checkpoint],
     bundle: Bundle,
-    last_start_s: float,
 ) -> _Restored | None:
-    """Restore the first of these that can be; None when it is to start anew. `last_start_s`: see pod_starts."""
+    """Restore the first of these that can be; None when it is to start anew."""
     keeps_tcp = settings.chosen(wish.tcp, "KEDGE_TCP", ("close", "keep")) == "keep"
     for number, checkpoint in enumerate(checkpoints):
         for left in reversed(range(wish.tries)):
             target = RuncTarget.of(container, bundle, keeps_tcp=keeps_tcp)
             try:
-                _restore(manager, checkpoint.id, target, wish.namespace, last_start_s)
+                _restore(manager, checkpoint.id, target, wish.namespace)
             except CheckpointError as error:
                 target.guard.drop()
                 container.other("delete", "--force")
@@ -190,15 +190,12 @@ def _restore_first(
     return None
 
 
-def _restore(
-    manager: CheckpointManager, checkpoint_id: str, target: RuncTarget, namespace: str, last_start_s: float
-) -> None:
+def _restore(manager: CheckpointManager, checkpoint_id: str, target: RuncTarget, namespace: str) -> None:
     checkpoint, taken = snapshot.load(manager, checkpoint_id)
     refuse_mismatch(taken.network, target.bundle.network)
     if taken.volumes:
-        taken = with_pod_volumes(
-            manager, checkpoint, taken, target.bundle, namespace=namespace, last_start_s=last_start_s
-        )
+        started_s = last_start_s(target.container.root, target.bundle.spec)
+        taken = with_pod_volumes(manager, checkpoint, taken, target.bundle, namespace=namespace, last_start_s=started_s)
     companions = companions_for(target.bundle.spec)
     restore_checkpoint(checkpoint, taken, target, companions=companions, phases=Phases())
 
@@ -239,9 +236,19 @@ class RuncTarget(Target):
         self.bundle.run(
             [self.container.real, *words],
             attempt,
-            lambda command, held: self.guard.run(seeing(rootfs, command), held),
+            lambda command, held: self._run_noted(seeing(rootfs, command), held),
             closes_tcp=closes_tcp,
         )
+
+    def _run_noted(self, command: Sequence[str], held: Sequence[int]) -> int:
+        """The start is noted when processes can run, not before: a restore that fails earlier, or is killed, can be
+        tried again. If we are killed in here, nobody knows whether they ran, and the note stays."""
+        before_s = last_start_s(self.container.root, self.bundle.spec)
+        note_start(self.container.root, self.bundle.spec)
+        status = self.guard.run(command, held)
+        if status:
+            take_back_start(self.container.root, self.bundle.spec, before_s)
+        return status
 
     def pid(self, attempt: Attempt) -> int:
         pid_file = self.container.call.get("pid-file")

@@ -175,12 +175,17 @@ def test_starts_are_noted_while_the_pod_lives(pods: Pods) -> None:
     root = pods.folder / "runc"
     (root / NEW_POD).mkdir(parents=True)
     spec = pods.bundle("a").spec
-    assert pod_starts.note_start(str(root), spec) == 0.0
-    (begun,) = pod_starts.starts_in(str(root), spec).values()
-    assert pod_starts.note_start(str(root), spec) == begun
-    assert pod_starts.starts_in(str(root), pods.bundle("b").spec).keys() == {"a"}
+    assert pod_starts.last_start_s(str(root), spec) == 0.0
+    pod_starts.note_start(str(root), spec)
+    begun_s = pod_starts.last_start_s(str(root), spec)
+    assert begun_s
+    pod_starts.note_start(str(root), spec)
+    assert pod_starts.starts_in(str(root), pods.bundle("b").spec) == {"a": pod_starts.last_start_s(str(root), spec)}
+    pod_starts.take_back_start(str(root), spec, begun_s)
+    assert pod_starts.last_start_s(str(root), spec) == begun_s
     (root / NEW_POD).rmdir()
     (root / "other").mkdir()
     pod_starts.note_start(str(root), pods.bundle("a", "other").spec)
     assert pod_starts.starts_in(str(root), spec) == {}
-    assert pod_starts.note_start(str(root), {"annotations": {}}) == 0.0
+    pod_starts.note_start(str(root), {"annotations": {}})
+    assert pod_starts.last_start_s(str(root), {"annotations": {}}) == 0.0
