@@ -273,6 +273,28 @@ def test_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert "secret" in _run(inspect_command, target, "--reveal", capture=capfd)
 
 
+def test_a_key_wins_over_a_file_of_the_same_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is no path: a directory called like a workload is no archive. What was taken is said."""
+    store = str(tmp_path / "store")
+    done = json.loads(
+        _run(import_command, str(_archive(tmp_path / "x.tar")), "--store", store, "--json", capture=capfd)
+    )
+    (tmp_path / "here/counter").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    inspect_command.main(["counter", "--store", store], standalone_mode=False)
+    shown = capfd.readouterr()
+    assert shown.out.split()[:2] == ["checkpoint", done["id"]]
+    assert "./counter" in shown.err
+    (tmp_path / "here/counter").rmdir()
+    for name in ("counter", "counter.tar", "my dump"):
+        _archive(tmp_path / "here" / name)
+    for source in ("./counter", "counter.tar", "my dump"):
+        assert _run(inspect_command, source, "--store", store, capture=capfd).startswith("archive ")
+    assert _run(inspect_command, "counter", "--store", str(tmp_path / "none"), capture=capfd).startswith("archive ")
+
+
 def test_parts_of_stored_files_are_read_without_the_rest(tmp_path: Path, store: CheckpointManager) -> None:
     (tmp_path / "data").mkdir()
     plain = os.urandom(3 << 20)

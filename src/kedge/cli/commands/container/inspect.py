@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from kedge.cli.command import Number, Session, store_command
 from kedge.cli.output import emit
+from kedge.errors import NotFound, Validation
 from kedge.terminal.tables import Column, print_facts, print_table
 from kedge.terminal.text import count_of, safe, size, style
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from kedge.containers.inspection import Inspection
 
 _SHOWN_CHANGES = 20
+_ARCHIVE = re.compile(r"/|\.(tar(\.\w+)?|tgz)$")
 
 
 @store_command(
@@ -41,18 +45,19 @@ def inspect_command(
     all_changes: bool,
     max_bytes: int,
 ) -> None:
-    """Show the contents of an archive of any engine, or of a checkpoint: processes, memory, sockets, files, times."""
+    """Show the contents of an archive of any engine, or of a checkpoint: processes, memory, sockets, files, times.
+
+    A name without "/" that does not end like an archive (.tar, .tar.zst, .tgz) is looked up in the store first.
+    """
     from kedge.containers.archive.tar import Limits
-    from kedge.containers.inspection import inspect_archive, inspect_stored
+    from kedge.containers.inspection import inspect_archive
 
-    if os.path.exists(source):
+    is_there = os.path.exists(source)
+    content = None if is_there and _ARCHIVE.search(source) else _stored(session, source, reveal, is_needed=not is_there)
+    if content is None:
         content = inspect_archive(source, limits=Limits(total_bytes=max_bytes), reveal=reveal)
-    else:
-        from kedge.containers import snapshot
-
-        with session.of_memory().open() as manager:
-            checkpoint = snapshot.find(manager, "container", source)
-            content = inspect_stored(manager, checkpoint.id, reveal=reveal)
+    elif is_there:
+        click.echo(f"{safe(source)} is in the store; ./{safe(source)} shows what has that name here", err=True)
     if session.as_json:
         emit(_document(content, with_environment or reveal))
         return
@@ -68,6 +73,22 @@ def inspect_command(
         print_facts(sorted(content.environment.items()))
 
 
+def _stored(session: Session, name: str, reveal: bool, *, is_needed: bool) -> Inspection | None:
+    """The checkpoint of that ID or key; None if there is none, and none is needed."""
+    from kedge.containers import snapshot
+    from kedge.containers.inspection import inspect_stored
+
+    with ExitStack() as stack:
+        try:
+            manager = stack.enter_context(session.of_memory().open())
+            checkpoint = snapshot.find(manager, "container", name)
+        except (NotFound, Validation):
+            if is_needed:
+                raise
+            return None
+        return inspect_stored(manager, checkpoint.id, reveal=reveal)
+
+
 def _facts(content: Inspection) -> list[tuple[str, str]]:
     config, figures = content.config, content.statistics.values if content.statistics is not None else {}
     pages = f"{size(content.pages_bytes)} of memory" if content.pages_bytes else ""
@@ -78,6 +99,7 @@ def _facts(content: Inspection) -> list[tuple[str, str]]:
     ]
     written = f"{figures['pages_written']:,} pages written" if "pages_written" in figures else ""
     return [
+        ("checkpoint" if content.format == "kedge" else "archive", content.source),
         ("container", config.name),
         ("id", config.id),
         ("image", config.image_name),
