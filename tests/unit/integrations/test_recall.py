@@ -12,6 +12,7 @@ from tests.parts import require
 
 require("module:langgraph")
 
+from kedge import Conflict
 from kedge.index.sqlite.index import SqliteIndex
 from kedge.integrations.langgraph import KedgeStore, recall
 
@@ -64,11 +65,56 @@ def test_a_deletion_beside_a_version_that_was_left_behind_is_seen(stores: Stores
     assert shown(ours) == [("l", {"n": 2})]
 
 
-def test_any_changes_by_two_processes_give_what_a_third_one_reads(stores: Stores, tmp_path: Path) -> None:
-    rnd = random.Random(7)
+def test_a_deletion_beside_an_item_with_a_pinned_older_version_is_seen(stores: Stores) -> None:
+    """As many rows as items that were read: one of those has two, and the other none."""
+    ours, theirs = stores
+    theirs.put(("a",), "k", {"n": 1})
+    theirs.manager.pin(theirs.manager.list("memory:a")[0].id)
+    theirs.put(("a",), "k", {"n": 2})
+    theirs.put(("a",), "l", {"n": 3})
+    assert shown(ours) == [("l", {"n": 3}), ("k", {"n": 2})]
+    theirs.delete(("a",), "l")
+    assert shown(ours) == [("k", {"n": 2})]
+
+
+def test_a_deletion_is_seen_although_a_version_goes_while_the_rest_is_read(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = stores
+    for key in "kl":
+        theirs.put(("a",), key, {"n": 1})
+    assert len(shown(ours)) == 2
+    older = theirs.manager.list("memory:a")[1].id
+    theirs.manager.pin(older)
+    theirs.put(("a",), "l", {"n": 2})
+    theirs.manager.pin(older, False)
+    theirs.delete(("a",), "k")
+    assert len(theirs.manager.list("memory:a")) == 2  # of "l"
+    read = ours.manager.store.list_stored
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        theirs.manager.delete("memory:a", older)
+        return read(*args, **options)
+
+    monkeypatch.setattr(ours.manager.store, "list_stored", interrupted)
+    assert shown(ours) == [("l", {"n": 2})]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_changes_by_two_processes_give_what_a_third_one_reads(stores: Stores, tmp_path: Path, seed: int) -> None:
+    rnd = random.Random(seed)
     for n in range(60):
-        store = rnd.choice(stores)
-        store.put(("a",), rnd.choice("klmno"), rnd.choice([None, {"n": n}, {"n": n}]))  # type: ignore[arg-type]
+        store, key = rnd.choice(stores), rnd.choice("klmno")
+        rows = store.manager.list("memory:a")
+        if rows and rnd.random() < 0.3:
+            row = rnd.choice(rows)
+            store.manager.pin(row.id, not row.is_pinned)  # an unpinned older version is left behind
+        try:
+            if rows and rnd.random() < 0.2:
+                store.manager.delete("memory:a", rnd.choice(rows).id)  # an older version may come to light
+            store.put(("a",), key, rnd.choice([None, {"n": n}, {"n": n}]))  # type: ignore[arg-type]
+        except Conflict:
+            pass  # a pinned item is not deleted
         if rnd.random() < 0.5:
             with KedgeStore(tmp_path / "store") as fresh:
                 assert shown(stores[0]) == shown(stores[1]) == shown(fresh)

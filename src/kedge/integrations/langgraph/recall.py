@@ -1,15 +1,17 @@
 """The items of memories as this process has read them last, so that a search reads only what has changed since.
 
 A job counts its checkpoints and their numbers. While both are the same, so are its items; what is new lies behind the
-last number. Something was deleted, too, where what is known then does not add up to the count: all is read again. The
-count is asked for first, so that what changes meanwhile shows the next time.
+last number. Something was deleted, too, where what is known then does not add up to the count: all is read again. An
+item has one row, or none when it was deleted; the rows of those that may have more, because an older version is pinned
+or was left behind, are looked up. The count is asked for first, so that what changes meanwhile shows the next time, and
+once more before it proves anything: it counts what was read only if nothing has changed since.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kedge.codec.fragments import NotAFragment
@@ -67,6 +69,7 @@ class _Known:
     checkpoints: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     newest: int = 0  # number that was read
+    several: frozenset[str] = frozenset()  # items that may have more rows than one
 
 
 class Recall:
@@ -102,26 +105,35 @@ class Recall:
         self._known[job.name] = known
 
     def _catch_up(self, job: Job, known: _Known | None) -> _Known:
-        if known is not None:
-            grown = self._read_behind(job, known)
-            replaced = [item for item, entry in known.entries.items() if grown.entries[item] is not entry]
-            rows = len(grown.entries) - len(replaced)
-            for start in range(0, len(replaced), _PAGE):
-                tags = {ITEM: replaced[start : start + _PAGE]}
-                rows += len(self._manager.store.list_stored(job.name, tags=tags))
-            if rows == job.checkpoints:
-                return grown
-        return self._read_behind(job, _Known())
+        proved = None if known is None else self._prove(job, self._read_behind(job, known))
+        return self._read_behind(job, _Known()) if proved is None else proved
+
+    def _prove(self, job: Job, grown: _Known) -> _Known | None:
+        """What is known, if the count proves that all of it is there."""
+        rows: dict[str, list[str]] = {item: [] for item in grown.several}  # IDs, oldest first
+        several = [*rows]
+        for start in range(0, len(several), _PAGE):
+            tags = {ITEM: several[start : start + _PAGE]}
+            for row, _ in self._manager.store.list_stored(job.name, tags=tags):
+                rows[row.tags[ITEM]].append(row.id)
+        count = len(grown.entries) - len(rows) + sum(map(len, rows.values()))
+        if count != job.checkpoints or any(grown.entries[item].row.id not in ids[-1:] for item, ids in rows.items()):
+            return None
+        now = self._manager.store.job(job.name)
+        if now is None or (now.last_seq, now.checkpoints) != (job.last_seq, job.checkpoints):
+            return None
+        return replace(grown, several=frozenset(item for item, ids in rows.items() if len(ids) > 1))
 
     def _read_behind(self, job: Job, known: _Known) -> _Known:
-        entries, newest = dict(known.entries), known.newest
+        entries, newest, several = dict(known.entries), known.newest, set(known.several)
         while page := self._manager.store.list_stored(job.name, after=newest, limit=_PAGE):
             for stored in page:
                 entry = Entry(stored)
-                entries.pop(entry.item, None)
+                if entries.pop(entry.item, None) is not None:
+                    several.add(entry.item)
                 entries[entry.item] = entry
             newest = page[-1][0].seq
-        return _Known(job.last_seq, job.checkpoints, entries, newest)
+        return _Known(job.last_seq, job.checkpoints, entries, newest, frozenset(several))
 
     def _look_again(self, job: Job, known: _Known) -> _Known:
         """Another process may have read what has expired here, and so have prolonged it."""
@@ -131,7 +143,7 @@ class Recall:
             for stored in self._manager.store.list_stored(job.name, tags={ITEM: expired[start : start + _PAGE]}):
                 entry = Entry(stored)
                 entries[entry.item] = entry
-        looked = _Known(known.last_seq, known.checkpoints, entries, known.newest)
+        looked = replace(known, entries=entries)
         self._known[job.name] = looked
         return looked
 
