@@ -88,12 +88,9 @@ class Entry:
         takeovers = tags.get("takeovers", "0")
         if about.get("kind") != "entry" or not takeovers.isdecimal():
             return None
-        values = [about.get(name) for name in ("run", "pipeline", "priority", "due_at", "attempts", "retries")]
-        if not all(
-            isinstance(value, kind) for value, kind in zip(values, (str, str, int, float, int, int), strict=True)
-        ):
+        if not all(isinstance(about.get(name), kind) for name, kind in _FIELDS.items()):
             return None
-        key, pipeline, priority, due_at, attempts, retries = values
+        key, pipeline, priority, due_at, attempts, retries = (about[name] for name in _FIELDS)
         return cls(
             record.id, record.seq, key, pipeline, tags.get("state", ""), priority, due_at, attempts, retries,
             int(takeovers), tags.get("note", ""), group if isinstance(group := about.get("group"), str) else "",
