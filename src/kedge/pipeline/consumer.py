@@ -44,6 +44,7 @@ from .entries import (
     Entry,
     after_key,
     drop_entry,
+    drop_replaced,
     entries_of,
     queue_job,
     ready,
@@ -305,9 +306,11 @@ class Worker:
     def _look_again(self, entry: Entry) -> Entry | None:
         """The entry as it is now that its run is ours; None if it has ended or was given up meanwhile."""
         try:
-            current = Entry.of(self._store.get(entry.id))
+            record = self._store.get(entry.id)
         except NotFound:
             return None
+        drop_replaced(self._store, record)
+        current = Entry.of(record)
         return None if current is None or current.state == DEAD else current
 
     def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:

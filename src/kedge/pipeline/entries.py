@@ -131,7 +131,8 @@ def save_entry(
     tags: Mapping[str, str] | None = None,
     state: str | None = None,
 ) -> str:
-    """Make an entry durable, once, and answer its ID: `after` is the ID of the one it replaces."""
+    """Make an entry durable, once, and answer its ID: `after` is the ID of the one it replaces, NotFound if that and
+    what has replaced it are gone."""
     if state is None:
         state = DELAYED if entry["due_at"] > time.time() else ready(entry["priority"])
     return store.save(
@@ -139,6 +140,7 @@ def save_entry(
         entry["pipeline"],
         call,
         level="pipeline",
+        parent=after or None,
         tags={"state": state, "run": entry["run"], **(tags or {})},
         metadata={**entry, "kind": "entry"},
         idempotency_key=after_key(after) if after else None,
@@ -148,6 +150,15 @@ def save_entry(
 def drop_entry(store: CheckpointManager, entry_id: str) -> None:
     """Delete an entry; nothing happens if somebody did before."""
     store.store.delete([entry_id], actor=store.actor)
+
+
+def drop_replaced(store: CheckpointManager, record: Checkpoint) -> None:
+    """Delete the entry that this one has replaced, if who did that has not come so far. Before this one is deleted: its
+    key is free then, and the entry must not be replaced once more."""
+    if record.parent is not None:
+        for older in store.list(record.job, tags={"run": record.tags.get("run", "")}, before=record.seq):
+            if older.id == record.parent:
+                drop_entry(store, older.id)
 
 
 def after_key(entry_id: str) -> str:

@@ -6,8 +6,9 @@ group with many entries does not keep the others waiting. Which is next is read 
     1. the oldest held entry
     2. whether another one of the group is active: then nothing is done
 
-So two who look at the same time find the same entry, and only one of them replaces it (its idempotency key); an entry
-that is found later than step 1 of somebody else is not active before that one has ended.
+So two who look at the same time find the same entry, and only one of them replaces it: the idempotency key of the new
+entry is taken while that is there, and when it is gone, so is the held one, which is its parent. An entry that is found
+later than step 1 of somebody else is not active before that one has ended.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
+from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
 
@@ -54,7 +56,10 @@ def _groups(records: Iterable[Checkpoint]) -> Iterable[str]:
 
 
 def _activate(store: CheckpointManager, held: Checkpoint, group: str) -> None:
-    save_entry(store, held.job, held.metadata, store.load(held.id), after=held.id, tags=active_tags(group))
+    try:
+        save_entry(store, held.job, held.metadata, store.load(held.id), after=held.id, tags=active_tags(group))
+    except NotFound:
+        return  # somebody else did this
     drop_entry(store, held.id)
 
 

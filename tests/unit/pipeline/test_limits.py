@@ -1,24 +1,36 @@
 """Limits of queues, for all workers together; groups, whose runs keep their order and take turns."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import kedge
-from kedge import CheckpointManager
+from kedge import CheckpointManager, Retry
 from kedge.model import Lease
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import DEAD, HELD, queue_job
+from kedge.pipeline.entries import DEAD, DELAYED, HELD, queue_job, ready
+from kedge.pipeline.groups import advance
 from kedge.pipeline.limits import Limits, QueueLimits
 from tests.unit.pipeline.test_queues import POSTGRES, serve
 
 
 @pytest.fixture(params=["directory", POSTGRES])
-def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[CheckpointManager]:
+def place(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
     is_directory = request.param == "directory"
-    place = tmp_path / "store" if is_directory else request.getfixturevalue("postgres").empty_database()
+    return tmp_path / "store" if is_directory else request.getfixturevalue("postgres").empty_database()
+
+
+@pytest.fixture
+def store(place: Any) -> Iterator[CheckpointManager]:
+    with kedge.open(place) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(store: CheckpointManager, place: Any) -> Iterator[CheckpointManager]:
+    """Another process at the same store."""
     with kedge.open(place) as opened:
         yield opened
 
@@ -161,3 +173,57 @@ def test_a_turn_that_was_lost_with_a_process_is_given_again(
         queue.submit(watched.work, "a2", group="a")
     serve(store, watched.work, lease_s=0.2)
     assert watched.begun == ["a1", "a2"]
+
+
+def before_first(patch: pytest.MonkeyPatch, store: CheckpointManager, method: str, happens: Callable[[], None]) -> None:
+    """Let something happen just before the next call of a method of `store`."""
+    call = getattr(store, method)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        patch.setattr(store, method, call)
+        happens()
+        return call(*args, **options)
+
+    patch.setattr(store, method, interrupted)
+
+
+def test_two_who_advance_a_group_at_once(
+    store: CheckpointManager, other: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    before_first(monkeypatch, store, "load", lambda: advance(other, queue_job("q"), "a"))
+    queue.submit(watched.work, "a1", group="a")
+    assert [entry.state for entry in queue.entries()] == [ready(5)]
+    serve(store, watched.work)
+    assert watched.begun == ["a1"]
+
+
+@pytest.mark.parametrize("does_the_other_die", [False, True])
+def test_a_run_has_one_entry_although_it_was_tried_before_another_one_advances_its_group(
+    store: CheckpointManager,
+    other: CheckpointManager,
+    queue: kedge.Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    does_the_other_die: bool,
+) -> None:
+    """The other one has put the held entry into its turn, and a worker has put that off, which frees its key."""
+
+    @kedge.pipeline
+    def work(name: str) -> None:
+        raise ValueError("broken")
+
+    def try_once() -> None:
+        with monkeypatch.context() as patch:
+            if does_the_other_die:
+                patch.setattr("kedge.pipeline.groups.drop_entry", lambda *_: None)
+            advance(other, queue_job("q"), "a")
+        backoff = Retry(delay_s=1000, jitter=0)
+        worker = Worker(other, ["q"], {"work": work}, backoff=backoff, report=lambda *_: worker.stop("tried"))
+        worker.serve()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kedge.pipeline.queues.advance", lambda *_: None)
+        queue.submit(work, "a1", group="a", retries=1)
+    before_first(monkeypatch, store, "save", try_once)
+    advance(store, queue_job("q"), "a")
+    assert [(entry.state, entry.attempts) for entry in queue.entries()] == [(DELAYED, 1)]
