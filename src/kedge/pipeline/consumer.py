@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from random import shuffle
 from typing import Any
 
@@ -89,7 +90,7 @@ class Worker:
         self._store = store
         self._jobs = [queue_job(name) for name in queues]
         self._schedules = [schedule_job(name) for name in queues]
-        self._limits = {queue_job(name): QueueLimits(store, name) for name in queues}
+        self._limits = {queue_job(name): QueueLimits(store, name, partial(report, f"queue {name}")) for name in queues}
         self._pipelines = pipelines
         self._concurrency = concurrency
         self._lease_s = lease_s

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from random import shuffle
+from typing import Any
 
 from kedge.errors import LeaseHeld, QueueFull, Validation
 from kedge.manager import CheckpointManager
+from kedge.model import Checkpoint
 from kedge.store.lease import default_holder
 
 from .entries import RUNNING, limits_job, queue_job
@@ -24,6 +27,7 @@ from .retry import parse_count
 
 REREAD_S = 1.0
 _SHORTEST_LEASE_S = 0.1
+_LOOK_BACK = 20  # records, for limits that make sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ def parse_limits(concurrency: int | None, rate_per_s: float | None, max_queued: 
     return Limits(concurrency, None if rate_per_s is None else float(rate_per_s), max_queued)
 
 
+def _limits_of(record: Checkpoint) -> Limits:
+    values: Any = record.metadata
+    return parse_limits(values.get("concurrency"), values.get("rate_per_s"), values.get("max_queued"))
+
+
 def save_limits(store: CheckpointManager, queue: str, limits: Limits) -> None:
     store.save(limits_job(queue), "limits", limits.to_json(), level="pipeline", metadata=limits.to_json())
 
@@ -55,11 +64,13 @@ def save_limits(store: CheckpointManager, queue: str, limits: Limits) -> None:
 class QueueLimits:
     """The limits of one queue, as a process that submits or works keeps to them."""
 
-    def __init__(self, store: CheckpointManager, queue: str) -> None:
+    def __init__(self, store: CheckpointManager, queue: str, report: Callable[[str], None] = warnings.warn) -> None:
         self._store = store
+        self._report = report
         self._queue = queue
         self._job = queue_job(queue)
         self._limits = Limits()
+        self._record_id = ""  # of the newest record that was read
         self._read_at = -math.inf
         self._tickets = 0  # runs that may begin now
         self._tickets_until = 0.0
@@ -67,12 +78,23 @@ class QueueLimits:
     def current(self) -> Limits:
         """Read again once a second at most."""
         if time.monotonic() >= self._read_at + REREAD_S:
-            newest = self._store.list(limits_job(self._queue), limit=1)
-            values = newest[0].metadata if newest else {}
-            self._limits = parse_limits(
-                values.get("concurrency"), values.get("rate_per_s"), values.get("max_queued")  # type: ignore[arg-type]
-            )  # fmt: skip
+            self._limits = self._read()
             self._read_at = time.monotonic()
+        return self._limits
+
+    def _read(self) -> Limits:
+        """Anybody who may save can write a record; one that is malformed changes nothing, and somebody reads of it."""
+        newest = self._store.list(limits_job(self._queue), limit=1)
+        if not newest:
+            return Limits()
+        if newest[0].id == self._record_id:
+            return self._limits
+        self._record_id = newest[0].id
+        for record in reversed(self._store.list(limits_job(self._queue), limit=_LOOK_BACK)):
+            try:
+                return _limits_of(record)
+            except Validation as error:
+                self._report(f"the limits in checkpoint {record.id} are passed over: {error}; set them again")
         return self._limits
 
     def are_none(self) -> bool:

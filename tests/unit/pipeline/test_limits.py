@@ -116,6 +116,22 @@ def test_limits_that_make_no_sense(queue: kedge.Queue, nonsense: Any) -> None:
         queue.limit(**nonsense)
 
 
+@pytest.mark.parametrize("nonsense", [{"concurrency": 0}, {"rate_per_s": "fast"}, {"max_queued": [1]}])
+def test_limits_that_somebody_forged_change_nothing(
+    store: CheckpointManager, queue: kedge.Queue, nonsense: dict[str, object]
+) -> None:
+    watched = Watched()
+    queue.limit(max_queued=2)
+    forged = store.save("queue:q:limits", "limits", 1, metadata=nonsense)
+    newcomer = kedge.queue("q", store=store)
+    with pytest.warns(UserWarning, match=f"checkpoint {forged}"):
+        newcomer.submit(watched.work, "a")
+    assert newcomer.limits == Limits(max_queued=2)
+    said = serve(store, watched.work)
+    assert watched.begun == ["a"]
+    assert [line for line in said if forged in line and "queue q" in line]
+
+
 def test_groups_take_turns_and_keep_their_order(store: CheckpointManager, queue: kedge.Queue) -> None:
     watched = Watched()
     for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
