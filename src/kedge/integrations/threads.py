@@ -40,9 +40,13 @@ class Threads(Opened):
     one before it left, and none is lost."""
 
     def read(self, job: str) -> tuple[int, dict[str, Any]]:
-        """The number of a thread's newest checkpoint and its state; 0 and {} before its first."""
+        """The number of a thread's newest checkpoint, damaged or not, and its newest state; 0 and {} before its first.
+
+        The number is read first: if the state is newer, it belongs to a change that was made meanwhile.
+        """
+        counted = self.manager.store.job(job)
         latest = self.manager.load_latest(job)
-        return (0, {}) if latest is None else (latest[0].seq, latest[1])
+        return 0 if counted is None else counted.last_seq, {} if latest is None else latest[1]
 
     def change(self, job: str, step: str, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> dict[str, Any]:
         """Save what `change` makes of the state as the next checkpoint; answers the state before.

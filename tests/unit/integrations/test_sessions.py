@@ -93,3 +93,22 @@ def test_the_same_change_by_two_at_once_is_made_twice(tmp_path: Path) -> None:
         first.read = read_then_wait  # type: ignore[method-assign]
         asyncio.run(first.add_items([said(1)]))
         assert first.messages() == [said(1), said(1)]
+
+
+def test_a_session_goes_on_although_its_newest_checkpoint_is_damaged(session: KedgeSession) -> None:
+    for n in (1, 2):
+        session.replace([said(n)])
+    manager, calls = session.manager, 0
+    manager.set_status(manager.list(session.job)[-1].id, "corrupted")
+
+    def change(before: dict[str, Any]) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        assert calls == 1, "the same state again and again"
+        return {"items": [*before["items"], said(3)]}
+
+    with pytest.warns(UserWarning, match="damaged"):
+        session.change(session.job, "add", change)
+    assert session.messages() == [said(1), said(3)]
+    session.replace([said(4)])
+    assert session.messages() == [said(4)]
