@@ -20,10 +20,58 @@ def test_a_search_reads_a_bounded_number_and_goes_on(
     page = client.get("/search", params={"q": "BLUE-"}).text
     assert "4 jobs and 6 checkpoints" in page
     assert "there may be more" in page
-    assert "after=job3" in page
-    rest = client.get("/search", params={"q": "blue-", "after": "job3"}).text
-    assert "2 jobs and 6 checkpoints" in rest
-    assert "Search the next jobs" not in rest
+    assert "after=job1" in page, "two jobs of those were not looked at"
+    page = client.get("/search", params={"q": "blue-", "after": "job3"}).text
+    assert "2 jobs and 6 checkpoints" in page
+    assert "Search the next jobs" not in page
+
+
+def all_hits(store: kedge.CheckpointManager, **options: object) -> tuple[set[str], set[str], int]:
+    """The names of jobs, and the jobs of checkpoints, that looks one after the other find; how many they were."""
+    wanted = search.Wanted(**{"words": (), "kind": "", "status": "", "tag": "", "since": None, **options})  # type: ignore[arg-type]
+    jobs: set[str] = set()
+    checkpoints: set[str] = set()
+    after: str | None = None
+    for looks in range(1, 100):
+        hits = search.find(store, wanted, "updated", after)
+        jobs |= {hit.job.name for hit in hits.jobs}
+        checkpoints |= {checkpoint.job for checkpoint in hits.checkpoints}
+        assert not hits.is_cut or hits.after is not None
+        if (after := hits.after) is None:
+            return jobs, checkpoints, looks
+    raise AssertionError("a look goes on where it began")
+
+
+def test_looks_one_after_the_other_find_everything(
+    store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_LOOK_JOBS", 8)
+    monkeypatch.setattr(search, "_LOOK_ABOUT", 3)
+    monkeypatch.setattr(search, "_LOOK_CHECKPOINTS", 4)
+    names = {f"job{n:02}" for n in range(20)}
+    for name in sorted(names, reverse=True):
+        for _ in range(3):
+            store.save(name, "step", 1, tags={"colour": "blue"})
+    store.save("llm:x", "step", 1, tags={"colour": "blue"})
+    assert all_hits(store, kind="job")[0] == names
+    assert all_hits(store, words=["job"])[0] == names
+    assert all_hits(store, words=["blue"])[1] == names
+    assert all_hits(store, tag="colour=blue")[1] == names
+    assert all_hits(store, kind="job", words=["blue"])[1] == names
+    assert all_hits(store, kind="run", words=["blue"])[:2] == (set(), set())
+    assert all_hits(store, status="failed")[:2] == (set(), set())
+
+
+def test_a_search_says_when_it_has_left_out_older_checkpoints(
+    client: TestClient, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_OF_EACH", 2)
+    for colour in ("blue", "red", "red"):
+        store.save("j", "step", 1, metadata={"colour": colour})
+    page = client.get("/search", params={"q": "blue"}).text
+    assert "Nothing found" in page
+    assert "there may be more" in page
+    assert "there may be more" not in client.get("/search", params={"q": "j", "kind": "run"}).text
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """Find anything: jobs, runs, executions, checkpoints, by name, step, tag or metadata, in any part of their text.
 
-One look reads a bounded number of jobs and checkpoints, the newest of each job first, and says how far it came; the
-next one goes on behind it. So it costs the same however much there is (I6).
+One look reads a bounded number of jobs in the order of their names, of each a bounded number of its newest checkpoints,
+and says how far it came; the next one goes on behind it, and passes over no job that was not looked at. So it costs the
+same however much there is (I6).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -47,6 +50,9 @@ class Wanted:
         """Whether it can be said of a checkpoint: one has no kind and no status of a run."""
         return bool(self.words or self.tag) and not self.status
 
+    def is_recent(self, moment: datetime) -> bool:
+        return self.since is None or moment >= self.since
+
     def is_in(self, *texts: str) -> bool:
         text = "\n".join(texts).lower()
         return all(word in text for word in self.words)
@@ -65,7 +71,7 @@ class Hits:
     jobs_read: int
     checkpoints_read: int
     after: str | None  # the next look begins behind this job
-    is_cut: bool  # there are more hits than are shown, or older checkpoints that were not read
+    is_cut: bool  # there are more hits than are shown, or checkpoints that were not read
 
 
 @router.get("/search")
@@ -99,23 +105,27 @@ def _begin(since: str) -> datetime | None:
 
 def find(store: CheckpointManager, wanted: Wanted, sort: str, after: str | None) -> Hits:
     jobs = store.jobs("", _LOOK_JOBS, after)
-    recent = sorted(jobs, key=lambda job: job.updated_at, reverse=True)
-    if wanted.since is not None:
-        recent = [job for job in recent if job.updated_at >= wanted.since]
-    named = [job for job in recent if _may_be(wanted, job.name)]
-    hits = [] if wanted.tag else _jobs(store, wanted, [job for job in named if wanted.is_in(job.name)])
-    checkpoints, read = _checkpoints(store, wanted, named) if wanted.is_of_checkpoints else ([], 0)
+    named = [job for job in jobs if wanted.is_recent(job.updated_at) and _may_be(wanted, job.name)]
+    known = cache(partial(about, store))
+    matching = [] if wanted.tag else [job for job in named if wanted.is_in(job.name)]
+    asked = matching[:_LOOK_ABOUT] if wanted.kind or wanted.status else matching
+    hits = [job for job in asked if asked is matching or _is(wanted, known(job.name))]
+    seen = _checkpoints(store, wanted, named, known) if wanted.is_of_checkpoints else _Seen(len(named))
     keys: dict[str, Any] = {
-        "updated": (lambda hit: hit.job.updated_at, lambda c: c.created_at, True),
-        "name": (lambda hit: hit.job.name, lambda c: (c.job, c.seq), False),
-        "size": (lambda hit: hit.job.size_bytes, lambda c: c.size_bytes, True),
+        "updated": (lambda job: job.updated_at, lambda c: c.created_at, True),
+        "name": (lambda job: job.name, lambda c: (c.job, c.seq), False),
+        "size": (lambda job: job.size_bytes, lambda c: c.size_bytes, True),
     }
     job_key, checkpoint_key, is_descending = keys[sort]
     hits.sort(key=job_key, reverse=is_descending)
-    checkpoints.sort(key=checkpoint_key, reverse=is_descending)
-    is_cut = len(hits) > _SHOWN or len(checkpoints) > _SHOWN or read >= _LOOK_CHECKPOINTS
+    seen.hits.sort(key=checkpoint_key, reverse=is_descending)
+    left = {job.name for job in (*matching[len(asked) :], *named[seen.jobs :])}
+    is_cut = bool(left) or seen.has_older or len(hits) > _SHOWN or len(seen.hits) > _SHOWN
     following = jobs[-1].name if len(jobs) == _LOOK_JOBS else None
-    return Hits(hits[:_SHOWN], checkpoints[:_SHOWN], len(jobs), read, following, is_cut)
+    if left:  # not the first one, which is always looked at
+        following = next(job.name for job, behind in pairwise(jobs) if behind.name in left)
+    shown = [JobHit(job, known(job.name)) for job in hits[:_SHOWN]]
+    return Hits(shown, seen.hits[:_SHOWN], len(jobs), seen.checkpoints, following, is_cut)
 
 
 def _may_be(wanted: Wanted, job: str) -> bool:
@@ -126,40 +136,41 @@ def _may_be(wanted: Wanted, job: str) -> bool:
     return wanted.kind == kind or (not wanted.kind and kind is not Kind.INTERNAL)
 
 
-def _jobs(store: CheckpointManager, wanted: Wanted, named: Sequence[Job]) -> list[JobHit]:
-    """The recently changed ones first: so many that one page has all it shows."""
-    hits: list[JobHit] = []
-    for job in named[:_LOOK_ABOUT]:
-        known = about(store, job.name)
-        if (not wanted.kind or known.kind == wanted.kind) and (not wanted.status or known.status == wanted.status):
-            hits.append(JobHit(job, known))
-        if len(hits) > _SHOWN:
-            break
-    return hits
+def _is(wanted: Wanted, job: About) -> bool:
+    return wanted.kind in ("", job.kind) and wanted.status in ("", job.status)
 
 
-def _checkpoints(store: CheckpointManager, wanted: Wanted, jobs: Sequence[Job]) -> tuple[list[Checkpoint], int]:
-    hits: list[Checkpoint] = []
-    read = 0
-    for job in jobs:
-        if read >= _LOOK_CHECKPOINTS or len(hits) > 4 * _SHOWN:
-            break
-        if wanted.kind and about(store, job.name).kind != wanted.kind:
-            continue
-        newest = list(_newest(store, wanted, job.name, min(_OF_EACH, _LOOK_CHECKPOINTS - read)))
-        read += len(newest)
-        hits += [checkpoint for checkpoint in newest if _is_hit(wanted, checkpoint)]
-    return hits, read
+@dataclass(slots=True)
+class _Seen:
+    jobs: int = 0
+    checkpoints: int = 0
+    asked: int = 0  # jobs, what they are
+    has_older: bool = False
+    hits: list[Checkpoint] = field(default_factory=list)
 
 
-def _newest(store: CheckpointManager, wanted: Wanted, job: str, limit: int) -> Iterator[Checkpoint]:
+def _checkpoints(store: CheckpointManager, wanted: Wanted, jobs: Sequence[Job], known: Callable[[str], About]) -> _Seen:
     """With a tag and its value, found by the index; else all."""
     name, equals, value = wanted.tag.partition("=")
-    yield from store.list(job, tags={name: value} if equals else None, limit=limit)
+    seen = _Seen()
+    for job in jobs:
+        if seen.checkpoints >= _LOOK_CHECKPOINTS or seen.asked >= _LOOK_ABOUT:
+            break
+        seen.jobs += 1
+        if wanted.kind:
+            seen.asked += 1
+            if not _is(wanted, known(job.name)):
+                continue
+        newest = store.list(job.name, tags={name: value} if equals else None, limit=_OF_EACH + 1)
+        seen.has_older |= len(newest) > _OF_EACH
+        newest = newest[-_OF_EACH:]
+        seen.checkpoints += len(newest)
+        seen.hits += [checkpoint for checkpoint in newest if _is_hit(wanted, checkpoint)]
+    return seen
 
 
 def _is_hit(wanted: Wanted, checkpoint: Checkpoint) -> bool:
-    if wanted.since is not None and checkpoint.created_at < wanted.since:
+    if not wanted.is_recent(checkpoint.created_at):
         return False
     if wanted.tag and wanted.tag.partition("=")[0] not in checkpoint.tags:
         return False
