@@ -20,6 +20,8 @@ from kedge.chunks import Entry
 from kedge.cli.app import cli
 from kedge.client.store import HttpStore
 from kedge.errors import NoSpace
+from kedge.llm.cache import Answer, Cache
+from kedge.llm.keys import Request
 from kedge.ports import digest_of
 from kedge.server import create_app
 from kedge.server.limits import Limits
@@ -354,3 +356,18 @@ def test_json_and_parts_still_have_limits(store: kedge.CheckpointManager) -> Non
         assert client.post(SAVES, json={"step": "s", "state": "x" * 1500}).status_code == 413
         long = {"content-type": "application/json"}
         assert client.post(SAVES, content=iter([b"x" * 900] * 9), headers=long).status_code == 413
+
+
+@pytest.mark.parametrize("size", [10, 500_000])  # in its row, and in chunks
+def test_an_llm_answer_is_replaced_through_a_service(
+    remote: kedge.CheckpointManager, store: kedge.CheckpointManager, size: int
+) -> None:
+    cache, request = Cache.of(remote), Request("POST", "u", {"model": "m"})
+    for number in range(2):
+        answer = Answer({"headers": {}, "body": os.urandom(size)}, "m", None, None)
+        cache.keep(request, answer, is_paid=True, replace=number > 0)
+    newest = cache.find(request)
+    assert newest is not None
+    assert newest.content == answer.content
+    assert len(store.list("llm:cache")) == 1
+    assert store.verify().is_ok

@@ -86,6 +86,7 @@ class HttpStore(Loading):
         head = {
             **request.to_json(),
             "idempotency_key": request.idempotency_key,
+            "takes_key_from": request.takes_key_from,
             "id": request.checkpoint_id,
             "created_us": request.created_us,
             "distrusted": [digest.hex() for digest in distrusted],
@@ -345,7 +346,6 @@ class HttpStore(Loading):
             "codec": record.codec,
             "status": str(record.status),
             "request_digest": record.request_digest.hex(),
-            "takes_key_from": record.takes_key_from,
         }
         distrusted: frozenset[bytes] = frozenset()
         for _ in range(_MAX_ATTEMPTS):

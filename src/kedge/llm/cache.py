@@ -6,6 +6,7 @@ Whatever the store does with checkpoints it does with answers: verify, retain, c
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -13,13 +14,14 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 from kedge import codec
-from kedge.errors import Corrupted, IdempotencyConflict, Validation
+from kedge.errors import Conflict, Corrupted, IdempotencyConflict, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, is_utf8
 from kedge.store import Save
@@ -93,22 +95,26 @@ class Cache:
     def keep(self, request: Request, answer: Answer, *, is_paid: bool = False, replace: bool = False) -> None:
         """Make an answer durable, and that it was paid for, in one commit: the books never show less than was paid.
 
-        The first answer stays, unless it is to be replaced.
+        The first answer stays, unless it is to be replaced: then it goes once the new one is durable.
         """
-        if replace or request.key in self._damaged:
-            if (old := self.store.get_by_key(JOB, request.key)) is not None:
-                self.store.delete(JOB, old.id)
-            self._damaged.discard(request.key)
-        saves = [self._entry(request, answer)]
+        saves: list[Save] = []
         if is_paid:
             self.counters["misses"] += 1
-            saves.insert(0, self.books.pay(answer.charge(is_saved=False)))
+            saves.append(self.books.pay(answer.charge(is_saved=False)))
+        old: Checkpoint | None = None
         try:
-            save_all(self.store, saves)
-        except IdempotencyConflict:
-            pass  # somebody was faster with another answer; one is as good as the other
+            if replace or request.key in self._damaged:
+                old = self.store.get_by_key(JOB, request.key)
+            saves.append(self._entry(request, answer, old))
+        finally:  # what was paid is written down even if the answer cannot be kept
+            with suppress(IdempotencyConflict):  # somebody was faster; one answer is as good as the other
+                save_all(self.store, saves)
+        self._damaged.discard(request.key)
+        if old is not None:
+            with suppress(Conflict):  # it is pinned, and stays without its key
+                self.store.delete(JOB, old.id)
 
-    def _entry(self, request: Request, answer: Answer) -> Save:
+    def _entry(self, request: Request, answer: Answer, old: Checkpoint | None) -> Save:
         metadata: dict[str, object] = {
             "kind": "llm",
             "model": answer.model,
@@ -123,6 +129,8 @@ class Cache:
         if not is_utf8(asked):
             asked = json.dumps(request.document())
         about = parse_request(JOB, answer.model[:200], metadata=metadata, idempotency_key=request.key)
+        if old is not None:
+            about = dataclasses.replace(about, takes_key_from=old.id)
         return about, codec.encode({"request": asked, "answer": answer.content}), self.store.actor
 
     def settle(self) -> None:

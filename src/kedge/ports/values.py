@@ -115,7 +115,7 @@ class NewCheckpoint:
     lease_token: int | None = None
     idempotency_key: str | None = None
     request_digest: bytes = b""  # what an idempotency key must match
-    takes_key_from: CheckpointId | None = None  # a checkpoint deleted at the source, whose key this one has now
+    takes_key_from: CheckpointId | None = None  # the checkpoint that has the key until this is saved
     seq: int | None = None  # given when an index is rebuilt or a history copied; else the next of the job
     status: CheckpointStatus = CheckpointStatus.CREATED
     key_id: str = ""  # the data key this is sealed under, which must still be the current one when this commits

@@ -146,13 +146,13 @@ class CopiedFrom(Body):
     codec: Annotated[str, Field(min_length=1, max_length=32)]
     status: Literal["created", "archived"]
     request_digest: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=128)] = ""
-    takes_key_from: CheckpointId | None = None
 
 
 class SentSave(SaveOptions):
     """The head of a save in chunks (docs/service.md)."""
 
     idempotency_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    takes_key_from: CheckpointId | None = None
     id: CheckpointId | None = None
     created_us: Whole | None = None
     distrusted: list[Digest] = []

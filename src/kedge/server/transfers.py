@@ -108,7 +108,8 @@ async def _save(access: Access, job: str, body: _Body) -> Checkpoint:
     head = parse_save(await body.take_framed(MAX_HEAD_BYTES), SentSave)
     wish = request_of_save(job, head, head.idempotency_key)
     given = None if head.id is None else CheckpointId(head.id)
-    wish = replace(wish, checkpoint_id=given, created_us=head.created_us)
+    holder = None if head.takes_key_from is None else CheckpointId(head.takes_key_from)
+    wish = replace(wish, takes_key_from=holder, checkpoint_id=given, created_us=head.created_us)
     first = await body.take_framed(MAX_CHUNK_BYTES)
     if not first:
         packed, spilled = await _take_manifest(body, service.limits.json_bytes)
@@ -137,13 +138,11 @@ async def _save(access: Access, job: str, body: _Body) -> Checkpoint:
 
 
 def _copied(copied: CopiedFrom) -> dict[str, Any]:
-    holder = copied.takes_key_from
     return {
         "seq": copied.seq,
         "codec": copied.codec,
         "status": CheckpointStatus(copied.status),
         "request_digest": bytes.fromhex(copied.request_digest),
-        "takes_key_from": None if holder is None else CheckpointId(holder),
     }
 
 

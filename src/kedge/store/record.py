@@ -72,6 +72,7 @@ def new_record(
         metadata_json=request.metadata_json,
         lease_token=request.lease.token if request.lease else None,
         idempotency_key=key,
+        takes_key_from=request.takes_key_from,
         request_digest=digest_of(f"{request.level}\0{request.step}\0".encode() + content) if key else b"",
     )
 

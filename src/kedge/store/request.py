@@ -42,6 +42,7 @@ class Request:
     schema_version: str = "1.0"
     lease: Lease | None = None
     idempotency_key: str | None = None
+    takes_key_from: CheckpointId | None = None  # the checkpoint that has the key until this is saved
     checkpoint_id: CheckpointId | None = None  # given by copies and imports; else drawn
     created_us: int | None = None
 
@@ -87,6 +88,7 @@ def request_of_record(record: NewCheckpoint) -> Request:
         is_pinned=record.is_pinned,
         schema_version=record.schema_version,
         idempotency_key=record.idempotency_key,
+        takes_key_from=record.takes_key_from,
         checkpoint_id=record.id,
         created_us=record.created_us,
     )

@@ -529,6 +529,45 @@ def test_an_answer_grows_old(server: ModelServer, store: kedge.CheckpointManager
     assert [entry.id for entry in store.list(JOB)] != [before]  # the newer one took its place
 
 
+def test_a_pinned_answer_is_replaced_and_stays(store: kedge.CheckpointManager) -> None:
+    cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
+    for text in ("first", "second"):
+        cache.keep(request, Answer({"headers": {}, "body": text}, "m", None, Decimal(1)), is_paid=True, replace=True)
+        for entry in store.list(JOB):
+            store.pin(entry.id)
+    assert bill(store).spent == 2
+    newest = cache.find(request)
+    assert newest is not None
+    assert newest.content["body"] == "second"
+    assert len(store.list(JOB)) == 2
+
+
+def test_an_answer_stays_until_a_newer_one_is_durable(
+    store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
+    cache.keep(request, Answer({"headers": {}, "body": "first"}, "m", None, None))
+
+    def refuse(saves: Any) -> Any:
+        return [kedge.NoSpace("the disk is full") for _ in saves]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save_many", refuse)
+        with pytest.raises(kedge.NoSpace):
+            cache.keep(request, Answer({"headers": {}, "body": "second"}, "m", None, None), replace=True)
+    kept = cache.find(request)
+    assert kept is not None
+    assert kept.content["body"] == "first"
+
+
+def test_what_was_paid_is_in_the_books_though_the_answer_cannot_be_kept(store: kedge.CheckpointManager) -> None:
+    cache, request = Cache.of(store), Request("POST", "u", {"model": "m"})
+    unreadable = Answer({"headers": {}, "body": object()}, "m", None, Decimal(1))
+    with pytest.raises(kedge.UnsupportedType):
+        cache.keep(request, unreadable, is_paid=True)
+    assert bill(store).spent == 1
+
+
 def test_samples(server: ModelServer, client: Any) -> None:
     sdk = client()
     for _ in range(2):
