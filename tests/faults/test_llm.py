@@ -111,7 +111,7 @@ def test_books_behind_the_answers_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     def keep_then_pay(cache: Cache, request: Any, answer: Answer, **options: Any) -> None:
         keep(cache, request, answer, **{**options, "is_paid": False})
-        cache.pay(answer)
+        cache.pay(request, answer)
 
     monkeypatch.setattr(Cache, "keep", keep_then_pay)
     with pytest.raises(Violation, match="not in the books"):

@@ -162,10 +162,16 @@ class Books:
         self._due = time.monotonic() + WRITE_EVERY_S
         _open_books.add(self)
 
-    def pay(self, charge: Charge) -> Save:
-        """Count a call that was paid; answers its record, which is to be saved before anybody gets the answer."""
-        charge = _counted(charge)
-        return self._record((charge.run, charge.step, charge.model), Bill().add(charge))
+    def pay(self, charge: Charge, estimate: Decimal | None) -> Save:
+        """Count a call that was paid; answers its record, which is to be saved before anybody gets the answer.
+
+        `estimate` is what budgets count where the vendor has not said, or not to the end, what the call took.
+        """
+        return self.record(_counted(charge), estimate)
+
+    def record(self, charge: Charge, estimate: Decimal | None) -> Save:
+        """The same for a call that is over and counted nowhere else."""
+        return self._record((charge.run, charge.step, charge.model), Bill().add(charge), estimate)
 
     def found(self, charge: Charge) -> None:
         """Count a call that was answered from the cache."""
@@ -191,14 +197,17 @@ class Books:
         if bills:
             save_all(self._store, [self._record(key, bill) for key, bill in bills.items()])
 
-    def _record(self, key: tuple[str, str, str], bill: Bill) -> Save:
+    def _record(self, key: tuple[str, str, str], bill: Bill, estimate: Decimal | None = None) -> Save:
         run, step, model = key
+        metadata = {"model": model, "run": run, "step": step, **bill.to_json()}
+        if estimate is not None:
+            metadata["estimate"] = format(estimate, "f")
         request = parse_request(
             CALLS,
             model[:200] or "unknown",
             level=CheckpointLevel.SUBSTEP,
             tags={"run": run} if run else None,
-            metadata={"model": model, "run": run, "step": step, **bill.to_json()},
+            metadata=metadata,
         )
         return request, codec.encode({}), self._store.actor
 

@@ -60,15 +60,20 @@ class Budget:
 
 def estimate(request: Request) -> Decimal:
     """What a call may cost; Validation where nobody knows the price."""
-    body = request.body if isinstance(request.body, Mapping) else {}
-    output = _output_tokens(body) * max(_number(body.get("n")), 1)
-    cost = price(request.model, Tokens(_characters(body) // _CHARACTERS_PER_TOKEN + 1, output), request.where)
+    cost = possible_cost(request)
     if cost is None:
         raise Validation(
             f"model {request.model} has no known price, so no budget can hold it",
             hint="pip install '.[llm]' for prices, or call it by a client without a budget",
         )
     return cost
+
+
+def possible_cost(request: Request) -> Decimal | None:
+    """The same; None where nobody knows the price."""
+    body = request.body if isinstance(request.body, Mapping) else {}
+    output = _output_tokens(body) * max(_number(body.get("n")), 1)
+    return price(request.model, Tokens(_characters(body) // _CHARACTERS_PER_TOKEN + 1, output), request.where)
 
 
 class Spending:
@@ -107,14 +112,14 @@ class Spending:
             self._runs.clear()
         for record in self._store.walk(CALLS, after=self._read_to):
             self._read_to = record.seq
-            spent, payer = amount_of(record.metadata.get("spent")), str(record.metadata.get("run"))
+            spent, payer = _spent(record), str(record.metadata.get("run"))
             for scope in (TODAY, _of_model(record)):
                 self._today[scope] += spent
             if payer in self._runs:
                 self._runs[payer] += spent
         if run and run not in self._runs:
             records = self._store.walk(CALLS, tags={"run": run}, before=self._read_to + 1)
-            self._runs[run] = sum((amount_of(record.metadata.get("spent")) for record in records), Decimal(0))
+            self._runs[run] = sum(map(_spent, records), Decimal(0))
         return defaultdict(Decimal, {**self._today, _of_run(run): self._runs.get(run, Decimal(0))})
 
     def _last_before(self, day: date) -> int:
@@ -126,6 +131,11 @@ class Spending:
                     return record.seq
             before = page[0].seq
         return 0
+
+
+def _spent(record: Checkpoint) -> Decimal:
+    """What a call cost; what it may have cost, where the vendor has not said, or not to the end."""
+    return max(amount_of(record.metadata.get("spent")), amount_of(record.metadata.get("estimate")))
 
 
 def _of_run(run: str) -> str:

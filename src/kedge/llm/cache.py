@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from kedge.store import Save
 from kedge.store.request import parse_request
 
 from .bills import Books, Charge, save_all
+from .budget import possible_cost
 from .flights import Flights
 from .keys import Request
 from .pricing import Tokens
@@ -56,9 +57,15 @@ class Cache:
         self.store = store
         self.books = Books(store)
         self.counters: Counter[str] = Counter()  # hits, misses, waits
-        self.flights = Flights(store, self.counters)
+        self.flights = Flights(store, self.counters, self.write_dropped)
         self._damaged: set[str] = set()
+        self.restart()
         store.on_close(self.close)  # which also makes this live as long as its store
+
+    def restart(self) -> None:
+        """Also in a forked child: what was dropped in its parent the parent writes down."""
+        self._lock = threading.Lock()
+        self._dropped: deque[tuple[Request, str, str]] = deque()  # requests, and who pays
 
     @classmethod
     def of(cls, store: CheckpointManager) -> Cache:
@@ -87,10 +94,28 @@ class Cache:
         self.books.found(answer.charge(is_saved=True))
         return answer
 
-    def pay(self, answer: Answer) -> None:
+    def pay(self, request: Request, answer: Answer, *, is_whole: bool = True) -> None:
         """Write down that an answer was paid for, which is not kept."""
         self.counters["misses"] += 1
-        save_all(self.store, [self.books.pay(answer.charge(is_saved=False))])
+        save_all(self.store, [self._payment(request, answer, is_whole=is_whole)])
+
+    def _payment(self, request: Request, answer: Answer, *, is_whole: bool = True) -> Save:
+        is_known = is_whole and answer.cost is not None
+        return self.books.pay(answer.charge(is_saved=False), None if is_known else possible_cost(request))
+
+    def drop(self, request: Request, run: str, step: str) -> None:
+        """Note that nobody waits for an answer any more. For finalizers, which run anywhere and must not touch a lock:
+        it is written down before anybody checks a budget, or the record of its flight is deleted."""
+        self._dropped.append((request, run, step))
+
+    def write_dropped(self) -> None:
+        """Write down what dropped answers may have cost."""
+        with self._lock:
+            while self._dropped:
+                request, run, step = self._dropped[0]
+                charge = Charge(request.model, None, None, is_saved=False, run=run, step=step)
+                save_all(self.store, [self.books.record(charge, possible_cost(request))])
+                self._dropped.popleft()
 
     def keep(self, request: Request, answer: Answer, *, is_paid: bool = False, replace: bool = False) -> None:
         """Make an answer durable, and that it was paid for, in one commit: the books never show less than was paid.
@@ -100,7 +125,7 @@ class Cache:
         saves: list[Save] = []
         if is_paid:
             self.counters["misses"] += 1
-            saves.append(self.books.pay(answer.charge(is_saved=False)))
+            saves.append(self._payment(request, answer))
         old: Checkpoint | None = None
         try:
             if replace or request.key in self._damaged:
@@ -135,11 +160,13 @@ class Cache:
 
     def settle(self) -> None:
         """Make durable what is only added up so far, and end the flights that are over."""
+        self.write_dropped()
         self.flights.settle()
         self.books.write()
 
     def close(self) -> None:
         try:
+            self.write_dropped()
             self.books.write()
         finally:
             self.flights.close()
@@ -182,6 +209,8 @@ _caches: weakref.WeakValueDictionary[int, Cache] = weakref.WeakValueDictionary()
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
+    for cache in list(_caches.values()):
+        cache.restart()
 
 
 os.register_at_fork(after_in_child=_after_fork)

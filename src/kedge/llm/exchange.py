@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kedge.errors import ReplayMiss, Validation
+from kedge.pipeline.place import payer
 
 from .budget import Budget
 from .cache import Answer, Cache
@@ -248,6 +249,8 @@ class Recorder:
         self._policy = policy
         self._request = request
         self._flight = flight
+        self._payer = payer()
+        self._is_recorded = False
 
     def record(self, headers: Mapping[str, str], content: bytes) -> None:
         if headers.get("content-type", "").startswith("audio/"):
@@ -261,18 +264,21 @@ class Recorder:
 
     def record_stream(self, headers: Mapping[str, str], content: bytes) -> None:
         """At the end of a stream: kept once the vendor said that it is over. An abandoned one was paid, no more."""
+        self._is_recorded = True
         try:
             events = _events(content)
             merged = _merged(events)
             if _is_over(content, events):
                 self._keep(headers, content, merged)
             else:
-                self._pay(merged)
+                self._pay(merged, is_whole=False)
         finally:
             self._flight.end()
 
     def forget(self) -> None:
-        """Let others make the call; for finalizers, which run anywhere."""
+        """Let others make the call, of which nobody knows what it cost; for finalizers, which run anywhere."""
+        if not self._is_recorded:
+            self._cache.drop(self._request, *self._payer)
         self._flight.forget()
 
     def _answer(self, content: Any, document: Mapping[str, Any]) -> Answer:
@@ -280,8 +286,8 @@ class Recorder:
         cost = cost_of(document, request.model, request.where)
         return Answer(content, request.model, tokens_of(document), cost)
 
-    def _pay(self, document: Mapping[str, Any]) -> None:
-        self._cache.pay(self._answer(None, document))
+    def _pay(self, document: Mapping[str, Any], *, is_whole: bool = True) -> None:
+        self._cache.pay(self._request, self._answer(None, document), is_whole=is_whole)
 
     def _keep(
         self, headers: Mapping[str, str], content: bytes, document: Mapping[str, Any], *, is_sound: bool = False

@@ -33,9 +33,10 @@ _Place = tuple[str, str, int, str]  # of a call: store, namespace, identity of o
 class Flights:
     """The calls under way of one store."""
 
-    def __init__(self, store: CheckpointManager, counters: Counter[str]) -> None:
+    def __init__(self, store: CheckpointManager, counters: Counter[str], write_dropped: Callable[[], None]) -> None:
         self._store = store
         self._counters = counters
+        self._write_dropped = write_dropped  # what was paid by flights that are forgotten
         self._spending = Spending(store)
         self.restart()
         _open.add(self)
@@ -102,10 +103,12 @@ class Flights:
 
     def _check(self, request: Request, flight: Flight, budget: Budget) -> None:
         """Flights first, then the books: a call that ends between counts twice, never not at all."""
+        over = {flight.record, *self._over}
+        self._write_dropped()
         under_way = [
             record
             for record in self._store.list(JOB)
-            if record.id != flight.record and record.id not in self._over and not is_gone(record.metadata.get("owner"))
+            if record.id not in over and not is_gone(record.metadata.get("owner"))
         ]
         self._spending.check(budget, payer()[0], request.model, estimate(request), under_way)
 
@@ -125,7 +128,9 @@ class Flights:
             pass  # `settle` raises it, if it is still so
 
     def _delete_over(self) -> None:
-        for record in list(self._over):
+        over = list(self._over)
+        self._write_dropped()
+        for record in over:
             self._store.delete(JOB, record)
             with suppress(ValueError):  # two threads may be at it, where two flights were the first to end
                 self._over.remove(record)

@@ -1,5 +1,6 @@
 """Budgets: a call that could cost more than is left is not made."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 import kedge
 from kedge.llm import Budget
+from kedge.llm.bills import Bill
 from kedge.llm.budget import ASSUMED_OUTPUT, estimate
 from kedge.llm.cache import Cache
 from kedge.llm.flights import JOB as FLIGHTS
@@ -182,6 +184,54 @@ def test_what_a_call_may_cost() -> None:
     assert cost({"messages": [{"content": words}]}) - cost({}) == pytest.approx(Decimal("0.15"), rel=Decimal("0.01"))
     image = "A" * 4_000_000
     assert cost({"messages": [{"image": image}]}) - cost({}) < Decimal("0.001"), "its size says nothing"
+
+
+STREAM, SOUND = {"content-type": "text/event-stream"}, {"content-type": "audio/mpeg"}
+BEGUN = b'data: {"usage": {"input_tokens": 9, "output_tokens": 1}, "model": "gpt-4o-mini"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("headers", "content"),
+    [
+        (STREAM, b"data: {}\n\ndata: [DONE]\n\n"),
+        (STREAM, b"data: {}\n\n"),
+        (STREAM, BEGUN),
+        (SOUND, b"\xff\xfb"),
+        ({}, b"?"),
+    ],
+    ids=["no usage", "abandoned", "abandoned after the prompt was counted", "sound", "no answer"],
+)
+def test_a_call_whose_cost_nobody_says_counts_as_what_it_may_cost(
+    store: kedge.CheckpointManager, headers: dict[str, str], content: bytes
+) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=headers, content=content))
+    with kedge.llm.http_client(store=store, budget=Budget(day=1), transport=transport) as client:
+        client.post(URL, json=asked(1, max_tokens=1_000_000))
+        with pytest.raises(kedge.BudgetExceeded, match=r"\$0.60 is spent"):
+            client.post(URL, json=asked(2, max_tokens=1_000_000))
+    assert sum(kedge.llm.totals(store).values(), Bill()).paid == 1
+
+
+@pytest.mark.parametrize("url", ["memory:", "a directory"])
+def test_a_stream_that_is_dropped_is_paid_by_who_asked(url: str, tmp_path: Path) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=STREAM, content=b"data: {}\n\n"))
+    with (
+        kedge.open(url if url == "memory:" else tmp_path / "store") as store,
+        kedge.llm.http_client(store=store, budget=Budget(day=1), transport=transport) as client,
+    ):
+
+        def drop() -> None:
+            request = client.build_request("POST", URL, json=asked(1, max_tokens=1_000_000))
+            client.send(request, stream=True)
+
+        with kedge.run("r", store=store) as run:
+            run.step("drop", drop)
+        gc.collect()
+        with pytest.raises(kedge.BudgetExceeded, match=r"\$0.60 is spent"):
+            client.post(URL, json=asked(2, max_tokens=1_000_000))
+        Cache.of(store).settle()
+        assert kedge.llm.totals(store, by=("run", "step"))["r", "drop"].paid_unpriced == 1
+        assert store.list(FLIGHTS) == []
 
 
 def test_a_model_without_a_price_is_refused(store: kedge.CheckpointManager, vendor: Vendor) -> None:
