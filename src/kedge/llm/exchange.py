@@ -205,6 +205,8 @@ def once(
     flight = yield from turn(cache, policy, request)
     try:
         answer = yield Store(look)  # that of somebody who was at it while we waited
+        if answer is None and (budget := policy.budget) is not None:
+            yield Store(lambda: cache.flights.check(request, flight, budget))
         result = answer if answer is not None else (yield from call(flight))
     except BaseException:
         flight.end()

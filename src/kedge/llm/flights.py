@@ -49,7 +49,7 @@ class Flights:
     def begin(self, request: Request, who: object, budget: Budget | None = None) -> Flight | None:
         """The right to make a call; None while somebody else makes it. `who` never waits for itself.
 
-        BudgetExceeded if the call may cost more than is left.
+        With a budget, what it may cost is reserved; `check` says whether that is left.
         """
         if self._over:
             self._sweeper.start(self._sweep)
@@ -66,8 +66,6 @@ class Flights:
             if other is None and (budget is not None or not is_memory) and not self._claim(request, flight, budget):
                 flight.end()
                 return None
-            if budget is not None:
-                self._check(request, flight, budget)
         except BaseException:
             flight.end()
             raise
@@ -101,8 +99,11 @@ class Flights:
             _waiting[key] = record.id, since
         return is_gone(record.metadata.get("owner")) or time.monotonic() - since >= WAIT_S
 
-    def _check(self, request: Request, flight: Flight, budget: Budget) -> None:
-        """Flights first, then the books: a call that ends between counts twice, never not at all."""
+    def check(self, request: Request, flight: Flight, budget: Budget) -> None:
+        """BudgetExceeded if a call may cost more than is left.
+
+        Flights first, then the books: a call that ends between counts twice, never not at all.
+        """
         over = {flight.record, *self._over}
         self._write_dropped()
         under_way = [

@@ -113,6 +113,24 @@ def test_what_other_processes_spend_counts(store: kedge.CheckpointManager, vendo
             client.post(URL, json=asked("too much"))
 
 
+def test_an_answer_that_comes_while_one_waits_costs_nothing(
+    store: kedge.CheckpointManager, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with vendor.client(store, None) as unlimited:
+        unlimited.post(URL, json=asked(1))
+    cache = Cache.of(store)
+    find, looks = cache.find, []
+
+    def find_late(*args: Any) -> Any:
+        looks.append(args)
+        return None if len(looks) == 1 else find(*args)
+
+    monkeypatch.setattr(cache, "find", find_late)
+    with vendor.client(store, Budget(day=0)) as client:
+        assert client.post(URL, json=asked(1)).json()["text"] == "hello"
+    assert (len(looks), vendor.calls) == (2, 1)
+
+
 def test_calls_under_way_are_counted(store: kedge.CheckpointManager, vendor: Vendor) -> None:
     vendor.gate = threading.Event()
     cost = estimate(Request("POST", URL, asked("first")))
