@@ -232,10 +232,30 @@ def _call(cache: Cache, policy: Policy, request: Request, flight: Flight) -> Gen
 def turn(cache: Cache, policy: Policy, request: Request) -> Generator[Step, Any, Flight]:
     """Wait until nobody else makes the same call."""
     who, wait_s = who_asks(), 0.002
-    while (flight := (yield Store(lambda: cache.flights.begin(request, who, policy.budget)))) is None:
-        yield Pause(wait_s)
-        wait_s = min(0.1, wait_s * 1.5)
-    return flight  # type: ignore[no-any-return]
+    lock, is_cancelled = threading.Lock(), False
+    begun: Flight | None = None
+
+    def begin() -> None:
+        nonlocal begun
+        flight = cache.flights.begin(request, who, policy.budget)
+        with lock:
+            begun = flight
+            if flight is not None and is_cancelled:
+                flight.end()
+
+    try:
+        while True:
+            yield Store(begin)
+            if begun is not None:
+                return begun
+            yield Pause(wait_s)
+            wait_s = min(0.1, wait_s * 1.5)
+    except BaseException:  # a task that is cancelled leaves the thread at its work
+        with lock:
+            is_cancelled = True
+            if begun is not None:
+                begun.end()
+        raise
 
 
 def _hit(answer: Answer) -> Hit:

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from kedge.blobs.workers import Workers
 from kedge.errors import CheckpointError, IdempotencyConflict
@@ -25,7 +26,7 @@ from .budget import Budget, Spending, estimate
 from .keys import Request
 
 JOB = "llm:flights"
-WAIT_S = 600.0  # after so long a call that another process makes is not waited for any more
+WAIT_S = 600.0  # after so long a call that another process makes is neither waited for nor reserved for any more
 
 _Place = tuple[str, str, int, str]  # of a call: store, namespace, identity of one in memory, key
 
@@ -106,11 +107,14 @@ class Flights:
         """
         over = {flight.record, *self._over}
         self._write_dropped()
-        under_way = [
-            record
-            for record in self._store.list(JOB)
-            if record.id not in over and not is_gone(record.metadata.get("owner"))
-        ]
+        under_way = []
+        for record in self._store.list(JOB):
+            if record.id in over:
+                continue
+            if _is_lost(record):
+                self.end(record.id)
+            else:
+                under_way.append(record)
         self._spending.check(budget, payer()[0], request.model, estimate(request), under_way)
 
     def end(self, record: str) -> None:
@@ -178,6 +182,12 @@ _under_way: dict[_Place, Flight] = {}
 _waiting: dict[str, tuple[str, float]] = {}  # for which flight of another process, and since when
 _open: weakref.WeakSet[Flights] = weakref.WeakSet()
 _me: tuple[int, dict[str, object]] | None = None
+
+
+def _is_lost(record: Checkpoint) -> bool:
+    """Whether a flight ended without a word; on another machine only its age tells."""
+    owner, age = record.metadata.get("owner"), datetime.now(UTC) - record.created_at
+    return is_gone(owner) or (owner != _this_process() and age.total_seconds() > WAIT_S)
 
 
 def _this_process() -> dict[str, object]:

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 import kedge
+import kedge.llm.flights
 from kedge.llm import Budget
 from kedge.llm.bills import Bill
 from kedge.llm.budget import ASSUMED_OUTPUT, estimate
@@ -167,6 +168,21 @@ def test_the_reservation_of_a_process_that_died_is_free(store: kedge.CheckpointM
     with vendor.client(store, Budget(day=0.5)) as client:
         client.post(URL, json=asked("fits"))
     assert vendor.calls == 1
+
+
+def test_the_reservation_of_another_machine_ends(
+    store: kedge.CheckpointManager, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = {"boot": "another", "pid": 1, "started": 1}
+    about = {"owner": owner, "model": MODEL, "run": "", "estimate": "0.6"}
+    store.save(FLIGHTS, MODEL, {}, metadata=about, idempotency_key="k")
+    with vendor.client(store, Budget(day=0.5)) as client:
+        with pytest.raises(kedge.BudgetExceeded, match="reserved"):
+            client.post(URL, json=asked("fits"))
+        monkeypatch.setattr(kedge.llm.flights, "WAIT_S", -1.0)
+        client.post(URL, json=asked("fits"))
+    assert vendor.calls == 1
+    assert store.list(FLIGHTS) == []
 
 
 def test_yesterday_does_not_count(

@@ -30,6 +30,7 @@ from kedge.llm.flights import JOB as FLIGHTS
 from kedge.llm.keys import Request, canonical, http_request
 from kedge.llm.pricing import Tokens, cost_of, dollars, price, tokens_of
 from tests.servers.models import ModelServer
+from tests.waiting import wait_for_async
 
 SECRET = "sk-very-secret-4711"
 MODEL = "gpt-4o-mini"
@@ -315,6 +316,36 @@ def test_asyncio_cancellation_lets_others_go_on(server: ModelServer, store: kedg
     asyncio.run(main())
     assert server.calls == {"slow": 2}
     assert flights(store) == []
+
+
+def test_a_task_that_is_cancelled_while_its_flight_begins(
+    server: ModelServer, store: kedge.CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache.of(store)
+    begin, is_asked, may_begin = cache.flights.begin, threading.Event(), threading.Event()
+    begun: list[Any] = []
+
+    def begin_late(*args: Any) -> Any:
+        is_asked.set()
+        assert may_begin.wait(60)
+        begun.append(begin(*args))
+        return begun[0]
+
+    async def main() -> None:
+        async with kedge.llm.async_http_client(store=store) as client:
+            asked = {"model": MODEL, "messages": messages("x")}
+            task = asyncio.create_task(client.post(f"{server.url}/v1/chat/completions", json=asked))
+            await asyncio.to_thread(is_asked.wait, 60)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            may_begin.set()
+            await wait_for_async(lambda: begun and begun[0].record is None, "the flight is under way for ever")
+
+    monkeypatch.setattr(cache.flights, "begin", begin_late)
+    asyncio.run(main())
+    assert flights(store) == []
+    assert server.calls == {}
 
 
 def test_threads_that_ask_the_same_pay_once(server: ModelServer, client: Any) -> None:
