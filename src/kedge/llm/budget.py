@@ -1,12 +1,13 @@
 """Budgets: the most that LLM calls may cost. A call that could cost more than is left is not made.
 
-What a call can cost is reckoned before it: its prompt at four characters a token, and all the output tokens that it
+What a call can cost is reckoned before it: its prompt at four bytes a token, and all the output tokens that it
 allows. What calls cost is in the books (`bills`), of this process and of others; what those under way can cost is in
 the records of their flights. Of two that are checked at the same moment each counts the other.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -25,9 +26,10 @@ from .keys import Request
 from .pricing import Tokens, dollars, price
 
 ASSUMED_OUTPUT = 4096  # tokens, of a call that sets no limit
-_CHARACTERS_PER_TOKEN = 4
+_BYTES_PER_TOKEN = 4  # of UTF-8
 _TOKENS_OF_A_FILE = 2000  # an image or a document inside a request, whose size says nothing
 _LEAST_FILE = 4096  # characters
+_FILE = re.compile(r"data:[^,\s]*,\S*|[A-Za-z0-9+/_-]+={0,2}")  # a URL that is one, or base64
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "maxOutputTokens")
 _PAGE = 500
 
@@ -73,7 +75,7 @@ def possible_cost(request: Request) -> Decimal | None:
     """The same; None where nobody knows the price."""
     body = request.body if isinstance(request.body, Mapping) else {}
     output = _output_tokens(body) * max(_number(body.get("n")), 1)
-    return price(request.model, Tokens(_characters(body) // _CHARACTERS_PER_TOKEN + 1, output), request.where)
+    return price(request.model, Tokens(_size_bytes(body) // _BYTES_PER_TOKEN + 1, output), request.where)
 
 
 class Spending:
@@ -156,14 +158,15 @@ def _output_tokens(body: Mapping[str, Any]) -> int:
     return max((_number(place.get(name)) for place in places for name in _LIMITS), default=0) or ASSUMED_OUTPUT
 
 
-def _characters(value: Any) -> int:
+def _size_bytes(value: Any) -> int:
     if isinstance(value, str):
-        is_file = len(value) >= _LEAST_FILE and " " not in value
-        return _TOKENS_OF_A_FILE * _CHARACTERS_PER_TOKEN if is_file else len(value)
+        if len(value) >= _LEAST_FILE and _FILE.fullmatch(value):
+            return _TOKENS_OF_A_FILE * _BYTES_PER_TOKEN
+        return len(value.encode(errors="surrogatepass"))
     if isinstance(value, Mapping):
-        return sum(len(name) + _characters(inner) for name, inner in value.items())
+        return sum(_size_bytes(name) + _size_bytes(inner) for name, inner in value.items())
     if isinstance(value, list):
-        return sum(map(_characters, value))
+        return sum(map(_size_bytes, value))
     return 1
 
 

@@ -218,6 +218,13 @@ def test_what_a_call_may_cost() -> None:
     assert cost({"messages": [{"content": words}]}) - cost({}) == pytest.approx(Decimal("0.15"), rel=Decimal("0.01"))
     image = "A" * 4_000_000
     assert cost({"messages": [{"image": image}]}) - cost({}) < Decimal("0.001"), "its size says nothing"
+    assert cost({"messages": [{"image": f"data:image/png;base64,{image}"}]}) - cost({}) < Decimal("0.001")
+
+
+@pytest.mark.parametrize("text", ["\u6587\u5b57\u3002" * 100_000, "a,b;c\n" * 150_000, "x" * 9 + "\ud800" * 300_000])
+def test_text_without_spaces_is_no_file(text: str) -> None:
+    request = Request("POST", URL, {"model": MODEL, "messages": [{"content": text}], "max_tokens": 1})
+    assert estimate(request) == pytest.approx(Decimal("0.0338"), rel=Decimal("0.01")), "900,000 bytes"
 
 
 STREAM, SOUND = {"content-type": "text/event-stream"}, {"content-type": "audio/mpeg"}
