@@ -209,6 +209,31 @@ def test_messages_that_no_client_sends(store: kedge.CheckpointManager) -> None:
     assert store.jobs() == []
 
 
+def test_numbers_that_are_none(store: kedge.CheckpointManager) -> None:
+    for loss in (float("nan"), float("inf")):
+        store.save("agent:fit", "epoch", {"loss": loss, "all": [1.5, loss]})
+    lines = [
+        request("tools/call", name=name, arguments=arguments)
+        for name, arguments in [
+            ("show", {"checkpoint": "fit"}),
+            ("restore", {"checkpoint": "fit"}),
+            ("diff", {"old": "fit~1", "new": "fit"}),
+        ]
+    ]
+    outgoing = io.BytesIO()
+    serve(Checkpoints(store), "1", io.BytesIO(b"".join(lines)), outgoing)
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(f"{constant} is no JSON")
+
+    for line in outgoing.getvalue().splitlines():
+        result = json.loads(line, parse_constant=refuse)["result"]
+        document = json.loads(result["content"][0]["text"], parse_constant=refuse)
+        assert document == result["structuredContent"]
+        assert result["isError"] or "inf" in json.dumps(document)
+        assert not result["isError"] or document["error"] == "invalid", "restore gives a whole state, or none"
+
+
 def test_the_server_ends_with_its_client_and_needs_a_store_to_read(tmp_path: Path) -> None:
     def run(*words: str, sent: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
         return subprocess.run(

@@ -49,7 +49,7 @@ def serve(tools: Tools, version: str, incoming: BinaryIO, outgoing: BinaryIO) ->
         else:
             answer = respond(tools, version, line) if line.strip() else None
         if answer is not None:
-            outgoing.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+            outgoing.write(json.dumps(answer, separators=(",", ":"), allow_nan=False).encode() + b"\n")
             outgoing.flush()
 
 
@@ -100,7 +100,7 @@ def _call_tool(tools: Tools, version: str, params: Document) -> Document:
 
 
 def _result(document: Document, *, is_error: bool) -> Document:
-    text = json.dumps(document, ensure_ascii=False)
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
     return {"content": [{"type": "text", "text": text}], "structuredContent": document, "isError": is_error}
 
 

@@ -4,6 +4,7 @@ whatever name or ID it gives, nothing outside of the prefix is read or written."
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -226,7 +227,9 @@ def _is_plain(value: object) -> bool:
         return all(type(name) is str and _is_plain(inner) for name, inner in value.items())
     if type(value) is list:
         return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int, str)
 
 
 def _fitting(state: Any, checkpoint: Checkpoint) -> Any:
