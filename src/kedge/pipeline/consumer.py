@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from random import shuffle
 from typing import Any
@@ -132,10 +132,14 @@ class Worker:
                         else:
                             self._wait_for_news(seen[-1].id if seen else 0)
                     except (Unavailable, NoSpace) as error:  # it comes back; somebody makes room
-                        self._report("the store", f"cannot be used now: {error}")
+                        self._tell("the store", f"cannot be used now: {error}")
                         self._wake.wait(IDLE_S)
             finally:
                 self._let_end()
+
+    def _tell(self, run: str, text: str) -> None:
+        with suppress(Exception):  # nobody may be there to read it; no run fails by that
+            self._report(run, text)
 
     def _wait_for_news(self, seen: int) -> None:
         """Until something changes in the store, or is due. So an idle worker asks once a second."""
@@ -287,10 +291,10 @@ class Worker:
             self._collided = True
             self._delayed[job].put_back(entry, self._lease_s)  # if that ends badly, it is still due
         except LeaseLost:
-            self._report(entry.key, "was taken over by another worker")
+            self._tell(entry.key, "was taken over by another worker")
         except Exception as error:  # noqa: BLE001 - whatever it is, the entry stays, and somebody reads of it
             self._delayed[job].put_back(entry, IDLE_S)
-            self._report(entry.key, f"cannot be carried out now: {one_line(error)}")
+            self._tell(entry.key, f"cannot be carried out now: {one_line(error)}")
         finally:
             with self._lock:
                 self._at_work.pop(entry.id, None)
@@ -302,7 +306,7 @@ class Worker:
         except NotFound:
             return
         for key in fire(self._store, record):
-            self._report(key, "is submitted by its schedule")
+            self._tell(key, "is submitted by its schedule")
 
     def _look_again(self, entry: Entry) -> Entry | None:
         """The entry as it is now that its run is ours; None if it has ended or was given up meanwhile."""
@@ -336,17 +340,17 @@ class Worker:
                 self._store.tag(entry.id, state=ready(entry.priority), takeovers="0")
             else:
                 self._again(job, entry, call, LOOK_AGAIN_S, entry.attempts)
-            self._report(entry.key, f"is paused ({paused})")
+            self._tell(entry.key, f"is paused ({paused})")
         except (LeaseLost, StorageError):
             raise  # nothing is wrong with the run: it is taken over, by this worker or another one
         except Cancelled:
             self._finish(job, entry)
-            self._report(entry.key, "was cancelled")
+            self._tell(entry.key, "was cancelled")
         except BaseException as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
             self._after_failure(job, entry, call, error)
         else:
             self._finish(job, entry)
-            self._report(entry.key, "is completed")
+            self._tell(entry.key, "is completed")
 
     def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
         if inspect.iscoroutinefunction(pipeline.function):
@@ -369,7 +373,7 @@ class Worker:
             self._give_up(job, entry, one_line(error))
             return
         self._again(job, entry, call, self._backoff.wait_s(attempts), attempts)
-        self._report(entry.key, f"failed ({one_line(error)}); it is tried again")
+        self._tell(entry.key, f"failed ({one_line(error)}); it is tried again")
 
     def _again(self, job: str, entry: Entry, call: object, wait_s: float, attempts: int) -> None:
         """Put the entry off: a new one takes its place, so that all workers learn when it is due."""
@@ -391,4 +395,4 @@ class Worker:
         self._store.tag(entry.id, state=DEAD, note=why[:200], lane=None)
         if entry.group:
             advance(self._store, job, entry.group)
-        self._report(entry.key, f"is given up: {why}")
+        self._tell(entry.key, f"is given up: {why}")

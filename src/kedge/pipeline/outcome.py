@@ -10,6 +10,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import RunStatus
 from kedge.urls import reachable
 
+from .progress import write_line
 from .session import Session
 from .signals import Paused
 
@@ -22,9 +23,9 @@ def say_what_follows(session: Session, status: RunStatus, error: BaseException |
     if isinstance(error, Denied):
         error.add_note(f"Run {key} ends here: a denial is final.")
     elif status is RunStatus.PAUSED:
-        sys.stderr.write(f"kedge: run {key} is paused ({error}); to resume it: {command}\n")
+        write_line(sys.stderr, f"run {key} is paused ({error}); to resume it: {command}")
     elif isinstance(error, SystemExit):  # nobody shows its notes
-        sys.stderr.write(f"kedge: run {key} failed ({error}); to resume it: {command}\n")
+        write_line(sys.stderr, f"run {key} failed ({error}); to resume it: {command}")
     elif status is RunStatus.FAILED and error is not None and not isinstance(error, LeaseLost):
         error.add_note(f"Run {key} failed; what is finished is kept. To resume it: {command}")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -82,7 +83,7 @@ class Quiet(Watcher):
     """Where nobody asked for progress, and there is no terminal."""
 
     def say(self, text: str) -> None:
-        _write_line(sys.stderr, text)
+        write_line(sys.stderr, text)
 
 
 class Lines(Watcher):
@@ -113,7 +114,7 @@ class Lines(Watcher):
         self._say(text)
 
     def _say(self, text: str) -> None:
-        _write_line(self._out, text)
+        write_line(self._out, text)
 
 
 class Terminal(Watcher):
@@ -136,7 +137,7 @@ class Terminal(Watcher):
 
     def items(self, path: Path, tally: Tally, *, is_over: bool) -> None:
         now = time.monotonic()
-        with self._lock:
+        with self._drawing():
             if not is_over and now - self._drawn_at.get(path, 0.0) < BAR_EVERY_S:
                 return
             self._drawn_at[path] = now
@@ -156,20 +157,26 @@ class Terminal(Watcher):
         self._print(("models",), "", text, "")
 
     def say(self, text: str) -> None:
-        with self._lock:
+        with self._drawing():
             self._live().console.print(_escaped(text), highlight=False)
 
     def close(self) -> None:
-        with self._lock:
+        with self._drawing():
             if self._progress is not None:
                 self._progress.stop()
                 self._progress = None
                 self._bars.clear()
 
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """One thread at a time; where the terminal is gone, nothing is drawn, and the run goes on."""
+        with self._lock, suppress(OSError, ValueError):
+            yield
+
     def _print(self, path: Path, look: str, right: str, note: str) -> None:
         indent = "  " * (len(path) - 1)
         end = "[/]" if look == "[bold]" else ""
-        with self._lock:
+        with self._drawing():
             console = self._live().console
             tail = f" [dim]{_escaped(right)}[/]" if right else ""
             problem = f" [red]{_escaped(note)}[/]" if note else ""
@@ -206,14 +213,15 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _write_line(out: TextIO | None, text: str) -> None:
+def write_line(out: TextIO | None, text: str) -> None:
+    """A notice of Kedge. One that nobody can read any more fails nothing."""
     safe = "".join(c if c.isprintable() else "?" for c in text)
     try:
         if out is not None:
             out.write(f"kedge: {safe}\n")
             out.flush()
     except (OSError, ValueError):
-        pass  # nobody reads it any more; the run goes on
+        pass  # the reader is gone; the run goes on
 
 
 def watcher(progress: bool | None) -> Watcher:

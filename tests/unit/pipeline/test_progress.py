@@ -1,5 +1,6 @@
 """What is shown of a run at work, and that the time left is not fooled by what was done before."""
 
+import errno
 import io
 import re
 from pathlib import Path
@@ -91,3 +92,17 @@ def test_who_watches(tmp_path: Path) -> None:
     broken = Lines((tmp_path / "x").open("w"))
     broken._out.close()
     broken.stage(("a",))  # a closed stderr does not stop a run
+
+
+def test_a_terminal_that_is_gone_fails_no_run() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str, /) -> int:
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    watcher = Terminal(Console(file=Gone(), force_terminal=True))
+    watcher.stage(("fetch",))
+    watcher.step(("fetch", "page"), "ran", 0.1)
+    watcher.items(("map",), Tally(3), is_over=False)
+    watcher.items(("map",), Tally(3), is_over=True)
+    watcher.say("already completed")
+    watcher.close()

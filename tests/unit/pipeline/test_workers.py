@@ -1,7 +1,10 @@
 """Workers that meet trouble: nothing is forgotten, and what is not the run's fault is not counted against it."""
 
+import os
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,9 +13,9 @@ import kedge
 from kedge import CheckpointManager
 from kedge.errors import StorageError, Unavailable
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import DEAD, RUNNING
+from kedge.pipeline.entries import DEAD, DELAYED, RUNNING
 from tests.unit.pipeline.test_queues import POSTGRES, serve
-from tests.waiting import Clock
+from tests.waiting import Clock, wait_for
 
 
 @pytest.fixture(params=["directory", POSTGRES])
@@ -139,3 +142,33 @@ def test_a_record_that_is_no_entry_disturbs_nobody(store: CheckpointManager, que
     worker = Worker(store, ["q"], {"work": work}, report=lambda run, text: worker.stop("enough"))
     worker.serve()
     assert handle.result(0) == 1
+
+
+def test_a_notice_that_nobody_can_read_fails_no_run(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader of the worker's stderr is gone: `kedge worker … 2>&1 | head`."""
+
+    @kedge.pipeline
+    def waits() -> str:
+        return kedge.current_run().approval("go", wait_s=0).comment
+
+    read, written = os.pipe()
+    os.close(read)
+    handle, done = queue.submit(waits), queue.submit(work, 1)
+    with open(written, "w", buffering=1) as stderr:
+
+        def report(run: str, text: str) -> None:
+            stderr.write(f"{run} {text}\n")
+
+        monkeypatch.setattr("sys.stderr", stderr)
+        worker = Worker(store, ["q"], {"waits": waits, "work": work}, report=report)
+        thread = threading.Thread(target=worker.serve)
+        thread.start()
+        wait_for(lambda: [entry.state for entry in queue.entries()] == [DELAYED], "it was not put off")
+        worker.stop("enough")
+        thread.join()
+        monkeypatch.undo()
+        with suppress(BrokenPipeError):
+            stderr.close()
+    assert (handle.status, done.result(0)) == ("paused", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ def worker_command(
     from kedge.pipeline import Pipeline
     from kedge.pipeline.consumer import Worker
     from kedge.pipeline.entries import RECOVERY
+    from kedge.pipeline.progress import write_line
 
     session.export_key()
     with errors_as_python_shows_them(ctx):
@@ -70,7 +72,7 @@ def worker_command(
             lease_s=lease_s,
             grace_s=grace_s,
             max_takeovers=max_takeovers,
-            report=lambda run, text: click.echo(f"kedge: {run} {text}", err=True),
+            report=lambda run, text: write_line(sys.stderr, f"{run} {text}"),
         )
         _stop_on_signals(worker)
         worker.serve(until_empty=until_empty)
