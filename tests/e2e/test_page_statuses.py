@@ -8,7 +8,7 @@ import pytest
 
 import kedge
 from kedge.pipeline.approval import decide_once, pending_approvals
-from kedge.pipeline.history import cancel
+from kedge.pipeline.cancellation import cancel
 from kedge.process.workflow import Workflows
 from tests.e2e.seeing import counts, shows
 

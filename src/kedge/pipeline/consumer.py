@@ -53,7 +53,7 @@ from .entries import (
     schedule_job,
 )
 from .failure import one_line
-from .groups import active_tags, advance, advance_all
+from .groups import active_tags, advance, advance_all, leave
 from .history import run_of
 from .limits import QueueLimits
 from .owner import take_lease
@@ -321,7 +321,7 @@ class Worker:
     def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:
         summary = run_of(self._store, entry.key) if lease.token > 1 else None  # nobody had it before
         if summary is not None and summary.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
-            self._finish(job, entry)
+            leave(self._store, job, entry.id, entry.group)
             return
         takeovers = entry.takeovers + (entry.state == RUNNING)
         if takeovers > self._max_takeovers:
@@ -344,12 +344,12 @@ class Worker:
         except (LeaseLost, StorageError):
             raise  # nothing is wrong with the run: it is taken over, by this worker or another one
         except Cancelled:
-            self._finish(job, entry)
+            leave(self._store, job, entry.id, entry.group)
             self._tell(entry.key, "was cancelled")
         except BaseException as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
             self._after_failure(job, entry, call, error)
         else:
-            self._finish(job, entry)
+            leave(self._store, job, entry.id, entry.group)
             self._tell(entry.key, "is completed")
 
     def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
@@ -382,14 +382,6 @@ class Worker:
         if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
             save_entry(self._store, job, new, call, after=entry.id, tags=active_tags(entry.group))
         drop_entry(self._store, entry.id)
-
-    def _finish(self, job: str, entry: Entry) -> None:
-        """The run has ended. The next one of its group has its turn, whenever this process dies."""
-        if entry.group:
-            advance(self._store, job, entry.group, leaving=entry.id)
-        drop_entry(self._store, entry.id)
-        if entry.group:
-            advance(self._store, job, entry.group)  # one that was submitted just now
 
     def _give_up(self, job: str, entry: Entry, why: str) -> None:
         self._store.tag(entry.id, state=DEAD, note=why[:200], lane=None)

@@ -8,16 +8,15 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import Cancelled, Conflict, Denied, LeaseHeld, NotFound
+from kedge.errors import Cancelled, Conflict, Denied, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, Checkpoint, RunStatus
 
 from .approval import APPROVAL, decision_of
-from .inbox import CANCEL, post
 from .items import maps_of
 from .kept import asked_again, kept_failures
 from .keys import show
-from .owner import newest_status, save_status, status_of, take_lease, walk_jobs
+from .owner import newest_status, status_of, take_lease, walk_jobs
 
 CALLS = "llm:calls"  # the job of records about LLM calls
 _PAGE = 500
@@ -324,24 +323,6 @@ def delete_run(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> in
         for start in range(0, len(records), _PAGE):
             store.store.delete([record.id for record in records[start : start + _PAGE]], actor=store.actor)
     return len(records)
-
-
-def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
-    """End a run for good. True when it is done; False when its owner, still at work, was told to stop."""
-    summary = find_run(store, key)
-    if summary.status is RunStatus.COMPLETED:
-        raise Conflict(f"run {key} is completed", hint="there is nothing to cancel")
-    if summary.status is RunStatus.CANCELLED:
-        return True
-    post(store, key, CANCEL, "")
-    try:
-        with take_lease(store, key, ttl_s) as lease:
-            newest = newest_status(store, key)
-            assert newest is not None  # nosec B101 # find_run has raised
-            save_status(store, lease, RunStatus.CANCELLED, {}, {**newest.metadata, "waiting": []})
-    except LeaseHeld:
-        return False
-    return True
 
 
 def _inputs(about: Mapping[str, object]) -> Mapping[str, object]:

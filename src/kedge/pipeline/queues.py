@@ -12,12 +12,13 @@ from kedge.errors import Cancelled, Conflict, NotFound, StepTimeout, Validation
 from kedge.manager import CheckpointManager
 from kedge.model import MAX_STEP_CHARACTERS, RunStatus
 
+from .cancellation import cancel
 from .declaration import Pipeline
 from .entries import DEAD, HELD, PRIORITIES, Entry, entries_of, new_entry, queue_job, ready, save_entry
 from .failure import Failure
 from .groups import advance, held_tags
-from .history import cancel, run_of
-from .inbox import CANCEL, StoreLike, opened, parse_run_key, post
+from .history import run_of
+from .inbox import StoreLike, opened, parse_run_key
 from .keys import digest_of
 from .limits import Limits, QueueLimits, parse_limits, save_limits
 from .owner import newest_status
@@ -145,8 +146,15 @@ class Handle:
     @property
     def status(self) -> str:
         """queued, running, paused, completed, failed (also while another attempt is due), cancelled or abandoned."""
-        run = run_of(self._store, self.key)
-        return "queued" if run is None else str(run.status)
+        is_queued = bool(self._store.list(self._job, tags={"run": self.key}, limit=1))  # first: it goes when a run ends
+        if (run := run_of(self._store, self.key)) is not None:
+            return str(run.status)
+        if not is_queued:
+            raise self._missing()
+        return "queued"
+
+    def _missing(self) -> NotFound:
+        return NotFound(f"run {self.key} is not in the queue", hint="submit it")
 
     def result(self, timeout_s: float | None = None) -> Any:
         """What the pipeline returned, or raise what it failed with for good; waits for it, for `timeout_s` at most."""
@@ -192,7 +200,7 @@ class Handle:
         if entries and entries[0].state != DEAD:
             return None
         if not entries and newest is None:
-            raise NotFound(f"run {self.key} is not in the queue", hint="submit it")
+            raise self._missing()
         if newest is not None and status == RunStatus.FAILED:
             failed: Any = self._store.load(newest.id)
             raise Failure.from_state(failed["failure"]).rebuild()
@@ -201,10 +209,7 @@ class Handle:
 
     def cancel(self) -> None:
         """End the run for good: before it begins, between steps, or in a step after its grace period."""
-        if run_of(self._store, self.key) is None:
-            post(self._store, self.key, CANCEL, "")
-        else:
-            cancel(self._store, self.key)
+        cancel(self._store, self.key)
 
     def __repr__(self) -> str:
         return f"<kedge run {self.key} of {self._job}>"

@@ -13,7 +13,8 @@ import pytest
 
 import kedge
 from kedge import Cancelled, CheckpointManager, StepTimeout
-from kedge.pipeline.history import cancel, find_run
+from kedge.pipeline.cancellation import cancel
+from kedge.pipeline.history import find_run
 from tests.pipeline_work import hang
 from tests.waiting import wait_for
 

@@ -16,6 +16,7 @@ import pytest
 import kedge
 from kedge import CheckpointManager, Conflict, Retry
 from kedge.model import Lease
+from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.entries import DEAD, RUNNING
 from kedge.pipeline.history import find_run
@@ -223,17 +224,62 @@ def test_a_run_that_kills_its_workers_is_given_up(store: CheckpointManager, queu
         handle.result(0)
 
 
-def test_cancelled_before_it_began(store: CheckpointManager, queue: kedge.Queue) -> None:
+@pytest.mark.parametrize("by", ["handle", "key"])
+def test_a_run_that_waits_in_a_queue_is_cancelled_at_once(
+    store: CheckpointManager, queue: kedge.Queue, by: str
+) -> None:
+    @kedge.pipeline
+    def work(number: int) -> int:
+        return number
+
+    handle, follower = queue.submit(work, 1, group="tenant"), queue.submit(work, 2, group="tenant")
+    if by == "handle":
+        handle.cancel()
+    else:
+        assert cancel(store, handle.key)
+    assert handle.status == "cancelled"
+    assert find_run(store, handle.key).pipeline == "work"
+    with pytest.raises(kedge.Cancelled):
+        handle.result(0)
+    assert [entry.key for entry in queue.entries()] == [follower.key]
+    assert serve(store, work) == [f"{follower.key} is completed"]  # it has its turn
+    handle.cancel()  # nothing more happens
+    with pytest.raises(Conflict, match="is completed"):
+        follower.cancel()
+
+
+def test_a_dead_run_that_is_cancelled_leaves_the_queue(store: CheckpointManager, queue: kedge.Queue) -> None:
+    @kedge.pipeline
+    def work() -> None:
+        raise ValueError("no luck")
+
+    handle = queue.submit(work)
+    serve(store, work)
+    handle.cancel()
+    assert (handle.status, len(queue)) == ("cancelled", 0)
+
+
+def test_a_run_that_a_worker_has_is_told_to_stop(store: CheckpointManager, queue: kedge.Queue) -> None:
     @kedge.pipeline
     def work() -> None:
         raise AssertionError("never called")
 
     handle = queue.submit(work)
-    handle.cancel()
+    with store.lease(handle.key, 60):  # a worker has just taken it
+        assert not cancel(store, handle.key)
+    assert (handle.status, len(queue)) == ("queued", 1)
     assert serve(store, work) == ["work was cancelled"]
-    with pytest.raises(kedge.Cancelled):
+    assert (handle.status, len(queue)) == ("cancelled", 0)
+
+
+def test_a_run_that_nobody_submitted_is_not_found(queue: kedge.Queue) -> None:
+    handle = queue.handle("never-submitted")
+    with pytest.raises(kedge.NotFound, match="never-submitted"):
+        _ = handle.status
+    with pytest.raises(kedge.NotFound, match="never-submitted"):
+        handle.cancel()
+    with pytest.raises(kedge.NotFound, match="never-submitted"):
         handle.result(0)
-    assert len(queue) == 0
 
 
 def test_a_run_pauses_when_its_worker_is_told_to_stop(store: CheckpointManager, queue: kedge.Queue) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 import kedge
 from kedge import CheckpointManager, Conflict, Retry, StepTimeout, Validation
-from kedge.pipeline.history import cancel, explain, find_run, find_runs
+from kedge.pipeline.cancellation import cancel
+from kedge.pipeline.history import explain, find_run, find_runs
 from tests.pipeline_work import LocalErrors, Unpicklable, die, fail_unpicklably, hang, own_pid
 from tests.waiting import wait_for
 

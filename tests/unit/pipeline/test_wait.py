@@ -12,7 +12,8 @@ import pytest
 import kedge
 from kedge import CheckpointManager, Conflict, Denied, NotFound, Paused, Validation
 from kedge.pipeline.approval import find_approvals, pending_approvals
-from kedge.pipeline.history import cancel, find_run, logs_of
+from kedge.pipeline.cancellation import cancel
+from kedge.pipeline.history import find_run, logs_of
 from kedge.pipeline.session import Session
 from kedge.process import Workflows
 from tests.waiting import Clock, wait_for

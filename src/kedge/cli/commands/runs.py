@@ -263,7 +263,7 @@ def cancel_command(session: Session, run: str) -> None:
 
     Results of finished steps stay in the store. A step in a thread cannot be ended: the run stops after it.
     """
-    from kedge.pipeline.history import cancel
+    from kedge.pipeline.cancellation import cancel
 
     with session.open() as manager:
         is_done = cancel(manager, run)

@@ -17,12 +17,12 @@ from kedge.llm.pricing import dollars
 from kedge.manager import CheckpointManager
 from kedge.model import INBOX_SUFFIX, RunStatus
 from kedge.pipeline.approval import decide
+from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.history import (
     Explanation,
     RunSummary,
     StepHistory,
     bills_of,
-    cancel,
     check_resumable,
     explain,
     find_run,

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Query
 from kedge.errors import NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint
-from kedge.pipeline.history import cancel, explain, find_run, logs_of, run_of
+from kedge.pipeline.cancellation import cancel
+from kedge.pipeline.history import explain, find_run, logs_of, run_of
 from kedge.pipeline.inbox import send
 from kedge.pipeline.keys import show
 from kedge.server import run_schemas, schemas
