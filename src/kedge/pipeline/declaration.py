@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
@@ -94,11 +94,25 @@ class Pipeline(Generic[P, R]):
 
         return call
 
+    def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise Validation for arguments with which it can never be called: before there is a run, which would fail."""
+        signature = inspect.signature(self.function)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise Validation(f"pipeline {self.name}: {error}", hint=f"it takes {signature}") from None
+
     def key_of(self, *args: Any, **kwargs: Any) -> str:
         """The key of the run that a call with these arguments is."""
         base = _NOT_IN_NAMES.sub("-", self.name)[:80].strip("-._@+") or "pipeline"
         given = arguments(self.function, args, kwargs)
         return f"{base}-{digest_of(given, f'pipeline {self.name}').hex()[:12]}" if given else base
+
+
+def parse_pipeline(value: object) -> Pipeline[..., Any]:
+    if not isinstance(value, Pipeline):
+        raise Validation(f"{value!r:.100} is no pipeline", hint="decorate the function with @kedge.pipeline")
+    return value
 
 
 @overload

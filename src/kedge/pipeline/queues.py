@@ -13,7 +13,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import MAX_STEP_CHARACTERS, RunStatus
 
 from .cancellation import cancel
-from .declaration import Pipeline
+from .declaration import Pipeline, parse_pipeline
 from .entries import DEAD, HELD, PRIORITIES, Entry, entries_of, new_entry, queue_job, ready, save_entry
 from .failure import Failure
 from .groups import advance, held_tags
@@ -58,8 +58,7 @@ class Queue:
         one `group` are carried out one after another, in the order of submission; groups take turns. QueueFull when the
         queue holds as much as it may (`limit`).
         """
-        if not isinstance(pipeline, Pipeline):
-            raise Validation(f"{pipeline!r:.100} is no pipeline", hint="decorate the function with @kedge.pipeline")
+        parse_pipeline(pipeline).check_call(args, kwargs)
         if priority not in PRIORITIES or isinstance(priority, bool):
             raise Validation(f"priority must be a whole number from 0 to 9 (got {priority!r})")
         parse_seconds("delay_s", delay_s)

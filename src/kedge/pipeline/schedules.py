@@ -20,7 +20,7 @@ from kedge.manager import CheckpointManager
 from kedge.model import Checkpoint, parse_name
 
 from .cron import Interval, Ticks, now, parse_cron, parse_zone
-from .declaration import Pipeline
+from .declaration import Pipeline, parse_pipeline
 from .entries import DELAYED, after_key, drop_entry, new_entry, queue_job, save_entry, schedule_job
 from .inbox import parse_run_key
 from .owner import take_lease
@@ -33,6 +33,7 @@ CATCH_UP = ("all", "last", "none")
 LATE_S = 60.0  # with catch_up="none", what is later than this is left out
 MOST_AT_ONCE = 1000  # missed moments that are submitted in one turn
 _LEASE_S = 10.0
+_MOMENT = "scheduled_at"  # the parameter that is given the moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Schedule:
         share = int.from_bytes(blake3(key.encode()).digest(4), "big") / 2**32  # the same whoever submits it
         due_at = moment.timestamp() + share * self.jitter_s
         entry = new_entry(key, self.pipeline, due_at=due_at, retries=self.retries)
-        kwargs = {**call["kwargs"], **({"scheduled_at": moment} if self.takes_moment else {})}
+        kwargs = {**call["kwargs"], **({_MOMENT: moment} if self.takes_moment else {})}
         return entry, {"args": call["args"], "kwargs": kwargs}
 
     def to_json(self) -> dict[str, object]:
@@ -120,6 +121,8 @@ def schedule(
     parameter `scheduled_at` of the pipeline is given the moment. The same name with other rules replaces the schedule.
     """
     parse_name("schedule", name)
+    takes_moment = _MOMENT in inspect.signature(parse_pipeline(pipeline).function).parameters
+    pipeline.check_call(args, {**kwargs, _MOMENT: now()} if takes_moment else kwargs)
     if (cron is None) == (every_s is None):
         raise Validation(f"schedule {name}: give one of cron= and every_s=")
     if catch_up not in CATCH_UP:
@@ -134,7 +137,7 @@ def schedule(
     rule = {
         "name": name, "queue": queue.name, "cron": cron or "", "every_s": every_s or 0.0, "zone": tz,
         "catch_up": catch_up, "jitter_s": jitter_s, "retries": parse_count("retries", retries),
-        "takes_moment": "scheduled_at" in inspect.signature(pipeline.function).parameters,
+        "takes_moment": takes_moment,
     }  # fmt: skip
     entry = new_entry(_lease_name(queue.name, name), pipeline.name, due_at=due_at.timestamp())
     entry["schedule"] = rule

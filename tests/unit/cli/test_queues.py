@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
 from pathlib import Path
+from textwrap import dedent
 
 import kedge
 from kedge.pipeline.consumer import Worker
@@ -40,3 +41,30 @@ def test_a_queue_is_listed_limited_and_retried(run: Run, store: Path) -> None:
     ]
     run("queue", "retry", "q", "two")
     assert [entry["state"] for entry in answer(run("queue", "list", "q", "--json"))["entries"]] == ["ready5"]
+
+
+def test_arguments_that_a_pipeline_does_not_take_are_refused_by_schedule(run: Run, store: Path) -> None:
+    program = Path("scheduled_program.py")
+    program.write_text(
+        dedent("""
+        import kedge
+
+        @kedge.pipeline
+        def tick(folder, scheduled_at=None):
+            return folder
+        """)
+    )
+    words = ("schedule", "add", "q", "s1", f"{program}:tick", "--every", "60")
+    assert "missing a required argument: 'folder'" in run(*words, code=3).stderr
+    assert "it takes (folder, scheduled_at=None)" in run(*words, "--arg", 'foldr="x"', code=3).stderr
+    assert not store.exists() or not answer(run("schedule", "list", "q", "--json"))["schedules"]
+    run(*words, "--arg", 'folder="x"')
+    assert [found["name"] for found in answer(run("schedule", "list", "q", "--json"))["schedules"]] == ["s1"]
+
+
+def test_a_run_that_waits_in_a_queue_is_cancelled_by_its_key(run: Run, store: Path) -> None:
+    with kedge.open(store) as opened:
+        kedge.queue("q", store=opened).submit(work, 1, key="one")
+    assert run("runs", "cancel", "one").stdout == "one is cancelled\n"
+    assert answer(run("queue", "list", "q", "--json"))["entries"] == []
+    assert answer(run("runs", "show", "one", "--json"))["run"]["status"] == "cancelled"

@@ -93,6 +93,9 @@ def test_what_may_be_submitted(queue: kedge.Queue) -> None:
     for nonsense in ({"priority": 10}, {"priority": True}, {"delay_s": -1}, {"retries": 1.5}):
         with pytest.raises(kedge.Validation):
             queue.submit(work, 3, **nonsense)
+    for call in (lambda: queue.submit(work), lambda: queue.submit(work, 1, 2), lambda: queue.submit(work, vlaue=1)):
+        with pytest.raises(kedge.Validation, match="pipeline work: "):
+            call()
     with pytest.raises(kedge.Validation, match="no pipeline"):
         queue.submit(len, [])  # type: ignore[arg-type]
     with pytest.raises(kedge.UnsupportedType):

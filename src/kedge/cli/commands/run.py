@@ -42,7 +42,7 @@ def run_command(ctx: click.Context, session: Session, target: str, key: str | No
     with errors_as_python_shows_them(ctx):
         pipeline = load_pipeline(target)
     arguments = parse_json_pairs("--arg", args)
-    check_arguments(pipeline, arguments)
+    pipeline.check_call((), arguments)
     key = pipeline.key_of(**arguments) if key is None else parse_run_key(key)
     with store_of(pipeline, session) as manager, errors_as_python_shows_them(ctx):
         result: Any = pipeline.at(key, store=manager, progress=not session.as_json)(**arguments)
@@ -82,16 +82,6 @@ def store_of(pipeline: Pipeline[..., Any], session: Session) -> AbstractContextM
     if isinstance(declared, CheckpointManager):
         return nullcontext(declared)
     return session._replace(store=os.fspath(declared)).open(create=True)
-
-
-def check_arguments(pipeline: Pipeline[..., Any], arguments: dict[str, object]) -> None:
-    """Before there is a run: one that can never be called would be left behind as failed."""
-    from kedge.errors import Validation
-
-    try:
-        inspect.signature(pipeline.function).bind(**arguments)
-    except TypeError as error:
-        raise Validation(f"pipeline {pipeline.name}: {error}", hint="give its arguments with --arg NAME=JSON") from None
 
 
 def load_pipeline(target: str) -> Pipeline[..., Any]:
