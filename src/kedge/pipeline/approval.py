@@ -50,7 +50,7 @@ class Approval:
     def conflict(self, key: str, name: str) -> Conflict:
         """What a second decision gets."""
         at = f" on {self.decided_at[:16].replace('T', ' ')} UTC" if self.decided_at else ""
-        follows = f"kedge runs resume {key} follows it" if self.approved else "use another key to start anew"
+        follows = "the run follows it when it goes on" if self.approved else "use another key to start anew"
         return Conflict(
             f"approval {name} of {key} was {self.word} by {self.actor}{at}", hint=f"a decision is final; {follows}"
         )

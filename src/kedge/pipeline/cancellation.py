@@ -8,7 +8,7 @@ from kedge.errors import Conflict, LeaseHeld, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, RunStatus
 
-from .entries import Entry, entries_of
+from .entries import Entry, entries_of, queue_of
 from .groups import leave
 from .inbox import CANCEL, post
 from .owner import newest_status, save_status, take_lease, walk_jobs
@@ -44,7 +44,8 @@ def _facts(store: CheckpointManager, key: str, entries: list[tuple[str, Entry]])
     if newest is None:
         if not entries:
             raise NotFound(f"there is no run {key}", hint="kedge runs list shows the runs")
-        return {"pipeline": entries[0][1].pipeline}
+        job, entry = entries[0]
+        return {"pipeline": entry.pipeline, "queue": queue_of(job)}
     if newest.metadata.get("status") == RunStatus.COMPLETED:
         raise Conflict(f"run {key} is completed", hint="there is nothing to cancel")
     return newest.metadata

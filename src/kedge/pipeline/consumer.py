@@ -48,6 +48,7 @@ from .entries import (
     drop_replaced,
     entries_of,
     queue_job,
+    queue_of,
     ready,
     save_entry,
     schedule_job,
@@ -332,6 +333,7 @@ class Worker:
         run = Run(
             entry.key, store=self._store, version=pipeline.version, pipeline=pipeline.name, ttl_s=self._lease_s,
             grace_s=self._grace_s, signals=False, progress=False, lease=lease,
+            queue="" if job == queue_job(RECOVERY) else queue_of(job),
         )  # fmt: skip
         try:
             self._call(pipeline, run, entry, call)
@@ -340,7 +342,7 @@ class Worker:
                 self._store.tag(entry.id, state=ready(entry.priority), takeovers="0")
             else:
                 self._again(job, entry, call, LOOK_AGAIN_S, entry.attempts)
-            self._tell(entry.key, f"is paused ({paused})")
+            self._tell(entry.key, f"is paused ({paused}); a worker of queue {queue_of(job)} continues it")
         except (LeaseLost, StorageError):
             raise  # nothing is wrong with the run: it is taken over, by this worker or another one
         except Cancelled:

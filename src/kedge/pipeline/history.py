@@ -16,6 +16,7 @@ from .approval import APPROVAL, decision_of
 from .items import maps_of
 from .kept import asked_again, kept_failures
 from .keys import show
+from .outcome import what_follows
 from .owner import newest_status, status_of, take_lease, walk_jobs
 
 CALLS = "llm:calls"  # the job of records about LLM calls
@@ -41,6 +42,7 @@ class RunSummary:
     waiting: Sequence[Mapping[str, str]]  # each an `account.Waiting`; decided ones say so until the run goes on
     is_denied: bool
     progress: Mapping[str, int | None] | None  # {"done": …, "total": …}
+    queue: str  # whose workers carry it out; "": none
 
     @property
     def is_abandoned(self) -> bool:
@@ -124,6 +126,7 @@ def _summary(store: CheckpointManager, newest: Checkpoint, updated_at: datetime)
         ],
         about.get("is_denied") is True,
         progress if _is_made_of(progress := about.get("progress"), int | None) else None,  # type: ignore[arg-type]
+        _text(about.get("queue")),
     )
 
 
@@ -292,6 +295,12 @@ def command_of(store: CheckpointManager, key: str) -> tuple[list[str], str]:
     raise NotFound(f"run {key} does not say how it was started", hint="start its program again by hand")
 
 
+def check_own_program(store: CheckpointManager, run: RunSummary) -> None:
+    """Raise Conflict for a run of a queue: whoever starts its program again starts a worker for all of the queue."""
+    if run.queue:
+        raise Conflict(f"run {run.key} belongs to queue {run.queue}", hint=what_follows(store, run.key, run.queue))
+
+
 def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
     """Raise what keeps a run from being resumed. A completed one may have items that failed: those run again."""
     if run.status is RunStatus.UNREADABLE:
@@ -300,6 +309,7 @@ def check_resumable(store: CheckpointManager, run: RunSummary) -> None:
         raise Denied(f"run {run.key}: {run.error}", hint="a denial is final; use another key to start anew")
     if run.status is RunStatus.CANCELLED:
         raise Cancelled(f"run {run.key} was cancelled", hint="use another key to start anew")
+    check_own_program(store, run)
     if run.status is not RunStatus.COMPLETED or any(items.failed for items in maps_of(store, run.key)):
         return
     newest = newest_status(store, run.key)

@@ -16,26 +16,31 @@ from .signals import Paused
 
 
 def say_what_follows(session: Session, status: RunStatus, error: BaseException | None) -> None:
-    key, command = session.key, resume_command(session.store, session.key)
+    key, follows = session.key, what_follows(session.store, session.key, session.queue)
     if status is RunStatus.COMPLETED and session.completed_at is not None and not session.account.executed:
         session.watcher.say(f"run {key} already completed on {session.completed_at:%Y-%m-%d %H:%M} UTC; nothing to do")
     session.watcher.close()
     if isinstance(error, Denied):
         error.add_note(f"Run {key} ends here: a denial is final.")
-    elif status is RunStatus.PAUSED:
-        write_line(sys.stderr, f"run {key} is paused ({error}); to resume it: {command}")
-    elif isinstance(error, SystemExit):  # nobody shows its notes
-        write_line(sys.stderr, f"run {key} failed ({error}); to resume it: {command}")
+    elif status is RunStatus.PAUSED or isinstance(error, SystemExit):  # nobody shows their notes
+        if not session.queue:  # else its worker says it
+            word = "is paused" if status is RunStatus.PAUSED else "failed"
+            write_line(sys.stderr, f"run {key} {word} ({error}); to resume it: {follows}")
     elif status is RunStatus.FAILED and error is not None and not isinstance(error, LeaseLost):
-        error.add_note(f"Run {key} failed; what is finished is kept. To resume it: {command}")
+        how = follows if session.queue else f"to resume it: {follows}"
+        error.add_note(f"Run {key} failed; what is finished is kept; {how}")
 
 
-def resume_command(store: CheckpointManager, key: str) -> str:
+def what_follows(store: CheckpointManager, key: str, queue: str) -> str:
+    """How a run goes on that has stopped; `queue` is the one it belongs to, "": none."""
     if store.url == "memory:":
         return "run it again in this process (its store is in memory)"
     place = "$KEDGE_STORE" if "://" in store.url else shlex.quote(reachable(store.url))  # a URL may hold a password
     tenant = "" if store.namespace == "default" else f" --namespace {store.namespace}"
-    return f"kedge runs resume {key} --store {place}{tenant}"
+    where = f"--store {place}{tenant}"
+    if queue:
+        return f"a worker of queue {queue} continues it; if it is dead: kedge queue retry {queue} {key} {where}"
+    return f"kedge runs resume {key} {where}"
 
 
 def status_after(error: BaseException | None) -> RunStatus:

@@ -69,11 +69,13 @@ class Run:
         progress: bool | None = None,
         timeout_s: float | None = None,
         lease: Lease | None = None,
+        queue: str | None = None,
     ) -> None:
         """`progress` shows the run at work on stderr: None where that is a terminal, True and False in any case.
 
         After `timeout_s` from its first beginning, pauses included, the run fails with StepTimeout. `lease` is that of
-        the run, if the caller holds it.
+        the run, if the caller holds it. `queue` is the one whose worker carries it out; "": it takes over a run that
+        was in none.
         """
         self.key = parse_run_key(key)
         if not isinstance(grace_s, int | float) or not 0 <= grace_s <= 86_400:
@@ -87,6 +89,7 @@ class Run:
         self._progress = progress
         self._timeout_s = parse_timeout(timeout_s)
         self._held = lease
+        self._queue = queue
         self._stack: ExitStack | None = None
         self._session: Session | None = None  # the newest one, also when it is over
         self._steps: Steps
@@ -129,6 +132,7 @@ class Run:
                 grace_s=self._grace_s,
                 progress=self._progress,
                 timeout_s=self._timeout_s,
+                queue=self._queue or "",
             )
             stack.callback(session.isolation.close)
             watch_here().add(session)
@@ -136,7 +140,7 @@ class Run:
             if self._wants_signals:
                 session.signals.install()
             stack.callback(session.signals.restore)
-            session.record(RunStatus.RUNNING, with_command=True)
+            session.record(RunStatus.RUNNING, with_command=self._queue is None)  # a worker is not the run's program
             stack.enter_context(Place(self).entered())
             self._session, self._steps, self._stack = session, Steps(session), stack.pop_all()
             self.pipeline = session.pipeline

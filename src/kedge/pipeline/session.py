@@ -49,16 +49,18 @@ class Session:
         grace_s: float,
         progress: bool | None,
         timeout_s: float | None = None,
+        queue: str = "",
     ) -> None:
         """Raises Conflict when the job is no run, or that of another pipeline, and Cancelled when it was cancelled.
 
-        `timeout_s` counts from when the run first began, in whatever session.
+        `timeout_s` counts from when the run first began, in whatever session. `queue` is the one whose worker this is.
         """
         self.store = store
         self.lease = lease
         self.key = lease.job
         self.version = version
         self.pipeline = pipeline
+        self.queue = queue
         self.number = 1
         self.is_imported = False  # some of the run's steps were done by an older system
         self.is_open = True
@@ -147,6 +149,8 @@ class Session:
         if released := self.failures.released():  # steps that failed, and run again when the run is resumed
             metadata["released"] = len(released)
             state["released"] = released
+        if self.queue:
+            metadata["queue"] = self.queue
         if with_command:  # how this process was started, for `kedge runs resume`
             state["command"] = {"argv": list(sys.orig_argv), "cwd": os.getcwd()}
         if error is not None and status is not RunStatus.COMPLETED:

@@ -23,6 +23,7 @@ class RunAnswer(Answer):
     is_denied: bool = Field(description="An approval was denied: the run cannot be resumed.")
     waiting: list[dict[str, Json]]
     progress: dict[str, int | None] | None
+    queue: str = Field(description="The queue whose workers carry it out; empty: none.")
 
 
 class RunPage(Page):

@@ -2,12 +2,17 @@
 
 # ruff: noqa: F811 - tests take the fixtures imported below by their names
 
+import threading
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 import kedge
 from kedge.pipeline.consumer import Worker
+from kedge.pipeline.entries import DEAD, DELAYED
 from tests.unit.cli.test_app import Run, answer, run, store  # noqa: F401 - fixtures
+from tests.waiting import wait_for
 
 
 @kedge.pipeline
@@ -68,3 +73,34 @@ def test_a_run_that_waits_in_a_queue_is_cancelled_by_its_key(run: Run, store: Pa
     assert run("runs", "cancel", "one").stdout == "one is cancelled\n"
     assert answer(run("queue", "list", "q", "--json"))["entries"] == []
     assert answer(run("runs", "show", "one", "--json"))["run"]["status"] == "cancelled"
+
+
+@kedge.pipeline
+def waits() -> str:
+    return kedge.current_run().approval("go", wait_s=0).actor
+
+
+def test_a_run_of_a_queue_is_not_resumed_by_its_key(run: Run, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its program is a worker: started again, it would carry out the whole queue."""
+    said: list[str] = []
+    with kedge.open(store) as opened:
+        queue = kedge.queue("q", store=opened)
+        queue.submit(waits, key="asks")
+        queue.submit(work, 2, key="two")
+        pipelines = {"waits": waits, "work": work}
+        worker = Worker(opened, ["q"], pipelines, report=lambda key, text: said.append(f"{key} {text}"))
+        thread = threading.Thread(target=worker.serve)
+        thread.start()
+        wait_for(lambda: {entry.state for entry in queue.entries()} == {DELAYED, DEAD}, "they were not carried out")
+        worker.stop("enough")
+        thread.join()
+    assert any(line.endswith("a worker of queue q continues it") for line in said)
+    assert "kedge runs resume" not in capsys.readouterr().err
+    for key in ("asks", "two"):
+        refused = run("runs", "resume", key, "--retry-failed", code=5).stderr
+        assert f"run {key} belongs to queue q" in refused
+        assert f"kedge queue retry q {key} --store {store}" in refused
+    run("approve", "asks", "--resume", code=5)  # before the decision, which is final
+    assert "next: a worker of queue q continues it" in run("approve", "asks").stdout
+    shown = run("runs", "show", "asks").stdout
+    assert "the run can go on" in shown

@@ -45,7 +45,7 @@ def test_a_decision_says_by_whom_and_what_follows_at_once(run: Run, store: Path)
     asks(store)
     assert "waits for approval go: Publish?" in run("runs", "show", "r").stdout
     said = run("approve", "r", "--by", "ada", "--comment", "fine").stdout
-    assert "go of r is approved by ada; next: kedge runs resume r" in said
+    assert f"go of r is approved by ada; next: kedge runs resume r --store {store}, if it is paused" in said
     for words in (("show", "r"), ("list",)):
         assert "go was approved by ada on" in run("runs", *words).stdout
     assert "was approved by ada on" in run("approve", "r", "go", code=5).stderr
@@ -57,7 +57,7 @@ def test_a_denial_offers_no_resume(run: Run, store: Path) -> None:
     assert "use another key" in run("approve", "r", "--deny", "--by", "bob").stdout
     with pytest.raises(kedge.Denied) as caught, kedge.run("r", store=store) as made:
         made.approval("go", wait_s=0)
-    assert not any("To resume it" in note for note in caught.value.__notes__)
+    assert not any("to resume it" in note for note in caught.value.__notes__)
     assert "a denial is final" in run("runs", "show", "r").stdout
     assert "a denial is final" in run("runs", "resume", "r", code=5).stderr
 

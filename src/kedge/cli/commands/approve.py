@@ -30,7 +30,8 @@ def approve_command(
     """
     from kedge.errors import NotFound, Validation
     from kedge.pipeline.approval import decide, pending_approvals
-    from kedge.pipeline.history import command_of
+    from kedge.pipeline.history import command_of, run_of
+    from kedge.pipeline.outcome import what_follows
 
     from .runs import confirm_foreign, start_again
 
@@ -50,11 +51,13 @@ def approve_command(
         if start is not None:
             confirm_foreign(run, *start, manager.url)
         decision = decide(manager, run, name, not deny, actor=by, comment=comment)
+        summary = run_of(manager, run)  # None: an execution
+        queue = "" if summary is None else summary.queue
+        follows = what_follows(manager, run, queue) + ("" if queue else ", if it is paused")
     facts = {"approved": decision.approved, "actor": decision.actor, "comment": decision.comment}
     text = f"{name} of {run} is {decision.word} by {decision.actor}"
-    follows = (
-        "the run ends there; use another key to start anew" if deny else f"kedge runs resume {run}, if it is paused"
-    )
+    if deny:
+        follows = "the run ends there; use another key to start anew"
     session.answer({"run": run, "approval": name, **facts}, text if resume else f"{text}; next: {follows}")
     if start is not None:
         start_again(session, run, *start, manager.url)

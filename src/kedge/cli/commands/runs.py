@@ -31,7 +31,7 @@ def _wait(wait: Mapping[str, str]) -> str:
     """For what a run waits; of an approval that was decided meanwhile, by whom, and that the run can go on."""
     if "decision" in wait:
         why = f" ({wait['comment']})" if wait.get("comment") else ""
-        follows = "resume the run" if wait["decision"] == "approved" else "final"
+        follows = "the run can go on" if wait["decision"] == "approved" else "final"
         at = wait.get("decided_at", "")[:16].replace("T", " ")
         return f"{wait.get('name')} was {wait['decision']} by {wait.get('actor')} on {at} UTC{why}: {follows}"
     prompt = f": {wait['prompt']}" if wait.get("prompt") else ""
@@ -71,7 +71,7 @@ _EXECUTIONS: tuple[Column[Mapping[str, Any]], ...] = (
 @store_command(
     "list",
     json_keys='{"runs": [{key, status, pipeline, version, sessions, steps_run, steps_reused, error, updated_at, '
-    "is_abandoned, is_denied, waiting, progress}]}",
+    "is_abandoned, is_denied, waiting, progress, queue}]}",
 )
 @click.argument("prefix", default="", type=JobName())
 @click.option("--limit", type=Number(1), help="Show at most this many.")
@@ -199,9 +199,10 @@ def resume_command(session: Session, run: str, only_print: bool, retry_failed: b
     asks first.
     """
     from kedge.pipeline import kept
-    from kedge.pipeline.history import command_of
+    from kedge.pipeline.history import check_own_program, command_of, find_run
 
     with session.open() as manager:
+        check_own_program(manager, find_run(manager, run))
         if retry_failed or steps:
             for path in kept.retry_failed(manager, run, steps):
                 click.echo(f"{safe(path)} will run again", err=True)
@@ -327,11 +328,10 @@ def _bill_json(bill: Bill | None) -> dict[str, object] | None:
 def _status(run: RunSummary) -> str:
     if run.is_denied:
         return f"{run.status}: a denial is final; use another key to start anew"
-    return (
-        f"{run.status}, but its process is gone: resume it with kedge runs resume {run.key}"
-        if run.is_abandoned
-        else str(run.status)
-    )
+    if not run.is_abandoned:
+        return str(run.status)
+    follows = f"a worker of queue {run.queue} takes it over" if run.queue else "resume it with kedge runs resume"
+    return f"{run.status}, but its process is gone: {follows}" + ("" if run.queue else f" {run.key}")
 
 
 def _progress(run: RunSummary) -> str:

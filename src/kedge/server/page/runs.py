@@ -117,6 +117,7 @@ async def run(request: Request, access: Reader, key: str) -> Response:
             "grids": [_grid(each) for each in maps],
             "failed": failed,
             "can_resume": not at_work
+            and not found.queue
             and found.status is not RunStatus.CANCELLED
             and not found.is_denied
             and (found.status is not RunStatus.COMPLETED or failed > 0),
