@@ -326,7 +326,7 @@ class Worker:
             return
         takeovers = entry.takeovers + (entry.state == RUNNING)
         if takeovers > self._max_takeovers:
-            self._give_up(job, entry, f"{takeovers} workers died at it")
+            self._give_up(job, entry, f"{takeovers} workers died at it", entry.attempts)
             return
         self._store.tag(entry.id, state=RUNNING, takeovers=str(takeovers))
         pipeline, call = self._pipelines[entry.pipeline], self._store.load(entry.id)
@@ -372,7 +372,7 @@ class Worker:
     def _after_failure(self, job: str, entry: Entry, call: object, error: BaseException) -> None:
         attempts = entry.attempts + 1
         if attempts > entry.retries or isinstance(error, Denied):
-            self._give_up(job, entry, one_line(error))
+            self._give_up(job, entry, one_line(error), attempts)
             return
         self._again(job, entry, call, self._backoff.wait_s(attempts), attempts)
         self._tell(entry.key, f"failed ({one_line(error)}); it is tried again")
@@ -385,8 +385,8 @@ class Worker:
             save_entry(self._store, job, new, call, after=entry.id, tags=active_tags(entry.group))
         drop_entry(self._store, entry.id)
 
-    def _give_up(self, job: str, entry: Entry, why: str) -> None:
-        self._store.tag(entry.id, state=DEAD, note=why[:200], lane=None)
+    def _give_up(self, job: str, entry: Entry, why: str, attempts: int) -> None:
+        self._store.tag(entry.id, state=DEAD, note=why[:200], attempts=str(attempts), lane=None)
         if entry.group:
             advance(self._store, job, entry.group)
         self._tell(entry.key, f"is given up: {why}")

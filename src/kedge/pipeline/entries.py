@@ -23,15 +23,16 @@ from kedge.errors import InvalidName
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, Checkpoint, parse_name
 
-DELAYED, HELD, RUNNING, DEAD = "delayed", "held", "running", "dead"
+READY, DELAYED, HELD, RUNNING, DEAD = "ready", "delayed", "held", "running", "dead"
 PRIORITIES = range(10)
 RECOVERY = "recovery"  # the queue of runs that nobody submitted, and that are taken over when their process dies
 _RESERVED = ("schedules", "limits", "rate")  # what Kedge keeps beside a queue; also place-0, place-1, …
+_MOST_CHARACTERS = 112  # of a name: so much that the names of all jobs beside it are valid
 _FIELDS = {"run": str, "pipeline": str, "priority": int, "due_at": float, "attempts": int, "retries": int}
 
 
 def ready(priority: int) -> str:
-    return f"ready{priority}"
+    return f"{READY}{priority}"
 
 
 def _reserved_part(name: str) -> str:
@@ -50,17 +51,19 @@ def queue_of(job: str) -> str:
 def queue_job(name: str) -> str:
     if part := _reserved_part(name):
         raise InvalidName(f"queue {name!r}: names that end in :{part} are reserved", hint="use another name")
-    return parse_name("queue", QUEUE_PREFIX + name)
+    if len(parse_name("queue", name)) > _MOST_CHARACTERS:
+        raise InvalidName(f"queue {name[:60]}… has too long a name", hint=f"use at most {_MOST_CHARACTERS} characters")
+    return QUEUE_PREFIX + name
 
 
 def schedule_job(name: str) -> str:
     """The job that holds the schedules of a queue."""
-    return parse_name("queue", queue_job(name) + ":schedules")
+    return queue_job(name) + ":schedules"
 
 
 def limits_job(name: str) -> str:
     """The job that holds the limits of a queue."""
-    return parse_name("queue", queue_job(name) + ":limits")
+    return queue_job(name) + ":limits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Entry:
     seq: int
     key: str  # of the run
     pipeline: str
-    state: str
+    state: str  # ready, delayed, held, running or dead
     priority: int
     due_at: float
     attempts: int  # that failed
@@ -92,12 +95,18 @@ class Entry:
             return None
         key, pipeline, priority, due_at, attempts, retries = (about[name] for name in _FIELDS)
         return cls(
-            record.id, record.seq, key, pipeline, tags.get("state", ""), priority, due_at, attempts, retries,
+            record.id, record.seq, key, pipeline, _shown(tags.get("state", "")), priority, due_at,
+            int(failed) if (failed := tags.get("attempts", "")).isdecimal() else attempts, retries,
             int(takeovers), tags.get("note", ""), group if isinstance(group := about.get("group"), str) else "",
         )  # fmt: skip
 
     def to_json(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def _shown(state: str) -> str:
+    """The state without the priority that workers search by."""
+    return READY if state.startswith(READY) else state
 
 
 def entries_of(records: Iterable[Checkpoint]) -> Iterator[Entry]:

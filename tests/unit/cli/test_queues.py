@@ -29,8 +29,8 @@ def test_a_queue_is_listed_limited_and_retried(run: Run, store: Path) -> None:
         queue.submit(work, 2, key="two")
     listed = answer(run("queue", "list", "q", "--json"))["entries"]
     assert [(entry["key"], entry["state"], entry["group"]) for entry in listed] == [
-        ("one", "ready5", "tenant"),
-        ("two", "ready5", ""),
+        ("one", "ready", "tenant"),
+        ("two", "ready", ""),
     ]
     assert (
         "limits of queue q: concurrency 2, rate_per_s 0.5"
@@ -44,8 +44,9 @@ def test_a_queue_is_listed_limited_and_retried(run: Run, store: Path) -> None:
     assert [entry["note"] for entry in answer(run("queue", "list", "q", "--dead", "--json"))["entries"]] == [
         "ValueError: no luck"
     ]
+    assert [entry["attempts"] for entry in answer(run("queue", "list", "q", "--dead", "--json"))["entries"]] == [1]
     run("queue", "retry", "q", "two")
-    assert [entry["state"] for entry in answer(run("queue", "list", "q", "--json"))["entries"]] == ["ready5"]
+    assert [entry["state"] for entry in answer(run("queue", "list", "q", "--json"))["entries"]] == ["ready"]
 
 
 def test_arguments_that_a_pipeline_does_not_take_are_refused_by_schedule(run: Run, store: Path) -> None:
@@ -104,3 +105,12 @@ def test_a_run_of_a_queue_is_not_resumed_by_its_key(run: Run, store: Path, capsy
     assert "next: a worker of queue q continues it" in run("approve", "asks").stdout
     shown = run("runs", "show", "asks").stdout
     assert "the run can go on" in shown
+
+
+def test_a_bad_name_of_a_queue_is_named_as_it_was_typed(run: Run, store: Path) -> None:
+    kedge.open(store).close()
+    for command in (("queue", "list", "a b"), ("schedule", "list", "a b")):
+        assert "'a b' is not a valid queue name" in run(*command, code=3).stderr
+    assert "at most 112 characters" in run("queue", "list", "a" * 113, code=3).stderr
+    run("queue", "list", "a" * 112)
+    run("schedule", "list", "a" * 112)

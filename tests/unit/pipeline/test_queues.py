@@ -150,7 +150,7 @@ def test_a_failed_run_is_tried_again_and_then_given_up(store: CheckpointManager,
     with pytest.raises(ConnectionError, match="no network"):
         handle.result(0)
     (dead,) = queue.entries(DEAD)
-    assert (dead.key, dead.attempts) == ("work", 2)
+    assert (dead.key, dead.attempts) == ("work", 3)
     assert queue.submit(work).key == "work"  # nothing new: it waits for somebody to look
     assert serve(store, work) == []
     works = True

@@ -17,6 +17,7 @@ _ENTRIES: tuple[Column[Entry], ...] = (
     Column("STATE", lambda entry: entry.state, looks={"dead": "bad", "running": "good"}),
     Column("PIPELINE", lambda entry: entry.pipeline, drop=2),
     Column("GROUP", lambda entry: entry.group, drop=4),
+    Column("PRIORITY", lambda entry: f"{entry.priority}", ">", drop=5),
     Column("ATTEMPTS", lambda entry: f"{entry.attempts}", ">", drop=3),
     Column("NOTE", lambda entry: entry.note, drop=1),
 )

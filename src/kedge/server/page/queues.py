@@ -66,7 +66,7 @@ def _row(store: CheckpointManager, name: str) -> QueueRow:
     entries = _parsed(Entry.of, store.list(job, after=0, limit=_ENTRIES))
     by_state = {state: [entry for entry in entries if entry.state == state][:_SHOWN] for state in (RUNNING, DEAD)}
     waiting = [entry for entry in entries if entry.state not in by_state][:_SHOWN]
-    states = Counter("ready" if entry.state.startswith("ready") else entry.state for entry in entries)
+    states = Counter(entry.state for entry in entries)
     planned = _parsed(Schedule.of, store.list(schedule_job(name), after=0, limit=_SCHEDULES))
     total = len(Queue(name, store=store))
     return QueueRow(name, total, states, by_state[RUNNING], by_state[DEAD], waiting, planned)
