@@ -114,3 +114,10 @@ def test_a_bad_name_of_a_queue_is_named_as_it_was_typed(run: Run, store: Path) -
     assert "at most 112 characters" in run("queue", "list", "a" * 113, code=3).stderr
     run("queue", "list", "a" * 112)
     run("schedule", "list", "a" * 112)
+
+
+def test_a_worker_opens_a_store_and_makes_none(run: Run, store: Path) -> None:
+    Path("worker_program.py").write_text("import kedge\n\nwork = kedge.pipeline(lambda: None)\n")
+    words = ("worker", "worker_program.py", "--queue", "q", "--until-empty")
+    run(*words, "--store", "typo", code=4)
+    assert not Path("typo").exists()

@@ -45,10 +45,10 @@ def worker_command(
 ) -> None:
     """Execute the runs in queues, with the pipelines that FILE.py defines.
 
-    Start workers on as many machines as you like. A worker takes over the runs of workers that died, and those of
-    pipelines with recover=True whose process died; without --queue, only these. On SIGTERM or Ctrl-C, it takes no more
-    runs; those in progress finish, or pause before their next step and go back to the queue. A second signal stops it
-    at once.
+    Start workers on as many machines as you like. The store must exist. A worker takes over the runs of workers that
+    died, and those of pipelines with recover=True whose process died; without --queue, only these. On SIGTERM or
+    Ctrl-C, it takes no more runs; those in progress finish, or pause before their next step and go back to the queue.
+    A second signal stops it at once.
     """
     from kedge.blobs.backoff import Backoff
     from kedge.errors import NotFound
@@ -63,7 +63,7 @@ def worker_command(
     pipelines = {value.name: value for value in vars(program).values() if isinstance(value, Pipeline)}
     if not pipelines:
         raise NotFound(f"{file} has no pipelines", hint="decorate functions with @kedge.pipeline")
-    with Backoff().run(lambda: session.open(create=True)) as manager:  # the database may come up later than this
+    with Backoff().run(session.open) as manager:  # the database may come up later than this
         worker = Worker(
             manager,
             [*dict.fromkeys((*queues, RECOVERY))],
