@@ -379,9 +379,15 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def check_function(function: Callable[..., Any], what: str) -> None:
+def check_call(function: object, items: object, key: object, what: str) -> None:
+    """Raise Validation for what cannot be mapped; nothing of it is called."""
+    if not callable(function):
+        raise Validation(f"{what}: {function!r:.100} is no function", hint="use run.map(function, items)")
     if inspect.iscoroutinefunction(function):
+        raise Validation(f"{what}: {name_of(function)} is a coroutine function", hint="use await run.aio.map(…)")
+    if not (isinstance(items, Iterable) or hasattr(items, "__getitem__")):
         raise Validation(
-            f"{what}: {name_of(function)} is a coroutine function",
-            hint="use await run.aio.map(…)",
+            f"{what}: its items are a {type(items).__name__}", hint="use a list, or anything to iterate over"
         )
+    if key is not None and not callable(key):
+        raise Validation(f"{what}: key={key!r:.100} is no function", hint="use a function of an item")

@@ -291,12 +291,12 @@ class Run:
         again when the run is resumed. With collect=False the answer reads results from the store as you iterate over
         it, and nothing but 16 bytes for each item is kept in memory.
         """
-        from .map import Map, check_function, name_of, parse_map_options  # start time: processes, executors
+        from .map import Map, check_call, name_of, parse_map_options  # start time: processes, executors
 
         session = self._at_work()
         options = parse_map_options(workers, executor, order, on_error, retries, timeout_s, collect)
         place = place_in(self).below(parse_step(name or name_of(function)))
-        check_function(function, f"map {show(place.path)}")
+        check_call(function, items, key, f"map {show(place.path)}")
         self._steps.claim(place.path)
         session.pause_point()
         return Map(session, place, f"{self.version}/{parse_version(version)}", function, key, options).run(items)

@@ -374,3 +374,12 @@ def test_what_failed_and_was_done_later_has_not_failed(store: CheckpointManager)
     assert [len(each.failed) for each in maps_of(store, "r")] == [0, 0]
     with pytest.raises(kedge.CheckpointError, match="already completed"):
         command_of(store, "r")
+
+
+def test_items_and_keys_that_are_none_are_refused(store: CheckpointManager) -> None:
+    with kedge.run("r", store=store) as run:
+        with pytest.raises(kedge.Validation, match="map m: its items"):
+            run.map(abs, 5, name="m")  # type: ignore[arg-type]
+        with pytest.raises(kedge.Validation, match="map m: key"):
+            run.map(abs, [5], name="m", key="id")  # type: ignore[arg-type]
+        assert run.map(abs, [5], name="m") == [5]  # nothing was claimed
