@@ -8,8 +8,8 @@ from kedge.errors import Conflict, LeaseHeld, NotFound
 from kedge.manager import CheckpointManager
 from kedge.model import QUEUE_PREFIX, RunStatus
 
-from .entries import Entry, entries_of, queue_of
-from .groups import leave
+from .entries import Entry, drop_entry, entries_of, queue_of
+from .groups import advance
 from .inbox import CANCEL, post
 from .owner import newest_status, save_status, take_lease, walk_jobs
 
@@ -25,16 +25,19 @@ def cancel(store: CheckpointManager, key: str, *, ttl_s: float = 30.0) -> bool:
             facts = _facts(store, key, entries)
             if not _is_cancelled(facts):
                 save_status(store, lease, RunStatus.CANCELLED, {}, {**facts, "waiting": []})
-            for job, entry in entries:
-                leave(store, job, entry.id, entry.group)
+            for _, entry in entries:
+                drop_entry(store, entry.id)
+            for job, group in {(job, entry.group) for job, entry in entries if entry.group}:
+                advance(store, job, group)
     except LeaseHeld:
         return is_cancelled
     return True
 
 
 def _entries(store: CheckpointManager, key: str) -> list[tuple[str, Entry]]:
-    """(job of the queue, entry) of the run, in whatever queue it is."""
-    jobs = [job.name for job in walk_jobs(store, QUEUE_PREFIX)]
+    """(job of the queue, entry) of the run, in whatever queue it is; the oldest first, as they replace each other."""
+    names = (job.name for job in walk_jobs(store, QUEUE_PREFIX))
+    jobs = [name for name in names if name == QUEUE_PREFIX + queue_of(name)]  # schedules are no runs
     return [(job, entry) for job in jobs for entry in entries_of(store.list(job, tags={"run": key}))]
 
 

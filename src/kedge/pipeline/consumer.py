@@ -54,7 +54,7 @@ from .entries import (
     schedule_job,
 )
 from .failure import one_line
-from .groups import active_tags, advance, advance_all, leave
+from .groups import active_tags, advance, advance_all
 from .history import run_of
 from .limits import QueueLimits
 from .owner import take_lease
@@ -91,7 +91,9 @@ class Worker:
         self._store = store
         self._jobs = [queue_job(name) for name in queues]
         self._schedules = [schedule_job(name) for name in queues]
-        self._limits = {queue_job(name): QueueLimits(store, name, partial(report, f"queue {name}")) for name in queues}
+        self._limits = {
+            queue_job(name): QueueLimits(store, name, partial(self._tell, f"queue {name}")) for name in queues
+        }
         self._pipelines = pipelines
         self._concurrency = concurrency
         self._lease_s = lease_s
@@ -322,7 +324,7 @@ class Worker:
     def _carry_out(self, job: str, entry: Entry, lease: Lease) -> None:
         summary = run_of(self._store, entry.key) if lease.token > 1 else None  # nobody had it before
         if summary is not None and summary.status in (RunStatus.COMPLETED, RunStatus.CANCELLED):
-            leave(self._store, job, entry.id, entry.group)
+            self._finish(job, entry)
             return
         takeovers = entry.takeovers + (entry.state == RUNNING)
         if takeovers > self._max_takeovers:
@@ -346,12 +348,12 @@ class Worker:
         except (LeaseLost, StorageError):
             raise  # nothing is wrong with the run: it is taken over, by this worker or another one
         except Cancelled:
-            leave(self._store, job, entry.id, entry.group)
+            self._finish(job, entry)
             self._tell(entry.key, "was cancelled")
         except BaseException as error:  # noqa: BLE001 - the pipeline's own; it is recorded with the run
             self._after_failure(job, entry, call, error)
         else:
-            leave(self._store, job, entry.id, entry.group)
+            self._finish(job, entry)
             self._tell(entry.key, "is completed")
 
     def _call(self, pipeline: Pipeline[..., Any], run: Run, entry: Entry, call: Any) -> None:
@@ -384,6 +386,14 @@ class Worker:
         if self._store.get_by_key(job, after_key(entry.id)) is None:  # else a worker did this, and died
             save_entry(self._store, job, new, call, after=entry.id, tags=active_tags(entry.group))
         drop_entry(self._store, entry.id)
+
+    def _finish(self, job: str, entry: Entry) -> None:
+        """The run has ended. The next one of its group has its turn, whenever this process dies."""
+        if entry.group:
+            advance(self._store, job, entry.group, leaving=entry.id)
+        drop_entry(self._store, entry.id)
+        if entry.group:
+            advance(self._store, job, entry.group)  # one that was submitted just now
 
     def _give_up(self, job: str, entry: Entry, why: str, attempts: int) -> None:
         self._store.tag(entry.id, state=DEAD, note=why[:200], attempts=str(attempts), lane=None)

@@ -51,15 +51,6 @@ def advance_all(store: CheckpointManager, job: str, after: int, limit: int) -> i
     return page[-1].seq if len(page) == limit else 0
 
 
-def leave(store: CheckpointManager, job: str, entry_id: str, group: str) -> None:
-    """Delete the entry of a run that has ended. The next one of its group has its turn, whenever this process dies."""
-    if group:
-        advance(store, job, group, leaving=entry_id)
-    drop_entry(store, entry_id)
-    if group:
-        advance(store, job, group)  # one that was submitted just now
-
-
 def _groups(records: Iterable[Checkpoint]) -> Iterable[str]:
     return (group for record in records if isinstance(group := record.metadata.get("group"), str) and group)
 

@@ -10,7 +10,7 @@ import kedge
 from kedge import CheckpointManager, Retry
 from kedge.model import Lease
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import DEAD, DELAYED, HELD, queue_job, ready
+from kedge.pipeline.entries import DEAD, DELAYED, HELD, READY, queue_job
 from kedge.pipeline.groups import advance
 from kedge.pipeline.limits import Limits, QueueLimits
 from tests.unit.pipeline.test_queues import POSTGRES, serve
@@ -209,7 +209,7 @@ def test_two_who_advance_a_group_at_once(
     watched = Watched()
     before_first(monkeypatch, store, "load", lambda: advance(other, queue_job("q"), "a"))
     queue.submit(watched.work, "a1", group="a")
-    assert [entry.state for entry in queue.entries()] == [ready(5)]
+    assert [entry.state for entry in queue.entries()] == [READY]
     serve(store, watched.work)
     assert watched.begun == ["a1"]
 

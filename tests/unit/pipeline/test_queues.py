@@ -18,7 +18,7 @@ from kedge import CheckpointManager, Conflict, Retry
 from kedge.model import Lease
 from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
-from kedge.pipeline.entries import DEAD, RUNNING
+from kedge.pipeline.entries import DEAD, RUNNING, drop_entry
 from kedge.pipeline.history import find_run
 from tests.waiting import wait_for
 
@@ -249,6 +249,20 @@ def test_a_run_that_waits_in_a_queue_is_cancelled_at_once(
     handle.cancel()  # nothing more happens
     with pytest.raises(Conflict, match="is completed"):
         follower.cancel()
+
+
+def test_a_held_run_that_is_cancelled_is_not_given_its_turn(store: CheckpointManager, queue: kedge.Queue) -> None:
+    """Whose group has lost its turn with a process that died."""
+
+    @kedge.pipeline
+    def work(number: int) -> int:
+        return number
+
+    first, second = queue.submit(work, 1, group="tenant"), queue.submit(work, 2, group="tenant")
+    (active,) = [entry for entry in queue.entries() if entry.key == first.key]
+    drop_entry(store, active.id)
+    second.cancel()
+    assert (second.status, len(queue)) == ("cancelled", 0)
 
 
 def test_a_dead_run_that_is_cancelled_leaves_the_queue(store: CheckpointManager, queue: kedge.Queue) -> None:

@@ -10,6 +10,7 @@ import pytest
 import kedge
 from kedge import CheckpointManager, Validation
 from kedge.pipeline import schedules
+from kedge.pipeline.cancellation import cancel
 from kedge.pipeline.consumer import Worker
 from kedge.pipeline.cron import Interval, parse_cron
 from kedge.pipeline.entries import schedule_job
@@ -156,6 +157,13 @@ def test_paused_changed_backfilled_deleted(store: CheckpointManager, clock: Time
     schedules.unschedule(store, "q", "n")
     with pytest.raises(kedge.NotFound):
         schedules.pause(store, "q", "n")
+
+
+def test_a_schedule_is_no_run_to_be_cancelled(store: CheckpointManager) -> None:
+    kedge.schedule(kedge.queue("q", store=store), "nightly", nightly, "Berlin", every_s=60)
+    with pytest.raises(kedge.NotFound):
+        cancel(store, "schedule:q:nightly")
+    assert schedules.find_schedule(store, "q", "nightly")
 
 
 def test_what_a_schedule_may_be(store: CheckpointManager) -> None:
