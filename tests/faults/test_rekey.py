@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
+from click.testing import CliRunner
 
 import kedge
+from kedge.cli import cli
 from kedge.errors import CheckpointError
 from tests.parts import require
 
 require("module:cryptography")
+from kedge.crypto import new_master_text
 from tests.torture.ledger import Violation
 from tests.torture.rekey import kill_rekeys
 
@@ -81,6 +84,28 @@ def test_killed_anywhere_nothing_is_lost_and_it_goes_on(tmp_path: Path, point: s
         assert not (store.encryption or {})["old_data_keys"]
         assert {i: store.load(i) for i in states} == states
         assert store.verify().is_ok
+
+
+@pytest.mark.parametrize(("point", "count"), [("keyring", 2), ("row", 1), ("keyring", 3)])
+def test_the_same_command_goes_on(tmp_path: Path, point: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, old, new = str(tmp_path / "s"), tmp_path / "old", tmp_path / "new"
+    old.write_text(new_master_text())
+    new.write_text(new_master_text())
+    monkeypatch.setenv("KEDGE_KEY_FILE", str(old))
+    with kedge.open(place) as store:
+        states = fill(store)
+    words = ["rekey", "--store", place, "--new-key", f"file:{new}", "--rewrite"]
+    killed = CHILD.replace("key=bytes(range(32))", "").replace("store.rekey(", f"store.rekey('file:{new}', ")
+    child = subprocess.run([sys.executable, "-c", killed, place, point, str(count)], check=False)
+    assert child.returncode == -9
+    checked = CliRunner().invoke(cli, ["check", "--store", place, "--key", f"file:{new}"])
+    assert ("old data key is still in use" in checked.stdout) == ((point, count) != ("keyring", 2))
+    again = CliRunner().invoke(cli, words)
+    assert again.exit_code == 0, again.output
+    assert "going on" in again.stderr
+    with kedge.open(place, key=f"file:{new}") as store:
+        assert not (store.encryption or {})["old_data_keys"]
+        assert {i: store.load(i) for i in states} == states
 
 
 @pytest.mark.xdist_group("postgres")

@@ -7,6 +7,7 @@ import inspect
 import json
 import random
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from decimal import Decimal
@@ -289,6 +290,44 @@ def test_a_token_in_the_address_or_the_environment(
             assert known.get(saved).job == "j"
         with pytest.raises(kedge.NotAllowed), kedge.open(url, namespace="other") as other:
             other.jobs()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://127.0.0.1:notaport", "http://127.0.0.1:99999", "http://[::1", "http://", "http://127.0.0.1:7420/api/v1"],
+)
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(kedge.errors.Validation, match="is not the address of a service"):
+        kedge.open(address)
+    result = CliRunner().invoke(cli, ["list", "x", "--store", address])
+    assert result.exit_code == 3
+    assert ("without the path" in result.stderr) == ("/api" in address)
+
+
+def test_a_refused_address_shows_no_token() -> None:
+    with pytest.raises(kedge.errors.Validation) as refused:
+        kedge.open("http://:kd_secret@127.0.0.1:99999")
+    assert "kd_secret" not in str(refused.value)
+
+
+def test_why_a_service_cannot_be_reached(url: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        refusing = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        for address, reason in (
+            (refusing, "the connection was refused"),
+            ("http://nowhere.invalid:7420", "there is no host of this name"),
+            (url.replace("http:", "https:"), "it does not speak TLS"),
+        ):
+            with kedge.open(address) as remote, pytest.raises(kedge.errors.Unavailable, match=reason) as failed:
+                remote.save("j", "s", 1)
+            assert "repeat saves" not in failed.value.hint  # nothing was sent
+
+
+def test_keys_are_not_shown_over_http(url: str) -> None:
+    result = CliRunner().invoke(cli, ["key", "show", "--store", url])
+    assert result.exit_code == 3
+    assert "not available over HTTP" in result.stderr
 
 
 def test_the_document_runs_as_it_stands(url: str) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("✓", "good"), "note": ("·", "dim"), "warn": ("!", "warn"), "bad": ("✗", "bad")}
 _INDENT = 16
 
+OLD_KEY_IN_USE = "an old data key is still in use: continue with kedge rekey --rewrite"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -26,11 +29,17 @@ class _Address:
     """Where the service is, and how to introduce oneself."""
 
     def __init__(self, url: str, token: str | None, namespace: str | None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:  # a port that is no number, or too large; brackets that do not close
+            raise _no_address(url) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Validation(f"{url!r} is not the address of a service", hint="use http://host:7420")
+            raise _no_address(url)
+        if parts.path.rstrip("/").endswith("/api/v1"):
+            raise _no_address(url, "give it without the path of the API: http://host:7420")
         host = parts.hostname if ":" not in parts.hostname else f"[{parts.hostname}]"
-        self.base = urlunsplit((parts.scheme, f"{host}:{parts.port}" if parts.port else host, parts.path, "", ""))
+        self.base = urlunsplit((parts.scheme, host if port is None else f"{host}:{port}", parts.path, "", ""))
         given = token or (unquote(parts.password) if parts.password else None) or os.environ.get("KEDGE_TOKEN")
         self.headers = {"Authorization": f"Bearer {given}"} if given else {}
         self.namespace = namespace
@@ -54,6 +63,11 @@ class _Address:
             wanted["content"] = body
             wanted["headers"]["Content-Type"] = "application/octet-stream"
         return wanted
+
+
+def _no_address(url: str, hint: str = "use http://host:7420") -> Validation:
+    shown = re.sub(r"//[^@/]*@", "//", url)  # without its token
+    return Validation(f"{shown!r} is not the address of a service", hint=hint)
 
 
 class Download:
@@ -96,7 +110,7 @@ class Client(Endpoints):
         self._http = httpx.Client(timeout=_TIMEOUT_S, transport=transport, trust_env=transport is None)
 
     def send(self, call: Call[T]) -> T:
-        with _reaching(self._address.base):
+        with _reaching(self._address.base, is_read=call.method == "GET"):
             answer = self._http.request(**self._address.request(call))
         return call.parse(_content(answer))
 
@@ -120,7 +134,7 @@ class Client(Endpoints):
     def download(self, path: str, body: bytes | None = None) -> Iterator[Download]:
         """An answer of any length, read as it comes."""
         request = self._address.binary("GET" if body is None else "POST", path, body)
-        with _reaching(self._address.base), self._http.stream(**request) as answer:
+        with _reaching(self._address.base, is_read=True), self._http.stream(**request) as answer:
             if answer.status_code >= 400:
                 answer.read()
                 _content(answer)
@@ -158,7 +172,7 @@ class AsyncClient(Endpoints):
         self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, transport=transport, trust_env=transport is None)
 
     async def send(self, call: Call[T]) -> T:
-        with _reaching(self._address.base):
+        with _reaching(self._address.base, is_read=call.method == "GET"):
             answer = await self._http.request(**self._address.request(call))
         return call.parse(_content(answer))
 
@@ -175,18 +189,39 @@ class AsyncClient(Endpoints):
 class _reaching:  # noqa: N801 - reads as a verb where it is used
     """What the network does wrong is Unavailable."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, *, is_read: bool = False) -> None:
         self._base = base
+        self._is_read = is_read
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            reason, hint = _why_no_connection(error)
+            raise Unavailable(f"cannot reach {self._base}: {reason}", hint=hint) from error
+        if isinstance(error, httpx.InvalidURL):
+            raise _no_address(self._base) from error
         if isinstance(error, httpx.HTTPError):
-            raise Unavailable(
-                f"{self._base} does not answer: {type(error).__name__}",
-                hint="is the service running there? What was sent may have arrived: repeat saves with the same "
-                "idempotency key",
-            ) from error
+            hint = "is the service running there?"
+            if not self._is_read:
+                hint += " What was sent may have arrived: repeat saves with the same idempotency key"
+            raise Unavailable(f"{self._base} does not answer: {type(error).__name__}", hint=hint) from error
+
+
+def _why_no_connection(error: BaseException) -> tuple[str, str]:
+    """The reason, and what to do; nothing was sent."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted ({cause.verify_message})", "give its authority in $SSL_CERT_FILE"
+        if isinstance(cause, ssl.SSLError):
+            return "it does not speak TLS", "use http://, or the port where TLS is served"
+        if isinstance(cause, socket.gaierror):
+            return "there is no host of this name", "check the name"
+        if isinstance(cause, ConnectionRefusedError):
+            return "the connection was refused", "is the service running there, on this port?"
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or "no answer in time", "is the service running there?"
 
 
 def _same(answer: Any) -> Any:

@@ -210,7 +210,7 @@ async def find_token(service: Service, text: str) -> Token | None:
 
 async def _stranger(request: Request, service: Service) -> Caller:
     if await service.were_tokens_made():
-        raise Unauthorized("a token is needed", hint="send it as Authorization: Bearer …")
+        raise Unauthorized("a token is needed", hint="set $KEDGE_TOKEN, or send it as Authorization: Bearer …")
     if not _is_local(request):
         raise NotAllowed(
             "without tokens this service answers its own machine only", hint="make one with kedge token create"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kedge.cli.command import Session, store_command
+from kedge.cli.findings import OLD_KEY_IN_USE
 from kedge.cli.naming import JobName
 from kedge.cli.output import emit
 from kedge.errors import Corrupted, NotFound, Validation
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 @store_command(
     "check",
     json_keys='{"ok": bool, "deep": bool, "checkpoints", "chunks": in packs, "bytes_read": of these, "unused_packs", '
-    '"problems": [{subject, what, fix}], "corrupted": [IDs], "repaired": null or {checkpoints, from_packs, corrupted, '
+    '"problems": [{subject, what, fix}], "corrupted": [IDs], "old_data_keys": [IDs] while a rekey --rewrite is not '
+    'finished, "repaired": null or {checkpoints, from_packs, corrupted, '
     "is_index_complete, old_index}}. Exit code 6 when something is wrong, or was lost with the old index; 7 when "
     "something could not be read.",
 )
@@ -44,6 +46,7 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
     repaired = repair_index(session.at_rest()) if repair else None
     with session.open() as manager, progress("checking", unit="bytes") as report:
         result = manager.verify(job, deep=not quick, progress=report)
+        old_keys = (manager.encryption or {}).get("old_data_keys", [])
     is_whole = repaired is None or repaired.is_index_complete
     if session.as_json:
         emit(
@@ -51,12 +54,15 @@ def check_command(session: Session, job: str | None, quick: bool, repair: bool) 
                 "ok": result.is_ok and is_whole,
                 "deep": not quick,
                 **asdict(result),
+                "old_data_keys": old_keys,
                 "repaired": None if repaired is None else asdict(repaired),
             }
         )
     else:
         print_repair(repaired)
         _print_result(result, is_deep=not quick, is_whole=is_whole)
+        if old_keys:
+            print_labelled("!", "warn", OLD_KEY_IN_USE)
     if not (result.is_ok and is_whole):
         click.get_current_context().exit(Corrupted.exit_code)
 

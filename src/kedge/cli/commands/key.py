@@ -7,7 +7,9 @@ import os
 import click
 
 from kedge.cli.command import Session, command_group, store_command
+from kedge.cli.findings import OLD_KEY_IN_USE
 from kedge.errors import Conflict
+from kedge.store import not_over_http
 from kedge.terminal.text import safe, style
 
 
@@ -51,6 +53,8 @@ def _write_secret(path: str, text: str) -> None:
 )
 def show_command(session: Session) -> None:
     """Show how the store is encrypted. The IDs of its keys are not secret."""
+    if session.url.startswith(("http://", "https://")):
+        raise not_over_http("showing keys")
     with session.open() as manager:
         encryption = manager.encryption
     if encryption is None:
@@ -62,7 +66,7 @@ def show_command(session: Session) -> None:
         f"master key {encryption['master_key']}, data key {encryption['data_key']}",
     ]
     if encryption["old_data_keys"]:
-        lines.append(f"{style('!', 'warn')} an old data key is still in use: continue with kedge rekey --rewrite")
+        lines.append(f"{style('!', 'warn')} {OLD_KEY_IN_USE}")
     session.answer({"encrypted": True, **encryption}, *lines)
 
 

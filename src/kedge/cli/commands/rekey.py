@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.errors import Corrupted
+from kedge.errors import Corrupted, Validation
 from kedge.terminal.progress import progress
 from kedge.terminal.text import count_of, safe, style
+
+if TYPE_CHECKING:
+    from kedge.manager import CheckpointManager
 
 
 @store_command(
@@ -26,11 +30,11 @@ def rekey_command(session: Session, new_key: str | None, rewrite: bool) -> None:
 
     With --new-key, only the keyring is rewritten; the data does not change. If somebody else may know the old key, add
     --rewrite: every checkpoint is encrypted again, and the old data is removed. Other processes can keep saving. If the
-    command is killed, run it again: it continues.
+    command is killed, run the same command again: it continues.
     """
     if new_key is None and not rewrite:
         raise click.UsageError("give --new-key, --rewrite, or both")
-    with session.open() as manager, progress("rewriting", unit="checkpoints") as report:
+    with _open(session, new_key) as manager, progress("rewriting", unit="checkpoints") as report:
         done = manager.rekey(new_key, rewrite=rewrite, progress=report)
         if rewrite and not done.unreadable:
             manager.gc()
@@ -44,3 +48,18 @@ def rekey_command(session: Session, new_key: str | None, rewrite: bool) -> None:
     session.answer(asdict(done), *lines)
     if done.unreadable:
         click.get_current_context().exit(Corrupted.exit_code)
+
+
+def _open(session: Session, new_key: str | None) -> CheckpointManager:
+    """The store, under its old key, or under the new one where a command that was killed had come so far."""
+    try:
+        return session.open()
+    except Validation as refused:
+        if new_key is None:
+            raise
+        try:
+            manager = session._replace(key=new_key).open()
+        except Validation:
+            raise refused from None
+    click.echo("the store is under the new master key already: going on with it", err=True)
+    return manager
