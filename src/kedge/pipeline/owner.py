@@ -56,6 +56,15 @@ def take_lease(store: CheckpointManager, key: str, ttl_s: float, wait_s: float =
         yield lease
 
 
+def refuse_owned(store: CheckpointManager, key: str, *, ttl_s: float = 5.0) -> None:
+    """LeaseHeld while somebody works on the run."""
+    try:
+        with take_lease(store, key, ttl_s):
+            pass
+    except LeaseHeld as error:
+        raise held_by_another(key, error) from error
+
+
 def walk_jobs(store: CheckpointManager, prefix: str = "", after: str | None = None) -> Iterator[Job]:
     """Jobs by name, a page at a time."""
     while page := store.jobs(prefix, _PAGE, after):

@@ -99,3 +99,32 @@ def test_a_handled_failure_is_tried_again_on_request(run: Run, store: Path) -> N
     assert "divide will run again" in asked.stderr
     with kedge.run("r", store=store) as made:
         assert made.step("divide", lambda: 2) == 2
+
+
+def test_a_run_that_is_owned_is_not_started_again(run: Run, store: Path) -> None:
+    with kedge.run("r", store=store) as made:
+        made.step("one", int)
+        refused = run("runs", "resume", "r", "--retry-failed", code=5).stderr
+    assert "run r has another owner" in refused
+    assert "resuming" not in refused
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("wrong_syntax", "import kedge\ndef f(:\n", "SyntaxError"),
+        ("wrong_import", "import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "wrong_work",
+            "import kedge\n\n@kedge.pipeline\ndef f() -> None:\n    raise ValueError('theirs')\n",
+            "ValueError: theirs",
+        ),
+    ],
+)
+def test_an_error_in_the_users_file_shows_no_frames_of_ours(run: Run, name: str, text: str, error: str) -> None:
+    Path(f"{name}.py").write_text(text)
+    shown = run("run", f"{name}.py:f", code=1).stderr
+    assert error in shown
+    assert name in shown
+    assert str(Path(kedge.__file__).parent) not in shown
+    assert "importlib" not in shown

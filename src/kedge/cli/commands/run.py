@@ -60,7 +60,7 @@ def run_command(ctx: click.Context, session: Session, target: str, key: str | No
 
 @contextmanager
 def errors_as_python_shows_them(ctx: click.Context) -> Iterator[None]:
-    """Errors of the user's own code end the command with their traceback."""
+    """Errors of the user's own code end the command with their traceback, without frames of Kedge's code."""
     from kedge.errors import CheckpointError
 
     try:
@@ -68,8 +68,21 @@ def errors_as_python_shows_them(ctx: click.Context) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the code of others raises
-        traceback.print_exception(error)
+        shown = traceback.TracebackException.from_exception(error)
+        if not os.environ.get("KEDGE_DEBUG"):
+            _leave_out_own_frames(shown)
+        lines = shown.format() if shown.stack else shown.format_exception_only()
+        click.echo("".join(lines), nl=False, err=True)
         ctx.exit(1)
+
+
+def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
+    ours = (str(Path(__file__).parents[2]), "<frozen importlib")
+    theirs = [frame for frame in shown.stack if not frame.filename.startswith(ours)]
+    shown.stack = traceback.StackSummary.from_list(theirs)
+    for before in (shown.__cause__, shown.__context__):
+        if before is not None:
+            _leave_out_own_frames(before)
 
 
 def store_of(pipeline: Pipeline[..., Any], session: Session) -> AbstractContextManager[CheckpointManager]:

@@ -200,9 +200,13 @@ def resume_command(session: Session, run: str, only_print: bool, retry_failed: b
     """
     from kedge.pipeline import kept
     from kedge.pipeline.history import check_own_program, command_of, find_run
+    from kedge.pipeline.owner import refuse_owned
 
     with session.open() as manager:
-        check_own_program(manager, find_run(manager, run))
+        found = find_run(manager, run)
+        check_own_program(manager, found)
+        if not only_print:
+            refuse_owned(manager, found.key)
         if retry_failed or steps:
             for path in kept.retry_failed(manager, run, steps):
                 click.echo(f"{safe(path)} will run again", err=True)
