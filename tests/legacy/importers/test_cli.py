@@ -39,19 +39,32 @@ def run(*words: str, code: int = 0) -> Result:
 
 
 def test_dry_run_import_and_again(old: Path, tmp_path: Path) -> None:
-    plan = run("import", str(old), "--dry-run")
+    plan = run("import", str(old), "--dry-run", code=6)
     assert "7 checkpoints would be imported, 4 jobs" in plan.stdout
     assert "corrupted: exec.json: the file is cut off" in plan.stdout
     assert not (tmp_path / "store").exists()
-    done = run("import", str(old))
+    done = run("import", str(old), code=6)
     assert "found 7 checkpoints: 3 artemis, 4 jobs" in done.stderr
     assert "7 checkpoints imported, 4 jobs" in done.stdout
     assert "files: 4 taken whole, 1 in part, 0 skipped" in done.stdout
-    again: Any = json.loads(run("import", str(old), "--json").stdout)
+    again: Any = json.loads(run("import", str(old), "--json", code=6).stdout)
     assert (again["imported"], again["present"], again["jobs"]) == (0, 7, 4)
     assert again["corrupted"][0]["paths"] == ["checkpoints[0] draft"]
     assert (again["files"]["card.json"], again["files"]["exec.json"]) == ("whole", "part")
     assert json.loads(run("restore", "job").stdout) == {"n": 2}
+
+
+def test_a_card_cut_before_its_first_stage_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEDGE_STORE", str(tmp_path / "store"))
+    card = json.dumps(artemis.card("card", {"a": artemis.stage("a", 0)}), indent=1)
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "card.json").write_text(card[:300])
+    report = json.loads(run("import", str(old), "--json", code=6).stdout)
+    assert (report["imported"], report["jobs"], report["files"]) == (0, 0, {"card.json": "skipped"})
+    assert report["corrupted"][0]["reason"] == "the file is cut off; nothing of it can be used"
+    (old / "card.json").write_text(card)
+    assert json.loads(run("import", str(old), "--json").stdout)["files"] == {"card.json": "whole"}
 
 
 def test_wrong_words(old: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from kedge.cli.command import Session, store_command
 from kedge.cli.output import emit
+from kedge.errors import Corrupted
 from kedge.terminal.progress import progress
 from kedge.terminal.text import count_of, print_labelled, style
 
@@ -32,7 +33,7 @@ _LOOKS = {"corrupted": ("✗", "bad"), "lossy": ("!", "warn"), "skipped": ("-", 
     '"lossy", "corrupted": [{source, reason, paths}], "counts": {skipped, lossy, corrupted}, '
     '"files": {source: whole, part or skipped}, '
     '"seconds"}. With --watch '
-    "one document per round.",
+    "one document per round. Exit code 6 when something is corrupted; the rest is imported.",
 )
 @click.argument("source", metavar="DIR_OR_URL")
 @click.option(
@@ -81,24 +82,31 @@ def import_command(
         plan = look(source, options, progress=report)
     if dry_run:
         _answer(session, plan, is_plan=True, seconds=time.monotonic() - began)
-        return
+        _end(plan)
     if not session.as_json:
         _say_plan(plan)
-    _bring(session, source, options, plan.imported, began)
-    while watch:
+    done = _bring(session, source, options, plan.imported, began)
+    if not watch:
+        _end(done)
+    while True:
         time.sleep(max(0.05, every))
         _bring(session, source, options, 0, time.monotonic(), only_news=True)
 
 
 def _bring(
     session: Session, source: str, options: Options, expected: int, began: float, *, only_news: bool = False
-) -> None:
+) -> Report:
     from kedge.legacy.importers import bring
 
     with session.open(create=True) as manager, progress("importing", unit="checkpoints") as report:
         done = bring(source, manager, options, expected=expected, progress=report)
     if done.imported or not only_news:
         _answer(session, done, is_plan=False, seconds=time.monotonic() - began)
+    return done
+
+
+def _end(report: Report) -> NoReturn:
+    click.get_current_context().exit(Corrupted.exit_code if report.counts["corrupted"] else 0)  # type: ignore[index]
 
 
 def _prefix(text: str) -> str:

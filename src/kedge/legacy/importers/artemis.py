@@ -82,10 +82,13 @@ def drafts(document: Any, name: str, source: str, options: Options, cut: Fragmen
     kind = kind_of(document)
     if cut is not None:
         document, lost = _whole_stages(document, cut.open_at)
+        if not _has_records(kind, document):
+            yield Finding(Verdict.CORRUPTED, source, "the file is cut off; nothing of it can be used")
+            return
         why = "the file is cut off; stages whose record is whole are imported, the others will run again"
         yield Finding(Verdict.CORRUPTED, source, why, tuple(map(clean, lost)))
     if kind in ("stages", "costs", "machine"):
-        yield from _beside(kind, document, source, options, is_cut=cut is not None)
+        yield from _beside(kind, document, source, options)
         return
     card = document.get("card_id") if kind != "index" else name.removesuffix(".json").removesuffix("_checkpoint")
     run = OldRun(FORM, source, run_key(card, options.job_prefix), number(document.get("resume_count")) + 1)
@@ -114,13 +117,20 @@ def drafts(document: Any, name: str, source: str, options: Options, cut: Fragmen
     )
 
 
-def _beside(kind: str, document: Any, source: str, options: Options, *, is_cut: bool) -> Found:
+def _has_records(kind: str | None, document: Any) -> bool:
+    """Whether a cut document still says anything of work that was done; that of a state machine is whole or nothing."""
+    if isinstance(document, list):
+        return bool(document)
+    return kind != "machine" and any(document.get(word) for word in _RECORDS)
+
+
+def _beside(kind: str, document: Any, source: str, options: Options) -> Found:
     """What is no card: attempts at stages, calls of models, what the state machine saw."""
     if kind == "stages":
         yield from _stage_list(document, source, options)
     elif kind == "costs":
         yield from (artemis_costs.call(entry, source, options.job_prefix) for entry in document)
-    elif not is_cut:
+    else:
         yield artemis_costs.machine(document, source, options.job_prefix)
 
 
