@@ -42,7 +42,7 @@ from .store.methods import ReadingManager
 from .store.received import Received
 from .store.request import Request, parse_request, request_of
 from .store.rope import PartedTree
-from .urls import Lock, find_lock, needing, open_store
+from .urls import FORMS, Lock, find_lock, needing, open_store
 
 if TYPE_CHECKING:
     from .aio import AsyncView
@@ -81,12 +81,12 @@ class CheckpointManager(ReadingManager, CaringManager):
     ) -> None:
         chosen = storage_path if storage_path is not None else storage_dir
         if chosen is not None and not isinstance(chosen, str | os.PathLike):
-            raise Validation(f"{chosen!r} names no store", hint='use a directory, "file:directory" or "memory:"')
+            raise Validation(f"{chosen!r} names no store", hint=FORMS)
         self.url = os.fspath(chosen) if chosen is not None else default_url()
         self.namespace = parse_name("namespace", namespace)
         self.actor = actor_here()
         self.key_source = key  # what was given, for processes that open the same store; no one else's business
-        self.store, self._care = shelter.run(self._open, create, find_lock(key, encrypt_names))
+        self._opened = shelter.run(self._open, create, find_lock(key, encrypt_names))
         self._session = _Session()
         _open_managers.add(self)
 
@@ -98,6 +98,21 @@ class CheckpointManager(ReadingManager, CaringManager):
             return open_service(self.url, self.namespace, has_key=lock is not None)
         store = open_store(self.url, self.namespace, create=create, lock=lock, actor=self.actor)
         return store, LocalCare(store, self.url, lock)
+
+    @property
+    def store(self) -> Store:
+        """What this object works with; Conflict once it is closed."""
+        self._check_open()
+        return self._opened[0]
+
+    @store.setter
+    def store(self, store: Store) -> None:
+        self._opened = store, self._opened[1]
+
+    @property
+    def _care(self) -> Care:  # type: ignore[override]  # nobody sets it
+        self._check_open()
+        return self._opened[1]
 
     @property
     def counters(self) -> Counter[str]:
@@ -334,7 +349,7 @@ class CheckpointManager(ReadingManager, CaringManager):
         finally:
             self._session.closed.set()
             try:
-                self.store.close()
+                self._opened[0].close()
             except BaseException:
                 self._session.closed.clear()
                 raise
@@ -364,8 +379,8 @@ class CheckpointManager(ReadingManager, CaringManager):
         """In a forked child: threads and locks of the parent are of no use here. The adapters see to themselves."""
         self._session.background = BackgroundSaves()
         self._session.turns = Turns()
-        self._care.after_fork()
-        self.store.after_fork()
+        for opened in reversed(self._opened):
+            opened.after_fork()
 
     def _check_open(self) -> None:
         if self._session.closed.is_set():

@@ -102,10 +102,11 @@ def parse_name(what: str, text: str) -> str:
 def parse_step(text: str) -> str:
     """A step name may be any text of 1 to 1,024 characters that UTF-8 can hold."""
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_STEP_CHARACTERS or not is_utf8(text):
+        is_long = isinstance(text, str) and len(text) > MAX_STEP_CHARACTERS
         raise InvalidName(
             f"a step name must be text of 1 to {MAX_STEP_CHARACTERS:,} characters that UTF-8 can hold, got "
             + (f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__),
-            hint="shorten it, and put details into metadata=",
+            hint="shorten it, and put details into metadata=" if is_long else "name the step by what it does, as text",
         )
     return text
 

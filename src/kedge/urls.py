@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from .index.postgres.server import Server
     from .ports import Blobs, Index
 
-_FORMS = (
-    'use a directory, "file:directory", "files:directory", "memory:" or "postgresql://…[?blobs=s3://bucket/prefix]"'
+FORMS = (
+    'use a directory, "file:directory", "files:directory", "memory:", "http://host:7420" or '
+    '"postgresql://…[?blobs=s3://bucket/prefix]"'
 )
 _IN_DATABASE_BYTES = 1 << 20
 _OBJECT_STORES = {  # and what they want to know
@@ -225,11 +226,11 @@ def _open_plain(url: str, namespace: str, *, create: bool) -> LocalStore:
         from .store.readable_files import open_files
 
         return open_files(Path(rest), namespace=namespace, create=create)
-    if colon and scheme != "file" and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
-        raise Validation(f"unsupported store URL scheme: {scheme}", hint=_FORMS)
-    path = rest if colon and scheme == "file" else url
+    if colon and scheme not in ("file", "files") and not os.path.exists(url) and scheme.isalnum() and len(scheme) > 1:
+        raise Validation(f"unsupported store URL scheme: {scheme}", hint=FORMS)
+    path = rest if colon and scheme in ("file", "files") else url
     if not path or "\0" in path:
-        raise Validation(f"{url!r} names no directory", hint=_FORMS)
+        raise Validation(f"{url!r} names no directory", hint=FORMS)
     from .store.directory import open_embedded
 
     return LocalStore(*open_embedded(Path(path), namespace=namespace, create=create), has_backlog=True)

@@ -437,3 +437,9 @@ def test_head_on_a_stream_ends(store: kedge.CheckpointManager) -> None:
         assert (answer.status_code, answer.content) == (200, b"")
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert httpx.get(f"{url}/metrics", timeout=30).status_code == 200
+
+
+def test_a_wrong_name_is_called_one(client: TestClient) -> None:
+    refused = client.post("/api/v1/jobs/tr%20x/checkpoints", json={"step": "s", "state": 1})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_name")
+    assert "'tr x' is not a valid job" in refused.json()["detail"]

@@ -134,7 +134,7 @@ def test_what_is_not_available_says_so(remote: kedge.CheckpointManager) -> None:
     saved = remote.save("j", "s", 1)
     for attempt in (
         lambda: remote.load(saved, mapped=True),
-        lambda: remote.follow_to(remote, stop=threading.Event()),
+        lambda: remote.follow_to(kedge.open("memory:"), stop=threading.Event()),
         remote.rebuild,
     ):
         with pytest.raises(kedge.Validation, match="not available over HTTP"):
@@ -312,7 +312,7 @@ def test_a_refused_address_shows_no_token() -> None:
 
 def test_why_a_service_cannot_be_reached(url: str) -> None:
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and does not listen
+        unused.bind(("127.0.0.1", 0))  # port: kept by this socket, which does not listen
         refusing = f"http://127.0.0.1:{unused.getsockname()[1]}"
         for address, reason in (
             (refusing, "the connection was refused"),

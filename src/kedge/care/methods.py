@@ -11,6 +11,7 @@ from kedge.errors import Conflict, NotFound, Validation
 from kedge.model import Checkpoint, parse_name, to_us
 from kedge.ports import Checkpoints
 from kedge.store import Store
+from kedge.urls import directory_of
 
 from . import Care, Progress
 from .policies import RetentionPolicy
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 class CaringManager:
     """What `CheckpointManager` offers besides saving and loading; never made by itself."""
 
+    url: str
+    namespace: str
     store: Store
     actor: str
     key_source: bytes | str | None
@@ -108,6 +111,8 @@ class CaringManager:
     def _parse_copy(self, target: object, job: str | None, since: datetime | None) -> dict[str, Any]:
         if not isinstance(target, CaringManager):
             raise Validation(f"{target!r} is not an open store", hint="open it with kedge.open(url)")
+        if target.store is self.store or _same_place(self, target):
+            raise Conflict(f"{self!r} cannot be copied to itself", hint="give another store as the target")
         if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
             raise Validation(
                 f"since must be a datetime with a time zone (got {since!r})",
@@ -217,6 +222,13 @@ class CaringManager:
     def stats(self, job: str | None = None) -> Mapping[str, int]:
         """Statistics of the store, or of one job."""
         return self._care.stats(None if job is None else parse_name("job", job))
+
+
+def _same_place(one: CaringManager, other: CaringManager) -> bool:
+    """Whether both work in the same namespace of the same store, as far as their URLs tell."""
+    here, there = directory_of(one.url), directory_of(other.url)
+    is_same = one.url == other.url != "memory:" if here is None or there is None else here.resolve() == there.resolve()
+    return is_same and one.namespace == other.namespace
 
 
 def _check_policy(policy: object) -> None:

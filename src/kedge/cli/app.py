@@ -162,7 +162,7 @@ cli = App(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="kedge help COMMAND explains a command. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 invalid input, "
     "4 not found, 5 conflict, 6 corrupted, 7 storage, 8 newer format, 9 out of time, 10 not allowed, 75 paused, "
-    "130 interrupted, 141 nobody reads the output.",
+    "130 interrupted, 141 nobody reads the output, 143 ended by SIGTERM.",
 )
 
 

@@ -73,7 +73,7 @@ def describe(error: BaseException) -> tuple[str, str, str, int]:
         return "usage", "no command given", "see kedge --help", USAGE
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "kedge"
-        return "usage", error.format_message(), f"see {where} --help", USAGE
+        return "usage", " ".join(error.format_message().split()), f"see {where} --help", USAGE
     if isinstance(error, click.ClickException):
         return "usage", error.format_message(), "", USAGE
     if isinstance(error, KeyboardInterrupt | click.Abort):

@@ -182,6 +182,8 @@ def _os_errors(action: str, path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         what = path if action == "read" else path.parent
+        if os.path.exists(what):  # such as /proc, in which nothing can be made
+            raise storage_error(action, str(path), error) from error
         raise NotFound(f"there is no {what}", hint="check the path") from error
     except BrokenPipeError:
         raise

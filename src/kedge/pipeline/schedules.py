@@ -182,8 +182,10 @@ def unschedule(store: CheckpointManager, queue: str, name: str) -> None:
 
 def backfill(store: CheckpointManager, queue: str, name: str, start: datetime, end: datetime) -> list[str]:
     """Submit the runs of all moments from `start` to before `end`; those that were run stay as they are. Their keys."""
-    if start.tzinfo is None or end.tzinfo is None or end <= start:
-        raise Validation("backfill takes two moments with a time zone, the first one earlier")
+    if start.tzinfo is None or end.tzinfo is None:
+        raise Validation("backfill takes two moments with a time zone", hint="use datetime(…, tzinfo=UTC)")
+    if end <= start:
+        raise Validation(f"the end ({end:%Y-%m-%d %H:%M}) is not later than the start ({start:%Y-%m-%d %H:%M})")
     record = _record(store, queue, name)
     found, call = Schedule.of(record), store.load(record.id)
     keys = []

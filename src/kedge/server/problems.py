@@ -18,9 +18,11 @@ from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kedge.errors import CheckpointError, LeaseHeld, LeaseLost, StorageError
+from kedge.errors import CheckpointError, InvalidName, LeaseHeld, LeaseLost, StorageError
+from kedge.model import parse_name
 
 from .logs import request_id
+from .schemas import NAME_PATTERN
 
 OLDER_PREFIX = "/api/checkpoints"
 MEDIA_TYPE = "application/problem+json"
@@ -97,6 +99,8 @@ def of_error(error: CheckpointError, *, is_older: bool = False) -> Response:
 
 
 def _of_validation(request: Request, error: RequestValidationError) -> Response:
+    if not _is_older(request) and (name := _invalid_name(error)) is not None:
+        return of_error(name)
     # What was sent is not repeated: it may be huge, or not be JSON at all.
     errors = [
         {"type": str(each["type"]), "loc": [str(part) for part in each["loc"]], "msg": str(each["msg"])}
@@ -112,6 +116,18 @@ def _of_validation(request: Request, error: RequestValidationError) -> Response:
         errors=errors,
         is_older=_is_older(request),
     )
+
+
+def _invalid_name(error: RequestValidationError) -> InvalidName | None:
+    """What the first thing that is wrong is, if it is a name."""
+    first: dict[str, Any] = next(iter(error.errors()), {})
+    if first.get("ctx", {}).get("pattern") != NAME_PATTERN:
+        return None
+    try:
+        parse_name(str(first["loc"][-1]).replace("_", " "), first["input"])
+    except InvalidName as invalid:
+        return invalid
+    return None
 
 
 def _of_starlette(request: Request, error: HTTPException) -> Response:

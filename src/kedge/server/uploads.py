@@ -214,7 +214,10 @@ def _array(data: memoryview, dtype: object, shape: object) -> object:
         lengths = shape_of(shape)
         return np.frombuffer(data, dtype=np.dtype(str(dtype))).reshape(lengths) if size else _no_size(dtype)
     except (ValueError, TypeError) as error:
-        raise Validation(f"the part is no array of {str(dtype)[:40]} and {str(shape)[:40]}: {error}") from None
+        raise Validation(
+            f"the part is no array of {str(dtype)[:40]} and {str(shape)[:40]}: {error}",
+            hint="the bytes of the part must be as many as dtype and shape say",
+        ) from None
 
 
 def _no_size(dtype: object) -> object:

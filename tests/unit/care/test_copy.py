@@ -319,6 +319,7 @@ def test_another_log_is_compared_as_a_whole(
 ) -> None:
     """A source put back from a backup, which has gone on otherwise since: its log has the same numbers."""
     fill(source)
+    store_id = source.store.index.store_id
     source.close()
     shutil.copytree(tmp_path / "source", tmp_path / "backup")
     with kedge.open(tmp_path / "source") as store:
@@ -326,7 +327,7 @@ def test_another_log_is_compared_as_a_whole(
         follow_once(store, target)
     with kedge.open(tmp_path / "backup") as store:
         other = [store.save("e", "since", n) for n in range(3)]
-        assert store.store.index.store_id == source.store.index.store_id
+        assert store.store.index.store_id == store_id
         assert follow_once(store, target).copied == 3
         assert all(target.exists(i) for i in (gone, *other))
         assert follow_once(store, target) == CopyReport()

@@ -140,3 +140,22 @@ def test_a_job_of_damaged_checkpoints_is_not_missing(run: Run) -> None:
     with CheckpointManager() as manager:
         manager.set_status(saved, "corrupted")
     assert "marked as damaged" in run("restore", "train", code=6).stderr
+
+
+def test_wrong_usage_is_one_line(run: Run) -> None:
+    assert "Choose from: read, write, admin\n" in run("token", "create", "x", code=2).stderr
+    Path("p.py").write_text("")
+    both = run("schedule", "add", "q", "n", "p.py:f", "--cron", "* * * * *", "--every", "5", code=2).stderr
+    assert "either --cron or --every" in both
+
+
+def test_what_is_not_there_is_said_to_be(run: Run) -> None:
+    save(run, "one", 1)
+    assert "there is no job zz" in run("stats", "zz", code=4).stderr
+    assert "there is no /proc" not in run("export", "train", "/proc/x", code=7).stderr
+
+
+def test_a_store_is_not_copied_to_itself(run: Run, store: Path) -> None:
+    save(run, "one", 1)
+    for command in ("copy", "sync"):
+        assert "to itself" in run(command, f"./{store.name}", str(store), code=5).stderr

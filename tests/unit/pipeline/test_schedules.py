@@ -150,6 +150,8 @@ def test_paused_changed_backfilled_deleted(store: CheckpointManager, clock: Time
         schedules.resume(store, "q", "n")
     assert len([line for line in serve(store) if "completed" in line]) == 1
     start, end = datetime(2025, 12, 30, tzinfo=UTC), datetime(2026, 1, 3, tzinfo=UTC)
+    with pytest.raises(Validation, match="is not later than the start"):
+        schedules.backfill(store, "q", "n", end, start)
     keys = schedules.backfill(store, "q", "n", start, end)
     assert [key[2:10] for key in keys] == ["20251230", "20251231", "20260101", "20260102"]
     assert len([line for line in serve(store) if "completed" in line]) == 3  # one was run before

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--level", type=LEVELS, default="step", show_default=True, help="The level of the checkpoint.")
 @click.option("--parent", metavar="ID", type=Ref(), help="The checkpoint it was derived from.")
 @click.option("--tag", "tags", metavar="K=V", multiple=True, help="Set a tag; repeatable.")
-@click.option("--metadata", metavar="K=JSON", multiple=True, help="Set metadata; repeatable.")
+@click.option("--metadata", metavar="K=JSON", multiple=True, help="Set metadata; a bare word is text. Repeatable.")
 @click.option("--pin", is_flag=True, help="Protect it from deletion.")
 @click.option(
     "--idempotency-key", metavar="TEXT", help="Saving again with the same key saves nothing and prints the first ID."

@@ -47,7 +47,13 @@ _KEYS = "name, queue, pipeline, cron, every_s, zone, catch_up, jitter_s, retries
     help="Delay each run by a random time up to this.",
 )
 @click.option("--retries", type=int, default=0, show_default=True, help="Retry a failed run this many times.")
-@click.option("--arg", "args", metavar="NAME=JSON", multiple=True, help="Pass an argument to the pipeline; repeatable.")
+@click.option(
+    "--arg",
+    "args",
+    metavar="NAME=JSON",
+    multiple=True,
+    help="Pass an argument to the pipeline; a bare word is text. Repeatable.",
+)
 @click.pass_context
 def add_command(
     ctx: click.Context,
@@ -70,6 +76,8 @@ def add_command(
     from kedge.pipeline.queues import Queue
     from kedge.pipeline.schedules import schedule
 
+    if (cron is None) == (every_s is None):
+        raise click.UsageError("give either --cron or --every")
     with errors_as_python_shows_them(ctx):
         pipeline = load_pipeline(target)
     arguments = parse_json_pairs("--arg", args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kedge.cli.command import Session, store_command
-from kedge.cli.naming import JobName
+from kedge.cli.naming import JobName, require_job
 from kedge.terminal.text import size
 
 _LABELS = {
@@ -24,6 +24,8 @@ _LABELS = {
 def stats_command(session: Session, job: str | None) -> None:
     """Show statistics of the store, or of JOB."""
     with session.open() as manager:
+        if job is not None:
+            require_job(manager, job)
         numbers = dict(manager.stats(job))
         place = manager.place
     facts = [
