@@ -559,11 +559,11 @@ def test_rewriting_leaves_nothing_under_the_old_key(place: Path, store: kedge.Ch
     assert store.list(NAMES[0], tags={"tag-name": "prod-env"})
     assert store.save(NAMES[0], NAMES[1], {"password": "hunter2"}, idempotency_key="retry-key-7") == ids["small"]
     assert store.save_async("j", "s", before["large"]).result()
+    assert (store.encryption or {})["old_data_keys"] == []
     store.close()
     for path, data in bytes_on_disk(place):
         assert b"\xe1" + old.id not in data, path
         assert not any(name in data for name in old_names), path
-    assert (store.encryption or {})["old_data_keys"] == []
 
 
 def test_a_saver_with_the_old_key_writes_with_the_new_one(place: Path, store: kedge.CheckpointManager) -> None:
