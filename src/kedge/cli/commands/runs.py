@@ -203,10 +203,10 @@ def resume_command(session: Session, run: str, only_print: bool, retry_failed: b
     from kedge.pipeline.owner import refuse_owned
 
     with session.open() as manager:
-        found = find_run(manager, run)
-        check_own_program(manager, found)
+        record = find_run(manager, run)
+        check_own_program(manager, record)
         if not only_print:
-            refuse_owned(manager, found.key)
+            refuse_owned(manager, record.key)
         if retry_failed or steps:
             for path in kept.retry_failed(manager, run, steps):
                 click.echo(f"{safe(path)} will run again", err=True)
