@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.requires("chromium"), pytest.mark.xdist_group("page")]
 
 
 @kedge.pipeline
-def nothing(run: object, n: int = 0) -> int:
+def nothing(n: int = 0) -> int:
     return n
 
 
