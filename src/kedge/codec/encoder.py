@@ -304,8 +304,8 @@ def pack_state(state: object, out_of_band_bytes: int, *, is_by_name: bool = Fals
             "the state is too deep for what is left of the Python stack",
             hint="save it from a function that is called less deeply",
         ) from error
-    except RuntimeError as error:  # "dictionary changed size during iteration"
+    except RuntimeError as error:  # "dictionary changed size during iteration", or what a library says of its device
         raise Validation(
-            f"the state changed while it was being saved ({error})",
-            hint="save a copy, or keep other threads from changing it meanwhile",
+            f"the state could not be read: {error}",
+            hint="if another thread changes it meanwhile, save a copy of it",
         ) from error

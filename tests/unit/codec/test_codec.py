@@ -332,7 +332,7 @@ class TestRefusal:
 
         state = {}
         state["a"] = GrowsMore(state)
-        with pytest.raises(Validation, match="changed while it was being saved"):
+        with pytest.raises(Validation, match="could not be read: dictionary changed size"):
             codec.encode(state)
 
 
