@@ -65,6 +65,7 @@ from .signals import Paused
 
 LOOK_EVERY_S = 0.2
 IDLE_S = 1.0
+RECOVER_EVERY = 0.5  # leases: how often runs of dead workers are looked for
 LOOK_AGAIN_S = 30.0  # at a run that waits for somebody
 MAX_TAKEOVERS = 5
 _TURNS = 100  # held entries that are looked at in one search
@@ -110,6 +111,7 @@ class Worker:
         self._found: deque[tuple[str, Entry]] = deque()  # ready, at the last look
         self._found_at = 0.0
         self._collided = False
+        self._is_held_back = False  # by the limits of a queue, at the last look
         self._wake = threading.Event()
         self._stopping = ""
         self.is_stopping_runs = False  # the grace period is over
@@ -128,7 +130,7 @@ class Worker:
                     try:
                         seen = self._store.events(limit=1, newest=True)
                         self._recover(threads)
-                        if self._take(threads) or self._at_work:
+                        if self._take(threads) or not self._is_at_rest():
                             self._wake.wait(LOOK_EVERY_S)
                         elif until_empty and self._is_idle():
                             return
@@ -147,7 +149,7 @@ class Worker:
     def _wait_for_news(self, seen: int) -> None:
         """Until something changes in the store, or is due. So an idle worker asks once a second."""
         due_at = min(delayed.next_at for delayed in self._delayed.values())
-        wait_s = min(IDLE_S, self._lease_s / 2, max(0.01, due_at - time.time()))
+        wait_s = min(IDLE_S, self._lease_s * RECOVER_EVERY, max(0.01, due_at - time.time()))
         self._store.events(seen, limit=1, wait_s=wait_s)
 
     def _let_end(self) -> None:
@@ -176,7 +178,7 @@ class Worker:
 
     def _is_idle(self) -> bool:
         jobs = [job for job in self._jobs if job != queue_job(RECOVERY)]  # those are at work elsewhere
-        if self._at_work or any(self._delayed[job] for job in jobs):
+        if self._at_work or self._is_held_back or any(self._delayed[job] for job in jobs):
             return False
         return not any(
             self._store.list(job, tags={"state": state}, limit=1) for job in jobs for state in (RUNNING, HELD)
@@ -197,7 +199,7 @@ class Worker:
                     self._take_over(threads, job, entry)
             self._recovered_to.pop(job, None)
             self._turns_to[job] = advance_all(self._store, job, self._turns_to.get(job, 0), _TURNS)
-        self._recover_at = time.monotonic() + self._lease_s / 2
+        self._recover_at = time.monotonic() + self._lease_s * RECOVER_EVERY
 
     def _take_over(self, threads: ThreadPoolExecutor, job: str, entry: Entry) -> None:
         with ExitStack() as stack:
@@ -210,12 +212,13 @@ class Worker:
 
     def _take(self, threads: ThreadPoolExecutor) -> int:
         """Begin as much as there are free threads for; answers how much."""
-        count = 0
+        count, self._is_held_back = 0, False
         for job, entry in self._candidates():
             if self._is_full():
                 break
             if not self._is_at_work(entry) and (entry.pipeline in self._pipelines or job in self._schedules):
                 if (admission := self._admit(job)) is None:
+                    self._is_held_back = True
                     continue  # it stays where it is
                 self._begin(threads, job, entry, admission)
                 count += 1
@@ -263,6 +266,12 @@ class Worker:
         with self._lock:
             return entry.id in self._at_work
 
+    def _is_at_rest(self) -> bool:
+        """Whether nothing was at work during the last look: it took all that it may, and left nothing for want of a
+        thread."""
+        with self._lock:
+            return not self._at_work and not self._wake.is_set()
+
     def _is_full(self) -> bool:
         with self._lock:
             return len(self._at_work) >= self._concurrency
@@ -301,7 +310,7 @@ class Worker:
         finally:
             with self._lock:
                 self._at_work.pop(entry.id, None)
-            self._wake.set()
+                self._wake.set()
 
     def _fire(self, entry: Entry) -> None:
         try:

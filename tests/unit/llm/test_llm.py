@@ -361,7 +361,7 @@ import sys, time, kedge
 store, url = sys.argv[1:]
 pause = time.sleep  # sleep: of the product, whose waiting is to be seen
 def say_and_pause(seconds):
-    print("waiting", flush=True)
+    print("waiting", file=sys.stderr, flush=True)  # beside what is said: another thread may wait for a lock
     time.sleep = pause  # sleep: the next ones are as ever
     pause(seconds)
 time.sleep = say_and_pause  # sleep: of the product, too
@@ -375,7 +375,7 @@ with kedge.llm.http_client(store=store) as client:
 
 def asking(store: kedge.CheckpointManager, server: ModelServer) -> "subprocess.Popen[str]":
     words = [sys.executable, "-c", ASK, store.url, server.url]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "asking\n"
     return process
@@ -386,11 +386,10 @@ def test_processes_that_ask_the_same_pay_once(server: ModelServer, store: kedge.
     first = asking(store, server)
     assert server.is_asked.wait(60)  # it is at it, and holds the flight
     second = asking(store, server)
-    assert second.stdout is not None
-    assert second.stdout.readline() == "waiting\n"
+    assert second.stderr is not None
+    assert second.stderr.readline() == "waiting\n"
     server.allow(None)
-    outputs = {each.communicate(timeout=60)[0].removesuffix("waiting\n") for each in (first, second)}  # for a lock
-    assert outputs == {"2 words, such as: from processes\n"}
+    assert {each.communicate(timeout=60)[0] for each in (first, second)} == {"2 words, such as: from processes\n"}
     assert server.calls == {"from processes": 1}
     assert flights(store) == []
 

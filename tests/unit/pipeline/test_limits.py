@@ -93,6 +93,16 @@ def test_the_rate_is_that_of_all_workers(store: CheckpointManager, queue: kedge.
     assert fast.may_begin()  # other queues have their own
 
 
+def test_a_worker_that_works_until_the_queue_is_empty_waits_for_its_limits(
+    store: CheckpointManager, queue: kedge.Queue
+) -> None:
+    watched = Watched()
+    queue.limit(rate_per_s=10)
+    handles = [queue.submit(watched.work, name) for name in "abc"]
+    serve(store, watched.work)
+    assert [handle.result(0) for handle in handles] == ["a", "b", "c"]
+
+
 def test_a_full_queue_refuses(store: CheckpointManager, queue: kedge.Queue) -> None:
     watched = Watched()
     queue.limit(max_queued=2)
@@ -187,7 +197,7 @@ def test_a_turn_that_was_lost_with_a_process_is_given_again(
         patch.setattr("kedge.pipeline.queues.advance", lambda *_: None)
         queue.submit(watched.work, "a1", group="a")
         queue.submit(watched.work, "a2", group="a")
-    serve(store, watched.work, lease_s=0.2)
+    serve(store, watched.work)
     assert watched.begun == ["a1", "a2"]
 
 

@@ -44,14 +44,17 @@ def queue(store: CheckpointManager) -> kedge.Queue:
 
 
 def serve(store: CheckpointManager, *pipelines: Any, **options: Any) -> list[str]:
-    """A worker until nothing is left; what it reports."""
+    """A worker until nothing is left; what it reports. It soon takes over what it has lost, and never loses a lease."""
     said: list[str] = []
     by_name = {pipeline.name: pipeline for pipeline in pipelines}
     backoff = Retry(delay_s=0.01, jitter=0)
     worker = Worker(
-        store, ["q"], by_name, backoff=backoff, report=lambda run, text: said.append(f"{run} {text}"), **options
-    )
-    worker.serve(until_empty=True)
+        store, ["q"], by_name, lease_s=60, backoff=backoff, report=lambda run, text: said.append(f"{run} {text}"),
+        **options,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kedge.pipeline.consumer.RECOVER_EVERY", 0.002)
+        worker.serve(until_empty=True)
     return said
 
 
@@ -180,7 +183,7 @@ def test_a_worker_that_was_suspended_is_refused_and_another_one_ends_the_run(
         return 7
 
     handle = queue.submit(work)
-    said = serve(store, work, lease_s=0.5)
+    said = serve(store, work)
     assert said == ["work was taken over by another worker", "work is completed"]
     assert handle.result(0) == 7
     assert [record.step for record in store.list("work")].count("charge") == 1
@@ -210,7 +213,7 @@ def test_a_worker_that_dies_behind_the_end_of_a_run_leaves_nothing_to_repeat(
         worker.stop("enough")
         thread.join()
     assert [entry.state for entry in queue.entries()] == [RUNNING]
-    serve(store, work, lease_s=0.2)
+    serve(store, work)
     assert (calls, len(queue), handle.result(0)) == ([1], 0, 7)
 
 

@@ -88,7 +88,7 @@ def test_an_outage_is_no_failed_attempt(store: CheckpointManager, queue: kedge.Q
         return "done"
 
     handle = queue.submit(meets_an_outage)
-    serve(store, meets_an_outage, lease_s=0.2)
+    serve(store, meets_an_outage)
     assert handle.result(0) == "done"
 
 
@@ -103,11 +103,35 @@ def test_an_outage_that_does_not_end_stops_after_so_many_takeovers(
         raise StorageError("no such luck", hint="none")
 
     handle = queue.submit(always)
-    serve(store, always, lease_s=0.2, max_takeovers=2)
+    serve(store, always, max_takeovers=2)
     assert len(calls) == 3
     with pytest.raises(StorageError, match="no such luck"):
         handle.result(0)
     assert [entry.note for entry in queue.entries(DEAD)] == ["3 workers died at it"]
+
+
+def test_a_run_that_ends_while_the_worker_looks_does_not_hide_the_next_one(
+    store: CheckpointManager, queue: kedge.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look found all threads busy, and after it nothing is at work."""
+    may_end, take = threading.Event(), Worker._take
+
+    @kedge.pipeline
+    def gated(number: int) -> int:
+        assert may_end.wait(60)
+        return number
+
+    def take_late(worker: Worker, threads: Any) -> int:
+        count = take(worker, threads)
+        if not count and not may_end.is_set():
+            may_end.set()
+            wait_for(lambda: not worker._at_work, "the first one does not end")
+        return count
+
+    monkeypatch.setattr(Worker, "_take", take_late)
+    handles = [queue.submit(gated, number) for number in range(2)]
+    serve(store, gated, concurrency=1)
+    assert [handle.result(0) for handle in handles] == [0, 1]
 
 
 def test_a_pipeline_that_exits_has_failed(store: CheckpointManager, queue: kedge.Queue) -> None:
@@ -124,12 +148,12 @@ def test_runs_at_work_elsewhere_do_not_hide_an_abandoned_one(store: CheckpointMa
     for entry in queue.entries():
         store.tag(entry.id, state=RUNNING)
     others = [store.take_lease(handle.key, "a worker elsewhere", 600) for handle in handles[:2]]
-    worker = Worker(store, ["q"], {"work": work}, lease_s=1, report=lambda run, text: worker.stop("enough"))
+    worker = Worker(store, ["q"], {"work": work}, lease_s=60, report=lambda run, text: worker.stop("enough"))
     worker.serve()
     assert handles[2].result(0) == 2
     for lease in others:
         store.break_lease(lease)
-    serve(store, work, lease_s=0.2)
+    serve(store, work)
     assert [handle.result(0) for handle in handles] == [0, 1, 2]
 
 
